@@ -1,0 +1,59 @@
+# make demo    the main job on shipped traces: `flatout diagnose`, with an HTML report
+# make test    lint, types, tests and docs, as continuous integration runs them
+# make lint    ruff and mypy only          make docs    the docs site, into build/site
+#
+# Each makes its own virtual environment in .venv, and installs into it again only when pyproject.toml changes.
+# Another interpreter: make test PYTHON=/usr/bin/python3.12
+
+.DEFAULT_GOAL := demo
+.PHONY: demo test lint docs clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	$$python -c '$(USABLE)' 2>/dev/null && { echo $$python; break; }; done)
+
+demo: $(VENV)/core.stamp
+	@mkdir -p build
+	@$(BIN)/flatout diagnose examples/traces/straggler.tar.xz --html build/straggler.html --force
+	@echo
+	@echo "The same as a page to send to a colleague: build/straggler.html"
+	@echo "Another one:       $(BIN)/flatout diagnose examples/traces/healthy_fsdp.tar.xz"
+	@echo "What one means:    $(BIN)/flatout explain straggler"
+	@echo "On your own job:   docs/how-to/get-traces.md"
+
+test: lint
+	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(MAKE) --no-print-directory docs
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	@echo "the docs: build/site/index.html"
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/made.stamp:
+	@test -n "$(PYTHON)" || { \
+		echo "error: Flatout needs Python 3.11, 3.12 or 3.13 with the venv module, and none was found"; \
+		echo "hint: name one: make PYTHON=/path/to/python3.12"; exit 2; } >&2
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/core.stamp: $(VENV)/made.stamp pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/core.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/docs.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,docs]'
+	@touch $@

@@ -1,0 +1,210 @@
+"""The parts of the docs that are made from the code when the site is built, so that they cannot drift from it.
+
+A page holds `<!-- generated: NAME -->` on a line of its own; `on_page_markdown`, which MkDocs calls for each page, puts
+the Markdown of `GENERATORS[NAME]` there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import re
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from flatout.catalog import all_gpu_facts
+from flatout.cli import app
+from flatout.diagnose.explain import explanation, listed
+from flatout.records.diagnosis import Blame, Diagnosis, Finding, Job, RankDiagnosis, StepDiagnosis
+from flatout.records.events import Quality
+from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
+
+ROOT = Path(__file__).parent.parent
+MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """MkDocs' hook: the page with its marks replaced. An unknown mark is a KeyError, which stops the build."""
+    return MARK.sub(lambda match: GENERATORS[match[1]](), markdown)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def cli() -> str:
+    """Each verb: usage, description, arguments and options."""
+    group: Any = typer.main.get_command(app)
+    parent = group.make_context("flatout", [], resilient_parsing=True)
+    return "\n\n".join(_verb(name, command, parent) for name, command in group.commands.items())
+
+
+def _verb(name: str, command: Any, parent: Any) -> str:
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True)
+    usage = " ".join(command.collect_usage_pieces(context))
+    rows = []
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None and not getattr(parameter, "hidden", False):
+            rows.append([f"`{record[0].strip()}`", " ".join(record[1].split())])
+    text = inspect.cleandoc(command.help or "").replace("\b\n", "")
+    return f"## flatout {name}\n\n```console\nflatout {name} {usage}\n```\n\n{text}\n\n" + table(
+        ["Argument", "Meaning"], rows
+    )
+
+
+def findings() -> str:
+    """Each finding as `flatout explain` has it: name, code, summary and five texts."""
+    sections = []
+    for name, summary in listed():
+        found = explanation(name)
+        texts = "\n\n".join(f"**{heading}**\n\n{text}" for heading, text in found.sections.items())
+        sections.append(f"## {name}\n\n`{found.code}` {summary}\n\n{texts}")
+    return "\n\n".join(sections)
+
+
+def json() -> str:
+    """The contract `flatout/diagnosis`, from the records that are written."""
+    envelope = table(
+        ["Key", "Type", "Meaning"],
+        [
+            ["`schema`", "string", "`flatout/diagnosis`"],
+            ["`version`", "integer", "1"],
+            ["`tool_version`", "string", "of Flatout"],
+            ["`command`", "array of strings", "the command line; values that look like secrets are masked"],
+        ],
+    )
+    records = (Diagnosis, Job, RankDiagnosis, StepDiagnosis, Blame, Finding, Quality)
+    sections = [f"## The object\n\n{envelope}\n\nand the keys of `Diagnosis`:"]
+    sections += [f"### {record.__name__}\n\n{_summary(record)}{_fields(record)}" for record in records]
+    return "\n\n".join(sections)
+
+
+def _summary(record: type[msgspec.Struct]) -> str:
+    text = inspect.cleandoc(record.__doc__ or "") if "__doc__" in vars(record) else ""
+    return f"{text}\n\n" if text and not text.startswith(record.__name__ + "(") else ""
+
+
+def _fields(record: type[msgspec.Struct]) -> str:
+    meanings = _field_comments(record)
+    rows = [
+        [f"`{field.name}`", _type_name(field.type), meanings.get(field.name, "")]
+        for field in msgspec.structs.fields(record)
+    ]
+    return table(["Key", "Type", "Meaning"], rows)
+
+
+def _field_comments(record: type) -> dict[str, str]:
+    """What the comment behind each field of a record says, or the comment lines above it."""
+    comments: dict[str, str] = {}
+    above: list[str] = []
+    name = ""
+    source = textwrap.dedent(inspect.getsource(record))
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            text = token.string.lstrip("# ")
+            if token.line.lstrip().startswith("#"):
+                above.append(text)
+            elif name:
+                comments[name] = text
+        elif token.type == tokenize.NAME and token.start[1] == 4 and (field := re.match(r"    (\w+):", token.line)):
+            name = field[1]
+            if above:
+                comments[name] = " ".join(above)
+            above = []
+    return comments
+
+
+def _type_name(kind: Any) -> str:
+    """A Python type in the words of JSON."""
+    info = msgspec.inspect.type_info(kind)
+    return _json_type(info)
+
+
+def _json_type(info: msgspec.inspect.Type) -> str:
+    match info:
+        case msgspec.inspect.UnionType(types=types):
+            return " or ".join(_json_type(each) for each in types)
+        case msgspec.inspect.VarTupleType(item_type=item) | msgspec.inspect.ListType(item_type=item):
+            return f"array of {_plural(_json_type(item))}"
+        case msgspec.inspect.DictType(value_type=value):
+            return "object" if isinstance(value, msgspec.inspect.AnyType) else f"object of {_plural(_json_type(value))}"
+        case msgspec.inspect.StructType(cls=cls):
+            return f"[{cls.__name__}](#{cls.__name__.lower()})"
+        case _:
+            return JSON_TYPES[type(info)]
+
+
+def _plural(name: str) -> str:
+    return name if name.startswith("[") else f"{name}s"
+
+
+JSON_TYPES: Mapping[type, str] = {
+    msgspec.inspect.StrType: "string",
+    msgspec.inspect.IntType: "integer",
+    msgspec.inspect.FloatType: "number",
+    msgspec.inspect.BoolType: "boolean",
+    msgspec.inspect.NoneType: "null",
+}
+
+
+def parts() -> str:
+    """Each part and its meaning."""
+    return table(["Part", "Meaning"], [[f"`{name}`", text] for name, text in PART_MEANINGS.items()])
+
+
+def safety() -> str:
+    """Each safety class and its meaning."""
+    return table(["Safety", "Meaning"], [[f"`{name}`", text] for name, text in SAFETY_MEANINGS.items()])
+
+
+def gpus() -> str:
+    """The catalogue, and where its numbers are from."""
+    header = ["GPU", "Memory", "Memory GB/s", *DTYPES, "SMs or CUs", "Links GB/s", "W"]
+    facts = all_gpu_facts()
+    rows = [
+        [
+            gpu.name,
+            f"{gpu.memory_bytes >> 30} GiB",
+            _number(gpu.memory_bytes_per_s, 1e9),
+            *(_number(gpu.peak_flops_per_s.get(dtype), 1e12) for dtype in DTYPES),
+            _number(gpu.num_sms),
+            _number(gpu.link_bytes_per_s, 1e9),
+            _number(gpu.tdp_w),
+        ]
+        for gpu in facts
+    ]
+    sources = [
+        [gpu.name, ", ".join(f"`{name}`" for name in gpu.reported_names), gpu.note, _linked(gpu.source), gpu.date]
+        for gpu in facts
+    ]
+    source_header = ["GPU", "Reported names", "Note", "Source", "Compared"]
+    return f"{table(header, rows)}\n\n## Sources\n\n{table(source_header, sources)}"
+
+
+def _number(value: float | None, unit: float = 1) -> str:
+    return "-" if value is None else f"{value / unit:,.6g}"
+
+
+def _linked(source: str) -> str:
+    title, _, address = source.rpartition(", ")
+    return f"[{title}]({address})"
+
+
+def changelog() -> str:
+    """The repository's CHANGELOG.md."""
+    return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+GENERATORS: Mapping[str, Callable[[], str]] = {
+    generator.__name__: generator for generator in (cli, findings, json, parts, safety, gpus, changelog)
+}

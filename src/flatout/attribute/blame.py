@@ -1,0 +1,260 @@
+"""Exposed waiting, charged to the rank and the part that began it.
+
+For each wait the late rank's time since both ranks were last level is compared with the waiting rank's, part by
+part; what the late rank spent more is in proportion the cause (negative excess is clipped). Ranks are level when a
+collective ends and neither is computing then nor has computed ahead: from then on both do the same work. Comparing
+since the last collective instead would be wrong, because a rank that waits hidden computes ahead meanwhile, and the
+late rank's ordinary work would look like excess. At a step's start lateness from before keeps the cause that it had
+then. Where the late rank's excess is itself waiting, the charge goes on to whom it waited for, and why.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.attribute.split import exposed_ns
+from flatout.records.diagnosis import PART_NAMES, Part
+from flatout.records.job import Arrivals, Match, Pipeline
+from flatout.records.timeline import NUM_PARTS, RankTimeline, Segments
+
+BEFORE_WINDOW = "before_window"
+# Gaps shorter than this lie between kernels and tell nothing.
+MIN_LEVEL_NS = 20_000
+MIN_STAGE_EXCESS = 1.03  # of equal stages the slowest computes up to 3 % longer than the next
+
+Cause = tuple[int, str]  # blamed rank, part
+Charges = dict[Cause, float]  # nanoseconds
+
+_WAITS = (Part.WAIT, Part.BUBBLE)
+
+
+class BlameBook:
+    """Charges each exposed wait of each rank, in the order in which the waits ended."""
+
+    def __init__(
+        self,
+        timelines: Sequence[RankTimeline],
+        segments: Mapping[int, Segments],
+        matches: Sequence[Match],
+        arrival: Mapping[int, Arrivals],
+        pipelines: Sequence[Pipeline] = (),
+    ) -> None:
+        self._timelines = {t.rank: t for t in timelines}
+        self._segments = segments
+        self._matches = matches
+        self._arrival = arrival
+        self._pipelines = pipelines
+        self._kernels = {t.rank: t.communication for t in timelines}
+        self._at_start: dict[int, NDArray[np.int64]] = {}
+        self._at_end: dict[int, NDArray[np.int64]] = {}
+        self._at_until: dict[int, NDArray[np.int64]] = {}
+        self._at_step: dict[int, NDArray[np.int64]] = {}
+        self._step_starts: dict[int, NDArray[np.int64]] = {}
+        self._step_row: dict[int, dict[int, int]] = {}
+        for timeline in timelines:
+            rank, kernels = timeline.rank, timeline.communication
+            steps = np.array([step.start_ns for step in timeline.steps], dtype=np.int64)
+            self._step_starts[rank] = steps
+            self._step_row[rank] = {step.number: row for row, step in enumerate(timeline.steps)}
+            until = arrival[rank].until_ns
+            at = segments[rank].cumulative_ns(np.concatenate([kernels.start_ns, kernels.end_ns, until, steps]))
+            n = kernels.num_kernels
+            self._at_start[rank], self._at_end[rank] = at[:n], at[n : 2 * n]
+            self._at_until[rank], self._at_step[rank] = at[2 * n : 3 * n], at[3 * n :]
+        self._level = {t.rank: self._level_kernels(t.rank) for t in timelines}
+        self._exposed = {t.rank: self._exposed_waits(t.rank) for t in timelines}
+        # Level matches by pair of ranks are found by walking the matches that a rank took part in, by its end.
+        self._history: dict[int, list[tuple[int, int]]] = {t.rank: [] for t in timelines}
+        for index, match in enumerate(matches):
+            for rank, kernel in match.kernels.items():
+                if self._level[rank][kernel] and len(match.kernels) > 1:
+                    self._history[rank].append((int(self._kernels[rank].end_ns[kernel]), index))
+        for entries in self._history.values():
+            entries.sort()
+        self._history_ends = {r: np.array([e for e, _ in h], dtype=np.int64) for r, h in self._history.items()}
+        # rank -> its charged waits by time: (start of wait, charges)
+        self._charged: dict[int, list[tuple[int, Charges]]] = defaultdict(list)
+
+    def charge(self) -> list[tuple[int, int, Cause, float, int]]:
+        """All charges: (waiting rank, time of the wait's start, cause, ns, row of matches)."""
+        waits: list[tuple[int, int, int]] = []
+        for rank, arrival in self._arrival.items():
+            kernels = np.flatnonzero((arrival.late_rank >= 0) & (self._exposed[rank] > 0)).tolist()
+            waits += [(int(arrival.until_ns[kernel]), rank, kernel) for kernel in kernels]
+        waits.sort()
+        result = []
+        for _, rank, kernel in waits:
+            late = int(self._arrival[rank].late_rank[kernel])
+            match = int(self._arrival[rank].match[kernel])
+            slowest = self._slowest_stage(rank, kernel) if self._matches[match].is_pipeline else None
+            if slowest is not None:
+                shares = {(slowest, PART_NAMES[Part.COMPUTE]): 1.0}
+            else:
+                shares = self._causes(rank, late, kernel, self._matches[match].kernels[late])
+            exposed = float(self._exposed[rank][kernel])
+            start = int(self._kernels[rank].start_ns[kernel])
+            charges = {cause: share * exposed for cause, share in shares.items()}
+            self._charged[rank].append((start, charges))
+            result += [(rank, start, cause, ns, match) for cause, ns in charges.items()]
+        return result
+
+    def _slowest_stage(self, rank: int, kernel: int) -> int | None:
+        """The stage of the rank's pipeline that computes longest in the step, where it stands out.
+
+        Stages do different work at a time, so comparing two of them since the step's start says nothing; but a stage
+        with more work sets the pace of all, and makes them wait beyond the bubble.
+        """
+        step = self._step_of(rank, int(self._kernels[rank].start_ns[kernel]))
+        stages = next((p.stages for p in self._pipelines if rank in p.stages), ())
+        if step < 0 or len(stages) < 2 or any(step >= len(self._timelines[s].steps) for s in stages):
+            return None
+        compute = {}
+        for stage in stages:
+            span = self._timelines[stage].steps[step]
+            compute[stage] = int(self._segments[stage].between_ns(span.start_ns, span.end_ns)[Part.COMPUTE])
+        slowest = max(compute, key=lambda s: compute[s])
+        others = [ns for s, ns in compute.items() if s != slowest]
+        stands_out = compute[slowest] > MIN_STAGE_EXCESS * max(others)
+        return slowest if stands_out and slowest != rank else None
+
+    def _level_kernels(self, rank: int) -> NDArray[np.bool_]:
+        """True for each kernel that leaves the rank with nothing computed ahead.
+
+        It was not computing when the collective ended, nor had been for `MIN_LEVEL_NS`, and its next collective was
+        not ready by then: a rank whose next one follows at once has computed ahead while it waited hidden.
+        """
+        kernels, segments = self._kernels[rank], self._segments[rank]
+        if kernels.num_kernels == 0:
+            return np.zeros(0, dtype=np.bool_)
+        before = np.maximum(kernels.end_ns - MIN_LEVEL_NS, kernels.start_ns)
+        computed = self._at_end[rank][:, Part.COMPUTE] - segments.cumulative_part_ns(Part.COMPUTE, before)
+        idle = (computed == 0) & (kernels.end_ns > kernels.start_ns)
+        next_start = np.append(kernels.start_ns[1:], np.iinfo(np.int64).max)
+        return np.asarray(idle & (next_start - MIN_LEVEL_NS > kernels.end_ns))
+
+    def _exposed_waits(self, rank: int) -> NDArray[np.int64]:
+        """Exposed WAIT nanoseconds of each kernel."""
+        kernels, arrival = self._kernels[rank], self._arrival[rank]
+        until = np.where(arrival.is_known, arrival.until_ns, kernels.start_ns)
+        return exposed_ns(self._segments[rank], kernels.start_ns, until, Part.WAIT)
+
+    def _causes(self, waiting: int, late: int, wait_kernel: int, late_kernel: int) -> dict[Cause, float]:
+        """Shares of one wait, summing to 1."""
+        late_start = int(self._kernels[late].start_ns[late_kernel])
+        wait_start = int(self._kernels[waiting].start_ns[wait_kernel])
+        steps = self._step_rows(waiting, late, self._step_of(waiting, wait_start))
+        since = self._level_since(waiting, late, (wait_start, late_start), steps)
+        excess: Charges = defaultdict(float)
+        if since is not None:
+            self._add_excess(excess, waiting, late, since, (wait_kernel, late_kernel))
+        elif steps is not None:
+            from_step = (self._at_step[waiting][steps[0]], self._at_step[late][steps[1]])
+            self._add_excess(excess, waiting, late, from_step, (wait_kernel, late_kernel))
+            self._add_earlier(excess, waiting, late, steps)
+        else:
+            none = np.zeros(NUM_PARTS, dtype=np.int64)
+            self._add_excess(excess, waiting, late, (none, none), (wait_kernel, late_kernel))
+            earlier = self._timelines[late].window_start_ns - self._timelines[waiting].window_start_ns
+            excess[late, BEFORE_WINDOW] += max(0, earlier)
+        # The late rank may once have waited for this one; nobody waits for itself.
+        excess = {cause: ns for cause, ns in excess.items() if cause[0] != waiting}
+        total = sum(excess.values())
+        if total <= 0:
+            return {(late, PART_NAMES[Part.UNATTRIBUTED]): 1.0}
+        return {cause: ns / total for cause, ns in excess.items() if ns > 0}
+
+    def _add_excess(
+        self,
+        excess: Charges,
+        waiting: int,
+        late: int,
+        since: tuple[NDArray[np.int64], NDArray[np.int64]],
+        kernels: tuple[int, int],
+    ) -> None:
+        """Add what the late rank spent more on, from `since` (cumulative parts of both) to its arrival.
+
+        What the waiting rank did until then counts too, hidden beside its wait: the late rank may have done the same
+        work before it arrived, which is no excess.
+        """
+        spent_waiting = self._at_until[waiting][kernels[0]] - since[0]
+        for part in _WAITS:
+            spent_waiting[part] = (self._at_start[waiting][kernels[0]] - since[0])[part]
+        spent_late = self._at_start[late][kernels[1]] - since[1]
+        until = int(self._kernels[late].start_ns[kernels[1]])
+        self._spread(excess, late, spent_late - spent_waiting, int(spent_late.sum()), until)
+
+    def _add_earlier(self, excess: Charges, waiting: int, late: int, rows: tuple[int, int]) -> None:
+        """Lateness at the step's start keeps the cause that it had in the step before."""
+        wait_start = self._timelines[waiting].steps[rows[0]].start_ns
+        late_start = self._timelines[late].steps[rows[1]].start_ns
+        lateness = late_start - wait_start
+        if lateness <= 0:
+            return
+        if min(rows) == 0:
+            excess[late, BEFORE_WINDOW] += lateness
+            return
+        before = (rows[0] - 1, rows[1] - 1)
+        since = self._level_since(waiting, late, (wait_start, late_start), before)
+        if since is None:
+            since = (self._at_step[waiting][before[0]], self._at_step[late][before[1]])
+        spent_late = self._at_step[late][rows[1]] - since[1]
+        more = spent_late - (self._at_step[waiting][rows[0]] - since[0])
+        earlier: Charges = defaultdict(float)
+        self._spread(earlier, late, more, int(spent_late.sum()), late_start)
+        total = sum(earlier.values())
+        if total <= 0:
+            excess[late, BEFORE_WINDOW] += lateness
+            return
+        for cause, ns in earlier.items():
+            excess[cause] += lateness * ns / total
+
+    def _spread(self, excess: Charges, late: int, more: NDArray[np.int64], length_ns: int, until_ns: int) -> None:
+        """Positive excess by part; that of waiting goes to the causes of the late rank's own waits in the span."""
+        for part in np.flatnonzero(more > 0):
+            if part not in _WAITS:
+                excess[late, PART_NAMES[part]] += float(more[part])
+                continue
+            earlier: Charges = defaultdict(float)
+            for start, charges in reversed(self._charged[late]):
+                if start < until_ns - length_ns:
+                    break
+                if start < until_ns:
+                    for cause, ns in charges.items():
+                        earlier[cause] += ns
+            total = sum(earlier.values())
+            if total <= 0:
+                excess[late, PART_NAMES[part]] += float(more[part])
+            for cause, ns in earlier.items():
+                excess[cause] += float(more[part]) * ns / total
+
+    def _level_since(
+        self, waiting: int, late: int, arrivals: tuple[int, int], rows: tuple[int, int] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Cumulative parts of both ranks when both were last level before they arrived, within the step of `rows`.
+
+        The last collective that ended before both arrivals and left both level; None where there is none.
+        """
+        earliest = self._timelines[waiting].steps[rows[0]].start_ns if rows is not None else 0
+        at = int(np.searchsorted(self._history_ends[waiting], arrivals[0], side="right"))
+        for end, index in reversed(self._history[waiting][:at]):
+            if end < earliest:
+                return None
+            kernel = self._matches[index].kernels.get(late)
+            if kernel is not None and self._level[late][kernel] and self._kernels[late].end_ns[kernel] <= arrivals[1]:
+                return self._at_end[waiting][self._matches[index].kernels[waiting]], self._at_end[late][kernel]
+        return None
+
+    def _step_of(self, rank: int, time_ns: int) -> int:
+        """Row of the step of the rank that holds the time, -1 in the lead-in."""
+        return int(np.searchsorted(self._step_starts[rank], time_ns, side="right")) - 1
+
+    def _step_rows(self, waiting: int, late: int, row: int) -> tuple[int, int] | None:
+        """That step's row on both ranks; None in the lead-in, or where the late rank has no step of its number."""
+        if row < 0:
+            return None
+        other = self._step_row[late].get(self._timelines[waiting].steps[row].number)
+        return None if other is None else (row, other)

@@ -1,0 +1,43 @@
+"""Parts of a rank without GPU events: operators are compute, collectives under no operator are communication."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flatout.attribute import names
+from flatout.attribute.host import HostStates, data_loading_events
+from flatout.attribute.intervals import Flags, Times, clip, covers, distinct, union
+from flatout.attribute.segments import merged_segments
+from flatout.attribute.steps import HostSteps
+from flatout.records.diagnosis import Part
+from flatout.records.events import EventTable, Kind
+from flatout.records.timeline import Segments
+
+
+def cpu_parts(table: EventTable, marks: HostSteps, states: HostStates, bounds: tuple[int, int]) -> Segments:
+    """Checkpoint and data loading first, then operators, then collectives, then any other host activity."""
+    low, high = bounds
+    training = states.launching_threads[table.thread]
+    on_host = table.is_kind(Kind.CPU_OP, Kind.USER_ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
+    is_collective = table.name_matches(names.matching(table.names, names.COLLECTIVE_OPERATION))
+    loading = data_loading_events(table) & training
+    # Traces of 2021 record the step marks as operators.
+    is_mark = table.name_matches(names.matching(table.names, names.STEP))
+    operators = (table.kind == Kind.CPU_OP) & training & ~is_collective & ~loading & ~is_mark
+    classes = [
+        (_cut(table, on_host & training, low, high), Part.HOST_LAUNCH),
+        (union(*clip(marks.start_ns, marks.end_ns, low, high)), Part.HOST_LAUNCH),
+        (_cut(table, on_host & is_collective, low, high), Part.COMMUNICATION_UNSPLIT),
+        (_cut(table, operators, low, high), Part.COMPUTE),
+        (_cut(table, loading, low, high), Part.DATA_LOADING),
+        (union(*clip(*states.checkpoint, low, high)), Part.CHECKPOINT),
+    ]
+    points = distinct(np.concatenate([np.asarray([low, high], dtype=np.int64), *(t for c, _ in classes for t in c)]))
+    part = np.full(max(len(points) - 1, 0), Part.UNATTRIBUTED, dtype=np.uint8)
+    for intervals, claimed in classes:
+        part[covers(*intervals, points[:-1])] = claimed
+    return merged_segments(points, part)
+
+
+def _cut(table: EventTable, rows: Flags, low: int, high: int) -> tuple[Times, Times]:
+    return union(*clip(table.start_ns[rows], table.end_ns[rows], low, high))

@@ -1,0 +1,270 @@
+"""Which communication kernels of the ranks are the same collective, and how far the ranks' clocks are apart.
+
+Collectives are matched by process group, then by sequence number where all ranks recorded one, else by the order in
+which they were launched within the recording; kernels launched before it are matched from the back. External ids and
+times play no part: ids differ between ranks, and times need the match to be aligned.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from flatout.records.events import Quality
+from flatout.records.job import Match
+from flatout.records.timeline import BEFORE_RECORDING, CommunicationCall, RankTimeline
+
+# Collectives that no rank can leave before all have arrived: their ends agree, so they show the clocks' offset.
+ENDS_TOGETHER = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
+
+
+def match_kernels(timelines: Sequence[RankTimeline]) -> tuple[list[Match], list[Quality]]:
+    """Match the communication of all ranks; what cannot be matched is left out and told."""
+    if len(timelines) < 2:
+        return _single(timelines), []
+    present = {t.rank for t in timelines}
+    world = _world_size(timelines)
+    queues: dict[tuple[str, str], dict[int, list[tuple[int, CommunicationCall]]]] = defaultdict(dict)
+    for timeline in timelines:
+        for key, calls in _queues_of(timeline).items():
+            queues[key][timeline.rank] = calls
+    matches: list[Match] = []
+    quality: list[Quality] = []
+    for (group, kind), by_rank in queues.items():
+        if kind == "collective":
+            found, notes = _match_group(group, by_rank, present, world, timelines)
+        else:
+            found, notes = _match_pair(group, kind, by_rank, present)
+        matches += found
+        quality += notes
+    return matches, quality
+
+
+def clock_offsets(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -> tuple[dict[int, int], list[Quality]]:
+    """Nanoseconds to add to each rank's times so that common collectives end together.
+
+    The median difference of ends against a neighbour, summed along a spanning tree from the lowest rank. A difference
+    within the spread of those ends is no difference: one host's ranks share a clock.
+    """
+    by_rank = {t.rank: t for t in timelines}
+    ends: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for match in matches:
+        if match.operation not in ENDS_TOGETHER or len(match.kernels) < 2:
+            continue
+        first = min(match.kernels)
+        reference = int(by_rank[first].communication.end_ns[match.kernels[first]])
+        for rank, kernel in match.kernels.items():
+            if rank != first:
+                ends[first, rank].append(int(by_rank[rank].communication.end_ns[kernel]) - reference)
+    edges: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for (first, rank), differences in ends.items():
+        median = float(np.median(differences))
+        spread = float(np.median(np.abs(np.asarray(differences) - median))) * 1.4826
+        shift = 0 if abs(median) <= max(MIN_CLOCK_SHIFT_NS, 3 * spread) else -round(median)
+        edges[first].append((rank, shift))
+        edges[rank].append((first, -shift))
+    offsets: dict[int, int] = {}
+    for root in sorted(by_rank):
+        if root in offsets:
+            continue
+        offsets[root] = 0
+        waiting = [root]
+        while waiting:
+            at = waiting.pop()
+            for rank, shift in edges[at]:
+                if rank not in offsets:
+                    offsets[rank] = offsets[at] + shift
+                    waiting.append(rank)
+    quality = [
+        Quality(
+            rank=rank,
+            problem=f"the clock differs by {offset / 1e3:+.1f} us from that of rank {min(by_rank)}",
+            effect="times were aligned on the common ends of collectives",
+        )
+        for rank, offset in offsets.items()
+        if offset
+    ]
+    return offsets, quality
+
+
+MIN_CLOCK_SHIFT_NS = 100_000  # ends of matched all-reduces on one host agree within 10-42 us
+
+
+def _world_size(timelines: Sequence[RankTimeline]) -> int | None:
+    sizes = [t.meta.world_size for t in timelines if t.meta.world_size]
+    return max(sizes) if sizes else None
+
+
+def _single(timelines: Sequence[RankTimeline]) -> list[Match]:
+    """A lone rank: each kernel stands for itself; only a group of one is complete."""
+    matches = []
+    for timeline in timelines:
+        for call in timeline.communication.calls:
+            alone = call.group_size == 1 or (call.ranks is not None and len(call.ranks) == 1)
+            matches.append(
+                Match(
+                    operation=call.operation,
+                    group=call.group or "unknown",
+                    kernels={timeline.rank: call.kernel},
+                    members=call.ranks,
+                    root=call.root,
+                    num_bytes=call.num_bytes,
+                    is_complete=alone,
+                    is_pipeline=call.operation in ("send", "recv"),
+                )
+            )
+    return matches
+
+
+def _queues_of(timeline: RankTimeline) -> dict[tuple[str, str], list[tuple[int, CommunicationCall]]]:
+    """The rank's calls in launch order, by what they must be matched within.
+
+    Each call has its place: 0, 1, ... for those launched in the recording, -1, -2, ... backward for those before.
+    """
+    kernels = timeline.communication
+    # A kernel without arguments belongs to the group that the other kernels of its stream name.
+    groups_of_stream: dict[int, set[tuple[str, tuple[int, ...] | None]]] = defaultdict(set)
+    for call in kernels.calls:
+        if call.group is not None:
+            groups_of_stream[int(kernels.stream[call.kernel])].add((call.group, call.ranks))
+    pair_streams = {int(kernels.stream[c.kernel]) for c in kernels.calls if c.operation in ("send", "recv")}
+    ordered: dict[tuple[str, str], list[tuple[bool, int, CommunicationCall]]] = defaultdict(list)
+    for call in kernels.calls:
+        group, ranks = call.group, call.ranks
+        candidates = groups_of_stream[int(kernels.stream[call.kernel])]
+        if group is None and len(candidates) == 1:
+            group, ranks = next(iter(candidates))
+        if call.operation in ("send", "recv") and call.peer is not None:
+            source, target = (timeline.rank, call.peer) if call.operation == "send" else (call.peer, timeline.rank)
+            key = (_group_key(group, ranks), f"{source}->{target}")
+        else:
+            key = (_group_key(group, ranks), "collective")
+        if call.operation == "send_recv" and int(kernels.stream[call.kernel]) in pair_streams:
+            continue  # a send or receive whose partner was not recorded
+        launched = int(kernels.launched_ns[call.kernel])
+        before = launched == BEFORE_RECORDING
+        ordered[key].append((not before, int(kernels.start_ns[call.kernel]) if before else launched, call))
+    result = {}
+    for key, calls in ordered.items():
+        calls.sort(key=lambda entry: entry[:2])
+        num_before = sum(not in_recording for in_recording, _, _ in calls)
+        result[key] = [(place - num_before, call) for place, (_, _, call) in enumerate(calls)]
+    return result
+
+
+def _group_key(group: str | None, ranks: tuple[int, ...] | None) -> str:
+    """Group names repeat between disjoint groups of the same kind, so the ranks are part of the key."""
+    if group is None:
+        return "?"
+    return f"{group}:{','.join(map(str, ranks))}" if ranks else group
+
+
+def _match_group(
+    group: str,
+    by_rank: dict[int, list[tuple[int, CommunicationCall]]],
+    present: set[int],
+    world: int | None,
+    timelines: Sequence[RankTimeline],
+) -> tuple[list[Match], list[Quality]]:
+    members = _members(by_rank, world, group)
+    placed = _places(by_rank)
+    quality: list[Quality] = []
+    counts = {rank: sum(place >= 0 for place, _ in calls) for rank, calls in by_rank.items()}
+    if len(set(counts.values())) > 1:
+        quality.append(
+            Quality(
+                problem=f"ranks launched different numbers of collectives in group {group}: {_range(counts)}",
+                effect="those beyond the common ones stay unsplit",
+            )
+        )
+    is_complete = members is not None and set(members) <= present
+    found: list[Match] = []
+    num_disagree = 0
+    for calls in placed.values():
+        operations = {call.operation for call in calls.values()} - {"unknown"}
+        sizes = {call.num_elements for call in calls.values()} - {None}
+        if len(operations) > 1 or (len(sizes) > 1 and operations & {"all_reduce", "all_gather", "reduce_scatter"}):
+            num_disagree += 1
+            continue
+        if operations == {"send_recv"} and members is None and len(by_rank) < 2:
+            continue
+        call = next(iter(calls.values()))
+        found.append(
+            Match(
+                operation=next(iter(operations), "unknown"),
+                group=group,
+                kernels={rank: c.kernel for rank, c in calls.items()},
+                members=members,
+                root=call.root,
+                num_bytes=call.num_bytes,
+                is_complete=is_complete and members is not None and set(members) <= set(calls),
+                is_pipeline=False,
+            )
+        )
+    if num_disagree:
+        quality.append(
+            Quality(
+                problem=f"{num_disagree} collectives of group {group} differ in kind or size between ranks",
+                effect="they stay unsplit",
+            )
+        )
+    return found, quality
+
+
+def _members(
+    by_rank: dict[int, list[tuple[int, CommunicationCall]]], world: int | None, group: str
+) -> tuple[int, ...] | None:
+    """The group's ranks: recorded, else all of the world where the group has its size or nothing else is known."""
+    for calls in by_rank.values():
+        for _, call in calls:
+            if call.ranks and (call.group_size is None or call.group_size == len(call.ranks)):
+                return call.ranks
+    sizes = {call.group_size for calls in by_rank.values() for _, call in calls} - {None}
+    size = max((s for s in sizes if s is not None), default=world)
+    if size is not None and size == len(by_rank):
+        return tuple(sorted(by_rank))
+    if size is not None and world is not None and size == world:
+        return tuple(range(world))
+    return tuple(sorted(by_rank)) if size is None and group == "?" else None
+
+
+def _places(
+    by_rank: dict[int, list[tuple[int, CommunicationCall]]],
+) -> dict[object, dict[int, CommunicationCall]]:
+    """Calls of the ranks side by side: by sequence number where every call has its own, else by place."""
+    sequences = {rank: [call.sequence for _, call in calls] for rank, calls in by_rank.items()}
+    by_sequence = all(None not in s and len(set(s)) == len(s) for s in sequences.values())
+    placed: dict[object, dict[int, CommunicationCall]] = defaultdict(dict)
+    for rank, calls in by_rank.items():
+        for place, call in calls:
+            placed[call.sequence if by_sequence else place][rank] = call
+    return placed
+
+
+def _match_pair(
+    group: str, pair: str, by_rank: dict[int, list[tuple[int, CommunicationCall]]], present: set[int]
+) -> tuple[list[Match], list[Quality]]:
+    source, target = (int(rank) for rank in pair.split("->"))
+    found = []
+    for calls in _places(by_rank).values():
+        call = next(iter(calls.values()))
+        found.append(
+            Match(
+                operation="send_recv",
+                group=group,
+                kernels={rank: c.kernel for rank, c in calls.items()},
+                members=(source, target),
+                root=None,
+                num_bytes=call.num_bytes,
+                is_complete={source, target} <= set(calls),
+                is_pipeline=True,
+                source=source,
+            )
+        )
+    return found, []
+
+
+def _range(counts: dict[int, int]) -> str:
+    return f"{min(counts.values())} to {max(counts.values())}"

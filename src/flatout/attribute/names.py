@@ -1,0 +1,94 @@
+"""What an event's name says: is this kernel communication, this call a synchronisation, this annotation a loader?
+
+Each test runs once a distinct name, never once an event. Names are those of CUDA, ROCm, XPU and of the libraries
+seen in public traces; sources are in `docs/concepts/naming.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+COMMUNICATION_KERNEL = re.compile(
+    r"nccl(Dev)?Kernel|^nccl|^rccl|oneccl|^hccl|multimem_|(one|two)_shot_all_?reduce|cross_device_reduce|nvshmem"
+    r"|deep_ep|internode::|intranode::(dispatch|combine)|msccl|symm_mem|allreduce_fusion|lamport|userbuffers"
+    r"|(?:^|[^a-z])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?:_?kernel|_push|_pull|<|\()",
+    re.IGNORECASE,
+)
+GENERATED_KERNEL = re.compile(r"^triton_|^void at::native")  # inductor names fused kernels after what they fuse
+DATA_LOADING = re.compile(r"DataLoader.*__next__")
+PYTHON_DATA_LOADING = re.compile(r"torch/utils/data/dataloader\.py.*__next__")
+CHECKPOINT = re.compile(
+    r"torch\.save\b|flatout:checkpoint|checkpoint_save|save_checkpoint|dcp\.save|torch/serialization\.py.*\bsave\b"
+    r"|distributed/checkpoint/.*\bsave\b"
+)
+ALLOCATOR = re.compile(
+    r"^(?:cuda|hip)(?:Malloc|Free)(?!Host)(?:Async|Managed|Pitch|3D|FromPoolAsync)?(?:_v\d+)?$"
+    r"|^cuMem(?:Create|Map|Unmap|Release|SetAccess|AddressReserve|AddressFree|Alloc|Free)(?:_v\d+)?$"
+    r"|^hipMem(?:Create|Map|Unmap|Release|SetAccess|AddressReserve|AddressFree)$"
+    r"|^(?:zeMemAllocDevice|zeMemFree|urUSMDeviceAlloc|urUSMFree)$"
+)
+SYNCHRONISING = re.compile(
+    r"^(?:cuda|hip)(?:Stream|Device|Event)Synchronize(?:_ptsz)?$|^cu(?:Stream|Ctx|Event)Synchronize$"
+    r"|^(?:cuda|hip)Memcpy(?:WithStream|2D)?$|^(?:urQueueFinish|zeEventHostSynchronize|zeCommandQueueSynchronize)$"
+)
+COLLECTIVE_ANNOTATION = re.compile(r"^(?:nccl|rccl|gloo|ucc|mpi|xccl|hccl):")
+COLLECTIVE_OPERATION = re.compile(
+    r"^(?:nccl|rccl|gloo|ucc|mpi|xccl|hccl):|^c10d::|^_?c10d_functional::|^record_param_comms$"
+)
+OPTIMIZER = re.compile(r"^Optimizer\.step#")
+FORWARD = re.compile(r"^DistributedDataParallel\.forward$")
+STEP = re.compile(r"^ProfilerStep\s*#\s*(\d+)$")
+COMMAND_BUFFER_FULL = "Command Buffer Full"
+BACKWARD_PREFIX = "autograd::engine::evaluate_function"
+
+MATMUL = re.compile(
+    r"(?<!fb)gemm|nvjet|cutlass.*(?:gemm|conv)|cublas.*(?:gemm|matmul)|xmma|Cijk_|implicit_convolve|winograd|wgrad|dgrad|fprop",
+    re.I,
+)
+TENSOR_CORE = re.compile(
+    r"tensorop|nvjet|xmma_gemm_(?:bf16|f16|e4m3|e5m2|tf32|i8)|tf32|f16|bf16|s1688|s16816|h1688|h16816|s884|h884|i16832|e4m3|e5m2|"
+    r"wgmma|hmma|imma|fp8|_half|fp16|Cijk_",
+    re.I,
+)
+
+
+def matching(names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    """True for each dictionary name in which the pattern is found; shape (len(names),)."""
+    search = pattern.search
+    return np.fromiter((search(name) is not None for name in names), dtype=np.bool_, count=len(names))
+
+
+def communication_kernels(names: Sequence[str]) -> NDArray[np.bool_]:
+    """True for each name that is a kernel of a communication library."""
+    return matching(names, COMMUNICATION_KERNEL) & ~matching(names, GENERATED_KERNEL)
+
+
+_OPERATIONS = (
+    ("all_reduce", re.compile(r"all_?reduce", re.I)),
+    ("reduce_scatter", re.compile(r"reduce_?scatter", re.I)),
+    ("all_gather", re.compile(r"all_?gather", re.I)),
+    ("all_to_all", re.compile(r"all_?to_?all", re.I)),
+    ("broadcast", re.compile(r"broadcast", re.I)),
+    ("barrier", re.compile(r"barrier", re.I)),
+    ("send_recv", re.compile(r"send_?recv", re.I)),
+    ("send", re.compile(r"^_?i?send\b|:send\b", re.I)),
+    ("recv", re.compile(r"^_?i?recv|:recv", re.I)),
+    ("gather", re.compile(r"gather", re.I)),
+    ("scatter", re.compile(r"scatter", re.I)),
+    ("reduce", re.compile(r"cross_device_reduce", re.I)),
+    ("reduce", re.compile(r"reduce", re.I)),
+)
+
+
+def operation(name: str) -> str:
+    """The collective that a kernel, annotation or recorded call names: `all_reduce`, ..., else `unknown`."""
+    if "cross_device_reduce" in name or "one_shot" in name or "two_shot" in name:
+        return "all_reduce"
+    for word, pattern in _OPERATIONS:
+        if pattern.search(name):
+            return word
+    return "unknown"

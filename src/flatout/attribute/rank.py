@@ -1,0 +1,135 @@
+"""One rank's events -> its window, its steps and the part that each moment went to.
+
+Exposed communication stays unsplit here: how much of it was waiting only the other ranks can tell (`split.py`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flatout.attribute.communication import communication_kernels, is_communication
+from flatout.attribute.cpu import cpu_parts
+from flatout.attribute.facts import rank_facts
+from flatout.attribute.host import HostStates, host_states
+from flatout.attribute.intervals import Flags, Times, clip, covers, distinct, gaps, union
+from flatout.attribute.launches import GpuWork, link_launches
+from flatout.attribute.segments import merged_segments
+from flatout.attribute.steps import host_steps, step_spans, window_of
+from flatout.records.diagnosis import Part
+from flatout.records.events import EventTable, Kind, Quality
+from flatout.records.timeline import RankTimeline, Segments
+
+
+def attribute_rank(table: EventTable, rank: int | None = None) -> RankTimeline:
+    """Give every nanosecond of the rank's window to one part; `rank` overrides what the trace says of itself."""
+    work = link_launches(table)
+    marks = host_steps(table)
+    window_start, window_end = window_of(table, marks, work)
+    steps = step_spans(marks, work, window_end)
+    states = host_states(table, work, marks)
+    has_gpu = len(work) > 0
+    is_comm = is_communication(table, work)
+    if has_gpu:
+        lead_in_end = steps[0].start_ns if steps else window_start
+        segments = _gpu_parts(table, work, is_comm, states, (window_start, lead_in_end, window_end))
+    else:
+        segments = cpu_parts(table, marks, states, (window_start, window_end))
+    quality = list(table.quality)
+    quality += _quality(work, has_steps=bool(steps), has_gpu=has_gpu)
+    return RankTimeline(
+        meta=table.meta,
+        rank=rank if rank is not None else (table.meta.rank or 0),
+        has_gpu=has_gpu,
+        first_event_ns=int(table.start_ns[0]) if table.num_events else window_start,
+        window_start_ns=window_start,
+        window_end_ns=window_end,
+        steps=steps,
+        segments=segments,
+        communication=communication_kernels(table, work, is_comm),
+        quality=tuple(quality),
+        facts=rank_facts(table, work, is_comm, states, marks, steps, segments),
+    )
+
+
+def _gpu_parts(
+    table: EventTable, work: GpuWork, is_comm: Flags, states: HostStates, bounds: tuple[int, int, int]
+) -> Segments:
+    """GPU busy first (compute, communication, copies), then the gaps by what the host was doing."""
+    low, lead_in_end, high = bounds
+    start, end = clip(work.start_ns, work.end_ns, low, high)
+    is_kernel = table.kind[work.event] == Kind.KERNEL
+    compute = union(*_take(start, end, is_kernel & ~is_comm))
+    comm = union(*_take(start, end, is_comm))
+    copies = union(*_take(start, end, ~is_kernel & ~is_comm))
+    busy = union(start, end)
+    gap_start, gap_end = gaps(*busy, low, high)
+    ready, drained = _gap_ends(work, states, gap_start, gap_end, high)
+    host = (states.checkpoint, states.data_loading, states.allocator, states.command_buffer_full, states.active)
+    cuts = [compute, comm, copies, (gap_start, gap_end), *host]
+    marks = np.asarray([low, lead_in_end, high], dtype=np.int64)
+    points = np.concatenate([marks, ready, *(times for cut in cuts for times in cut)])
+    points = distinct(points[(points >= low) & (points <= high)])
+    at = points[:-1]
+    gap = np.maximum(np.searchsorted(gap_start, at, side="right") - 1, 0)
+    if len(gap_start):
+        before_ready = at < ready[gap]
+        is_drained = drained[gap]
+    else:
+        before_ready = is_drained = np.zeros(len(at), dtype=np.bool_)
+    # From the last rule to the first, so that an earlier rule overwrites a later one.
+    part = np.full(len(at), Part.UNATTRIBUTED, dtype=np.uint8)
+    part[covers(*states.active, at)] = Part.HOST_LAUNCH
+    part[~before_ready] = Part.LAUNCH_LATENCY
+    part[before_ready & covers(*states.command_buffer_full, at)] = Part.LAUNCH_LATENCY
+    part[is_drained] = Part.HOST_SYNC
+    for intervals, claimed in (
+        (states.allocator, Part.ALLOCATOR),
+        (states.data_loading, Part.DATA_LOADING),
+        (states.checkpoint, Part.CHECKPOINT),
+    ):
+        part[before_ready & covers(*intervals, at)] = claimed
+    part[at < lead_in_end] = Part.UNATTRIBUTED
+    part[covers(*copies, at)] = Part.MEMORY_COPY
+    part[covers(*comm, at)] = Part.COMMUNICATION_UNSPLIT
+    part[covers(*compute, at)] = Part.COMPUTE
+    return merged_segments(points, part)
+
+
+def _gap_ends(
+    work: GpuWork, states: HostStates, gap_start: Times, gap_end: Times, window_end: int
+) -> tuple[Times, Flags]:
+    """For each gap: when the work that ends it had been launched, and whether a synchronising call drained it."""
+    order = np.lexsort((-np.maximum(work.launch_end_ns, 0), work.start_ns))
+    at = np.searchsorted(work.start_ns[order], gap_end, side="left")
+    follows = at < len(order)
+    row = order[np.minimum(at, len(order) - 1)]
+    follows &= (work.start_ns[row] == gap_end) & (gap_end < window_end)
+    ready = np.where(follows, np.clip(work.launch_end_ns[row], gap_start, gap_end), gap_end)
+    num_begun = np.searchsorted(states.sync_start_ns, gap_start, side="left")
+    num_ended = np.searchsorted(states.sync_end_ns, gap_start, side="left")
+    return ready, num_begun > num_ended
+
+
+def _take(start: Times, end: Times, rows: Flags) -> tuple[Times, Times]:
+    return start[rows], end[rows]
+
+
+def _quality(work: GpuWork, *, has_steps: bool, has_gpu: bool) -> list[Quality]:
+    found = []
+    if not has_steps:
+        found.append(
+            Quality(
+                problem="the trace has no ProfilerStep marks",
+                effect="costs are for the whole recording, not for a step; the lead-in cannot be told apart",
+            )
+        )
+    if not has_gpu:
+        found.append(Quality(problem="the trace has no GPU events", effect="parts are those of a job on the CPU"))
+    elif not work.is_linked.any():
+        found.append(
+            Quality(
+                problem="no GPU event has a launching call in the trace",
+                effect="idle time cannot be told apart into host work and launch latency",
+            )
+        )
+    return found

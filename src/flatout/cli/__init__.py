@@ -1,0 +1,115 @@
+"""The command line: one thin file a verb, which parses, calls and reports; `main` turns errors into exit codes.
+
+Importing this package imports no stage and no numpy, so that `flatout --help` is quick: a verb imports what it needs
+inside its function. Typer is told not to load rich for help and errors for the same reason.
+
+    0    done
+    1    only where it was asked for (`--fail-on`), or where a verb says so
+    2    bad input, bad arguments, or an error of ours
+    130  interrupted
+    141  the reader of standard output went away
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from flatout import __version__
+from flatout.errors import FlatoutError, OutputError
+
+# In the order of `flatout --help`. A verb is a function of the same name in a file of the same name.
+VERBS: tuple[str, ...] = ("diagnose", "diff", "explain")
+
+
+class _Verbs(TyperGroup):
+    """Keeps Ctrl-C and a closed pipe from Typer, which would end the first in silence and the second with code 1."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # click moved into typer in 0.26
+        try:
+            return super().invoke(ctx)  # type: ignore[arg-type, unused-ignore]
+        except (BrokenPipeError, KeyboardInterrupt) as error:
+            sys.exit(_report(error))
+
+
+app = typer.Typer(
+    cls=_Verbs,
+    help="Where every nanosecond of a distributed PyTorch training step went, and which rank and cause made the "
+    "others wait.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flatout {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+for _verb in VERBS:
+    app.command(_verb)(getattr(import_module(f"flatout.cli.{_verb}"), _verb))
+
+
+def main() -> int:
+    """Run the command in `sys.argv`; the exit code. A user sees a traceback only with FLATOUT_DEBUG=1."""
+    try:
+        try:
+            app(prog_name="flatout")
+        except SystemExit as stop:
+            sys.stdout.flush()
+            return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place that ends the process
+        return _report(error)
+    return 0
+
+
+def _report(error: BaseException) -> int:
+    """Say on standard error what went wrong; the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        return 130
+    if isinstance(error, OSError) and error.filename is None:
+        # Python flushes standard output once more at its end, and would complain there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 141
+    shown = error if isinstance(error, FlatoutError) else _as_ours(error)
+    print(f"error: {shown}", file=sys.stderr)
+    if shown.hint:
+        print(f"hint: {shown.hint}", file=sys.stderr)
+    return shown.exit_code
+
+
+def _as_ours(error: BaseException) -> FlatoutError:
+    """An error that no stage foresaw, in our words."""
+    import traceback
+
+    if os.environ.get("FLATOUT_DEBUG"):
+        traceback.print_exception(error)
+    if isinstance(error, OSError):
+        return OutputError(f"{error.filename or 'standard output'}: {error.strerror or error}")
+    if isinstance(error, MemoryError):
+        return FlatoutError("this needs more memory than the machine has", hint="give it fewer or shorter traces")
+    detail = traceback.format_exception_only(error)[-1].strip()
+    return FlatoutError(
+        f"internal error, please report it: {detail}",
+        hint="run it again with FLATOUT_DEBUG=1 for the traceback",
+    )

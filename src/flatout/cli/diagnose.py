@@ -1,0 +1,155 @@
+"""`flatout diagnose`: traces of one job -> findings, and reports of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from flatout.loop import Diagnosed
+    from flatout.records.diagnosis import Finding
+
+
+def diagnose(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Traces of one job: files, a folder, or an archive.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report.")] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Write the traces with Flatout's tracks, for ui.perfetto.dev (.json[.gz]).")
+    ] = None,
+    rank: Annotated[
+        list[str] | None, typer.Option(metavar="FILE=N", help="Say that FILE is the trace of rank N.")
+    ] = None,
+    untraced_step: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="The step time without the profiler, if you know it.")
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(metavar="PERCENT|NAME", help="Exit with 1 on a finding of that share of the step, or name."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="What reads the ranks: auto, serial, processes, or ray for a cluster.")
+    ] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+) -> None:
+    """Name what slows a training job down, from its profiler traces.
+
+    Example: flatout diagnose traces/ --html report.html
+    """
+    from flatout.cli.progress import Progress
+    from flatout.loop import diagnose_paths
+    from flatout.report.files import check_new
+
+    for target in (html, perfetto):
+        if target is not None:
+            check_new(target, force=force)
+    limit = _limit(fail_on)
+    with Progress("reading traces") as progress:
+        done = diagnose_paths(
+            paths,
+            engine=engine,
+            given_ranks=_given_ranks(rank or []),
+            untraced_step_s=_positive(untraced_step),
+            progress=progress.show,
+            then=(lambda result: _write_perfetto(perfetto, result, force)) if perfetto is not None else None,
+        )
+    if html is not None:
+        _write_html(html, done, force)
+    if json:
+        from flatout.report.json import diagnosis_json
+
+        sys.stdout.write(diagnosis_json(done.diagnosis, _command()).decode())
+    else:
+        from flatout.report.terminal import style_of
+        from flatout.report.text import diagnosis_text
+
+        print(diagnosis_text(done.diagnosis, style=style_of(sys.stdout), next_command=_next_command(paths, html, done)))
+    for target, what in ((html, "report"), (perfetto, "trace for ui.perfetto.dev")):
+        if target is not None:
+            print(f"wrote the {what}: {target}", file=sys.stderr)
+    if any(_reaches(finding, limit) for finding in done.diagnosis.findings):
+        raise typer.Exit(1)
+
+
+def _command() -> list[str]:
+    return ["flatout", *sys.argv[1:]]
+
+
+def _given_ranks(pairs: list[str]) -> dict[str, int]:
+    from flatout.errors import UsageError
+
+    given = {}
+    for pair in pairs:
+        name, _, number = pair.rpartition("=")
+        if not name or not number.isdigit():
+            raise UsageError(f"`--rank` must be FILE=N with a whole number N, but got {pair}")
+        given[name] = int(number)
+    return given
+
+
+def _positive(value: float | None) -> float | None:
+    from flatout.errors import UsageError
+
+    if value is not None and not 0 < value < float("inf"):
+        raise UsageError(f"`--untraced-step` must be a positive number of seconds, but got {value}")
+    return value
+
+
+def _limit(text: str | None) -> float | str | None:
+    """A share of the step, or the name of a finding."""
+    from flatout.errors import UsageError
+
+    if text is None:
+        return None
+    try:
+        value = float(text.rstrip("% "))
+    except ValueError:
+        from flatout.diagnose.rules import RULES
+
+        known = [rule.NAME for rule in RULES]
+        if text not in known:
+            raise UsageError(
+                f"`--fail-on` must be a percentage or the name of a finding, but got {text}",
+                hint=f"names: {', '.join(known)}",
+            ) from None
+        return text
+    if not 0 <= value <= 100:
+        raise UsageError(f"`--fail-on` must be a percentage from 0 to 100, but got {text}")
+    return value / 100
+
+
+def _reaches(finding: Finding, limit: float | str | None) -> bool:
+    if limit is None:
+        return False
+    return finding.name == limit if isinstance(limit, str) else finding.share_of_step >= limit
+
+
+def _write_html(target: Path, done: Diagnosed, force: bool) -> None:
+    from flatout.diagnose.explain import explanations
+    from flatout.report.files import write_new
+    from flatout.report.html import diagnosis_html
+
+    write_new(target, diagnosis_html(done.diagnosis, _command(), explain=explanations()), force=force)
+
+
+def _write_perfetto(target: Path, done: Diagnosed, force: bool) -> None:
+    from flatout.loop import first_event_ns, perfetto_ranks
+    from flatout.report.perfetto import write_perfetto
+
+    write_perfetto(target, perfetto_ranks(done), origin_ns=first_event_ns(done), force=force)
+
+
+def _next_command(paths: list[Path], html: Path | None, done: Diagnosed) -> str:
+    import shlex
+
+    shown = " ".join(shlex.quote(str(path)) for path in paths)
+    if html is None:
+        return f"flatout diagnose {shown} --html report.html"
+    if done.diagnosis.findings:
+        return f"flatout explain {done.diagnosis.findings[0].name}"
+    return f"flatout diagnose {shown} --perfetto trace.json.gz"

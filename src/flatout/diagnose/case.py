@@ -1,0 +1,195 @@
+"""What the rules look at: the job's seconds a step, sorted into pools that each second leaves only once.
+
+`charged` is what a rank's step went to when each second of its waiting is put under the part that began it; the mean
+over the ranks is the pool of that part. Rules of specific findings come first and claim their seconds, general ones
+get the rest. Lateness by compute, or of unknown cause, has a pool for each late rank. Without steps the whole
+recording stands for one step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.diagnose.recorder import RecorderCost, recorder_cost
+from flatout.records.diagnosis import PART_NAMES, Part
+from flatout.records.job import JobAttribution
+from flatout.records.timeline import NUM_PARTS, RankFacts, RankTimeline
+
+# Lateness by these parts has a finding of its own, which takes it; by any other it is a straggler's.
+PARTS_WITH_FINDING = frozenset(
+    {
+        Part.DATA_LOADING,
+        Part.CHECKPOINT,
+        Part.ALLOCATOR,
+        Part.HOST_SYNC,
+        Part.HOST_LAUNCH,
+        Part.TRANSFER,
+        Part.COMMUNICATION_UNSPLIT,
+        Part.MEMORY_COPY,
+    }
+)
+HOST_PARTS = (Part.HOST_SYNC, Part.HOST_LAUNCH)
+
+
+def has_own_finding(part: str) -> bool:
+    return part in PART_NAMES and Part(PART_NAMES.index(part)) in PARTS_WITH_FINDING
+
+
+class Case:
+    """One job to be judged. All times are seconds a step unless said."""
+
+    def __init__(self, job: JobAttribution, untraced_step_s: float | None = None) -> None:
+        self.job = job
+        self.ranks: tuple[RankTimeline, ...] = job.timelines
+        self.num_steps = max((len(t.steps) for t in self.ranks), default=0)
+        self.untraced_step_s = untraced_step_s
+        self.own = np.array([self._own(t) for t in self.ranks])
+        self.step_s = float(self.own.sum(axis=1).mean()) if len(self.ranks) else 0.0
+        self.blamed = self._blamed()
+        self.charged = self._charged()
+        self._pools: dict[Part, float] = {part: float(self.charged[:, part].mean()) for part in Part}
+        self._lateness = self._late_pools()
+        self.host_traced_s = sum(self._pools[part] for part in HOST_PARTS)
+        self.recorder = self._discount_recorder()
+
+    @property
+    def has_gpu(self) -> bool:
+        return any(t.has_gpu for t in self.ranks)
+
+    @property
+    def row(self) -> dict[int, int]:
+        """Row of each rank in `own` and `charged`."""
+        return {t.rank: row for row, t in enumerate(self.ranks)}
+
+    def facts(self, rank: int) -> RankFacts:
+        found = self.ranks[self.row[rank]].facts
+        assert found is not None
+        return found
+
+    def per_step(self, total: float) -> float:
+        return total / (self.num_steps or 1)
+
+    def available(self, part: Part) -> float:
+        """Unclaimed seconds a step of a part, over the job."""
+        return self._pools[part]
+
+    def claim(self, part: Part, seconds: float) -> float:
+        """Take up to `seconds` out of the part's pool; what was got."""
+        got = min(max(seconds, 0.0), self._pools[part])
+        self._pools[part] -= got
+        return got
+
+    def late_ranks(self) -> list[int]:
+        """Ranks that others wait for because of their compute, or of an unknown cause."""
+        return sorted(self._lateness, key=lambda rank: -self._lateness[rank])
+
+    def lateness(self, rank: int) -> float:
+        """Unclaimed seconds a step that the rank most hit by it waits for this one."""
+        return self._lateness.get(rank, 0.0)
+
+    def claim_lateness(self, rank: int, seconds: float) -> float:
+        got = min(max(seconds, 0.0), self.lateness(rank))
+        self._lateness[rank] = self.lateness(rank) - got
+        return got
+
+    def straggling_causes(self, rank: int) -> dict[str, float]:
+        """Of `lateness_causes` those that no other finding takes."""
+        return {part: s for part, s in self.lateness_causes(rank).items() if self._is_straggling(part)}
+
+    def lateness_causes(self, rank: int) -> dict[str, float]:
+        """Seconds a step by part that others wait for this rank, the mean over the waiting ranks, largest first."""
+        sums: dict[str, float] = defaultdict(float)
+        waiting = {w for (w, late, _), s in self.blamed.items() if late == rank and s > 0}
+        for (_, late, part), seconds in self.blamed.items():
+            if late == rank:
+                sums[part] += seconds / len(waiting)
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def ranks_with_most(self, *parts: Part, share: float = 0.5) -> tuple[int, ...]:
+        """Ranks whose own seconds of the parts are at least `share` of the largest rank's."""
+        spent = self.own[:, list(parts)].sum(axis=1)
+        if not len(spent) or spent.max() <= 0:
+            return ()
+        return tuple(t.rank for t, s in zip(self.ranks, spent, strict=True) if s >= share * spent.max())
+
+    def busiest_rank(self, *parts: Part, among: Sequence[int] | None = None) -> int:
+        """The rank with the most own seconds of the parts, of all or of some ranks."""
+        spent = self.own[:, list(parts)].sum(axis=1)
+        if among is not None:
+            spent = np.where([t.rank in among for t in self.ranks], spent, -1.0)
+        return self.ranks[int(spent.argmax())].rank
+
+    def busy_s(self, rank: int) -> float:
+        """Seconds a step in which the rank's GPU has work that no host can hurry, what is claimed already apart."""
+        parts = [Part.COMPUTE, Part.TRANSFER, Part.COMMUNICATION_UNSPLIT, Part.BUBBLE]
+        return float(self.own[self.row[rank], parts].sum()) + self._pools[Part.MEMORY_COPY]
+
+    def host_pace_s(self, rank: int) -> float:
+        """Seconds a step that the rank's host needs when nothing blocks it, without the recorder."""
+        facts = self.facts(rank)
+        running = self.per_step(max(facts.host_s - facts.host_blocked_s, 0.0))
+        return max(running - self.recorder.host_s, 0.0)
+
+    def claim_lost_lead(self, rank: int, *, blocked_s: float, freed_s: float = 0.0) -> float:
+        """Claim the host-bound idle time that comes from a host which was held up and so lost its lead over the GPU.
+
+        If the host is fast enough without `freed_s` seconds a step of its own work, it would keep its lead, and all of
+        that idle time comes from being held up; else as much as it was held up while the GPU worked (`blocked_s`).
+        """
+        left = sum(self.available(part) for part in HOST_PARTS)
+        keeps_lead = self.host_pace_s(rank) - freed_s < self.busy_s(rank)
+        wanted = left if keeps_lead else min(max(blocked_s, 0.0), left)
+        if left <= 0:
+            return 0.0
+        return sum(self.claim(part, self.available(part) * wanted / left) for part in HOST_PARTS)
+
+    def _own(self, timeline: RankTimeline) -> NDArray[np.float64]:
+        total = self.job.segments[timeline.rank].between_ns(timeline.first_step_ns, timeline.window_end_ns)
+        return total / 1e9 / (len(timeline.steps) or 1)
+
+    def _blamed(self) -> dict[tuple[int, int, str], float]:
+        sums: dict[tuple[int, int, str], float] = defaultdict(float)
+        for piece in self.job.slices:
+            if piece.step is not None or not self.num_steps:
+                sums[piece.waiting_rank, piece.blamed_rank, piece.part] += self.per_step(piece.wait_ns / 1e9)
+        return dict(sums)
+
+    def _charged(self) -> NDArray[np.float64]:
+        charged = self.own.copy()
+        row = self.row
+        for (waiting, _, part), seconds in self.blamed.items():
+            if has_own_finding(part):
+                charged[row[waiting], PART_NAMES.index(part)] += seconds
+                charged[row[waiting], Part.WAIT] -= seconds
+        return charged if len(charged) else np.zeros((1, NUM_PARTS))
+
+    def _is_straggling(self, part: str) -> bool:
+        """True for lateness that no other finding takes.
+
+        Lateness from before the recording comes once, not with each step: it counts only where there is one step.
+        """
+        return not has_own_finding(part) and (part in PART_NAMES or self.num_steps <= 1)
+
+    def _late_pools(self) -> dict[int, float]:
+        by_pair: dict[tuple[int, int], float] = defaultdict(float)
+        for (waiting, late, part), seconds in self.blamed.items():
+            if self._is_straggling(part):
+                by_pair[waiting, late] += seconds
+        pools: dict[int, float] = {}
+        for (_, late), seconds in by_pair.items():
+            pools[late] = max(pools.get(late, 0.0), seconds)
+        return pools
+
+    def _discount_recorder(self) -> RecorderCost:
+        if self.host_traced_s <= 0 or not self.ranks:
+            return RecorderCost(idle_s=0.0, host_s=0.0, source="assumed")
+        facts = self.facts(self.busiest_rank(*HOST_PARTS))
+        cost = recorder_cost(facts, self.num_steps or 1, self.host_traced_s, self.step_s, self.untraced_step_s)
+        keep = 1 - cost.idle_s / self.host_traced_s
+        for part in HOST_PARTS:
+            self._pools[part] *= keep
+        return cost

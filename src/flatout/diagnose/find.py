@@ -1,0 +1,98 @@
+"""JobAttribution -> Diagnosis: runs the rules, specific ones first, and sorts what they find by cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flatout.diagnose.case import Case
+from flatout.diagnose.rules import RULES
+from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, Job, RankDiagnosis, StepDiagnosis
+from flatout.records.events import Quality
+from flatout.records.job import JobAttribution
+from flatout.records.timeline import RankTimeline, Segments
+
+
+def diagnose(
+    job: JobAttribution, *, untraced_step_s: float | None = None, quality: Iterable[Quality] = ()
+) -> Diagnosis:
+    """All findings of a job with its parts, blame and data quality."""
+    case = Case(job, untraced_step_s)
+    findings: list[Finding] = []
+    for rule in RULES:
+        findings += rule.find(case)
+    findings.sort(key=lambda f: (-f.cost_s_per_step, f.code))
+    origin = min((t.window_start_ns for t in job.timelines), default=0)
+    return Diagnosis(
+        job=Job(
+            num_ranks=len(job.timelines),
+            world_size=job.world_size,
+            missing_ranks=job.missing_ranks,
+            device=_device(job),
+            num_steps=case.num_steps,
+            step_s=case.step_s if case.num_steps else None,
+            untraced_step_s=untraced_step_s,
+        ),
+        ranks=tuple(_rank(t, job.segments[t.rank], origin) for t in job.timelines),
+        blame=job.blame,
+        findings=tuple(findings),
+        data_quality=(*quality, *_gathered(job), *job.quality, *_missing(job)),
+    )
+
+
+def _device(job: JobAttribution) -> str | None:
+    names = {t.meta.device_name for t in job.timelines if t.meta.device_name}
+    return ", ".join(sorted(names)) if names else None
+
+
+def _rank(timeline: RankTimeline, segments: Segments, origin_ns: int) -> RankDiagnosis:
+    steps = tuple(
+        StepDiagnosis(
+            step=step.number,
+            start_s=(step.start_ns - origin_ns) / 1e9,
+            window_s=(step.end_ns - step.start_ns) / 1e9,
+            parts_s=_parts(segments, step.start_ns, step.end_ns),
+        )
+        for step in timeline.steps
+    )
+    return RankDiagnosis(
+        rank=timeline.rank,
+        window_s=(timeline.window_end_ns - timeline.window_start_ns) / 1e9,
+        num_steps=len(steps),
+        parts_s=_parts(segments, timeline.window_start_ns, timeline.window_end_ns),
+        lead_in_s=(timeline.first_step_ns - timeline.window_start_ns) / 1e9,
+        steps=steps,
+        step_s=sum(s.window_s for s in steps) / len(steps) if steps else None,
+    )
+
+
+def _parts(segments: Segments, start_ns: int, end_ns: int) -> dict[str, float]:
+    return {name: int(ns) / 1e9 for name, ns in zip(PART_NAMES, segments.between_ns(start_ns, end_ns), strict=True)}
+
+
+def _gathered(job: JobAttribution) -> list[Quality]:
+    """What several ranks say alike is said once."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for timeline in job.timelines:
+        for note in timeline.quality:
+            ranks.setdefault((note.problem, note.effect), []).append(timeline.rank)
+    num_ranks = len(job.timelines)
+    result = []
+    for (problem, effect), found in ranks.items():
+        if len(found) == 1:
+            result.append(Quality(rank=found[0] if num_ranks > 1 else None, problem=problem, effect=effect))
+        else:
+            where = "all ranks" if len(found) == num_ranks else f"{len(found)} ranks"
+            result.append(Quality(problem=f"{problem} ({where})", effect=effect))
+    return result
+
+
+def _missing(job: JobAttribution) -> list[Quality]:
+    if not job.missing_ranks:
+        return []
+    shown = ", ".join(map(str, job.missing_ranks[:8])) + (", ..." if len(job.missing_ranks) > 8 else "")
+    return [
+        Quality(
+            problem=f"{len(job.missing_ranks)} of {job.world_size} ranks have no trace here: {shown}",
+            effect="waiting and transfer in collectives with them cannot be told apart (communication_unsplit)",
+        )
+    ]

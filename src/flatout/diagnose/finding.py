@@ -1,0 +1,57 @@
+"""Makes findings, so that all rules word and threshold them alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.diagnose.case import Case
+from flatout.records.diagnosis import Finding
+
+MIN_SHARE_OF_STEP = 0.02  # below this share of the step a cause is no finding
+
+
+def is_worth_telling(case: Case, cost_s: float) -> bool:
+    return case.step_s > 0 and cost_s / case.step_s >= MIN_SHARE_OF_STEP
+
+
+def finding(
+    case: Case,
+    *,
+    code: str,
+    name: str,
+    title: str,
+    ranks: tuple[int, ...],
+    cost_s: float,
+    evidence: dict[str, Any],
+    changes: tuple[str, ...],
+    safety: str,
+    confidence: str = "high",
+) -> list[Finding]:
+    """The finding as a list of one, or an empty list where its cost is below the threshold."""
+    if not is_worth_telling(case, cost_s):
+        return []
+    return [
+        Finding(
+            code=code,
+            name=name,
+            title=title,
+            ranks=ranks,
+            cost_s_per_step=cost_s,
+            share_of_step=cost_s / case.step_s,
+            evidence=evidence,
+            changes=changes,
+            safety=safety,
+            confidence=confidence,
+        )
+    ]
+
+
+def rank_words(ranks: tuple[int, ...], num_ranks: int) -> str:
+    """`rank 2`, `ranks 0 and 3`, `all 4 ranks`, `120 of 1,000 ranks`."""
+    if len(ranks) == num_ranks and num_ranks > 1:
+        return f"all {num_ranks} ranks"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) <= 4:
+        return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    return f"{len(ranks):,} of {num_ranks:,} ranks"

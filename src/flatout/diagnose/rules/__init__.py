@@ -1,0 +1,43 @@
+"""One file a finding. Specific rules stand before the general ones that they take seconds from.
+
+A rule is a module with `CODE`, `NAME`, `find(case) -> list[Finding]` and a docstring of five headings: What it means,
+Why it costs, Evidence, Change to try, When this is wrong. `flatout explain` and the docs are made from the docstring.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from flatout.diagnose.rules import (
+    allocator_churn,
+    checkpoint_stall,
+    data_loading,
+    exposed_all_gather,
+    exposed_communication,
+    host_bound,
+    host_sync,
+    memory_copy,
+    no_tensor_cores,
+    pipeline_bubble,
+    redundant_gradient_sync,
+    small_kernels,
+    straggler,
+    unbalanced_data,
+)
+
+RULES: tuple[ModuleType, ...] = (
+    checkpoint_stall,
+    data_loading,
+    memory_copy,
+    redundant_gradient_sync,
+    exposed_all_gather,
+    exposed_communication,
+    pipeline_bubble,
+    unbalanced_data,
+    no_tensor_cores,
+    allocator_churn,
+    host_sync,
+    small_kernels,
+    host_bound,
+    straggler,
+)

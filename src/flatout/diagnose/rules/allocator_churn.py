@@ -1,0 +1,69 @@
+"""Device memory is allocated and freed in every step.
+
+What it means
+    The steady loop calls `cudaMalloc` and `cudaFree` (or their kin). PyTorch's caching allocator should need them
+    only in the first steps.
+
+Why it costs
+    Freeing device memory waits for the GPU to finish, and the calls themselves take milliseconds. The host loses its
+    lead, and the GPU runs dry again and again until the host is ahead.
+
+Evidence
+    Calls and host time a step, the idle time inside them, and the lost lead: the host-bound idle time that would be
+    hidden without the calls, if the host is else fast enough.
+
+Change to try
+    Remove `torch.cuda.empty_cache()` from the loop; `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` where memory
+    is fragmented; less peak memory where the allocator frees to make room.
+
+When this is wrong
+    A recording of the first steps shows the allocator filling its pool, which ends by itself.
+"""
+
+from __future__ import annotations
+
+from flatout.diagnose.case import HOST_PARTS, Case
+from flatout.diagnose.finding import finding, rank_words
+from flatout.records.diagnosis import Finding, Part
+from flatout.units import percent, seconds
+
+CODE = "F12"
+NAME = "allocator-churn"
+
+
+def find(case: Case) -> list[Finding]:
+    if case.available(Part.ALLOCATOR) <= 0:
+        return []
+    ranks = case.ranks_with_most(Part.ALLOCATOR, share=0.3)
+    rank = case.busiest_rank(Part.ALLOCATOR, *HOST_PARTS, among=ranks)
+    calls = case.facts(rank).allocator_calls
+    calls_s = case.per_step(sum(c.host_s for c in calls.values()))
+    idle = case.claim(Part.ALLOCATOR, case.available(Part.ALLOCATOR))
+    own_idle = float(case.own[case.row[rank], Part.ALLOCATOR])
+    lost_lead = case.claim_lost_lead(rank, blocked_s=calls_s - own_idle, freed_s=calls_s)
+    cost = idle + lost_lead
+    num_calls = case.per_step(sum(c.count for c in calls.values()))
+    return finding(
+        case,
+        code=CODE,
+        name=NAME,
+        title=(
+            f"device memory is allocated and freed in every step on {rank_words(ranks, len(case.ranks))}:"
+            f" {num_calls:.0f} calls cost {seconds(cost)}, {percent(cost / case.step_s)} of the step"
+        ),
+        ranks=ranks,
+        cost_s=cost,
+        evidence={
+            "calls_per_step": {name: case.per_step(c.count) for name, c in sorted(calls.items())},
+            "call_s": calls_s,
+            "idle_in_calls_s": idle,
+            "lost_lead_s": lost_lead,
+            "recorder_cost_s": case.recorder.idle_s,
+        },
+        changes=(
+            "remove torch.cuda.empty_cache() from the training loop",
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        ),
+        safety="exact",
+        confidence="medium" if lost_lead > idle else "high",
+    )

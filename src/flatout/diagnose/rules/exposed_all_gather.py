@@ -1,0 +1,96 @@
+"""Sharded parameters are gathered in the open: compute waits for the weights (FSDP).
+
+What it means
+    An all-gather of parameters is being transferred while no kernel computes.
+
+Why it costs
+    FSDP gathers each layer's weights before its forward and again before its backward. Prefetching hides a gather
+    behind the compute of the layer before; where there is too little compute, or no prefetch, the GPU waits.
+
+Evidence
+    Exposed and total seconds a step of parameter all-gathers, their number and bytes. Its cost is what can be saved:
+    the backward gathers, which `reshard_after_forward=False` leaves out, and of the rest what compute could hide.
+
+Change to try
+    `reshard_after_forward=False` where memory allows; prefetch (`set_modules_to_forward_prefetch`,
+    `set_modules_to_backward_prefetch`); larger or smaller wrapping units; sharding within a node only (HSDP).
+
+When this is wrong
+    All-gathers of activations (tensor or sequence parallelism) cannot be prefetched. The first gather of a step has
+    nothing to hide behind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flatout.diagnose.case import Case
+from flatout.diagnose.finding import finding
+from flatout.records.diagnosis import Finding, Part
+from flatout.records.timeline import RankTimeline
+from flatout.units import percent, seconds
+
+CODE = "F09"
+NAME = "exposed-all-gather"
+
+
+def find(case: Case) -> list[Finding]:
+    exposed, total, saved, counts, sizes = [], [], [], [], []
+    for row, timeline in enumerate(case.ranks):
+        rows = _gathers(timeline)
+        if not rows or not _is_sharded(timeline):
+            return []
+        kernels = timeline.communication
+        part = case.job.exposed_transfer_ns[timeline.rank] + case.job.exposed_unsplit_ns[timeline.rank]
+        until = case.job.arrivals[timeline.rank].until_ns
+        mine = case.per_step(float(part[rows].sum()) / 1e9)
+        exposed.append(mine)
+        total.append(case.per_step(float((kernels.end_ns[rows] - until[rows]).sum()) / 1e9))
+        hidden_already = max(total[-1] - mine, 0.0)
+        # Half of the gathers are those before backward; of the other half compute can hide what it does not yet.
+        spare_compute = max(float(case.own[row, Part.COMPUTE]) - hidden_already, 0.0)
+        saved.append(mine / 2 + min(mine / 2, spare_compute))
+        counts.append(len(rows))
+        sizes.append(sum(c.num_bytes or 0 for c in timeline.communication.calls if c.kernel in set(rows)))
+    if not exposed:
+        return []
+    wanted = float(np.mean(saved))
+    cost = case.claim(Part.TRANSFER, wanted)
+    cost += case.claim(Part.COMMUNICATION_UNSPLIT, wanted - cost)
+    return finding(
+        case,
+        code=CODE,
+        name=NAME,
+        title=(
+            f"compute waits for sharded weights: {seconds(float(np.mean(exposed)))} a step of all-gathers are exposed,"
+            f" about {seconds(cost)} ({percent(cost / case.step_s)}) can be saved"
+        ),
+        ranks=tuple(t.rank for t in case.ranks),
+        cost_s=cost,
+        evidence={
+            "exposed_all_gather_s": float(np.mean(exposed)),
+            "all_gather_transfer_s": float(np.mean(total)),
+            "num_all_gathers_per_step": case.per_step(float(np.mean(counts))),
+            "gathered_bytes_per_step": case.per_step(float(np.mean(sizes))) or None,
+        },
+        changes=(
+            "fully_shard(..., reshard_after_forward=False) where memory allows",
+            "prefetch: set_modules_to_forward_prefetch, set_modules_to_backward_prefetch",
+            "shard within a node only (HSDP)",
+        ),
+        safety="exact",
+        confidence="medium",
+    )
+
+
+def _gathers(timeline: RankTimeline) -> list[int]:
+    return [
+        call.kernel
+        for call in timeline.communication.calls
+        if call.operation == "all_gather" and timeline.communication.start_ns[call.kernel] >= timeline.first_step_ns
+    ]
+
+
+def _is_sharded(timeline: RankTimeline) -> bool:
+    """Gradients are reduce-scattered: the mark of sharded training, which tensor parallelism in inference lacks."""
+    return any(call.operation == "reduce_scatter" for call in timeline.communication.calls)

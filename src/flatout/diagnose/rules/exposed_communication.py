@@ -1,0 +1,133 @@
+"""Transfer over the network or the links between GPUs is not hidden behind compute.
+
+What it means
+    Only communication kernels run, and every rank that is needed has arrived: data is really being moved.
+
+Why it costs
+    The GPU's compute units stand still meanwhile. Either the transfer is too slow for the amount of data (slow
+    transport, small messages) or it begins too late to overlap.
+
+Evidence
+    Exposed and total transfer a step, by operation; bytes; and the bus bandwidth that large collectives reached
+    (nccl-tests' definition). Compare it with what the link should give: tens of GB/s for a good network, hundreds
+    for NVLink; a few GB/s means sockets.
+
+Change to try
+    First see that the transport is the intended one (`NCCL_DEBUG=INFO`); then the settings of that transport, larger
+    gradient buckets, overlap; then fewer bytes (bf16 gradients, `rounding`).
+
+When this is wrong
+    Where other ranks' traces are missing, waiting and transfer cannot be told apart and the finding is inconclusive:
+    a late rank may be the cause. Transfer beside another rank's compute on the same link is slower than alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+
+from flatout.diagnose.case import Case
+from flatout.diagnose.finding import finding
+from flatout.records.diagnosis import Finding, Part
+from flatout.units import percent, seconds
+
+CODE = "F02"
+NAME = "exposed-communication"
+# Bus bandwidth over algorithm bandwidth, by ranks n (nccl-tests, doc/PERFORMANCE.md).
+BUS_FACTOR: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+}
+MIN_BANDWIDTH_BYTES = 2**20  # smaller messages show latency, not bandwidth
+
+
+def find(case: Case) -> list[Finding]:
+    unsplit = case.claim(Part.COMMUNICATION_UNSPLIT, case.available(Part.COMMUNICATION_UNSPLIT))
+    transfer = case.claim(Part.TRANSFER, case.available(Part.TRANSFER))
+    cost = transfer + unsplit
+    if cost <= 0:
+        return []
+    is_known = unsplit < 0.5 * cost
+    total = _total_transfer(case)
+    bandwidth = bus_bandwidth(case)
+    title = f"{seconds(cost)} of communication a step ({percent(cost / case.step_s)}) is not hidden behind compute"
+    if is_known and bandwidth is not None:
+        title += f"; large collectives reach {bandwidth / 1e9:.3g} GB/s"
+    if not is_known:
+        title += "; without the other ranks' traces it may be waiting or transfer"
+    evidence = {
+        "exposed_transfer_s": float(case.own[:, Part.TRANSFER].mean()),
+        "exposed_unsplit_s": float(case.own[:, Part.COMMUNICATION_UNSPLIT].mean()),
+        "total_transfer_s": total,
+        "hidden_share": 1 - min(float(case.own[:, Part.TRANSFER].mean()) / total, 1) if total and is_known else None,
+        "exposed_by_operation_s": _by_operation(case),
+        "bus_bandwidth_bytes_per_s": bandwidth,
+        "backend": next((t.meta.backend for t in case.ranks if t.meta.backend), None),
+    }
+    return finding(
+        case,
+        code=CODE,
+        name=NAME,
+        title=title,
+        ranks=tuple(t.rank for t in case.ranks),
+        cost_s=cost,
+        evidence=evidence,
+        changes=(
+            "see which transport is used: NCCL_DEBUG=INFO (sockets where NVLink or InfiniBand was meant?)",
+            "the transport's own settings, e.g. NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD, NCCL_MIN_NCHANNELS",
+            "larger gradient buckets: DistributedDataParallel(bucket_cap_mb=...)",
+            "fewer bytes: a bf16 compression hook (rounding)",
+        ),
+        safety="exact",
+        confidence="high" if is_known else "inconclusive",
+    )
+
+
+def bus_bandwidth(case: Case) -> float | None:
+    """Median bus bandwidth of the collectives that carry the most bytes, in bytes/s; None where none is known."""
+    rates = []
+    for match in case.job.matches:
+        factor = BUS_FACTOR.get(match.operation)
+        if factor is None or not match.is_complete or (match.num_bytes or 0) < MIN_BANDWIDTH_BYTES:
+            continue
+        transfer = []
+        for rank, kernel in match.kernels.items():
+            timeline = case.ranks[case.row[rank]]
+            transfer.append(int(timeline.communication.end_ns[kernel]) - int(case.job.arrivals[rank].until_ns[kernel]))
+        length = float(np.median(transfer))
+        if length > 0 and match.num_bytes:
+            rates.append((match.num_bytes, match.num_bytes / (length / 1e9) * factor(len(match.kernels))))
+    if not rates:
+        return None
+    largest = max(size for size, _ in rates)
+    return float(np.median([rate for size, rate in rates if size >= largest / 4]))
+
+
+def _total_transfer(case: Case) -> float:
+    """Mean over ranks of the seconds a step in which any kernel transfers, hidden or not."""
+    sums = []
+    for timeline in case.ranks:
+        arrival = case.job.arrivals[timeline.rank]
+        rows = arrival.is_known & (timeline.communication.start_ns >= timeline.first_step_ns)
+        sums.append(float((timeline.communication.end_ns - arrival.until_ns)[rows].sum()) / 1e9)
+    return case.per_step(float(np.mean(sums))) if sums else 0.0
+
+
+def _by_operation(case: Case) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for timeline in case.ranks:
+        exposed = case.job.exposed_transfer_ns[timeline.rank] + case.job.exposed_unsplit_ns[timeline.rank]
+        operations = {call.kernel: call.operation for call in timeline.communication.calls}
+        for kernel in np.flatnonzero(timeline.communication.start_ns >= timeline.first_step_ns):
+            sums[operations[int(kernel)]] += float(exposed[kernel]) / 1e9 / len(case.ranks)
+    # Collectives without an event of their own kind (functional ones on the CPU) have no operation.
+    exposed = case.own[:, [Part.TRANSFER, Part.COMMUNICATION_UNSPLIT]].sum() / max(len(case.ranks), 1)
+    by_operation = {name: case.per_step(s) for name, s in sums.items()}
+    by_operation["other"] = float(exposed) - sum(by_operation.values())
+    return {name: s for name, s in sorted(by_operation.items(), key=lambda item: -item[1]) if s > 1e-9}

@@ -1,0 +1,89 @@
+"""The host cannot launch work as fast as the GPU does it.
+
+What it means
+    The GPU is idle while the launching threads run Python and launch operators.
+
+Why it costs
+    Each operator takes the host 5 to 50 us however small its kernel is. With small batches or models, many small
+    operators, or a slow or disturbed CPU, the GPU waits for its next instruction.
+
+Evidence
+    Idle seconds a step as traced, what the recorder itself is likely to have added to them (it slows the host), host
+    events and launches a step, and on which ranks.
+
+Change to try
+    Bind each process to cores near its GPU, and leave it enough of them; fused optimizers; CUDA graphs or
+    `torch.compile`, which launch many kernels at once (rounding); a larger batch (semantic).
+
+When this is wrong
+    The recorder makes hosts look slower: compare with an untraced step time. A rank whose host alone is late may share
+    its cores with another process.
+"""
+
+from __future__ import annotations
+
+from flatout.diagnose.case import HOST_PARTS, Case
+from flatout.diagnose.finding import finding, rank_words
+from flatout.records.diagnosis import PART_NAMES, Finding, Part
+from flatout.units import percent, seconds
+
+CODE = "F05"
+NAME = "host-bound"
+MIN_SYNCS_TOLD = 5
+
+
+def find(case: Case) -> list[Finding]:
+    cost = sum(case.claim(part, case.available(part)) for part in HOST_PARTS)
+    if cost <= 0:
+        return []
+    ranks = case.ranks_with_most(*HOST_PARTS)
+    slowest = case.busiest_rank(*HOST_PARTS)
+    facts = case.facts(slowest)
+    names = {PART_NAMES[part] for part in HOST_PARTS}
+    waited: dict[str, float] = {}
+    for (rank, late, part), wait_s in sorted(case.blamed.items()):
+        if late == slowest and part in names:
+            waited[str(rank)] = waited.get(str(rank), 0.0) + wait_s
+    traced = float(case.own[case.row[slowest], list(HOST_PARTS)].sum())
+    what = "the GPU waits for the host" if case.has_gpu else "no operator runs while the host is in Python"
+    title = f"{what} on {rank_words(ranks, len(case.ranks))}: {seconds(traced)} a step as traced"
+    if case.recorder.idle_s > 0:
+        title += f", about {seconds(cost)} ({percent(cost / case.step_s)}) without the recorder"
+    if waited:
+        longest = max(waited.values())
+        if longest >= 0.02 * case.step_s:
+            title += f"; the others wait up to {seconds(longest)} for rank {slowest}"
+    num_syncs = case.per_step(sum(c.count for c in facts.sync_calls.values()))
+    if num_syncs >= MIN_SYNCS_TOLD:
+        title += f"; {num_syncs:.0f} synchronising calls a step"
+    return finding(
+        case,
+        code=CODE,
+        name=NAME,
+        title=title,
+        ranks=ranks,
+        cost_s=cost,
+        evidence={
+            "traced_idle_s": {
+                str(t.rank): float(case.own[row, list(HOST_PARTS)].sum()) for row, t in enumerate(case.ranks)
+            }
+            if len(case.ranks) <= 16
+            else traced,
+            "slowest_rank": slowest,
+            "others_wait_s": waited if len(waited) <= 16 else max(waited.values()),
+            "recorder_cost_s": case.recorder.idle_s,
+            "recorder_cost_source": case.recorder.source,
+            "host_events_per_step": case.per_step(facts.num_host_events),
+            "launches_per_step": case.per_step(facts.num_launches),
+            "sync_calls_per_step": num_syncs,
+            "gpu_compute_s": float(case.own[case.row[slowest], Part.COMPUTE]),
+        },
+        changes=(
+            "bind each process to cores near its GPU, and leave it enough of them",
+            "fused or foreach optimizer, fewer Python calls in the loop",
+            "CUDA graphs or torch.compile (rounding)",
+            "a larger batch (semantic)",
+        ),
+        safety="exact",
+        confidence="high" if case.recorder.source == "measured" else "medium",
+    )

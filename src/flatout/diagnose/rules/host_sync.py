@@ -1,0 +1,74 @@
+"""The host stops to wait for the GPU, and then the GPU waits for the host.
+
+What it means
+    A synchronising call (`.item()`, a copy to the host, `torch.cuda.synchronize()`) drained the GPU's queue; until
+    the host has launched again, the GPU is idle.
+
+Why it costs
+    The time inside the call is not the cost: the GPU works then. The cost is the lead that the host had and lost. A
+    host that is fast enough would be ahead all the time without the calls.
+
+Evidence
+    Calls a step by the operator that makes them, host time inside them, idle time after they drained the queue, and
+    the host-bound idle time that would be hidden without them, if the host is else fast enough.
+
+Change to try
+    Fetch the loss every N steps, or keep it on the device; replace `.item()` on gradients by tensor arithmetic;
+    `non_blocking=True` with pinned memory.
+
+When this is wrong
+    If the host is slower than the GPU anyway, removing the calls gains little: that is `host-bound`, and only the idle
+    time right after the calls is counted here.
+"""
+
+from __future__ import annotations
+
+from flatout.diagnose.case import HOST_PARTS, Case
+from flatout.diagnose.finding import finding, rank_words
+from flatout.records.diagnosis import Finding, Part
+from flatout.units import percent, seconds
+
+CODE = "F06"
+NAME = "host-sync"
+MIN_CALLS = 2  # a step: one, at its end, costs a lead once
+
+
+def find(case: Case) -> list[Finding]:
+    if case.available(Part.HOST_SYNC) <= 0:
+        return []
+    ranks = case.ranks_with_most(Part.HOST_SYNC)
+    rank = case.busiest_rank(*HOST_PARTS, among=ranks)
+    calls = case.facts(rank).sync_calls
+    num_calls = case.per_step(sum(c.count for c in calls.values()))
+    idle = case.claim(Part.HOST_SYNC, case.available(Part.HOST_SYNC))
+    calls_s = case.per_step(sum(c.host_s for c in calls.values()))
+    lost_lead = case.claim_lost_lead(rank, blocked_s=calls_s) if num_calls >= MIN_CALLS else 0.0
+    cost = idle + lost_lead
+    most = sorted(calls.items(), key=lambda item: -item[1].count)[:4]
+    return finding(
+        case,
+        code=CODE,
+        name=NAME,
+        title=(
+            f"{num_calls:.0f} synchronising calls a step on {rank_words(ranks, len(case.ranks))}"
+            f" ({', '.join(name for name, _ in most[:2])}) let the GPU run dry: {seconds(cost)},"
+            f" {percent(cost / case.step_s)} of the step"
+        ),
+        ranks=ranks,
+        cost_s=cost,
+        evidence={
+            "calls_per_step": {name: case.per_step(c.count) for name, c in most},
+            "call_s": calls_s,
+            "idle_after_calls_s": float(case.own[:, Part.HOST_SYNC].max()),
+            "lost_lead_s": lost_lead,
+            "recorder_cost_s": case.recorder.idle_s,
+            "recorder_cost_source": case.recorder.source,
+        },
+        changes=(
+            "fetch the loss every N steps instead of every step",
+            "keep values on the device: tensor arithmetic instead of .item()",
+            "pinned memory and non_blocking=True for copies",
+        ),
+        safety="exact",
+        confidence="medium",
+    )

@@ -1,0 +1,94 @@
+"""Matrix products run on the ordinary cores, at a fraction of the GPU's rate.
+
+What it means
+    The kernels of matrix products and convolutions have no tensor-core instructions: fp32 with TF32 switched off.
+
+Why it costs
+    Tensor cores compute TF32 several times, and bf16 or fp16 up to fifteen times, as fast as fp32 runs on the
+    ordinary cores.
+
+Evidence
+    Seconds a step in such kernels, their names, and the vendor's peak rates of this GPU. The cost assumes half of the
+    peaks' ratio, at most eightfold.
+
+Change to try
+    `torch.set_float32_matmul_precision("high")` (TF32), or `torch.autocast` with bf16 or fp16.
+
+When this is wrong
+    Where full fp32 is needed for the numbers. GPUs without tensor cores, and AMD's matrix cores, which run fp32 too,
+    are not judged. Small products may be bound by memory and gain less.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flatout.catalog.gpus import gpu_facts
+from flatout.diagnose.case import Case
+from flatout.diagnose.finding import finding
+from flatout.records.diagnosis import Finding, Part
+from flatout.units import percent, seconds
+
+CODE = "F10"
+NAME = "no-tensor-cores"
+UNKNOWN_GPU_SPEEDUP = 2.0
+MAX_SPEEDUP = 8.0
+
+
+def find(case: Case) -> list[Finding]:
+    plain = [case.per_step(case.facts(t.rank).plain_matmul_s) for t in case.ranks]
+    total = [case.per_step(case.facts(t.rank).matmul_s) for t in case.ranks]
+    if not plain or max(plain) <= 0:
+        return []
+    device = next((t.meta.device_name for t in case.ranks if t.meta.device_name), None)
+    speedup, dtype, peaks = _speedup(device)
+    if speedup is None:
+        return []
+    cost = case.claim(Part.COMPUTE, float(np.mean(plain)) * (1 - 1 / speedup))
+    ranks = tuple(t.rank for t, s in zip(case.ranks, plain, strict=True) if s >= 0.5 * max(plain))
+    worst = int(np.argmax(plain))
+    names = case.facts(case.ranks[worst].rank).plain_matmul_names
+    return finding(
+        case,
+        code=CODE,
+        name=NAME,
+        title=(
+            f"matrix products run without tensor cores: {seconds(float(np.mean(plain)))} a step"
+            f" ({percent(float(np.mean(plain)) / case.step_s)}), which {dtype} would cut to about"
+            f" {seconds(float(np.mean(plain)) / speedup)}"
+        ),
+        ranks=ranks,
+        cost_s=cost,
+        evidence={
+            "plain_matmul_s": float(np.mean(plain)),
+            "all_matmul_s": float(np.mean(total)),
+            "assumed_speedup": speedup,
+            "peak_flops_per_s": peaks,
+            "kernels": [name[:120] for name in names],
+        },
+        changes=_changes(dtype),
+        safety="rounding",
+        confidence="high" if peaks else "medium",
+    )
+
+
+def _changes(dtype: str) -> tuple[str, ...]:
+    """What uses tensor cores on a GPU whose mildest tensor-core type this is."""
+    tf32 = 'torch.set_float32_matmul_precision("high") (TF32)'
+    half = "torch.autocast with float16 and a GradScaler"
+    brain = "torch.autocast with bfloat16"
+    return {"TF32": (tf32, brain), "bf16": (brain,)}.get(dtype, (half,))
+
+
+def _speedup(device: str | None) -> tuple[float | None, str, dict[str, float] | None]:
+    """Assumed speedup on this GPU, the mildest type that brings it, and the peaks; None without tensor cores."""
+    facts = gpu_facts(device) if device else None
+    if facts is None:
+        return UNKNOWN_GPU_SPEEDUP, "TF32", None
+    peaks = facts.peak_flops_per_s
+    plain = peaks.get("fp32")
+    dtype = next((name for name in ("tf32", "bf16", "fp16") if name in peaks), None)
+    if not plain or dtype is None or peaks[dtype] <= plain:
+        return None, "", None
+    word = {"tf32": "TF32"}.get(dtype, dtype)
+    return min(max(0.5 * peaks[dtype] / plain, 1.5), MAX_SPEEDUP), word, {"fp32": plain, dtype: peaks[dtype]}

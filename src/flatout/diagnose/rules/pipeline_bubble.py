@@ -1,0 +1,61 @@
+"""Pipeline stages stand idle while the pipeline fills and drains.
+
+What it means
+    A rank waits in a send or receive of the pipeline, within the idle time that an ideal schedule of that shape has.
+    Waiting beyond it is blamed on the stage that was late.
+
+Why it costs
+    With p stages and m microbatches a step, (p - 1) / (m + p - 1) of each stage's time is idle in GPipe and in 1F1B.
+
+Evidence
+    Stages, microbatches, the theoretical share and the measured one.
+
+Change to try
+    More microbatches a step (the global batch kept: smaller ones); an interleaved or zero-bubble schedule; fewer
+    stages.
+
+When this is wrong
+    The shape is read from the sends and receives: an interleaved schedule sends more often than it has microbatches
+    and is then given too small a bubble, and its rest is called waiting.
+"""
+
+from __future__ import annotations
+
+from flatout.diagnose.case import Case
+from flatout.diagnose.finding import finding
+from flatout.records.diagnosis import Finding, Part
+from flatout.units import percent, seconds
+
+CODE = "F07"
+NAME = "pipeline-bubble"
+
+
+def find(case: Case) -> list[Finding]:
+    cost = case.claim(Part.BUBBLE, case.available(Part.BUBBLE))
+    if cost <= 0 or not case.job.pipelines:
+        return []
+    shape = case.job.pipelines[0]
+    p, m = len(shape.stages), shape.num_microbatches
+    return finding(
+        case,
+        code=CODE,
+        name=NAME,
+        title=(
+            f"the pipeline of {p} stages and {m} microbatches stands idle {percent(cost / case.step_s)} of the step"
+            f" ({seconds(cost)}); ideal for that shape: {percent(shape.ideal_bubble_share)}"
+        ),
+        ranks=tuple(sorted(rank for pipeline in case.job.pipelines for rank in pipeline.stages)),
+        cost_s=cost,
+        evidence={
+            "num_stages": p,
+            "num_microbatches": m,
+            "ideal_bubble_share": shape.ideal_bubble_share,
+            "measured_bubble_share": cost / case.step_s,
+            "wait_beyond_bubble_s": float(case.own[:, Part.WAIT].mean()),
+        },
+        changes=(
+            f"more microbatches a step: with {4 * m} the ideal bubble is {percent((p - 1) / (4 * m + p - 1))}",
+            "an interleaved or zero-bubble schedule",
+        ),
+        safety="exact",
+    )

@@ -1,0 +1,110 @@
+"""The same gradients are reduced in every accumulation pass, although only the last needs it.
+
+What it means
+    A step has several forward and backward passes (gradient accumulation), and the same buckets are reduced across
+    the ranks after each of them.
+
+Why it costs
+    Gradients add up locally; reducing them once, after the last pass, gives the same sum. With k passes, (k - 1) / k
+    of the gradient traffic is needless.
+
+Evidence
+    Passes and reductions a step; each pass reduces as many elements as the last.
+
+Change to try
+    `with model.no_sync():` around all passes but the last (DistributedDataParallel);
+    `set_requires_gradient_sync(False)` (FSDP2, at the price of unsharded gradients in memory).
+
+When this is wrong
+    A model that is stepped after each pass is not accumulating. With FSDP the reduction of each pass may be wanted,
+    to save memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.diagnose.case import Case
+from flatout.diagnose.finding import finding
+from flatout.records.diagnosis import Finding, Part
+from flatout.records.timeline import CommunicationCall, RankTimeline
+from flatout.units import percent, seconds
+
+CODE = "F08"
+NAME = "redundant-gradient-sync"
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+MAX_DIFFERENCE = 0.1  # of elements between passes that reduce the same gradients
+
+
+def find(case: Case) -> list[Finding]:
+    if not case.num_steps:
+        return []
+    exposed, found, num_reductions = [], [], 0
+    for timeline in case.ranks:
+        passes = passes_per_step(timeline)
+        needless = _needless(timeline, passes)
+        if not len(needless):
+            return []
+        found.append(passes)
+        kernels = case.job.exposed_transfer_ns[timeline.rank] + case.job.exposed_unsplit_ns[timeline.rank]
+        in_steps = needless[timeline.communication.start_ns[needless] >= timeline.first_step_ns]
+        exposed.append(case.per_step(float(kernels[in_steps].sum()) / 1e9))
+        num_reductions = round(case.per_step(len(_reductions(timeline))))
+    passes = min(found)
+    needless_s = float(np.mean(exposed))
+    cost = case.claim(Part.TRANSFER, needless_s)
+    cost += case.claim(Part.COMMUNICATION_UNSPLIT, needless_s - cost)
+    return finding(
+        case,
+        code=CODE,
+        name=NAME,
+        title=(
+            f"the same gradients are reduced {passes} times a step, once a pass: {passes - 1} of {passes} are needless,"
+            f" {seconds(cost)} a step, {percent(cost / case.step_s)} of it"
+        ),
+        ranks=tuple(t.rank for t in case.ranks),
+        cost_s=cost,
+        evidence={
+            "passes_per_step": passes,
+            "reductions_per_step": num_reductions,
+            "exposed_needless_s": needless_s,
+        },
+        changes=(
+            "with model.no_sync(): around all accumulation passes but the last",
+            "FSDP2: model.set_requires_gradient_sync(False) until the last pass (needs memory)",
+        ),
+        safety="exact",
+    )
+
+
+def passes_per_step(timeline: RankTimeline) -> int:
+    """Passes between two optimizer steps, by the wrapper's forward calls or the losses' gradients."""
+    facts = timeline.facts
+    assert facts is not None
+    optimizer_steps = facts.num_optimizer_steps or len(timeline.steps)
+    return round(facts.num_passes / optimizer_steps) if optimizer_steps else 0
+
+
+def _reductions(timeline: RankTimeline) -> list[CommunicationCall]:
+    return [c for c in timeline.communication.calls if c.operation in REDUCTIONS and c.num_elements is not None]
+
+
+def _needless(timeline: RankTimeline, passes: int) -> NDArray[np.int64]:
+    """Kernels of those passes, the last of each step apart, that reduce as many elements as the last; else none."""
+    none = np.zeros(0, dtype=np.int64)
+    facts = timeline.facts
+    if passes < 2 or facts is None or facts.num_passes % passes:
+        return none
+    elements = np.zeros(facts.num_passes)
+    kernels: list[tuple[int, int]] = []
+    for call in _reductions(timeline):
+        launched_in = int(facts.communication_pass[call.kernel])
+        if launched_in >= 0:
+            elements[launched_in] += call.num_elements or 0
+            kernels.append((call.kernel, launched_in))
+    by_step = elements.reshape(-1, passes)
+    last = by_step[:, -1]
+    if not (last > 0).all() or not (np.abs(by_step - last[:, None]) <= MAX_DIFFERENCE * last[:, None]).all():
+        return none
+    return np.array([kernel for kernel, launched_in in kernels if launched_in % passes != passes - 1], dtype=np.int64)

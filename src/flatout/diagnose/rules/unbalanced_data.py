@@ -1,0 +1,114 @@
+"""Ranks get unequal amounts of data, so some compute longer than others.
+
+What it means
+    In the same step the ranks' inputs have different sizes (sequence lengths, say), and the ranks with more compute
+    longer.
+
+Why it costs
+    All ranks wait for the one with the most work. Which rank that is changes from step to step, so no rank looks
+    slow on average.
+
+Evidence
+    Input elements of each rank and step (from the recorded shapes), compute seconds of each, and how often the rank
+    with more data was the one that computed longer. The cost is the most loaded rank's compute over the mean.
+
+Change to try
+    Sample batches by length (bucketing), pack sequences, or balance by tokens instead of samples.
+
+When this is wrong
+    Needs shapes in the trace (`record_shapes=True`). Work that grows faster than the input (attention) is more
+    uneven than the input sizes say.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.diagnose.case import Case
+from flatout.diagnose.finding import finding
+from flatout.records.diagnosis import Finding, Part
+from flatout.units import percent, seconds
+
+CODE = "F14"
+NAME = "unbalanced-data"
+MIN_RATIO = 1.05
+MIN_AGREEMENT = 0.6
+
+
+def find(case: Case) -> list[Finding]:
+    elements = _elements(case)
+    if elements is None:
+        return []
+    ratio = elements.max(axis=0) / np.maximum(elements.min(axis=0), 1)
+    uneven = ratio > MIN_RATIO
+    if not uneven.any():
+        return []
+    compute = _compute(case)
+    heaviest = elements.argmax(axis=0)
+    slowest = compute.argmax(axis=0)
+    agreement = float((heaviest == slowest)[uneven].mean())
+    if agreement < MIN_AGREEMENT:
+        return []
+    # Equal work differs between ranks too, by what communication beside it takes: only uneven steps count.
+    cost = float(np.where(uneven, compute.max(axis=0) - compute.mean(axis=0), 0).mean())
+    _claim(case, cost, float(np.where(uneven, np.ptp(compute, axis=0), 0).mean()))
+    ranks = tuple(case.ranks[i].rank for i in sorted(set(heaviest[uneven].tolist())))
+    return finding(
+        case,
+        code=CODE,
+        name=NAME,
+        title=(
+            f"ranks get unequal work: up to {float(ratio.max()):.1f} times as much input in the same step;"
+            f" balancing saves {seconds(cost)} a step, {percent(cost / case.step_s)}"
+        ),
+        ranks=ranks,
+        cost_s=cost,
+        evidence={
+            "input_elements": {str(t.rank): elements[i].astype(int).tolist() for i, t in enumerate(case.ranks)}
+            if len(case.ranks) <= 16
+            else None,
+            "compute_s": {str(t.rank): compute[i].tolist() for i, t in enumerate(case.ranks)}
+            if len(case.ranks) <= 16
+            else None,
+            "heaviest_rank_by_step": [case.ranks[i].rank for i in heaviest.tolist()],
+            "heavier_is_slower_share": agreement,
+        },
+        changes=(
+            "batches by length (bucketing), or packed sequences",
+            "balance by tokens instead of samples",
+        ),
+        safety="semantic",
+        confidence="high" if agreement == 1 and case.num_steps > 1 else "medium",
+    )
+
+
+def _claim(case: Case, cost_s: float, spread_s: float) -> None:
+    """Take the lateness that the uneven work explains, all of it, although balancing saves only `cost_s`."""
+    left = spread_s
+    for rank in case.late_ranks():
+        left -= case.claim_lateness(rank, left)
+    case.claim(Part.COMPUTE, cost_s - (spread_s - left))
+
+
+def _elements(case: Case) -> NDArray[np.float64] | None:
+    """Input elements by rank and step, None where any is not recorded."""
+    if len(case.ranks) < 2 or not case.num_steps:
+        return None
+    rows = []
+    for timeline in case.ranks:
+        found = timeline.facts.input_elements if timeline.facts else ()
+        if len(found) != case.num_steps or any(not n for n in found):
+            return None
+        rows.append([float(n or 0) for n in found])
+    return np.array(rows)
+
+
+def _compute(case: Case) -> NDArray[np.float64]:
+    """Compute seconds by rank and step."""
+    return np.array(
+        [
+            [case.job.segments[t.rank].between_ns(s.start_ns, s.end_ns)[Part.COMPUTE] / 1e9 for s in t.steps]
+            for t in case.ranks
+        ]
+    )

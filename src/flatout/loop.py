@@ -1,0 +1,134 @@
+"""The closed loop, as far as it is built: read -> attribute -> diagnose.
+
+Each function composes stages and holds no rule of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from flatout.attribute.job import attribute_job
+from flatout.attribute.rank import attribute_rank
+from flatout.diagnose.find import diagnose
+from flatout.engine import map_ranks, num_cores
+from flatout.errors import InputError
+from flatout.read import TraceSource, assign_ranks, open_sources, read_trace
+from flatout.records.diagnosis import Diagnosis
+from flatout.records.events import Quality
+from flatout.records.job import JobAttribution
+from flatout.records.timeline import RankTimeline
+
+if TYPE_CHECKING:
+    from flatout.report.perfetto import PerfettoRank
+
+Progress = Callable[[int, int], None]  # traces read, of all
+
+
+class Diagnosed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A diagnosis with what it was made from."""
+
+    diagnosis: Diagnosis
+    job: JobAttribution
+    sources: dict[int, TraceSource]  # by rank; files of an archive are gone once `diagnose_paths` has returned
+
+
+def perfetto_ranks(done: Diagnosed) -> Iterator[PerfettoRank]:
+    """Events, parts and blame of each rank on the common clock, to be drawn. Reads the traces again, one at a time."""
+    from flatout.report.perfetto import PerfettoRank
+
+    for rank, source in sorted(done.sources.items()):
+        yield PerfettoRank(
+            rank=rank,
+            events=read_trace(source, num_workers=num_cores()),
+            segments=done.job.segments[rank],
+            slices=tuple(piece for piece in done.job.slices if piece.waiting_rank == rank),
+            clock_offset_ns=done.job.clock_offset_ns.get(rank, 0),
+        )
+
+
+def first_event_ns(done: Diagnosed) -> int:
+    """The earliest event of all ranks on the common clock."""
+    return min(t.first_event_ns for t in done.job.timelines)
+
+
+class _Unreadable(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    hint: str
+
+
+def diagnose_paths(
+    paths: Sequence[Path],
+    *,
+    engine: str = "auto",
+    given_ranks: Mapping[str, int] | None = None,
+    untraced_step_s: float | None = None,
+    progress: Progress | None = None,
+    then: Callable[[Diagnosed], None] | None = None,
+) -> Diagnosed:
+    """Read, attribute and diagnose the traces of one job: files, folders or archives.
+
+    `then` is called with the result while unpacked archives still exist. Raises InputError where nothing can be read;
+    of several traces those that cannot be read are left out and told in the data quality.
+    """
+    with open_sources(paths) as sources:
+        timelines, quality, kept = _read_all(sources, engine, given_ranks, progress)
+        job = attribute_job(timelines)
+        diagnosis = diagnose(job, untraced_step_s=untraced_step_s, quality=quality)
+        result = Diagnosed(diagnosis=diagnosis, job=job, sources=kept)
+        if then is not None:
+            then(result)
+    return result
+
+
+def _read_all(
+    sources: Sequence[TraceSource],
+    engine: str,
+    given_ranks: Mapping[str, int] | None,
+    progress: Progress | None,
+) -> tuple[list[RankTimeline], list[Quality], dict[int, TraceSource]]:
+    read = _read_alone if len(sources) == 1 else _read_one
+    made: list[RankTimeline] = []
+    good: list[TraceSource] = []
+    quality: list[Quality] = []
+    failed: _Unreadable | None = None
+    for number, (source, result) in enumerate(zip(sources, map_ranks(read, sources, engine=engine), strict=True), 1):
+        if progress is not None:
+            progress(number, len(sources))
+        quality += source.quality
+        if isinstance(result, _Unreadable):
+            failed = failed or result
+            quality.append(Quality(problem=result.message, effect="this file was left out"))
+        else:
+            made.append(result)
+            good.append(source)
+    if not made:
+        assert failed is not None
+        raise InputError(failed.message, hint=failed.hint)
+    assigned = assign_ranks([t.meta for t in made], given=given_ranks)
+    timelines, kept = [], {}
+    for timeline, source, rank in zip(made, good, assigned.ranks, strict=True):
+        if rank is not None:
+            timelines.append(msgspec.structs.replace(timeline, rank=rank))
+            kept[rank] = source
+    return timelines, [*quality, *assigned.quality], kept
+
+
+def _read_one(source: TraceSource) -> RankTimeline | _Unreadable:
+    """One of several traces: a whole process works on each."""
+    return _attributed(source, num_workers=1)
+
+
+def _read_alone(source: TraceSource) -> RankTimeline | _Unreadable:
+    """The only trace: all cores work on it."""
+    return _attributed(source, num_workers=num_cores())
+
+
+def _attributed(source: TraceSource, num_workers: int) -> RankTimeline | _Unreadable:
+    try:
+        return attribute_rank(read_trace(source, num_workers=num_workers))
+    except InputError as error:
+        return _Unreadable(message=str(error), hint=error.hint)

@@ -1,0 +1,53 @@
+"""The arguments of a collective as the record of them, whatever types the profiler wrote them in.
+
+In: `args` of a kernel or of `record_param_comms`. Out: `CollectiveArgs`, None for what is absent or cut short.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from flatout.read.schema import Arguments
+from flatout.records.events import CollectiveArgs
+
+# Of these PyTorch records the root as "Rank", which is the recording rank itself for all others.
+_FROM_ROOT = {"broadcast", "_broadcast_oop", "scatter"}
+_TO_ROOT = {"reduce", "_reduce_oop", "gather"}
+
+
+def collective_args(a: Arguments) -> CollectiveArgs:
+    return CollectiveArgs(
+        operation=str(a.operation),
+        group_name=_text(a.group_name),
+        group_description=_text(a.group_description),
+        group_ranks=as_ranks(a.group_ranks),
+        group_size=as_integer(a.group_size),
+        dtype=_text(a.dtype),
+        num_input_elements=as_integer(a.num_input_elements),
+        num_output_elements=as_integer(a.num_output_elements),
+        src_rank=as_integer(a.recorded_rank if a.src_rank is None and a.operation in _FROM_ROOT else a.src_rank),
+        dst_rank=as_integer(a.recorded_rank if a.dst_rank is None and a.operation in _TO_ROOT else a.dst_rank),
+    )
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def as_integer(value: Any) -> int | None:
+    """A number, or a text of one: "7", "007" or "0x7f1a"."""
+    try:
+        return int(value, 16) if isinstance(value, str) and value.startswith("0x") else int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def as_ranks(value: Any) -> tuple[int, ...] | None:
+    """`[0, 1]` or the text "[0, 1]"; None if empty, or cut short by the profiler ("[0, 1, ...]")."""
+    if isinstance(value, str):
+        value = [] if "..." in value else re.findall(r"-?\d+", value)
+    if not isinstance(value, list) or not value:
+        return None
+    ranks = [as_integer(rank) for rank in value]
+    return None if None in ranks else tuple(rank for rank in ranks if rank is not None)

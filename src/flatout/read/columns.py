@@ -1,0 +1,191 @@
+"""A block of event text to columns.
+
+In: bytes that hold whole JSON events, separated by commas. Out: one numpy array per column of the event table, with
+times still relative to the file's base and ids into this decoder's own dictionaries; `table` joins the blocks.
+Text that does not decode strictly goes to `lenient`. Nothing here knows about files or processes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.read.collectives import as_integer, collective_args
+from flatout.read.decoded import Codes, Columns, Dictionaries
+from flatout.read.schema import (
+    MTIA_DEVICE,
+    SKIPPED,
+    UNREADABLE,
+    AnyEvent,
+    AnyExactEvent,
+    Arguments,
+    CompleteEvent,
+    ExactEvent,
+    KindOfCategory,
+)
+from flatout.read.times import exact_times_ns, times_ns
+from flatout.records.events import COLUMNS, GPU_WORK, NULL, CollectiveArgs, Kind
+
+_IS_ON_DEVICE = np.zeros(256, np.bool_)
+_IS_ON_DEVICE[[*GPU_WORK, Kind.GPU_ANNOTATION, Kind.SYNC, MTIA_DEVICE]] = True
+
+# Python functions tell where the host waits for data or writes a checkpoint; the rest is most of the file and unused.
+# torch/utils/checkpoint.py is activation recomputation, not a checkpoint.
+_KEPT_PYTHON = re.compile(
+    r"torch/utils/data/|data_?loader|dataset|torch/serialization\.py\(\d+\): _?(?:legacy_)?save"
+    r"|distributed/checkpoint/|(?:save|write|dump)_?(?:model_?|training_?)?(?:checkpoint|ckpt|state)|checkpointing\.py",
+    re.IGNORECASE,
+)
+
+
+class _KeptPython(dict[str, bool]):
+    def __missing__(self, name: str) -> bool:
+        kept = self[name] = _KEPT_PYTHON.search(name) is not None
+        return kept
+
+
+class BlockDecoder:
+    """Decodes blocks one after another; dictionaries and counts grow over all of them."""
+
+    def __init__(self) -> None:
+        self.names: Codes[str] = Codes()
+        self.threads: Codes[tuple[int | str, int | str]] = Codes()
+        self.shapes: Codes[bytes] = Codes()
+        self.types: Codes[bytes] = Codes()
+        self.collectives: Codes[CollectiveArgs] = Codes()
+        self.kinds = KindOfCategory()
+        self.dropped: Counter[str] = Counter()  # by design: phases and categories that no analysis needs
+        self.damage: Counter[str] = Counter()  # keys of `quality.DAMAGE`
+        self._kept_python = _KeptPython()
+        self._strict = msgspec.json.Decoder(list[AnyEvent])
+        self._exact = msgspec.json.Decoder(list[AnyExactEvent])
+
+    def decode(self, block: bytes | memoryview) -> Columns:
+        text = b"".join((b"[", block, b"]"))
+        try:
+            columns = self._columns(self._strict.decode(text), CompleteEvent)
+            if columns is None:
+                columns = self._columns(self._exact.decode(text), ExactEvent)
+        except UNREADABLE:
+            from flatout.read import lenient  # its patterns take milliseconds to compile, and most files are whole
+
+            columns = self._columns(lenient.decode(text[1:-1], self.damage), ExactEvent)
+        assert columns is not None
+        return columns
+
+    def finish(self) -> Dictionaries:
+        return Dictionaries(
+            names=list(self.names),
+            threads=list(self.threads),
+            shapes=list(self.shapes),
+            types=list(self.types),
+            collectives=list(self.collectives),
+            dropped=self.dropped,
+            damage=self.damage,
+            unknown_categories=self.kinds.unknown,
+        )
+
+    def _columns(self, events: list[Any], complete: type[CompleteEvent] | type[ExactEvent]) -> Columns | None:
+        """The columns of decoded events; None if `CompleteEvent` cannot hold their times exactly."""
+        rows: list[Any] = [event for event in events if type(event) is complete]
+        kind_of = self.kinds
+        kind = np.fromiter([kind_of[row.cat or row.pid] for row in rows], np.uint8, len(rows))
+        times = times_ns(rows) if complete is CompleteEvent else exact_times_ns(rows)
+        if times is None:
+            return None
+        start_ns, duration_ns, placed = times
+        self.dropped["other phases"] += len(events) - len(rows)
+        kept = placed & self._needed(rows, kind, placed)
+        if not kept.all():
+            rows = list(compress(rows, kept))
+            kind, start_ns, duration_ns = kind[kept], start_ns[kept], duration_ns[kept]
+        names, threads = self.names, self.threads
+        return {
+            "kind": kind,
+            "name": np.fromiter([names[row.name] for row in rows], np.int32, len(rows)),
+            "start_ns": start_ns,
+            "duration_ns": duration_ns,
+            "thread": np.fromiter([threads[row.pid, row.tid] for row in rows], np.int32, len(rows)),
+            **self._argument_columns(rows, kind),
+        }
+
+    def _needed(self, rows: list[Any], kind: NDArray[np.uint8], placed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """True for events that an analysis needs; counts the others."""
+        self.damage["no time"] += len(rows) - int(placed.sum())
+        needed = np.ones(len(rows), np.bool_)
+        for index in np.flatnonzero(((kind == SKIPPED) | (kind == Kind.PYTHON)) & placed).tolist():
+            row = rows[index]
+            if kind[index] == SKIPPED or not self._kept_python[row.name]:
+                needed[index] = False
+                self.dropped[row.cat or "no category"] += 1
+        return needed
+
+    def _argument_columns(self, rows: list[Any], kind: NDArray[np.uint8]) -> Columns:
+        """Columns of `args`; lists are built only for rows that can have a value: a third of the time."""
+        arguments = [row.args for row in rows]
+        external_id = self._integers([a.external_id for a in arguments])
+        without = np.flatnonzero(external_id == NULL)
+        external_id[without] = self._integers([arguments[i].external_id_2021 for i in without.tolist()])
+        return {
+            "correlation": self._integers([a.correlation for a in arguments]),
+            "external_id": external_id,
+            "shape": _codes([a.input_dims for a in arguments], self.shapes),
+            "type": _codes([a.input_types for a in arguments], self.types),
+            **self._device_columns(arguments, np.flatnonzero(_IS_ON_DEVICE[kind])),
+            **self._collective_columns(arguments),
+        }
+
+    def _device_columns(self, arguments: list[Arguments], on_device: NDArray[np.intp]) -> Columns:
+        on = [arguments[i] for i in on_device.tolist()]
+        device = self._integers([a.device for a in on])
+        columns = {
+            "device": np.where((device >= 0) & (device < 1 << 31), device, NULL),
+            "stream": self._integers([a.stream for a in on]),
+            "num_bytes": self._integers([a.num_bytes for a in on]),
+        }
+        return {column: _scattered(values, on_device, len(arguments), column) for column, values in columns.items()}
+
+    def _collective_columns(self, arguments: list[Arguments]) -> Columns:
+        operations = [a.operation for a in arguments]
+        collective = np.full(len(arguments), NULL, np.int32)
+        sequence = np.full(len(arguments), NULL, np.int64)
+        if operations.count(None) < len(operations):
+            for index in [i for i, operation in enumerate(operations) if operation is not None]:
+                collective[index] = self.collectives[collective_args(arguments[index])]
+                sequence[index] = self._integer(arguments[index].sequence)
+        return {"collective": collective, "sequence": sequence}
+
+    def _integers(self, values: Sequence[Any]) -> NDArray[np.int64]:
+        try:
+            return np.fromiter(values, np.int64, len(values))
+        except (TypeError, ValueError, OverflowError):
+            return np.fromiter(map(self._integer, values), np.int64, len(values))
+
+    def _integer(self, value: Any) -> int:
+        """An id as a number, whatever it was written as; null where it is none or does not fit 64 bits."""
+        number = as_integer(value)
+        if number is None:
+            return NULL
+        if not -(1 << 63) <= number < 1 << 63:
+            self.damage["oversized id"] += 1
+            return NULL
+        return number
+
+
+def _scattered(values: NDArray[np.int64], rows: NDArray[np.intp], num_rows: int, column: str) -> NDArray[Any]:
+    scattered = np.full(num_rows, NULL, COLUMNS[column])
+    scattered[rows] = values
+    return scattered
+
+
+def _codes(texts: list[msgspec.Raw | None], codes: Codes[bytes]) -> NDArray[np.int32]:
+    if texts.count(None) == len(texts):
+        return np.full(len(texts), NULL, np.int32)
+    return np.fromiter([NULL if text is None else codes[bytes(text)] for text in texts], np.int32, len(texts))

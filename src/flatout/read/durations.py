@@ -1,0 +1,76 @@
+"""Repair durations that cannot be right.
+
+In: the columns of a table, sorted by time. Out: durations that are not negative and not absurd, and how many were
+changed. Overlap on one stream alone is no error (programmatic dependent launch, CUDA graphs); what is repaired is a
+duration out of proportion to everything around it, as counters that overflow leave behind (ROCm: TraceLens issue 669).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.read.schema import is_kind
+from flatout.records.events import GPU_WORK
+from flatout.units import NS_PER_S
+
+# Longer than a hundred times the distance to the next start on its stream, and than half of the whole trace.
+_MIN_GAPS = 100
+_MIN_SHARE_OF_SPAN = 0.5
+# Or, whatever follows, longer than a hundred times the whole trace. An annotation may well outlast the last start of a
+# short trace, so only what no recording can hold is cut on the host.
+_MIN_SPANS = 100
+_MIN_DEVICE_NS = NS_PER_S
+_MIN_HOST_NS = 24 * 3600 * NS_PER_S
+
+
+class Repairs(msgspec.Struct, frozen=True, kw_only=True):
+    num_negative: int = 0  # negative or missing
+    num_clipped: int = 0
+    clipped_ns: int = 0  # by how much in all
+
+    @property
+    def any(self) -> bool:
+        return bool(self.num_negative or self.num_clipped)
+
+
+def repair_durations(columns: dict[str, NDArray[Any]]) -> Repairs:
+    """Change `duration_ns` in place."""
+    start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
+    if not len(start_ns):
+        return Repairs()
+    negative = duration_ns < 0
+    duration_ns[negative] = 0
+    span_ns = int(start_ns[-1] - start_ns[0])
+    is_work = is_kind(columns["kind"], *GPU_WORK)
+    shortest_ns = np.where(is_work, _MIN_DEVICE_NS, _MIN_HOST_NS)
+    limit_ns = np.maximum(shortest_ns, min(_MIN_SPANS * span_ns, 1 << 62))
+    end_ns = np.full(len(start_ns), start_ns[-1])  # what a duration beyond its limit is clipped to
+    suspects = duration_ns > _MIN_SHARE_OF_SPAN * span_ns
+    if suspects.any():
+        work = np.flatnonzero(is_work)
+        next_start = _next_start_on_stream(columns, work)
+        followed = next_start >= 0
+        rows = work[followed]
+        gap_limit = np.maximum(_MIN_GAPS * (next_start[followed] - start_ns[rows]), int(_MIN_SHARE_OF_SPAN * span_ns))
+        limit_ns[rows] = np.minimum(limit_ns[rows], gap_limit)
+        end_ns[rows] = next_start[followed]
+    absurd = np.flatnonzero(duration_ns > limit_ns)
+    clipped = end_ns[absurd] - start_ns[absurd]
+    clipped_ns = int(np.minimum((duration_ns[absurd] - clipped).astype(np.float64).sum(), 2**62))
+    duration_ns[absurd] = clipped
+    return Repairs(num_negative=int(negative.sum()), num_clipped=len(absurd), clipped_ns=clipped_ns)
+
+
+def _next_start_on_stream(columns: dict[str, NDArray[Any]], work: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each row of `work`, the start of the next later event on the same device and stream; -1 if none."""
+    start_ns, device, stream = columns["start_ns"][work], columns["device"][work], columns["stream"][work]
+    order = np.lexsort((start_ns, stream, device))
+    start_ns, device, stream = start_ns[order], device[order], stream[order]
+    following = np.full(len(work), -1, np.int64)
+    same = (device[1:] == device[:-1]) & (stream[1:] == stream[:-1])
+    following[order[:-1][same]] = start_ns[1:][same]
+    return following

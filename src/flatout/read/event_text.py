@@ -1,0 +1,123 @@
+"""Split the text of a trace into what stands before its events, the events in blocks, and what stands after them.
+
+In: a `ByteStream`. Out: `EventText`: `head`, an iterator of blocks that begin and end at event boundaries, and after
+the last block `tail` and `is_cut_short`. The whole text is never in memory at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+
+from flatout import units
+from flatout.errors import InputError
+from flatout.read.boundaries import last_boundary
+from flatout.read.schema import UNREADABLE
+from flatout.read.stream import ByteStream
+
+# Small enough that the objects of one block stay in the processor's cache: 512 KiB decode 1.6 times as fast as 64 MiB.
+BLOCK_BYTES = 1 << 19
+_MAX_HEAD_BYTES = 1 << 26
+_MAX_EVENT_BYTES = 1 << 28
+_TRACE_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_REPORT_OF_OURS = re.compile(rb'\A\s*\{\s*"schema"\s*:\s*"flatout/')
+_EVENTS_END = re.compile(rb"\}\s*,?\s*\]")
+_EMPTY_LIST = re.compile(rb"\A\s*\]")
+EXPORT_HINT = "give a trace that torch.profiler wrote (`export_chrome_trace` or `tensorboard_trace_handler`)"
+_MAX_END_CANDIDATES = 16
+
+
+class EventText:
+    """The text of one trace, read once from front to back."""
+
+    def __init__(self, stream: ByteStream, name: str) -> None:
+        self.head = b""  # JSON up to the bracket that opens the events, with it; empty for a top-level list
+        self.tail = b""  # JSON from the bracket that closes the events, without it
+        self.is_cut_short = False  # the list of events is not closed
+        self.num_bytes = 0
+        self._stream = stream
+        self._name = name
+        self._pending = self._find_events()
+
+    def blocks(self) -> Iterator[bytes]:
+        """The events, about `BLOCK_BYTES` at a time."""
+        pending = self._pending
+        self._pending = b""
+        num_wanted = max(BLOCK_BYTES - len(pending), BLOCK_BYTES // 4)
+        while data := self._stream.read(num_wanted):
+            self.num_bytes += len(data)
+            pending += data
+            boundary = last_boundary(pending)
+            if boundary is not None:
+                end, following = boundary
+                yield pending[:end]
+                pending = pending[following:]
+            elif len(pending) > _MAX_EVENT_BYTES:
+                limit = units.num_bytes(_MAX_EVENT_BYTES)
+                raise InputError(f"{self._name} has more than {limit} without the end of an event", hint=EXPORT_HINT)
+            # Without a boundary twice as much, so that a long event is not searched again and again.
+            num_wanted = max(BLOCK_BYTES - len(pending), BLOCK_BYTES // 4) if boundary else len(pending)
+        last = self._split_end(pending)
+        if last.strip():
+            yield last
+
+    def _find_events(self) -> bytes:
+        """Read up to the first event; sets `head`, returns what was read beyond it."""
+        text = b""
+        while data := self._stream.read(1 << 20):
+            self.num_bytes += len(data)
+            text += data
+            start = text[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+            if start == b"[":
+                return text[text.index(b"[") + 1 :]
+            match = _TRACE_EVENTS.search(text, max(0, len(text) - len(data) - 64))
+            if match is not None:
+                self.head = text[: match.end()].removeprefix(b"\xef\xbb\xbf")
+                return text[match.end() :]
+            if start != b"{" or len(text) > _MAX_HEAD_BYTES:
+                break
+        raise self._no_trace(text)
+
+    def _no_trace(self, text: bytes) -> InputError:
+        name = self._name
+        if not text and self._stream.problem is None:
+            return InputError(f"{name} is empty", hint="the profiler may have been killed while it wrote; record again")
+        if self._stream.problem is not None:
+            return InputError(f"{name} has no readable events: {self._stream.problem}", hint="copy or record it again")
+        if _REPORT_OF_OURS.match(text):
+            return InputError(f"{name} is a report of Flatout, not a trace", hint=EXPORT_HINT)
+        if text.lstrip()[:1] == b"{":
+            return InputError(f'{name} is no trace: it has no list "traceEvents"', hint=EXPORT_HINT)
+        return InputError(f"{name} is no JSON trace: it begins with {text[:16]!r}", hint=EXPORT_HINT)
+
+    def _split_end(self, text: bytes) -> bytes:
+        """Divide the last text into events and tail; returns the events."""
+        last_event = text.rfind(b'"ph"')
+        if last_event < 0:
+            match = _EMPTY_LIST.search(text)
+            if match is not None:
+                self.tail = text[match.end() :]
+                return b""
+        candidates = list(islice(_EVENTS_END.finditer(text, max(0, last_event)), _MAX_END_CANDIDATES))
+        for match in candidates:
+            if self._is_tail(text[match.end() :]):
+                break
+        else:
+            if not candidates:
+                self.is_cut_short = True
+                return text
+            match = candidates[0]
+        self.tail = text[match.end() :]
+        return text[: match.start() + 1]
+
+    def _is_tail(self, text: bytes) -> bool:
+        if not self.head:
+            return not text.strip()
+        try:
+            msgspec.json.decode(b'{"traceEvents":[]' + text, type=dict[str, msgspec.Raw])
+        except UNREADABLE:
+            return False
+        return True

@@ -1,0 +1,167 @@
+"""What a trace says of itself before and after its events.
+
+In: the text around the events. Out: `FileMetadata` (rank, process groups, devices, base time) and what the profiler's
+own log admits to have lost. Damaged metadata never costs the events: what cannot be parsed is looked up key by key.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from flatout.read.collectives import as_integer, as_ranks
+from flatout.read.schema import UNREADABLE
+from flatout.records.events import ProcessGroup, Quality
+
+
+class FileMetadata(msgspec.Struct, kw_only=True):
+    """The parts of the metadata that are used, checked and converted."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    groups: tuple[ProcessGroup, ...] = ()
+    base_ns: int = 0
+    hostname: str | None = None
+    device_names: dict[int, str] = {}
+    quality: tuple[Quality, ...] = ()
+
+
+class _Raw(msgspec.Struct, rename={"base_ns": "baseTimeNanoseconds", "warning": "WARNING", "error": "ERROR"}):
+    distributed_info: Any = msgspec.field(default=None, name="distributedInfo")
+    device_properties: Any = msgspec.field(default=None, name="deviceProperties")
+    base_ns: Any = None
+    hostname: Any = None
+    host_name: Any = None
+    info: Any = msgspec.field(default=None, name="INFO")
+    warning: Any = None
+    error: Any = None
+
+
+def parse(head: bytes, tail: bytes) -> FileMetadata:
+    """`head` ends with the bracket that opens the events, `tail` begins behind the one that closes them."""
+    if not head:
+        return FileMetadata()  # a top-level list
+    quality: list[Quality] = []
+    try:
+        raw = _decode(head + b"]" + (tail.strip() or b"}"))
+    except UNREADABLE:
+        raw = _look_up(head, tail)
+        quality.append(
+            Quality(
+                problem="the metadata around the events is damaged",
+                effect="rank, process groups and device name are taken from what of it could be read",
+            )
+        )
+    quality += _log_quality(raw)
+    info = raw.distributed_info if isinstance(raw.distributed_info, dict) else {}
+    rank = as_integer(info.get("rank"))
+    world_size = as_integer(info.get("world_size"))
+    return FileMetadata(
+        rank=rank if rank is not None and rank >= 0 else None,
+        world_size=world_size if world_size is not None and world_size > 0 else None,
+        backend=_text(info.get("backend")),
+        groups=_groups(info.get("pg_config")),
+        base_ns=as_integer(raw.base_ns) or 0,
+        hostname=_text(raw.hostname) or _text(raw.host_name),
+        device_names=_device_names(raw.device_properties),
+        quality=tuple(quality),
+    )
+
+
+def _decode(text: bytes) -> _Raw:
+    return msgspec.json.decode(text, type=_Raw)
+
+
+def _look_up(head: bytes, tail: bytes) -> _Raw:
+    """Each key on its own: the shortest prefix after `"key":` that is JSON by itself."""
+    raw = _Raw()
+    for field, key in zip(_Raw.__struct_fields__, _Raw.__struct_encode_fields__, strict=True):
+        for text in (head, tail):
+            match = re.search(rb'"' + key.encode() + rb'"\s*:\s*', text)
+            if match is not None:
+                setattr(raw, field, _first_value(text[match.end() :]))
+                break
+    return raw
+
+
+def _first_value(text: bytes) -> Any:
+    ends = [match.end() for match in re.finditer(rb"[}\]]|(?<=[\w\"])(?=\s*[,}])", text[: 1 << 20])]
+    for end in ends[:1000]:
+        try:
+            return msgspec.json.decode(text[:end])
+        except UNREADABLE:
+            continue
+    return None
+
+
+def _groups(configs: Any) -> tuple[ProcessGroup, ...]:
+    if not isinstance(configs, list):
+        return ()
+    return tuple(
+        ProcessGroup(
+            name=str(config.get("pg_name", "")),
+            description=_text(config.get("pg_desc")),
+            ranks=as_ranks(config.get("ranks")),
+        )
+        for config in configs
+        if isinstance(config, dict)
+    )
+
+
+def _device_names(properties: Any) -> dict[int, str]:
+    if isinstance(properties, dict):
+        properties = list(properties.values()) if "name" not in properties else [properties]
+    if not isinstance(properties, list):
+        return {}
+    names = {}
+    for position, device in enumerate(properties):
+        if isinstance(device, dict) and device.get("name"):
+            number = as_integer(device.get("id"))
+            names[position if number is None else number] = str(device["name"])
+    return names
+
+
+def _text(value: Any) -> str | None:
+    return str(value) if value not in (None, "") else None
+
+
+_OUT_OF_RANGE = re.compile(r"Out-of-range = (\d+)")
+_DROPPED = re.compile(r"[Dd]ropped (\d+) (?:activity )?records")
+_STOPPED_EARLY = re.compile(r"stopped early\? = 1|[Ss]topped early(?!\? = 0)|[Bb]uffer.*(?:exceeded|limit reached)")
+
+
+def _log_quality(raw: _Raw) -> list[Quality]:
+    lines = [
+        line
+        for log in (raw.info, raw.warning, raw.error)
+        for line in (log if isinstance(log, list) else [log])
+        if isinstance(line, str)
+    ]
+    quality = []
+    out_of_range = max((int(match[1]) for line in lines if (match := _OUT_OF_RANGE.search(line))), default=0)
+    if out_of_range:
+        quality.append(
+            Quality(
+                problem=f"the profiler left out {out_of_range:,} events outside its recording window",
+                effect="work at the edges of the window may lack its launch or its kernel",
+            )
+        )
+    dropped = sum(int(match[1]) for line in lines if (match := _DROPPED.search(line)))
+    if dropped:
+        quality.append(
+            Quality(
+                problem=f"the profiler dropped {dropped:,} GPU records for lack of buffers",
+                effect="GPU work is missing, so idle time is overstated",
+            )
+        )
+    if any(_STOPPED_EARLY.search(line) for line in lines):
+        quality.append(
+            Quality(
+                problem="the profiler stopped recording the GPU early: its buffers were full",
+                effect="GPU work is missing from there on, so idle time is overstated",
+            )
+        )
+    return quality

@@ -1,0 +1,86 @@
+"""What was lost, repaired or unsure in a file, in words.
+
+In: the counts that the other modules kept. Out: `Quality` notes with the numbers and what they do to the result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from flatout import units
+from flatout.read.durations import Repairs
+from flatout.records.events import Quality
+
+_TIME_IS_IDLE = "their time shows as idle or unattributed"
+
+# damage counted while decoding: problem ({} is the number), effect
+DAMAGE: Mapping[str, tuple[str, str]] = {
+    "unreadable": ("{} events could not be read: the JSON is broken there", _TIME_IS_IDLE),
+    "mended": ("{} events of broken JSON were mended", "their times are right; some of their arguments may be lost"),
+    "no time": ("{} events have no usable start time and were left out", _TIME_IS_IDLE),
+    "no object": ('{} entries of "traceEvents" are no events and were left out', "none, unless they were meant to be"),
+    "control character": ("{} control characters in texts were replaced by spaces", "names only; times are right"),
+    "bad utf-8": ("{} bytes that are no UTF-8 were replaced", "names only; times are right"),
+    "no number": ("{} values are infinite or not a number and count as absent", "times are right where they are given"),
+    "oversized id": ("{} ids do not fit into 64 bits and count as absent", "some events lose their link to others"),
+    "no name": ("{} events have no name", 'they are counted as "(no name)" and classified by their category alone'),
+}
+
+
+def damage_quality(damage: Counter[str], unknown_categories: set[str], dropped: Counter[str]) -> list[Quality]:
+    notes = []
+    for key, count in damage.items():
+        if count:
+            problem, effect = DAMAGE[key]
+            notes.append(Quality(problem=_count(problem, count), effect=effect))
+    for category in sorted(unknown_categories):
+        label = f"the category {category!r}" if category else "no category"
+        count = dropped[category or "no category"]
+        problem = f"{{}} events of {label}, which no known profiler writes, were left out"
+        notes.append(Quality(problem=_count(problem, count), effect="whatever they recorded is missing"))
+    return notes
+
+
+def duration_quality(repairs: Repairs) -> list[Quality]:
+    notes = []
+    if repairs.num_negative:
+        notes.append(
+            Quality(
+                problem=_count("{} events have a negative or no duration", repairs.num_negative),
+                effect="they count as lasting 0 ns",
+            )
+        )
+    if repairs.num_clipped:
+        notes.append(
+            Quality(
+                problem=_count("{} events have an impossible duration", repairs.num_clipped),
+                effect="they were cut at the next start on their stream, or at the last start of the trace: "
+                f"{units.seconds(repairs.clipped_ns / units.NS_PER_S)} less in all",
+            )
+        )
+    return notes
+
+
+def _count(text: str, count: int) -> str:
+    """`3 events have`, but `1 event has`."""
+    text = text.replace("{}", f"{count:,}", 1)
+    if count != 1:
+        return text
+    for plural, singular in _SINGULAR.items():
+        text = text.replace(plural, singular)
+    return text
+
+
+_SINGULAR = {
+    "events have": "event has",
+    "events": "event",
+    "entries": "entry",
+    "are no events": "is no event",
+    "characters": "character",
+    "bytes that are": "byte that is",
+    "values are": "value is",
+    "ids do": "id does",
+    " were ": " was ",
+    " count as": " counts as",
+}

@@ -1,0 +1,159 @@
+"""Which rank each trace belongs to.
+
+In: what the files say of themselves, and their names. Out: one rank a file, or None for a copy of another file. The
+order of trust: what the user said, `distributedInfo.rank`, the file name, the order of the files (noted as a guess).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from flatout.errors import InputError
+from flatout.records.events import Quality, TraceMeta
+
+# rank-3, rank3_, rank_3, worker3_step, Rank 3
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_. ]?(\d+)(?!\d)", re.IGNORECASE)
+# trace_3.json: a number that is only believed where it tells all files of a job apart
+_NUMBER_AT_END = re.compile(r"(?:^|\D)(\d+)(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
+_MAX_RANK = 1 << 20
+_HINT = "give one recording a rank, or say which is which: --rank FILE=N"
+
+
+class RankAssignment(msgspec.Struct, frozen=True, kw_only=True):
+    ranks: tuple[int | None, ...]  # parallel to the files; None: a copy of another one, to be left out
+    quality: tuple[Quality, ...] = ()
+
+
+def rank_in_name(name: str) -> int | None:
+    """The rank that a file name states, or else the folder it lies in."""
+    for part in re.split(r"[/\\]", name)[:-3:-1]:
+        match = _RANK_IN_NAME.search(part)
+        if match is not None and int(match[1]) < _MAX_RANK:
+            return int(match[1])
+    return None
+
+
+def assign_ranks(metas: Sequence[TraceMeta], *, given: Mapping[str, int] | None = None) -> RankAssignment:
+    """Decide the rank of each file. `given` maps a file, by path or name, to the rank that the user says it has.
+
+    Raises InputError where two different files claim one rank and nothing tells them apart.
+    """
+    names = {name for meta in metas for name in (meta.path, _last_part(meta.path))}
+    for name in given or {}:
+        if name not in names:
+            raise InputError(
+                f"no trace is called {name}", hint=f"the traces are {', '.join(m.path for m in metas[:8])}"
+            )
+    quality: list[Quality] = []
+    ranks: list[int | None] = [_stated_rank(meta, given or {}) for meta in metas]
+    copies = _copies(metas, ranks, quality)
+    open_files = [index for index in range(len(metas)) if index not in copies]
+    claimed = [ranks[index] for index in open_files]
+    if len(set(claimed) - {None}) < len([rank for rank in claimed if rank is not None]):
+        _use_names(metas, ranks, open_files, given or {}, quality)
+    missing = [index for index in open_files if ranks[index] is None]
+    if missing:
+        _guess(metas, ranks, missing, quality)
+    by_rank: dict[int, TraceMeta] = {}
+    for index in open_files:
+        rank = ranks[index]
+        assert rank is not None
+        other = by_rank.setdefault(rank, metas[index])
+        if other is not metas[index]:
+            raise InputError(
+                f"each rank must have one trace, but {other.path} and {metas[index].path} both say rank {rank}",
+                hint=_HINT,
+            )
+    return RankAssignment(
+        ranks=tuple(None if index in copies else rank for index, rank in enumerate(ranks)), quality=tuple(quality)
+    )
+
+
+def _stated_rank(meta: TraceMeta, given: Mapping[str, int]) -> int | None:
+    told = given.get(meta.path, given.get(_last_part(meta.path)))
+    if told is not None:
+        return told
+    return meta.rank if meta.rank is not None else rank_in_name(meta.path)
+
+
+def _copies(metas: Sequence[TraceMeta], ranks: list[int | None], quality: list[Quality]) -> set[int]:
+    """Files with the content of an earlier one of the same rank."""
+    seen: dict[tuple[int | None, str], int] = {}
+    copies = set()
+    for index, meta in enumerate(metas):
+        if meta.fingerprint is None:
+            continue
+        first = seen.setdefault((ranks[index], meta.fingerprint), index)
+        if first != index:
+            copies.add(index)
+            quality.append(
+                Quality(
+                    problem=f"{meta.path} has the same events as {metas[first].path}",
+                    effect="it was read as a copy and left out",
+                    rank=ranks[index],
+                )
+            )
+    return copies
+
+
+def _use_names(
+    metas: Sequence[TraceMeta],
+    ranks: list[int | None],
+    files: list[int],
+    given: Mapping[str, int],
+    quality: list[Quality],
+) -> None:
+    """Where the files contradict each other, believe their names if these tell all of them apart."""
+    named = [given.get(metas[i].path, given.get(_last_part(metas[i].path), rank_in_name(metas[i].path))) for i in files]
+    if None in named or len(set(named)) < len(named):
+        return
+    for index, rank in zip(files, named, strict=True):
+        ranks[index] = rank
+    quality.append(
+        Quality(
+            problem="several traces state the same rank inside, but their file names differ",
+            effect="ranks are taken from the file names",
+        )
+    )
+
+
+def _guess(metas: Sequence[TraceMeta], ranks: list[int | None], missing: list[int], quality: list[Quality]) -> None:
+    """Ranks of files that state none: from the numbers that end their names, else in order."""
+    world_size = max((meta.world_size or 0 for meta in metas), default=0)
+    taken = {rank for rank in ranks if rank is not None}
+    numbers = [_number_at_end(metas[index].path) for index in missing]
+    limit = world_size or max(len(metas) * 64, 4096)
+    distinct = {number for number in numbers if number is not None and number < limit}
+    if len(missing) > 1 and len(distinct) == len(missing) and not distinct & taken:
+        how = "from the number at the end of the file name"
+        for index, number in zip(missing, numbers, strict=True):
+            ranks[index] = number
+    else:
+        how = "in the order of the files"
+        free = iter(sorted(set(range(len(metas) + len(taken))) - taken))
+        for index in missing:
+            ranks[index] = next(free)
+    if len(metas) == 1 and world_size <= 1:
+        return
+    quality.append(
+        Quality(
+            problem=f"{_files(len(missing))} not say which rank wrote {'it' if len(missing) == 1 else 'them'}",
+            effect=f"ranks are a guess, {how}; say which is which with --rank FILE=N",
+        )
+    )
+
+
+def _files(count: int) -> str:
+    return "1 trace does" if count == 1 else f"{count:,} traces do"
+
+
+def _number_at_end(path: str) -> int | None:
+    match = _NUMBER_AT_END.search(_last_part(path))
+    return int(match[1]) if match is not None else None
+
+
+def _last_part(path: str) -> str:
+    return re.split(r"[/\\]", path)[-1]

@@ -1,0 +1,137 @@
+"""What the user named, as a list of trace files on disk.
+
+In: files, folders and archives. Out: `TraceSource`s, which can be sent to another process. Archives are unpacked into
+a private folder that is removed at the end of the `with` block. Folders are searched one level down; other JSON files
+that lie beside traces (settings, reports of Flatout) are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import InputError
+from flatout.read.ranks import rank_in_name
+from flatout.read.stream import LIMITS, ByteStream, Limits
+from flatout.records.events import Quality
+
+_TRACE_SUFFIXES = (".json", ".json.gz")
+_SNIFFED_BYTES = 1 << 16
+_HINT = "give a trace (.json, .json.gz), a folder of them, or an archive (.tar, .tar.gz, .tar.xz)"
+
+
+class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
+    """One trace file to read."""
+
+    path: str  # on disk
+    name: str  # as shown to the user: the file, or the archive and its member
+    size_bytes: int  # on disk
+    rank_hint: int | None = None  # from the file name
+    quality: tuple[Quality, ...] = ()  # of the archive that it came from
+
+
+@contextmanager
+def open_sources(
+    paths: Sequence[Path], *, ranks: Sequence[int] | None = None, limits: Limits = LIMITS
+) -> Iterator[list[TraceSource]]:
+    """The traces in `paths`, in the order given and sorted within a folder or archive.
+
+    With `ranks`, files whose names state another rank are left out. Raises InputError where a path cannot be read,
+    holds no trace, or is an archive that would write outside its folder or unpack to more than `limits`.
+    """
+    with ExitStack() as stack:
+        sources: list[TraceSource] = []
+        for path in paths:
+            sources += _sources(path, stack, limits)
+        if ranks is not None:
+            sources = [source for source in sources if source.rank_hint is None or source.rank_hint in ranks]
+            if not sources:
+                raise InputError(f"no trace is of rank {', '.join(map(str, ranks))}", hint="leave the ranks out")
+        yield sources
+
+
+def _sources(path: Path, stack: ExitStack, limits: Limits) -> list[TraceSource]:
+    try:
+        if path.is_dir():
+            return _in_folder(path, _files(path), str(path), limits)
+        if not path.exists():
+            raise InputError(f"{path} does not exist", hint="check the path")
+        if not path.is_file():
+            raise InputError(f"{path} is no file, folder or archive", hint=_HINT)
+        if _is_archive(path):
+            return _in_archive(path, stack, limits)
+        return [_source(path, str(path))]
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}", hint="check its permissions") from error
+
+
+def _is_archive(path: Path) -> bool:
+    """By the first bytes, behind whatever compression."""
+    with ByteStream(path, str(path)) as stream:
+        return stream.read(512)[257:].startswith(b"ustar")
+
+
+def _in_archive(path: Path, stack: ExitStack, limits: Limits) -> list[TraceSource]:
+    import tempfile  # with tarfile, a tenth of the start-up time of a single trace
+
+    from flatout.read.archives import unpack
+
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flatout-")))
+    problem = unpack(path, folder, _TRACE_SUFFIXES, limits)
+    files = sorted(folder.rglob("*.json*"))
+    if problem is None:
+        return _in_folder(folder, files, str(path), limits)
+    if not files:
+        raise InputError(f"{path} is a damaged archive: {problem}", hint="copy or pack it again")
+    *whole, last = _in_folder(folder, files, str(path), limits)
+    return [*whole, msgspec.structs.replace(last, quality=(_damaged(path, problem),))]
+
+
+def _damaged(path: Path, problem: str) -> Quality:
+    return Quality(
+        problem=f"{path} is a damaged archive: {problem}",
+        effect="traces behind the damage are missing, so waiting for their ranks cannot be told from transfer",
+    )
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    """Files that may be traces: in the folder, then in its subfolders."""
+    children = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
+    yield from (child for child in children if child.is_file())
+    for child in children:
+        if child.is_dir():
+            yield from sorted(
+                grandchild for grandchild in child.iterdir() if grandchild.is_file() and grandchild.name[0] != "."
+            )
+
+
+def _in_folder(folder: Path, files: Iterable[Path], shown: str, limits: Limits) -> list[TraceSource]:
+    sources = [
+        _source(file, f"{shown}/{file.relative_to(folder)}")
+        for file in files
+        if file.name.endswith(_TRACE_SUFFIXES) and _may_be_trace(file, limits)
+    ]
+    if not sources:
+        raise InputError(f"{shown} holds no trace", hint=_HINT)
+    return sources
+
+
+def _source(path: Path, name: str) -> TraceSource:
+    return TraceSource(path=str(path), name=name, size_bytes=path.stat().st_size, rank_hint=rank_in_name(name))
+
+
+def _may_be_trace(path: Path, limits: Limits) -> bool:
+    """Whether a file that only lies beside others should be read: not if it is whole and has no events.
+
+    A file that is empty or damaged is kept, so that the reader says what is wrong with it.
+    """
+    with ByteStream(path, str(path), limits) as stream:
+        text = stream.read(_SNIFFED_BYTES)
+    if not text.strip() or path.name.endswith((".trace.json", ".trace.json.gz")):
+        return True
+    if b'"schema"' in text[:256] and b'"flatout/' in text[:256]:
+        return False
+    return len(text) == _SNIFFED_BYTES or b'"traceEvents"' in text or b'"ph"' in text

@@ -1,0 +1,106 @@
+"""One trace file to one event table.
+
+In: a `TraceSource`. Out: an `EventTable` that passes `check()`. Raises InputError where nothing can be read.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from flatout import units
+from flatout.errors import InputError
+from flatout.read import metadata
+from flatout.read.columns import BlockDecoder
+from flatout.read.decoded import Decoded
+from flatout.read.event_text import EXPORT_HINT, EventText
+from flatout.read.ranks import rank_in_name
+from flatout.read.sources import TraceSource
+from flatout.read.stream import ByteStream
+from flatout.read.table import build_table
+from flatout.records.events import EventTable, Quality
+
+# Below this, starting processes costs more than they save.
+_MIN_PARALLEL_BYTES = 96 << 20
+_TYPICAL_RATIO = 12  # of a trace to its gzip file
+
+
+def read_trace(source: TraceSource, *, num_workers: int = 1) -> EventTable:
+    """Read a trace; with `num_workers` above 1 and a large file, that many processes decode it."""
+    if num_workers > 1 and _is_large(source):
+        from flatout.read import workers  # the imports cost more than a small file
+
+        if workers.can_fork():
+            with suppress(workers.WorkerLostError):
+                return _read(source, lambda blocks: workers.decode_in_processes(blocks, num_workers))
+    return _read(source, _decode_here)
+
+
+def _read(source: TraceSource, decode: Callable[[Iterator[bytes]], Decoded]) -> EventTable:
+    with _no_garbage_collection(), _input_errors(source.name):
+        with ByteStream(Path(source.path), source.name) as stream:
+            text = EventText(stream, source.name)
+            decoded = decode(text.blocks())
+            quality = (*source.quality, *_cut_short(text, stream))
+        file_metadata = metadata.parse(text.head, text.tail)
+        if file_metadata.rank is None:
+            file_metadata.rank = rank_in_name(source.name)
+        table = build_table(decoded, file_metadata, source.name, quality)
+    if not table.num_events:
+        raise _no_events(source, table)
+    table.check()
+    return table
+
+
+def _decode_here(blocks: Iterator[bytes]) -> Decoded:
+    decoder = BlockDecoder()
+    pieces = [decoder.decode(block) for block in blocks]
+    return Decoded(pieces=pieces, decoder_of_piece=[0] * len(pieces), decoders=[decoder.finish()])
+
+
+def _is_large(source: TraceSource) -> bool:
+    ratio = _TYPICAL_RATIO if source.path.endswith(".gz") else 1
+    return source.size_bytes * ratio >= _MIN_PARALLEL_BYTES
+
+
+def _cut_short(text: EventText, stream: ByteStream) -> tuple[Quality, ...]:
+    if text.is_cut_short:
+        why = stream.problem or "the file ends inside the list of events"
+        problem = f"the trace is cut short after {units.num_bytes(text.num_bytes)}: {why}"
+        effect = "events behind it are missing, and so is metadata that stood behind the events"
+    elif stream.problem is not None:
+        problem = f"behind the last event, {stream.problem}"
+        effect = "no event is missing, but some may hold wrong values"
+    else:
+        return ()
+    return (Quality(problem=problem, effect=effect),)
+
+
+def _no_events(source: TraceSource, table: EventTable) -> InputError:
+    num_dropped = sum(count for _, count in table.dropped)
+    found = "no events" if not num_dropped else f"{num_dropped:,} events, but none of an operator, a launch or a kernel"
+    return InputError(f"{source.name} has {found}", hint=EXPORT_HINT)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Decoding creates many objects and no cycles; collections in between double its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _input_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(f"{name} does not exist", hint="check the path") from error
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror or error}", hint="check its permissions") from error

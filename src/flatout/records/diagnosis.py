@@ -1,0 +1,91 @@
+"""The result of `flatout diagnose`: the JSON contract `flatout/diagnosis`, version 1, as records.
+
+`parts_s` has all names of `PART_NAMES`, in that order, and sums to `window_s` within 1 us.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from flatout.records.events import Quality
+
+
+class Part(IntEnum):
+    """What a moment of a rank's time went to. Exclusive and exhaustive; defined in the glossary."""
+
+    COMPUTE = 0
+    TRANSFER = 1
+    WAIT = 2
+    BUBBLE = 3
+    COMMUNICATION_UNSPLIT = 4  # the other ranks' traces are missing, so wait and transfer are unknown
+    MEMORY_COPY = 5
+    DATA_LOADING = 6
+    CHECKPOINT = 7
+    ALLOCATOR = 8
+    HOST_SYNC = 9
+    HOST_LAUNCH = 10
+    LAUNCH_LATENCY = 11
+    UNATTRIBUTED = 12
+
+
+PART_NAMES: tuple[str, ...] = tuple(part.name.lower() for part in Part)
+
+
+class StepDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    step: int  # as numbered by the profiler (ProfilerStep#7 -> 7)
+    start_s: float  # since the earliest window start of all ranks
+    window_s: float
+    parts_s: dict[str, float]
+
+
+class RankDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    rank: int
+    window_s: float  # lead-in and steps
+    num_steps: int
+    parts_s: dict[str, float]  # of the whole window
+    lead_in_s: float  # between the window's start and step 1
+    steps: tuple[StepDiagnosis, ...]
+    step_s: float | None  # mean step, None without steps
+
+
+class Blame(msgspec.Struct, frozen=True, kw_only=True):
+    """Exposed waiting of one rank, charged to the rank and the part that began it. Whole steps only."""
+
+    waiting_rank: int
+    blamed_rank: int
+    part: str  # a part name, or "before_window" for lateness that was there when the recording began
+    wait_s: float
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    code: str  # F01, ... stable
+    name: str  # kebab-case
+    title: str  # one sentence with the numbers
+    ranks: tuple[int, ...]
+    cost_s_per_step: float  # what mending it would save; without steps, of the whole window
+    share_of_step: float
+    evidence: dict[str, Any]
+    changes: tuple[str, ...]
+    safety: str  # exact | rounding | semantic: of the first change to try
+    confidence: str  # high | medium | inconclusive
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    num_ranks: int
+    world_size: int | None
+    missing_ranks: tuple[int, ...]
+    device: str | None
+    num_steps: int
+    step_s: float | None  # mean over ranks and whole steps
+    untraced_step_s: float | None = None  # known from a recording; None for a plain trace
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    job: Job
+    ranks: tuple[RankDiagnosis, ...]
+    blame: tuple[Blame, ...]
+    findings: tuple[Finding, ...]
+    data_quality: tuple[Quality, ...]

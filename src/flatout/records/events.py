@@ -1,0 +1,162 @@
+"""One rank's trace as columns: what every reader gives and every analysis takes.
+
+A reader checks `EventTable.check()` at its exit, so that later stages need not check anything.
+Columns are numpy arrays of equal length `n`, sorted by `(start_ns, -duration_ns)`; texts that repeat are
+dictionary-encoded. A null in an integer column is `NULL` (-1).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+NULL = -1
+
+
+class Kind(IntEnum):
+    """What an event is, whatever the vendor and the age of the profiler called its category."""
+
+    CPU_OP = 0  # cpu_op, Operator, hpu_op
+    USER_ANNOTATION = 1  # user_annotation on the host: ProfilerStep#3, Optimizer.step#..., nccl:all_reduce
+    GPU_ANNOTATION = 2  # gpu_user_annotation: a copy of the host's on the device's timeline, never work
+    RUNTIME = 3  # cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, privateuse1_runtime, Runtime, ...
+    KERNEL = 4  # kernel, Kernel, mtia_ccp_events that are no annotation
+    MEMCPY = 5  # gpu_memcpy, Memcpy
+    MEMSET = 6  # gpu_memset, Memset
+    SYNC = 7  # cuda_sync, xpu_sync: a wait drawn on the device's timeline, never work
+    PYTHON = 8  # python_function: only those kept by `read` (data loaders, checkpoints)
+    OVERHEAD = 9  # overhead: "Command Buffer Full", "Lazy Function Loading", ...
+
+
+GPU_WORK = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+
+
+class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the profiler recorded of one collective or point-to-point call (`record_param_comms`, NCCL kernels)."""
+
+    operation: str  # as recorded: allreduce, _allgather_base, _reduce_scatter_base, broadcast, send, recv, wait, ...
+    group_name: str | None = None
+    group_description: str | None = None
+    group_ranks: tuple[int, ...] | None = None  # None where absent or cut short ("...")
+    group_size: int | None = None
+    dtype: str | None = None
+    num_input_elements: int | None = None
+    num_output_elements: int | None = None
+    src_rank: int | None = None
+    dst_rank: int | None = None
+
+
+class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `distributedInfo.pg_config`."""
+
+    name: str
+    description: str | None = None
+    ranks: tuple[int, ...] | None = None
+
+
+class Quality(msgspec.Struct, frozen=True, kw_only=True):
+    """Something lost, repaired or unsure in the input, and what that does to the result."""
+
+    problem: str
+    effect: str
+    rank: int | None = None
+
+
+class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trace file says of itself."""
+
+    path: str  # as shown to the user: file, or archive and member
+    rank: int | None = None  # from distributedInfo, else the file name, else None
+    world_size: int | None = None
+    backend: str | None = None
+    device_name: str | None = None  # of the device this rank ran on; None for the CPU
+    base_ns: int = 0  # baseTimeNanoseconds, already added to start_ns
+    groups: tuple[ProcessGroup, ...] = ()
+    hostname: str | None = None
+    fingerprint: str | None = None  # of the times of all events: equal for copies of one trace
+
+
+class EventTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The events of one rank. Times are integer nanoseconds, `start_ns` with the file's base time added."""
+
+    meta: TraceMeta
+    names: tuple[str, ...]  # dictionary of `name`
+    threads: tuple[tuple[str, str], ...]  # dictionary of `thread`: (pid, tid) as text
+    shapes: tuple[str, ...]  # dictionary of `shape`: the JSON text of "Input Dims", e.g. "[[8,1024],[]]"
+    types: tuple[str, ...]  # dictionary of `type`: the JSON text of "Input type"
+    collectives: tuple[CollectiveArgs, ...]  # dictionary of `collective`
+    quality: tuple[Quality, ...] = ()
+    dropped: tuple[tuple[str, int], ...] = ()  # what the reader left out by design, and how many: other phases, ...
+
+    kind: NDArray[np.uint8]  # Kind
+    name: NDArray[np.int32]  # index into names, never null
+    start_ns: NDArray[np.int64]
+    duration_ns: NDArray[np.int64]  # >= 0
+    thread: NDArray[np.int32]  # index into threads; for GPU work too (its device and stream row)
+    device: NDArray[np.int32]  # null on the host
+    stream: NDArray[np.int64]  # null on the host
+    correlation: NDArray[np.int64]  # joins RUNTIME with GPU work; null where absent
+    external_id: NDArray[np.int64]  # joins CPU_OP with RUNTIME and GPU work; null where absent
+    num_bytes: NDArray[np.int64]  # of copies and sets; null where absent
+    shape: NDArray[np.int32]  # index into shapes, null where not recorded
+    type: NDArray[np.int32]  # index into types, null where not recorded
+    collective: NDArray[np.int32]  # index into collectives, null where no collective arguments
+    sequence: NDArray[np.int64]  # "Seq" of a collective, null where absent
+
+    @property
+    def num_events(self) -> int:
+        return len(self.kind)
+
+    @property
+    def end_ns(self) -> NDArray[np.int64]:
+        return self.start_ns + self.duration_ns
+
+    def is_kind(self, *kinds: Kind) -> NDArray[np.bool_]:
+        """True where the event is of one of the kinds; shape (n,)."""
+        table = np.zeros(256, dtype=np.bool_)
+        table[list(kinds)] = True
+        return table[self.kind]
+
+    def name_matches(self, matching: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """True where `matching[name]`; `matching` has one entry a dictionary name, so a test runs once a name."""
+        return matching[self.name]
+
+    def check(self) -> None:
+        """Raise AssertionError where the table breaks its schema (a bug of the reader, never of the user)."""
+        n = len(self.kind)
+        for column, dtype in COLUMNS.items():
+            values = getattr(self, column)
+            assert values.dtype == dtype and values.shape == (n,), (column, values.dtype, values.shape)
+        if n:
+            assert self.kind.max() <= max(Kind) and self.duration_ns.min() >= 0
+            assert self.name.min() >= 0 and self.name.max() < len(self.names)
+            assert (np.diff(self.start_ns) >= 0).all()
+        for column, dictionary in (
+            ("thread", self.threads),
+            ("shape", self.shapes),
+            ("type", self.types),
+            ("collective", self.collectives),
+        ):
+            values = getattr(self, column)
+            assert not n or (values.min() >= NULL and values.max() < len(dictionary)), column
+
+
+COLUMNS: dict[str, np.dtype[np.generic]] = {
+    "kind": np.dtype(np.uint8),
+    "name": np.dtype(np.int32),
+    "start_ns": np.dtype(np.int64),
+    "duration_ns": np.dtype(np.int64),
+    "thread": np.dtype(np.int32),
+    "device": np.dtype(np.int32),
+    "stream": np.dtype(np.int64),
+    "correlation": np.dtype(np.int64),
+    "external_id": np.dtype(np.int64),
+    "num_bytes": np.dtype(np.int64),
+    "shape": np.dtype(np.int32),
+    "type": np.dtype(np.int32),
+    "collective": np.dtype(np.int32),
+    "sequence": np.dtype(np.int64),
+}

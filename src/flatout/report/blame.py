@@ -1,0 +1,101 @@
+"""Who waits for whom, per step: the blame of a diagnosis as sentences' worth of sums and as a matrix.
+
+In: `Diagnosis.blame` (seconds over all whole steps). Out: seconds a step of the waiting rank. Nothing is judged here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import msgspec
+
+from flatout.records.diagnosis import Diagnosis
+from flatout.report.rows import Rows
+
+SMALLEST_WAIT = 0.05  # of the longest wait for the same cause
+
+
+class Charge(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank's part made others wait."""
+
+    blamed_rank: int
+    part: str
+    waiting_ranks: tuple[int, ...]  # without those that wait next to nothing compared with the one that waits longest
+    wait_s: float  # a step, mean over the waiting ranks
+    mean_wait_s: float  # a step, mean over the ranks of the whole job
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a rank (or the mean rank of a group) waits for the blamed one."""
+
+    wait_s: float  # a step
+    parts_s: tuple[tuple[str, float], ...]  # largest first
+
+
+class Matrix(msgspec.Struct, frozen=True, kw_only=True):
+    columns: tuple[int, ...]  # blamed ranks, those that anyone waits for
+    num_other: int  # blamed ranks that have no column of their own, summed in the last one
+    cells: tuple[tuple[Cell | None, ...], ...]  # a row for each of `Rows.rows`
+    largest_s: float
+
+
+def _steps(diagnosis: Diagnosis) -> dict[int, int]:
+    return {rank.rank: max(1, rank.num_steps) for rank in diagnosis.ranks}
+
+
+def charges(diagnosis: Diagnosis) -> tuple[Charge, ...]:
+    """The blame by blamed rank and part, largest first."""
+    num_steps = _steps(diagnosis)
+    waits: dict[tuple[int, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for blame in diagnosis.blame:
+        if blame.wait_s > 0:
+            wait_s = blame.wait_s / num_steps.get(blame.waiting_rank, 1)
+            waits[blame.blamed_rank, blame.part][blame.waiting_rank] += wait_s
+    num_ranks = max(1, len(diagnosis.ranks))
+    found = []
+    for (rank, part), by_rank in waits.items():
+        longest_s = max(by_rank.values())
+        listed = {waiting: wait_s for waiting, wait_s in by_rank.items() if wait_s >= SMALLEST_WAIT * longest_s}
+        found.append(
+            Charge(
+                blamed_rank=rank,
+                part=part,
+                waiting_ranks=tuple(sorted(listed)),
+                wait_s=sum(listed.values()) / len(listed),
+                mean_wait_s=sum(by_rank.values()) / num_ranks,
+            )
+        )
+    return tuple(sorted(found, key=lambda charge: (-charge.mean_wait_s, charge.blamed_rank, charge.part)))
+
+
+def matrix(diagnosis: Diagnosis, rows: Rows, *, most_columns: int) -> Matrix:
+    """Waiting rows against blamed ranks; the ranks that are waited for longest get the columns."""
+    num_steps = _steps(diagnosis)
+    row_of = {rank: index for index, row in enumerate(rows.rows) for rank in row.ranks}
+    by_rank: dict[int, float] = defaultdict(float)
+    for blame in diagnosis.blame:
+        by_rank[blame.blamed_rank] += blame.wait_s / num_steps.get(blame.waiting_rank, 1)
+    ordered = sorted((rank for rank in by_rank if by_rank[rank] > 0), key=lambda rank: (-by_rank[rank], rank))
+    columns = tuple(sorted(ordered[:most_columns]))
+    num_other = len(ordered) - len(columns)
+    column_of = {rank: index for index, rank in enumerate(columns)}
+    sums: dict[tuple[int, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for blame in diagnosis.blame:
+        if blame.wait_s <= 0 or blame.waiting_rank not in row_of:
+            continue
+        row = row_of[blame.waiting_rank]
+        wait_s = blame.wait_s / num_steps.get(blame.waiting_rank, 1) / len(rows.rows[row].ranks)
+        sums[row, column_of.get(blame.blamed_rank, len(columns))][blame.part] += wait_s
+    cells = tuple(
+        tuple(_cell(sums.get((row, column))) for column in range(len(columns) + (num_other > 0)))
+        for row in range(len(rows.rows))
+    )
+    largest_s = max((cell.wait_s for row_cells in cells for cell in row_cells if cell), default=0.0)
+    return Matrix(columns=columns, num_other=num_other, cells=cells, largest_s=largest_s)
+
+
+def _cell(parts_s: dict[str, float] | None) -> Cell | None:
+    if not parts_s:
+        return None
+    ordered = sorted(parts_s.items(), key=lambda item: (-item[1], item[0]))
+    return Cell(wait_s=sum(parts_s.values()), parts_s=tuple(ordered))

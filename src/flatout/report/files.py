@@ -1,0 +1,76 @@
+"""Write a file whole or not at all, and never over another one unasked.
+
+In: a path and bytes. Out: the file. Missing folders above it are made. Everything that can go wrong is an `OutputError`
+of one line. Devices and pipes (`/dev/stdout`, `/dev/null`) are written to as they are.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from flatout.errors import OutputError
+
+
+def write_new(path: str | Path, data: bytes | str, *, force: bool = False) -> None:
+    """Write `data` (text as UTF-8) to `path`; an existing file is replaced only with `force`."""
+    with open_new(path, force=force) as file:
+        file.write(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
+
+
+def check_new(path: str | Path, *, force: bool = False) -> None:
+    """Raise OutputError where `write_new` would refuse; for a look before minutes of work."""
+    if os.path.isdir(path):  # unlike pathlib's, false for a name that is too long
+        raise OutputError(f"`{path}` is a folder; a file is written here", hint="give the name of a file in it")
+    if os.path.isfile(path) and not force:
+        raise OutputError(
+            f"`{path}` exists already, and nothing is overwritten unasked",
+            hint="give another name, or `--force` to replace it",
+        )
+
+
+@contextmanager
+def open_new(path: str | Path, *, force: bool = False) -> Iterator[BinaryIO]:
+    """A binary file to write to; it gets its name when the block ends without an error, and is gone otherwise."""
+    check_new(path, force=force)
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not target.is_file():
+            with target.open("wb") as file:
+                yield file
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
+        try:
+            with partial.open("xb") as file:
+                yield file
+            _give_name(partial, target, force=force)
+        finally:
+            with suppress(FileNotFoundError):
+                partial.unlink()
+    except OSError as error:
+        if isinstance(error, FileExistsError) and target.is_file():
+            check_new(path)
+        raise _output_error(path, error) from error
+
+
+def _give_name(partial: Path, target: Path, *, force: bool) -> None:
+    if force:
+        partial.replace(target)
+        return
+    try:
+        os.link(partial, target)  # unlike a rename, fails where the name was taken meanwhile
+    except OSError as error:
+        if error.errno == errno.EEXIST or target.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+        partial.replace(target)  # a file system without hard links
+
+
+def _output_error(path: str | Path, error: OSError) -> OutputError:
+    hint = "free some space, or write to another disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    reason = (error.strerror or str(error)).lower()
+    return OutputError(f"`{path}` cannot be written: {reason}", hint=hint or "give a path that you may write to")

@@ -1,0 +1,340 @@
+"""A diagnosis as one self-contained HTML file: no script, no outside reference, under 1 MB at any number of ranks.
+
+In: a `Diagnosis`, the command line, and optionally what `flatout explain` says of when a finding is wrong. Out: a
+string. Above 64 ranks, ranks alike share a row. Texts from traces are hostile: the template escapes all of them, and a
+content policy in the page forbids scripts and outside references.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+
+import msgspec
+
+from flatout import __version__, units
+from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, StepDiagnosis
+from flatout.report.blame import Cell, charges, matrix
+from flatout.report.command import MASK, masked_command
+from flatout.report.evidence import evidence_texts
+from flatout.report.parts import PART_LABELS, PART_MEANINGS, SAFETY_MEANINGS, part_label, part_values, rounded_shares
+from flatout.report.phrases import cost, counted, job_summary, ranks_of_job, ranks_text
+from flatout.report.quality import shared_notes
+from flatout.report.rows import MOST_NAMED_RANKS, Row, Rows, rank_rows
+from flatout.report.terminal import visible
+
+MOST_RANKS = 64
+MOST_ROWS = 40
+MOST_SEGMENTS = 4000  # pieces of bars in the steps chart
+MOST_BLAMED = 16  # columns of the blame matrix
+MOST_CHARGES = 40
+MOST_FINDINGS = 50
+MOST_NOTES = 100
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a bar; widths of a bar sum to 100 %."""
+
+    part: int
+    width: str  # percent of the bar
+    text: str  # "compute 55 %"
+    title: str  # "compute 55.1 %, 50.8 ms"
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of one row on the common time axis; percent of the axis."""
+
+    left: str
+    width: str
+    title: str
+    segments: tuple[Segment, ...]
+
+
+def diagnosis_html(diagnosis: Diagnosis, command: Sequence[str], *, explain: Mapping[str, str] | None = None) -> str:
+    """The page; `explain` gives "when this is wrong" by finding name."""
+    import jinja2
+    import markupsafe
+
+    def code(text: str) -> markupsafe.Markup:
+        """Escaped text in which what stands between backticks is code."""
+        pieces = [markupsafe.escape(piece) for piece in visible(text).split("`")]
+        if len(pieces) % 2 == 0:
+            return markupsafe.Markup("`").join(pieces)
+        return markupsafe.Markup("").join(
+            markupsafe.Markup("<code>{}</code>").format(piece) if index % 2 else piece
+            for index, piece in enumerate(pieces)
+        )
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: (files("flatout.report") / name).read_text(encoding="utf-8")),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )
+    environment.filters["code"] = code
+    return environment.get_template("diagnosis.html.j2").render(page_content(diagnosis, command, explain or {}))
+
+
+def page_content(diagnosis: Diagnosis, command: Sequence[str], explain: Mapping[str, str]) -> dict[str, object]:
+    """What the template shows, as texts and numbers ready to print."""
+    rows = rank_rows(diagnosis, most_ranks=MOST_RANKS, most_rows=MOST_ROWS)
+    findings = diagnosis.findings
+    return {
+        "tool_version": __version__,
+        "command": _command_line(command),
+        "facts": job_summary(diagnosis),
+        "missing": ranks_text(diagnosis.job.missing_ranks, 0) if diagnosis.job.missing_ranks else "",
+        "base": "step" if diagnosis.job.num_steps else "recording",
+        "findings": [_finding(diagnosis, finding, explain) for finding in findings[:MOST_FINDINGS]],
+        "num_more_findings": max(0, len(findings) - MOST_FINDINGS),
+        "all_findings": _all_findings(diagnosis),
+        "mean": _mean(rows),
+        "rows": [_row(row, diagnosis, rows) for row in rows.rows],
+        "groups": [{"label": row.label, "ranks": units.rank_ranges(row.ranks, 40)} for row in rows.groups],
+        "tolerance": None if rows.tolerance is None else f"{rows.tolerance * 100:.3g} %",
+        "part_columns": [{"part": part, "label": PART_LABELS[PART_NAMES[part]]} for part in _used_parts(rows)],
+        "steps": _steps(rows),
+        "blame": _blame(diagnosis, rows),
+        "notes": [
+            {"ranks": ranks_of_job(note.ranks, diagnosis), "problem": note.problem, "effect": note.effect}
+            for note in shared_notes(diagnosis.data_quality)[:MOST_NOTES]
+        ],
+        "num_more_notes": max(0, len(shared_notes(diagnosis.data_quality)) - MOST_NOTES),
+        "glossary": [
+            {"part": index, "label": PART_LABELS[name], "meaning": PART_MEANINGS[name]}
+            for index, name in enumerate(PART_NAMES)
+        ],
+        "safety": SAFETY_MEANINGS,
+    }
+
+
+def _command_line(command: Sequence[str]) -> str:
+    import shlex
+
+    return shlex.join(masked_command(command)).replace(f"'{MASK}'", MASK)
+
+
+def _all_findings(diagnosis: Diagnosis) -> str:
+    cost_s = sum(finding.cost_s_per_step for finding in diagnosis.findings)
+    share = units.percent(sum(finding.share_of_step for finding in diagnosis.findings))
+    together = "together " if len(diagnosis.findings) > 1 else ""
+    return f"{counted(len(diagnosis.findings), 'finding')}, {together}{cost(diagnosis, cost_s)} ({share})"
+
+
+def _finding(diagnosis: Diagnosis, finding: Finding, explain: Mapping[str, str]) -> dict[str, object]:
+    return {
+        "name": finding.name,
+        "code": finding.code,
+        "title": finding.title,
+        "cost": units.seconds(finding.cost_s_per_step),
+        "cost_base": "a step" if diagnosis.job.num_steps else "in all",
+        "share": units.percent(finding.share_of_step),
+        "bar": f"{min(1.0, max(0.0, finding.share_of_step)) * 100:.1f}",
+        "ranks": ranks_of_job(finding.ranks, diagnosis),
+        "evidence": evidence_texts(finding.evidence),
+        "changes": finding.changes,
+        "safety": finding.safety,
+        "safety_meaning": SAFETY_MEANINGS.get(finding.safety, ""),
+        "confidence": finding.confidence,
+        "when_wrong": [text for text in explain.get(finding.name, "").split("\n\n") if text.strip()],
+    }
+
+
+def _segments(parts_s: Iterable[float]) -> tuple[Segment, ...]:
+    """A stacked bar of the parts that have a width, in the order of the parts."""
+    values = tuple(parts_s)
+    return tuple(
+        Segment(
+            part=part,
+            width=f"{width // 100}.{width % 100:02d}",
+            text=f"{PART_LABELS[PART_NAMES[part]]} {units.percent(width / 10_000)}",
+            title=f"{PART_LABELS[PART_NAMES[part]]} {width / 100:.1f} %, {units.seconds(values[part])}",
+        )
+        for part, width in enumerate(rounded_shares(values, 10_000))
+        if width
+    )
+
+
+def _spoken(segments: Sequence[Segment]) -> str:
+    return ", ".join(segment.text for segment in segments)
+
+
+def _mean(rows: Rows) -> dict[str, object]:
+    """The mean rank's step, and for each part its range over the rows."""
+    num_ranks = sum(len(row.ranks) for row in rows.rows)
+    mean = [
+        sum(row.parts_s[part] * len(row.ranks) for row in rows.rows) / max(1, num_ranks)
+        for part in range(len(PART_NAMES))
+    ]
+    segments = _segments(mean)
+    shares = [tuple(_share(row, part) for row in rows.rows) for part in range(len(PART_NAMES))]
+    return {
+        "segments": segments,
+        "spoken": _spoken(segments),
+        "duration": units.seconds(sum(mean)),
+        "num_ranks": num_ranks,
+        "parts": [
+            {
+                "part": part,
+                "label": PART_LABELS[PART_NAMES[part]],
+                "meaning": PART_MEANINGS[PART_NAMES[part]],
+                "time": units.seconds(mean[part]),
+                "share": f"{mean[part] / sum(mean) * 100:.1f} %",
+                "range": f"{min(shares[part]) * 100:.1f} to {max(shares[part]) * 100:.1f} %",
+            }
+            for part in _used_parts(rows)
+        ],
+    }
+
+
+def _share(row: Row, part: int) -> float:
+    return row.parts_s[part] / row.duration_s if row.duration_s else 0.0
+
+
+def _used_parts(rows: Rows) -> list[int]:
+    return [part for part in range(len(PART_NAMES)) if any(row.parts_s[part] > 0 for row in rows.rows)]
+
+
+def _row(row: Row, diagnosis: Diagnosis, rows: Rows) -> dict[str, object]:
+    longest_s = max(other.duration_s for other in rows.rows) or 1.0
+    segments = _segments(row.parts_s)
+    names = [
+        finding.name
+        for finding in diagnosis.findings
+        if not row.is_group
+        and row.ranks[0] in finding.ranks
+        and len(finding.ranks) <= MOST_NAMED_RANKS
+        and len(finding.ranks) < diagnosis.job.num_ranks
+    ]
+    return {
+        "label": row.label,
+        "findings": list(dict.fromkeys(names)),
+        "duration": units.seconds(row.duration_s),
+        "length": f"{row.duration_s / longest_s * 100:.2f}",
+        "segments": segments,
+        "spoken": _spoken(segments),
+        "shares": [f"{_share(row, part) * 100:.1f}" for part in _used_parts(rows)],
+        "shown": f"rank {row.shown.rank}" if row.is_group else "",
+    }
+
+
+def _steps(rows: Rows) -> dict[str, object] | None:
+    """Each row's steps on one time axis; where they are too many, those around the longest step."""
+    numbers = sorted({step.step for row in rows.rows for step in row.shown.steps})
+    if not numbers:
+        return None
+    chosen = set(_chosen_steps(rows, numbers))
+    lanes = [[step for step in row.shown.steps if step.step in chosen] for row in rows.rows]
+    drawn = [step for lane in lanes for step in lane]
+    first_s = 0.0 if numbers[0] in chosen else min(step.start_s for step in drawn)
+    span_s = max(step.start_s + step.window_s for step in drawn) - first_s or 1.0
+    longest = max(lanes, key=len)
+    return {
+        "num_all": len(numbers),
+        "num_shown": len(chosen),
+        "ticks": _ticks(first_s, span_s),
+        "labels": [{"left": _percent((step.start_s - first_s) / span_s), "text": str(step.step)} for step in longest],
+        "lanes": [
+            {"label": row.label, "shown": f"rank {row.shown.rank}" if row.is_group else "", "blocks": blocks}
+            for row, lane in zip(rows.rows, lanes, strict=True)
+            for blocks in [[_block(step, first_s, span_s) for step in lane]]
+        ],
+    }
+
+
+def _chosen_steps(rows: Rows, numbers: list[int]) -> list[int]:
+    """Consecutive steps that can be drawn in the space there is, with the longest in their middle."""
+    num_segments = sum(part > 0 for row in rows.rows for part in row.parts_s)
+    most = max(1, MOST_SEGMENTS // max(1, num_segments))
+    if len(numbers) <= most:
+        return numbers
+    longest = max((step for row in rows.rows for step in row.shown.steps), key=lambda step: step.window_s)
+    first = min(max(0, numbers.index(longest.step) - most // 2), len(numbers) - most)
+    return numbers[first : first + most]
+
+
+def _block(step: StepDiagnosis, first_s: float, span_s: float) -> Block:
+    segments = _segments(part_values(step.parts_s))
+    when = f"from {units.seconds(step.start_s)}, {units.seconds(step.window_s)}"
+    return Block(
+        left=_percent((step.start_s - first_s) / span_s),
+        width=_percent(step.window_s / span_s),
+        title=f"step {step.step}, {when}: {_spoken(segments)}",
+        segments=segments,
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.2f}"
+
+
+def _ticks(first_s: float, span_s: float) -> list[dict[str, str]]:
+    """Round times along the axis, at most seven."""
+    rough = span_s / 6
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    distance_s = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= rough)
+    unit, scale = next(
+        (unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if span_s * scale >= 1 or unit == "us"
+    )
+    digits = 0 if distance_s * scale >= 0.999 else 1
+    first = math.ceil(first_s / distance_s - 1e-9)
+    times = [index * distance_s for index in range(first, first + 8)]
+    return [
+        {"left": _percent((time_s - first_s) / span_s), "text": f"{time_s * scale:.{digits}f} {unit}"}
+        for time_s in times
+        if time_s <= first_s + span_s * 0.82  # a later one would not fit before the edge
+    ]
+
+
+def _blame(diagnosis: Diagnosis, rows: Rows) -> dict[str, object] | None:
+    found = charges(diagnosis)
+    if not found:
+        return None
+    table = matrix(diagnosis, rows, most_columns=MOST_BLAMED)
+    total_s = sum(charge.mean_wait_s for charge in found)
+    columns = [f"rank {rank}" for rank in table.columns]
+    if table.num_other:
+        columns.append(f"{table.num_other:,} others")
+    return {
+        "columns": columns,
+        "rows": [
+            {"label": row.label, "cells": [_cell(cell, table.largest_s, len(columns)) for cell in cells]}
+            for row, cells in zip(rows.rows, table.cells, strict=True)
+        ],
+        "largest": units.seconds(table.largest_s),
+        "charges": [
+            {
+                "waiting": ranks_of_job(charge.waiting_ranks, diagnosis),
+                "blamed": f"rank {charge.blamed_rank}",
+                "part": part_label(charge.part),
+                "wait": units.seconds(charge.wait_s),
+                "share": units.percent(charge.mean_wait_s / total_s),
+            }
+            for charge in found[:MOST_CHARGES]
+        ],
+        "num_more": max(0, len(found) - MOST_CHARGES),
+    }
+
+
+def _cell(cell: Cell | None, largest_s: float, num_columns: int) -> dict[str, str] | None:
+    if cell is None:
+        return None
+    return {
+        "text": units.seconds(cell.wait_s),
+        "part": _main_part(cell) if num_columns <= 8 else "",
+        "strength": f"{0.08 + 0.52 * cell.wait_s / largest_s:.2f}",
+        "title": "; ".join(f"{part_label(part)} {units.seconds(wait_s)}" for part, wait_s in cell.parts_s[:6]),
+    }
+
+
+def _main_part(cell: Cell) -> str:
+    """The part that is blamed most, with its share where others are blamed too."""
+    part, wait_s = cell.parts_s[0]
+    return (
+        part_label(part)
+        if wait_s >= 0.95 * cell.wait_s
+        else f"{part_label(part)} {units.percent(wait_s / cell.wait_s)}"
+    )

@@ -1,0 +1,96 @@
+"""A diagnosis as the JSON of the contract `flatout/diagnosis`, version 1, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flatout import __version__
+from flatout.errors import InputError
+from flatout.records.diagnosis import PART_NAMES, Diagnosis
+from flatout.report.command import masked_command
+
+SCHEMA = "flatout/diagnosis"
+VERSION = 1
+
+
+class _Envelope(msgspec.Struct):
+    schema: str
+    version: int
+
+
+def diagnosis_json(diagnosis: Diagnosis, command: Sequence[str], *, pretty: bool = True) -> bytes:
+    """The contract object: `schema`, `version`, `tool_version`, `command` (secrets masked), then the diagnosis."""
+    return enveloped_json(SCHEMA, VERSION, command, diagnosis, pretty=pretty)
+
+
+def enveloped_json(
+    schema: str, version: int, command: Sequence[str], record: msgspec.Struct, *, pretty: bool = True
+) -> bytes:
+    """Any record as one JSON object that begins as every object of Flatout does; ends with a newline if pretty."""
+    content: dict[str, Any] = {
+        "schema": schema,
+        "version": version,
+        "tool_version": __version__,
+        "command": list(masked_command(command)),
+    }
+    content |= {field: getattr(record, field) for field in record.__struct_fields__}
+    data = msgspec.json.encode(content, enc_hook=_plain)
+    return msgspec.json.format(data, indent=2) + b"\n" if pretty else data
+
+
+def is_diagnosis(path: str | Path) -> bool:
+    """True for a file that begins like what `diagnosis_json` writes."""
+    try:
+        with Path(path).open("rb") as file:
+            return b'"flatout/' in file.read(200)
+    except OSError:
+        return False
+
+
+def read_diagnosis(path: str | Path) -> Diagnosis:
+    """What `diagnosis_json` wrote. InputError: no such file, no JSON, another schema or version, a missing key."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
+    hint = "make one with `flatout diagnose PATH --json > FILE`"
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InputError(f"`{path}` is no diagnosis: {error}", hint=hint) from error
+    if envelope.schema != SCHEMA:
+        raise InputError(f"`{path}` must have the schema `{SCHEMA}`, but has `{envelope.schema}`", hint=hint)
+    if envelope.version != VERSION:
+        raise InputError(
+            f"`{path}` has version {envelope.version} of its schema, and this Flatout ({__version__}) reads {VERSION}",
+            hint="use the Flatout that wrote it, or diagnose the traces again",
+        )
+    try:
+        diagnosis = msgspec.json.decode(data, type=Diagnosis)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InputError(f"`{path}` breaks the schema `{SCHEMA}`: {error}", hint=hint) from error
+    _check_parts(path, diagnosis, hint)
+    return diagnosis
+
+
+def _check_parts(path: str | Path, diagnosis: Diagnosis, hint: str) -> None:
+    for rank in diagnosis.ranks:
+        for parts_s in (rank.parts_s, *(step.parts_s for step in rank.steps)):
+            if set(parts_s) != set(PART_NAMES):
+                wrong = ", ".join(sorted(set(parts_s) ^ set(PART_NAMES)))
+                raise InputError(
+                    f"`{path}` breaks the schema `{SCHEMA}`: `parts_s` of rank {rank.rank} must have the parts of the "
+                    f"contract, but these are missing or unknown: {wrong}",
+                    hint=hint,
+                )
+
+
+def _plain(value: Any) -> Any:
+    """Evidence may hold numpy numbers and arrays."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise NotImplementedError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,125 @@
+"""One row a rank, or, with too many ranks to read, a row for each group of ranks alike and one for each outlier.
+
+In: a `Diagnosis`. Out: rows with the parts of a mean step. Ranks are alike when no part of their step differs from the
+group's centre by more than a tolerance, a share of the median step; the tolerance begins at 2 % and grows until the
+rows fit. Ranks that a finding names are never put into a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.records.diagnosis import Diagnosis, RankDiagnosis
+from flatout.report.parts import part_values
+
+FIRST_TOLERANCE = 0.02  # of the median step: as large as the smallest finding
+SMALLEST_GROUP = 3
+MOST_NAMED_RANKS = 8  # a finding that names more ranks than this does not take them out of their groups
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank, or a group of ranks alike: means over its ranks and their whole steps."""
+
+    ranks: tuple[int, ...]
+    shown: RankDiagnosis  # the rank, or the one nearest to the group's centre
+    duration_s: float  # of a mean step; of the window where there are no steps
+    parts_s: tuple[float, ...]  # in the order of PART_NAMES
+
+    @property
+    def is_group(self) -> bool:
+        return len(self.ranks) > 1
+
+    @property
+    def label(self) -> str:
+        return f"{len(self.ranks):,} ranks" if self.is_group else f"rank {self.ranks[0]}"
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    rows: tuple[Row, ...]
+    tolerance: float | None  # share of the median step by which ranks of a group may differ; None: nothing is grouped
+
+    @property
+    def groups(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.is_group)
+
+
+def mean_parts(rank: RankDiagnosis) -> tuple[float, ...]:
+    """Seconds of each part in a mean step of the rank, or in its window where it has no steps."""
+    if not rank.steps:
+        return part_values(rank.parts_s)
+    columns = zip(*(part_values(step.parts_s) for step in rank.steps), strict=True)
+    return tuple(sum(column) / len(rank.steps) for column in columns)
+
+
+def rank_rows(diagnosis: Diagnosis, *, most_ranks: int, most_rows: int) -> Rows:
+    """The rows of a diagnosis: one a rank up to `most_ranks`, else about `most_rows` groups and outliers."""
+    ranks = sorted(diagnosis.ranks, key=lambda rank: rank.rank)
+    parts = [mean_parts(rank) for rank in ranks]
+    if len(ranks) <= most_ranks:
+        rows = tuple(_row((rank,), rank, (values,)) for rank, values in zip(ranks, parts, strict=True))
+        return Rows(rows=rows, tolerance=None)
+    values = np.array(parts)
+    named = {rank for finding in diagnosis.findings if len(finding.ranks) <= MOST_NAMED_RANKS for rank in finding.ranks}
+    is_named = np.array([rank.rank in named for rank in ranks])
+    most_groups = max(1, most_rows - int(is_named.sum()))
+    clusters, tolerance = _fitting_clusters(values, np.flatnonzero(~is_named), most_groups)
+    alone = [np.array([index]) for index in np.flatnonzero(is_named)]
+    members = [cluster for cluster in clusters if len(cluster) >= SMALLEST_GROUP]
+    alone += [np.array([index]) for cluster in clusters if len(cluster) < SMALLEST_GROUP for index in cluster]
+    members.sort(key=lambda cluster: (-len(cluster), int(cluster[0])))
+    alone.sort(key=lambda cluster: int(cluster[0]))
+    rows = tuple(_group_row(ranks, parts, values, cluster) for cluster in members + alone)
+    return Rows(rows=rows, tolerance=tolerance)
+
+
+def _fitting_clusters(
+    values: NDArray[np.float64], indices: NDArray[np.intp], most_groups: int
+) -> tuple[list[NDArray[np.intp]], float]:
+    scale_s = float(np.median(values.sum(axis=1))) or 1.0
+    tolerance = FIRST_TOLERANCE
+    while True:
+        clusters = _clusters(values, indices, tolerance * scale_s, most_groups)
+        if clusters is not None:
+            return clusters, tolerance
+        tolerance *= 1.5
+
+
+def _clusters(
+    values: NDArray[np.float64], indices: NDArray[np.intp], tolerance_s: float, most_groups: int
+) -> list[NDArray[np.intp]] | None:
+    """Ranks within the tolerance of a centre, group by group; None where that makes more rows than may be."""
+    clusters: list[NDArray[np.intp]] = []
+    num_rows = 0
+    while len(indices):
+        left = values[indices]
+        distance = np.abs(left - np.median(left, axis=0)).max(axis=1)
+        if not (distance <= tolerance_s).any():  # the median lies between the groups: take the rank nearest to it
+            distance = np.abs(left - left[int(distance.argmin())]).max(axis=1)
+        is_near = distance <= tolerance_s
+        clusters.append(indices[is_near])
+        num_rows += 1 if len(clusters[-1]) >= SMALLEST_GROUP else len(clusters[-1])
+        if num_rows > most_groups:
+            return None
+        indices = indices[~is_near]
+    return clusters
+
+
+def _group_row(
+    ranks: Sequence[RankDiagnosis],
+    parts: Sequence[tuple[float, ...]],
+    values: NDArray[np.float64],
+    cluster: NDArray[np.intp],
+) -> Row:
+    chosen = values[cluster]
+    nearest = int(np.abs(chosen - chosen.mean(axis=0)).max(axis=1).argmin())
+    members = tuple(ranks[index] for index in cluster)
+    return _row(members, members[nearest], tuple(parts[index] for index in cluster))
+
+
+def _row(ranks: tuple[RankDiagnosis, ...], shown: RankDiagnosis, parts: tuple[tuple[float, ...], ...]) -> Row:
+    mean = tuple(sum(column) / len(parts) for column in zip(*parts, strict=True))
+    return Row(ranks=tuple(rank.rank for rank in ranks), shown=shown, duration_s=sum(mean), parts_s=mean)

@@ -1,0 +1,214 @@
+"""A diagnosis as text for a terminal: what is wrong and what it costs, in 80 columns, without needing colour.
+
+In: a `Diagnosis` and a style. Out: a string. Above 16 ranks, ranks that behave alike share a row.
+"""
+
+from __future__ import annotations
+
+from flatout import units
+from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding
+from flatout.report.blame import charges
+from flatout.report.evidence import evidence_texts
+from flatout.report.parts import part_label, rounded_shares
+from flatout.report.phrases import cost, counted, job_summary, ranks_of_job, ranks_text
+from flatout.report.quality import shared_notes
+from flatout.report.rows import Rows, rank_rows
+from flatout.report.terminal import TextStyle
+
+MOST_RANKS = 16
+MOST_ROWS = 12
+MOST_EVIDENCE = 8
+MOST_CHARGES = 5
+SMALLEST_WAITING = 0.005  # of the step, mean over ranks
+SMALLEST_CHARGE = 0.02  # of all waiting
+LARGEST_OTHER = 20  # tenths of a percent that may go into the column `other`
+BAR_WIDTH = 20
+
+_HEADERS = {
+    "communication_unsplit": ("comm.", "unsplit"),
+    "memory_copy": ("memory", "copy"),
+    "data_loading": ("data", "loading"),
+    "checkpoint": ("check-", "point"),
+    "allocator": ("allo-", "cator"),
+    "host_sync": ("host", "sync"),
+    "host_launch": ("host", "launch"),
+    "launch_latency": ("launch", "latency"),
+    "unattributed": ("unattri-", "buted"),
+    "other": ("", "other"),
+}
+
+
+def diagnosis_text(diagnosis: Diagnosis, *, style: TextStyle | None = None, next_command: str | None = None) -> str:
+    """The whole report; ends with the next command to type (by default `flatout explain` of the first finding)."""
+    style = style or TextStyle()
+    sections = [
+        _header(diagnosis, style),
+        _parts_table(diagnosis, style),
+        _findings(diagnosis, style),
+        _blame(diagnosis, style),
+        _data_quality(diagnosis, style),
+    ]
+    if next_command is None and diagnosis.findings:
+        next_command = f"flatout explain {diagnosis.findings[0].name}"
+    if next_command:
+        sections.append([style.bold(line) for line in style.wrapped(next_command, label="Next: ")])
+    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+def _header(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
+    separator = " · " if style.has_unicode else ", "
+    lines = style.wrapped(separator.join(job_summary(diagnosis)))
+    missing = diagnosis.job.missing_ranks
+    if missing:
+        lines += style.wrapped(f"No trace of rank{'s' if len(missing) > 1 else ''} {units.rank_ranges(missing)}.")
+    return [style.bold(line) for line in lines]
+
+
+def _title(text: str, style: TextStyle) -> str:
+    rule = ("─" if style.has_unicode else "-") * (style.width - len(text) - 1)
+    return f"{style.bold(text)} {style.dim(rule)}"
+
+
+def _parts_table(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
+    rows = rank_rows(diagnosis, most_ranks=MOST_RANKS, most_rows=MOST_ROWS)
+    if not rows.rows:
+        return []
+    labels = [str(row.ranks[0]) if not row.is_group else row.label for row in rows.rows]
+    durations = [units.seconds(row.duration_s) for row in rows.rows]
+    values = [row.parts_s for row in rows.rows]
+    if len(values) > 1:
+        weights = [len(row.ranks) for row in rows.rows]
+        mean = tuple(_weighted_mean(column, weights) for column in zip(*values, strict=True))
+        labels, durations, values = [*labels, "mean"], [*durations, units.seconds(sum(mean))], [*values, mean]
+    shares = [dict(zip(PART_NAMES, rounded_shares(row_values, 1000), strict=True)) for row_values in values]
+    label_width = max(4, *map(len, labels))
+    duration_width = max(4, *map(len, durations))
+    base = "step" if diagnosis.job.num_steps else "time"
+    heads = [f"{'':>{label_width}}  {'':>{duration_width}}", f"{'rank':>{label_width}}  {base:>{duration_width}}"]
+    starts = [f"{text:>{label_width}}  {time:>{duration_width}}" for text, time in zip(labels, durations, strict=True)]
+    lines = [_title(f"Where the {base} goes, in % of it", style)]
+    for number, columns in enumerate(_fitting_columns(shares, style.width - label_width - duration_width - 2)):
+        lines += [""] if number else []
+        for line, head in enumerate(heads):
+            lines.append((head + "".join(f"{_headers(name)[line]:>{_width(name)}}" for name in columns)).rstrip())
+            lines = lines if lines[-1] else lines[:-1]
+        for start, row_shares in zip(starts, shares, strict=True):
+            lines.append(start + "".join(f"{_tenths(row_shares[name]):>{_width(name)}}" for name in columns))
+    return lines + _legend(rows, style)
+
+
+def _weighted_mean(values: tuple[float, ...], weights: list[int]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+
+def _headers(part: str) -> tuple[str, str]:
+    return _HEADERS.get(part, ("", part_label(part)))
+
+
+def _width(part: str) -> int:
+    return max(5, *map(len, _headers(part))) + 2
+
+
+def _tenths(share: int) -> str:
+    return f"{share // 10}.{share % 10}" if share else "-"
+
+
+def _fitting_columns(shares: list[dict[str, int]], width: int) -> list[list[str]]:
+    """The parts with a share on any row, in blocks that fit; small ones share a column where that saves a block."""
+    largest = {name: max(row[name] for row in shares) for name in PART_NAMES}
+    columns = [name for name in PART_NAMES if largest[name] > 0]
+    if sum(map(_width, columns)) <= width:
+        return [columns]
+    kept = list(columns)
+    while sum(map(_width, kept)) + _width("other") > width:
+        kept.remove(min(kept, key=lambda name: (largest[name], -PART_NAMES.index(name))))
+    for row in shares:
+        row["other"] = sum(row[name] for name in columns if name not in kept)
+    if max(row["other"] for row in shares) <= LARGEST_OTHER:
+        return [[*kept, "other"]]
+    blocks: list[list[str]] = [[]]
+    for name in columns:
+        if sum(map(_width, [*blocks[-1], name])) > width:
+            blocks.append([])
+        blocks[-1].append(name)
+    return blocks
+
+
+def _legend(rows: Rows, style: TextStyle) -> list[str]:
+    if rows.tolerance is None:
+        return []
+    lines = style.wrapped(
+        f"Ranks share a row when no part differs from the group's centre by more than {rows.tolerance * 100:.3g} % "
+        "of the step:"
+    )
+    for row in rows.groups:
+        lines += style.wrapped(units.rank_ranges(row.ranks), indent="  ", label=f"{row.label}: ")
+    return lines
+
+
+def _findings(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
+    if not diagnosis.findings:
+        base = "the step" if diagnosis.job.num_steps else "the recorded time"
+        return [_title("Findings", style), f"No finding above 2 % of {base}."]
+    lines = [_title("Findings", style)]
+    for number, finding in enumerate(diagnosis.findings, start=1):
+        if number > 1:
+            lines.append("")
+        lines += _finding(diagnosis, finding, number, style)
+    return lines
+
+
+def _finding(diagnosis: Diagnosis, finding: Finding, number: int, style: TextStyle) -> list[str]:
+    name = f"{number}. {style.clean(finding.name)}"
+    facts = f"{cost(diagnosis, finding.cost_s_per_step)}, {units.percent(finding.share_of_step)}"
+    facts += f", {ranks_of_job(finding.ranks, diagnosis)}"
+    head = style.wrapped(f"{name}: {facts}")
+    bar = style.bar(finding.share_of_step, BAR_WIDTH)
+    if len(head) == 1 and len(head[0]) + 2 + BAR_WIDTH <= style.width:
+        head[0] = f"{head[0]:<{style.width - BAR_WIDTH}}{bar}"
+    if head[0].startswith(name):
+        head[0] = style.bold(name) + head[0].removeprefix(name)
+    lines = head + style.wrapped(finding.title, indent="   ")
+    evidence = evidence_texts(finding.evidence)
+    if evidence:
+        more = f"; and {len(evidence) - MOST_EVIDENCE} more" if len(evidence) > MOST_EVIDENCE else ""
+        shown = "; ".join(f"{label}: {value}" for label, value in evidence[:MOST_EVIDENCE])
+        lines += style.wrapped(shown + more, indent="   ", label="evidence    ")
+    for index, change in enumerate(finding.changes):
+        safety = f" ({finding.safety})" if index == 0 else ""
+        lines += style.wrapped(change + safety, indent="   ", label="try         " if index == 0 else "or          ")
+    return lines + style.wrapped(finding.confidence, indent="   ", label="confidence  ")
+
+
+def _blame(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
+    found = charges(diagnosis)
+    total_s = sum(charge.mean_wait_s for charge in found)
+    duration_s = diagnosis.job.step_s or max((rank.window_s for rank in diagnosis.ranks), default=0.0)
+    if total_s <= SMALLEST_WAITING * duration_s:
+        return []
+    num_large = sum(charge.mean_wait_s >= SMALLEST_CHARGE * total_s for charge in found)
+    num_shown = min(MOST_CHARGES, max(1, num_large))
+    lines = [_title("Who waits for whom", style)]
+    for charge in found[:num_shown]:
+        waiting = ranks_text(charge.waiting_ranks, 0)
+        verb = "waits" if len(charge.waiting_ranks) == 1 else "wait"
+        cause = f"rank {charge.blamed_rank}: {part_label(charge.part)}"
+        lines += style.wrapped(
+            f"{waiting} {verb} {cost(diagnosis, charge.wait_s)} for {cause} "
+            f"({units.percent(charge.mean_wait_s / total_s)} of all waiting)",
+            label="  ",
+        )
+    rest = found[num_shown:]
+    if rest:
+        rest_share = units.percent(sum(charge.mean_wait_s for charge in rest) / total_s)
+        lines.append(f"  and {counted(len(rest), 'smaller one')}, {rest_share} of all waiting")
+    return lines
+
+
+def _data_quality(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
+    notes = shared_notes(diagnosis.data_quality)
+    lines = [_title("Data quality", style)] if notes else []
+    for note in notes:
+        ranks = f"{ranks_of_job(note.ranks, diagnosis)}: " if note.ranks else ""
+        lines += style.wrapped(f"{ranks}{note.problem}; {note.effect}", label="  ")
+    return lines

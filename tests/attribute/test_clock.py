@@ -1,0 +1,132 @@
+"""Clocks of different nodes: shifted by milliseconds, aligned on the common ends of collectives."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.diagnose.jobs import attributed, blame_us, parts_us
+from tests.diagnose.simulate import Program, programs, simulated
+
+from flatout.records.job import JobAttribution
+from flatout.testing import TraceBuilder
+
+MS = 1_000_000
+
+
+def late_loader(shift_us: float = 0, *, operation: str = "allreduce", num_steps: int = 3) -> list[TraceBuilder]:
+    """Two ranks; rank 1 loads data 300 us longer in each step, and its clock is off by `shift_us`."""
+    traces = [TraceBuilder(0), TraceBuilder(1)]
+    for trace, clock, late in zip(traces, (0.0, shift_us), (0, 300), strict=True):
+        for number in range(num_steps):
+            at = 1000 * number + clock
+            trace.step(number + 1, at, 1000)
+            trace.data_loading(at, 50 + late)
+            trace.launch("gemm", at + 50 + late, 5, at + 60 + late, 100)
+            root = 0 if operation == "broadcast" else None
+            trace.collective(operation, at + 56 + late, at + 200 + late, 700 - late, root=root)
+    return traces
+
+
+def result(job: JobAttribution) -> tuple[list[dict[str, float]], dict[tuple[int, int, str], float]]:
+    return [parts_us(job, timeline.rank) for timeline in job.timelines], blame_us(job)
+
+
+@pytest.mark.parametrize("shift_us", [5000, -5000, 150, 3.6e9])
+def test_a_shifted_clock_is_corrected_and_changes_nothing(shift_us: float) -> None:
+    job = attributed(*late_loader(shift_us))
+    assert job.clock_offset_ns == {0: 0, 1: round(-1000 * shift_us)}
+    assert result(job) == result(attributed(*late_loader()))
+    assert blame_us(job) == {(0, 1, "data_loading"): 900}
+
+
+def test_a_correction_is_told() -> None:
+    quality = attributed(*late_loader(5000)).quality
+    assert [(note.rank, note.problem) for note in quality] == [
+        (1, "the clock differs by -5000.0 us from that of rank 0")
+    ]
+    assert attributed(*late_loader()).quality == ()
+
+
+def test_all_times_of_the_shifted_rank_move_together() -> None:
+    """Steps, segments, kernels and their launches are on the common clock afterwards."""
+    shifted, plain = attributed(*late_loader(5000)).timelines[1], attributed(*late_loader()).timelines[1]
+    assert shifted.window_start_ns == plain.window_start_ns == 0
+    assert shifted.window_end_ns == plain.window_end_ns
+    assert shifted.steps == plain.steps
+    assert (shifted.segments.start_ns == plain.segments.start_ns).all()
+    assert (shifted.communication.launched_ns == plain.communication.launched_ns).all()
+
+
+def test_a_difference_as_small_as_on_one_host_is_no_shift() -> None:
+    job = attributed(*late_loader(40))
+    assert job.clock_offset_ns == {0: 0, 1: 0}
+    assert job.quality == ()
+
+
+def test_a_difference_within_the_spread_of_the_ends_is_no_shift() -> None:
+    """Ends that disagree by 0.1 to 1 ms, each in its own way, do not show a clock."""
+    traces = [TraceBuilder(0), TraceBuilder(1)]
+    for number, late in enumerate((-900, 700, 150, -400, 1000, 200)):
+        at = 5000 * number
+        for trace, extra in zip(traces, (0, late), strict=True):
+            trace.step(number + 1, at, 5000)
+            trace.collective("allreduce", at, at + 100, 2000 + extra)
+    assert attributed(*traces).clock_offset_ns == {0: 0, 1: 0}
+
+
+def test_one_outlier_does_not_move_a_clock() -> None:
+    traces = late_loader(num_steps=5)
+    traces[1].collective("allreduce", 4910, 4915, 3000)
+    traces[0].collective("allreduce", 4910, 4915, 20)
+    assert attributed(*traces).clock_offset_ns == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("operation", ["broadcast", "reduce"])
+def test_operations_that_ranks_leave_at_different_times_show_no_clock(operation: str) -> None:
+    """The root of a broadcast is done when it has sent, long before the last rank has received."""
+    root, other = TraceBuilder(0), TraceBuilder(1)
+    for number in range(3):
+        at = 1000 * number
+        for trace, length in ((root, 20), (other, 800)):
+            trace.step(number + 1, at, 1000)
+            trace.collective(operation, at, at + 10, length, root=0)
+    assert attributed(root, other).clock_offset_ns == {0: 0, 1: 0}
+
+
+def test_ranks_without_a_common_collective_are_aligned_through_others() -> None:
+    """0 and 1, then 1 and 2 share a group; ranks 1 and 2 are on nodes with clocks of their own."""
+    shifts = (0.0, -3000.0, 5000.0)
+    traces = [TraceBuilder(rank, 3) for rank in range(3)]
+    for number in range(3):
+        for trace, clock in zip(traces, shifts, strict=True):
+            at = 1000 * number + clock
+            trace.step(number + 1, at, 1000)
+            if trace.rank < 2:
+                trace.collective("allreduce", at, at + 100, 300, group="1", group_ranks=(0, 1))
+            if trace.rank > 0:
+                trace.collective("allreduce", at + 1, at + 500, 300, group="2", group_ranks=(1, 2), stream=27)
+    job = attributed(*traces)
+    assert job.clock_offset_ns == {0: 0, 1: 3 * MS, 2: -5 * MS}
+    assert [parts_us(job, rank).get("wait", 0) for rank in range(3)] == [0, 0, 0]
+
+
+def test_ranks_that_share_no_collective_keep_their_own_times() -> None:
+    traces = [TraceBuilder(rank, 4) for rank in range(4)]
+    for trace, clock in zip(traces, (0, 0, 5000, 5000), strict=True):
+        members = (0, 1) if trace.rank < 2 else (2, 3)
+        trace.step(1, clock, 1000).collective("allreduce", clock, clock + 100, 300, group="1", group_ranks=members)
+    assert attributed(*traces).clock_offset_ns == dict.fromkeys(range(4), 0)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(programs(), st.data())
+def test_shifting_the_clock_of_any_rank_changes_less_than_a_microsecond(
+    program: tuple[int, Program], data: st.DataObject
+) -> None:
+    shift = st.sampled_from((0, 5 * MS, -5 * MS, 137 * MS + 1, -100_001))
+    bases = [10**9 + data.draw(shift) for _ in range(program[0])]
+    expected, shifted = attributed(*simulated(program)), attributed(*simulated(program, base_ns=bases))
+    for rank in range(program[0]):
+        assert parts_us(shifted, rank) == pytest.approx(parts_us(expected, rank), abs=1)
+    assert blame_us(shifted) == pytest.approx(blame_us(expected), abs=1)

@@ -1,0 +1,147 @@
+"""How a run ends: exit codes, and what standard error says. Each case is a process of its own with one more verb."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flatout
+
+PROGRAM = """
+import sys
+from flatout.cli import app, main
+from flatout.errors import InputError, UsageError
+
+@app.command("try")
+def attempt(number: int = 0) -> None:
+    {body}
+
+sys.exit(main())
+"""
+
+
+def run(body: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`flatout try ARGUMENTS`, where the verb `try` does `body`."""
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(body=body), "try", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def flatout_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "flatout", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_a_verb_that_returns_ends_with_0() -> None:
+    done = run("print('done')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_a_verb_can_choose_its_exit_code() -> None:
+    assert run("import typer; raise typer.Exit(1)").returncode == 1
+
+
+def test_a_verb_starts_without_what_it_does_not_use() -> None:
+    done = run("print(*{name.split('.')[0] for name in sys.modules})", "--number", "3")
+    assert done.returncode == 0
+    assert {"numpy", "scipy", "jinja2", "msgspec", "rich", "pydantic", "torch", "ray"}.isdisjoint(done.stdout.split())
+
+
+def test_bad_input_is_one_line_and_a_hint_and_exit_code_2() -> None:
+    done = run("raise InputError('no trace in runs/', hint='name a folder with rank traces')")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: no trace in runs/\nhint: name a folder with rank traces\n"
+
+
+def test_an_error_without_a_hint_has_no_hint_line() -> None:
+    assert run("raise UsageError('either A or B')").stderr == "error: either A or B\n"
+
+
+def test_an_error_of_ours_shows_no_traceback_unless_asked() -> None:
+    done = run("raise KeyError('ts')")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: internal error, please report it: KeyError: 'ts'",
+        "hint: run it again with FLATOUT_DEBUG=1 for the traceback",
+    ]
+    debugged = run("raise KeyError('ts')", FLATOUT_DEBUG="1")
+    assert debugged.returncode == 2
+    assert "Traceback (most recent call last)" in debugged.stderr
+
+
+def test_an_unforeseen_system_error_names_the_file() -> None:
+    done = run("open('/nowhere/at/all')")
+    assert (done.returncode, done.stderr) == (2, "error: /nowhere/at/all: No such file or directory\n")
+
+
+def test_too_little_memory_says_so() -> None:
+    done = run("raise MemoryError")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: this needs more memory than the machine has\n")
+
+
+@pytest.mark.parametrize("arguments", [["--nope"], ["--number", "many"], ["too", "much"]])
+def test_wrong_arguments_end_with_2_and_no_traceback(arguments: list[str]) -> None:
+    done = run("print('never')", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_is_one_line_and_130() -> None:
+    done = run("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "interrupted\n")
+
+
+@pytest.mark.parametrize("num_lines", [1, 100_000])
+def test_a_reader_that_goes_away_is_no_error(num_lines: int) -> None:
+    body = f"sys.stdin.read(); print('line\\n' * {num_lines})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(body=body), "try"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stdin.close()  # only now does the verb write
+    with process.stderr as stderr:
+        assert stderr.read() == b""
+    assert process.wait() == 128 + signal.SIGPIPE
+
+
+def test_a_full_disk_under_standard_output_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM.format(body="print('line')"), "try"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
+
+
+def test_the_version() -> None:
+    done = flatout_command("--version")
+    assert (done.returncode, done.stdout) == (0, f"flatout {flatout.__version__}\n")
+
+
+def test_no_verb_shows_the_help() -> None:
+    done = flatout_command()
+    assert "Usage: flatout" in done.stdout + done.stderr
+
+
+def test_help_has_no_colour_codes() -> None:
+    done = flatout_command("--help")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout

@@ -1,0 +1,327 @@
+"""The rules of a GPU that waits for its host: `host-sync`, `allocator-churn`, `small-kernels` and `host-bound`."""
+
+from __future__ import annotations
+
+import pytest
+from tests.diagnose.jobs import GEMM, STEP, costs_us, diagnosed, found, free_of_recorder_cost, names, times
+
+from flatout.testing import TraceBuilder
+
+HOST = {"host-bound", "host-sync", "allocator-churn", "small-kernels"}
+
+
+def host_bound(idle: float, *, rank: int = 0, world_size: int = 1, num_steps: int = 2) -> TraceBuilder:
+    """The host launches nothing for `idle` us of each step, and the GPU computes in the rest."""
+    trace = TraceBuilder(rank, world_size)
+    for number, at in times(num_steps):
+        trace.step(number, at, STEP).launch(GEMM, at + idle - 5, 5, at + idle, STEP - idle)
+    return trace
+
+
+def synchronising(
+    calls: int, idle: float, *, host: float = 0, rank: int = 0, world_size: int = 1, name: str = "aten::item"
+) -> TraceBuilder:
+    """Each step has some rounds of a kernel, a call that waits for it, and `idle` us until the next is launched.
+
+    After them the host is slow for `host` us without having waited for the GPU.
+    """
+    trace = TraceBuilder(rank, world_size)
+    for number, at in times(2):
+        trace.step(number, at, STEP)
+        length = (STEP - host) / (calls + 1) - idle
+        time = at + 5.0
+        for i in range(calls):
+            trace.launch(GEMM, time - 5, 5, time, length)
+            trace.op(name, time + 2, length)
+            trace.sync("cudaStreamSynchronize", time + 3, length - 2)
+            time += length + idle
+            assert time < at + STEP, i
+        trace.launch(GEMM, time - 5, 5, time, 100)
+        trace.launch(GEMM, time + 100 + host - 5, 5, time + 100 + host, at + STEP - time - 100 - host)
+    return trace
+
+
+# --- host-bound
+
+
+def test_idle_time_of_the_gpu_while_the_host_works_is_the_cost_of_a_slow_host() -> None:
+    diagnosis = free_of_recorder_cost(host_bound(4000))
+    assert costs_us(diagnosis) == pytest.approx({"host-bound": 4000})
+    finding = found(diagnosis, "host-bound")
+    assert finding.ranks == (0,)
+    assert finding.evidence["traced_idle_s"] == {"0": pytest.approx(4000e-6)}
+    assert finding.evidence["launches_per_step"] == 1
+    assert finding.confidence == "high", "the untraced step is known"
+
+
+def test_waiting_for_a_rank_with_a_slow_host_belongs_to_it_too() -> None:
+    """Rank 1 launches 2000 us later than rank 0: idle of 1000 and 3000 us, and a wait of 2000."""
+    traces = [TraceBuilder(rank) for rank in (0, 1)]
+    for trace, idle in zip(traces, (1000, 3000), strict=True):
+        for number, at in times(2):
+            trace.step(number, at, STEP).launch(GEMM, at + idle - 5, 5, at + idle, 2000)
+            trace.collective("allreduce", at + idle, at + idle + 2000, 3020 - idle)
+            trace.launch(GEMM, at + idle + 2, 1, at + 5020, STEP - 5020)
+    diagnosis = free_of_recorder_cost(*traces)
+    assert costs_us(diagnosis) == pytest.approx({"host-bound": 3000}, rel=0.001)
+    finding = found(diagnosis, "host-bound")
+    assert finding.ranks == (1,)
+    assert finding.evidence["slowest_rank"] == 1
+    assert finding.evidence["others_wait_s"] == {"0": pytest.approx(2000e-6)}
+    assert "the others wait up to 2.00 ms for rank 1" in finding.title
+
+
+@pytest.mark.parametrize(("idle", "is_told"), [(190, False), (210, True)])
+def test_a_slow_host_below_two_percent_of_the_step_is_not_told(idle: float, is_told: bool) -> None:
+    assert ("host-bound" in names(free_of_recorder_cost(host_bound(idle)))) == is_told
+
+
+def test_a_busy_gpu_is_not_host_bound_however_slow_its_host() -> None:
+    """A full launch queue holds the host: back-pressure, no work."""
+    trace = TraceBuilder(0, 1)
+    for number, at in times(2):
+        trace.step(number, at, STEP).launch(GEMM, at, 5, at + 5, STEP - 5)
+        trace.runtime("cudaLaunchKernel", at + 10, 9000).overhead(at + 10, 9000)
+    assert costs_us(free_of_recorder_cost(trace)) == {}
+
+
+# --- what the recorder cost
+
+
+def test_a_known_untraced_step_is_the_measure_of_the_recorder() -> None:
+    """Traced 10,000, untraced 9000: of 4000 us idle 3000 are the host's own."""
+    finding = found(diagnosed(host_bound(4000), untraced_step_us=9000), "host-bound")
+    assert finding.cost_s_per_step == pytest.approx(3000e-6)
+    assert finding.evidence["recorder_cost_s"] == pytest.approx(1000e-6)
+    assert finding.evidence["recorder_cost_source"] == "measured"
+    assert "without the recorder" in finding.title
+
+
+def test_an_unknown_one_is_assumed_by_the_events_that_were_recorded() -> None:
+    """500 operators and a launch, a step mark and a launch call a step, 4 us each: of 4000 us some 2000 are its."""
+    trace = host_bound(4000)
+    for _, at in times(2):
+        for i in range(500):
+            trace.op("aten::view", at + 7 * i, 5)
+    finding = found(diagnosed(trace), "host-bound")
+    recorder_s = finding.evidence["recorder_cost_s"]
+    assert recorder_s == pytest.approx(502 * 4e-6, rel=0.01)
+    assert finding.cost_s_per_step == pytest.approx(4000e-6 - recorder_s)
+    assert finding.evidence["recorder_cost_source"] == "assumed"
+    assert finding.confidence == "medium"
+    assert finding.evidence["traced_idle_s"] == {"0": pytest.approx(4000e-6)}, "what was traced is told as well"
+
+
+def test_the_recorder_is_never_assumed_to_cost_more_than_three_quarters_of_the_idle_time() -> None:
+    trace = host_bound(4000)
+    for _, at in times(2):
+        for i in range(3000):
+            trace.op("aten::view", at + 3 * i, 1)
+    assert found(diagnosed(trace), "host-bound").cost_s_per_step == pytest.approx(1000e-6)
+
+
+def test_an_untraced_step_longer_than_the_traced_one_adds_nothing() -> None:
+    finding = found(diagnosed(host_bound(4000), untraced_step_us=11_000), "host-bound")
+    assert finding.cost_s_per_step == pytest.approx(4000e-6)
+    assert finding.evidence["recorder_cost_s"] == 0
+
+
+# --- host-sync
+
+
+def test_idle_time_after_synchronising_calls_is_their_cost() -> None:
+    """4 calls a step, 400 us each until the next launch reaches the GPU."""
+    diagnosis = free_of_recorder_cost(synchronising(4, 400))
+    finding = diagnosis.findings[0]
+    assert (finding.name, finding.ranks) == ("host-sync", (0,))
+    assert finding.cost_s_per_step == pytest.approx(1600e-6, rel=0.01)
+    assert finding.evidence["calls_per_step"] == {"aten::item": 4}
+    assert "4 synchronising calls a step on rank 0 (aten::item)" in finding.title
+    assert not (HOST - {"host-sync"}) & set(names(diagnosis))
+
+
+def test_the_lead_lost_by_them_is_theirs_where_the_host_is_else_fast_enough() -> None:
+    """1200 us more of idle time: a host that is busy for less than the GPU would be ahead without the calls."""
+    costs = costs_us(free_of_recorder_cost(synchronising(4, 400, host=1200)))
+    assert costs == pytest.approx({"host-sync": 1600 + 1200}, rel=0.01)
+
+
+def test_of_a_host_that_is_slower_than_the_gpu_the_rest_is_not_theirs() -> None:
+    """The GPU works for 3000 us; the host works for 6950 besides its two calls of 20 us."""
+    trace = TraceBuilder(0, 1)
+    for number, at in times(2):
+        trace.step(number, at, STEP)
+        for i in range(2):
+            time = at + 5 + 520 * i
+            trace.launch(GEMM, time - 5, 5, time, 20).sync("cudaStreamSynchronize", time, 20)
+        trace.launch(GEMM, at + 7000, 5, at + 7005, STEP - 7005)
+    costs = costs_us(free_of_recorder_cost(trace))
+    assert costs["host-sync"] == pytest.approx(500 + 6440, rel=0.01), "all of it follows a call that drained the GPU"
+    trace = TraceBuilder(0, 1)
+    for number, at in times(2):
+        trace.step(number, at, STEP)
+        for i in range(2):
+            time = at + 5 + 520 * i
+            trace.launch(GEMM, time - 5, 5, time, 20).sync("cudaStreamSynchronize", time, 20)
+        trace.launch(GEMM, at + 1050, 5, at + 1055, 10).launch(GEMM, at + 7000, 5, at + 7005, STEP - 7005)
+    costs = costs_us(free_of_recorder_cost(trace))
+    assert costs["host-sync"] == pytest.approx(500 + 490 + 40, rel=0.02), "and the 40 us that they held up the host"
+    assert costs["host-bound"] == pytest.approx(7005 - 1065 - 40, rel=0.01)
+
+
+@pytest.mark.parametrize(("idle", "is_told"), [(46, False), (54, True)])
+def test_synchronisations_below_two_percent_of_the_step_are_not_told(idle: float, is_told: bool) -> None:
+    """4 calls: 184 or 216 us."""
+    assert ("host-sync" in names(free_of_recorder_cost(synchronising(4, idle)))) == is_told
+
+
+def test_the_calls_told_are_those_of_a_rank_that_makes_them() -> None:
+    """Rank 1 has no call at all and is host-bound for longer than rank 0 stands still after its calls."""
+    traces = [synchronising(4, 400, world_size=2), host_bound(4000, rank=1, world_size=2)]
+    finding = found(free_of_recorder_cost(*traces), "host-sync")
+    assert finding.ranks == (0,)
+    assert finding.evidence["calls_per_step"] == {"aten::item": 4}
+    assert "4 synchronising calls a step on rank 0 (aten::item)" in finding.title
+
+
+# --- allocator-churn
+
+
+def allocating(duration: float, *, host: float = 0, rank: int = 0, world_size: int = 1) -> TraceBuilder:
+    """Device memory is freed and allocated at the begin of each step; `host` more is idle for other host work.
+
+    After that the host only waits for the GPU.
+    """
+    trace = TraceBuilder(rank, world_size)
+    for number, at in times(2):
+        begin = at + duration + 5
+        trace.step(number, at, STEP).free(at, duration / 2).malloc(at + duration / 2, duration / 2)
+        trace.launch(GEMM, begin - 5, 5, begin, 1000)
+        time = begin + 1000 + host
+        trace.launch(GEMM, time - 5, 5, time, at + STEP - time)
+        trace.sync("cudaStreamSynchronize", time + 5, at + STEP - time - 10)
+    return trace
+
+
+def test_idle_time_inside_allocations_is_their_cost() -> None:
+    diagnosis = free_of_recorder_cost(allocating(2000))
+    finding = diagnosis.findings[0]
+    assert (finding.name, finding.ranks) == ("allocator-churn", (0,))
+    assert finding.cost_s_per_step == pytest.approx(2000e-6, rel=0.01)
+    assert finding.evidence["calls_per_step"] == {"cudaFree": 1, "cudaMalloc": 1}
+    assert finding.evidence["call_s"] == pytest.approx(2000e-6)
+    assert "2 calls" in finding.title
+    assert not (HOST - {"allocator-churn"}) & set(names(diagnosis))
+
+
+def test_the_lead_lost_by_allocations_is_theirs_where_the_host_is_else_fast_enough() -> None:
+    costs = costs_us(free_of_recorder_cost(allocating(2000, host=1500)))
+    assert costs == pytest.approx({"allocator-churn": 3500}, rel=0.01)
+
+
+def test_allocations_of_pinned_host_memory_are_no_churn() -> None:
+    trace = host_bound(2000)
+    for _, at in times(2):
+        trace.runtime("cudaHostAlloc", at, 900).runtime("cudaFreeHost", at + 900, 900)
+    assert costs_us(free_of_recorder_cost(trace)).keys() == {"host-bound"}
+
+
+@pytest.mark.parametrize(("duration", "is_told"), [(185, False), (215, True)])
+def test_allocations_below_two_percent_of_the_step_are_not_told(duration: float, is_told: bool) -> None:
+    assert ("allocator-churn" in names(free_of_recorder_cost(allocating(duration)))) == is_told
+
+
+def test_the_allocations_told_are_those_of_a_rank_that_makes_them() -> None:
+    traces = [allocating(2000, world_size=2), host_bound(4000, rank=1, world_size=2)]
+    finding = found(free_of_recorder_cost(*traces), "allocator-churn")
+    assert finding.ranks == (0,)
+    assert finding.evidence["calls_per_step"] == {"cudaFree": 1, "cudaMalloc": 1}
+    assert "2 calls" in finding.title
+
+
+# --- small-kernels
+
+
+def optimizing(num_kernels: int, *, kernel: float, launch: float, begin: float = 0) -> TraceBuilder:
+    """An optimizer step that launches some kernels of `kernel` us, `launch` us apart, and compute for the rest.
+
+    With `begin` the compute comes first, so that the host is ahead by as much when the optimizer begins.
+    """
+    trace = TraceBuilder(0, 1)
+    for number, at in times(2):
+        trace.step(number, at, STEP)
+        trace.annotation("Optimizer.step#AdamW.step", at + 5, num_kernels * launch)
+        time = at + 5 + begin
+        if begin:
+            trace.launch(GEMM, at, 5, at + 5, begin)
+        for i in range(num_kernels):
+            launched = at + 5 + i * launch
+            time = max(time, launched + launch)
+            trace.launch("multi_tensor_apply_kernel", launched, launch, time, kernel)
+            time += kernel
+        trace.launch(GEMM, at + 5 + num_kernels * launch, 1, time, at + STEP - time)
+    return trace
+
+
+def test_an_unfused_optimizer_of_a_fast_host_costs_gpu_time() -> None:
+    """200 kernels of 6 us, launched well ahead: fusing saves 0.6 of 1200 us of GPU time."""
+    diagnosis = free_of_recorder_cost(optimizing(200, kernel=6, launch=5, begin=3000))
+    finding = found(diagnosis, "small-kernels")
+    assert finding.cost_s_per_step == pytest.approx(0.6 * 1200e-6)
+    assert finding.evidence["num_optimizer_launches_per_step"] == 200
+    assert finding.evidence["num_kernels_per_step"] == 202
+    assert finding.evidence["num_short_kernels_per_step"] == 200
+    assert finding.evidence["optimizer_gpu_s"] == pytest.approx(1200e-6)
+    assert "fused=True" in finding.changes[0]
+
+
+def test_an_unfused_optimizer_of_a_slow_host_costs_launch_work() -> None:
+    """200 launches of 20 us in the open: 0.9 of 4000 us of host time would be saved, but only 2805 of it are idle."""
+    diagnosis = free_of_recorder_cost(optimizing(200, kernel=6, launch=20))
+    costs = costs_us(diagnosis)
+    assert costs["small-kernels"] == pytest.approx(200 * 14 + 6, rel=0.01)
+    assert "host-bound" not in costs, "its seconds are taken"
+
+
+def test_what_fusing_does_not_save_of_a_slow_host_is_host_bound() -> None:
+    """Idle are 2806 us of the optimizer and 4000 of other host work; the optimizer's 4000 us of host time explain 3600."""
+    trace = TraceBuilder(0, 1)
+    for number, at in times(2):
+        trace.step(number, at, STEP)
+        trace.annotation("Optimizer.step#AdamW.step", at + 4000, 4000)
+        for i in range(200):
+            launched = at + 4000 + 20 * i
+            trace.launch("multi_tensor_apply_kernel", launched, 20, launched + 20, 6)
+        trace.launch(GEMM, at + 8000, 1, at + 8006, STEP - 8006)
+    costs = costs_us(free_of_recorder_cost(trace))
+    assert costs["small-kernels"] == pytest.approx(0.9 * 4000, rel=0.01)
+    assert costs["small-kernels"] + costs["host-bound"] == pytest.approx(4020 + 199 * 14, rel=0.01)
+
+
+def test_dense_short_kernels_outside_an_optimizer_cost_their_fixed_time() -> None:
+    """500 kernels of 4 us back to back: 1.5 us of each are start and end."""
+    trace = TraceBuilder(0, 1)
+    for number, at in times(2):
+        trace.step(number, at, STEP).launch(GEMM, at, 5, at + 5, 5000)
+        for i in range(500):
+            trace.launch("vectorized_elementwise_kernel", at + 5 + 4 * i, 1, at + 5005 + 4 * i, 4)
+        trace.launch(GEMM, at + 4000, 1, at + 7005, STEP - 7005)
+    assert costs_us(free_of_recorder_cost(trace)) == pytest.approx({"small-kernels": 750})
+
+
+def test_a_fused_optimizer_is_not_told() -> None:
+    assert costs_us(free_of_recorder_cost(optimizing(10, kernel=120, launch=5, begin=3000))) == {}
+
+
+@pytest.mark.parametrize(("kernel", "is_told"), [(1.5, False), (1.8, True)])
+def test_an_optimizer_below_two_percent_of_the_step_is_not_told(kernel: float, is_told: bool) -> None:
+    """200 kernels: 0.6 of 300 us are 180, of 360 us 216. They lie apart, so that they are no dense run."""
+    trace = TraceBuilder(0, 1)
+    for number, at in times(2):
+        trace.step(number, at, STEP).annotation("Optimizer.step#AdamW.step", at, 1000)
+        for i in range(200):
+            begin = at + 45.0 * i
+            trace.launch("multi_tensor_apply_kernel", at + 5 * i, 1, begin + 2, kernel)
+            trace.launch(GEMM, at + 1001 + i / 10, 0, begin + 2 + kernel, 45 - kernel)
+        trace.launch(GEMM, at + 1100, 1, at + 9002, 998)
+    assert ("small-kernels" in names(free_of_recorder_cost(trace))) == is_told

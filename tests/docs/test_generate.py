@@ -1,0 +1,125 @@
+"""What the docs take from the code is all there, and what they repeat by hand agrees with it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import flatout
+from flatout.catalog import all_gpu_facts
+from flatout.cli import VERBS
+from flatout.diagnose.explain import HEADINGS
+from flatout.diagnose.rules import RULES
+from flatout.records.diagnosis import PART_NAMES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    """The docs' generator, as MkDocs loads it."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def page(name: str, generate: Any) -> str:
+    return generate.on_page_markdown((DOCS / name).read_text())
+
+
+def test_every_mark_in_the_pages_is_replaced(generate: ModuleType) -> None:
+    for path in DOCS.rglob("*.md"):
+        assert "<!-- generated" not in page(str(path.relative_to(DOCS)), generate)
+
+
+def test_a_mark_that_nothing_generates_stops_the_build(generate: ModuleType) -> None:
+    with pytest.raises(KeyError):
+        generate.on_page_markdown("<!-- generated: nothing -->")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_is_in_the_reference(verb: str, generate: ModuleType) -> None:
+    section = page("reference/cli.md", generate).split(f"## flatout {verb}\n")[1].split("\n## ")[0]
+    assert f"flatout {verb} " in section
+    assert "`-h, --help`" in section
+
+
+def test_every_finding_is_in_the_reference_with_its_five_headings(generate: ModuleType) -> None:
+    sections = page("reference/findings.md", generate).split("\n## ")[1:]
+    assert sorted(section.split("\n")[0] for section in sections) == sorted(rule.NAME for rule in RULES)
+    for section in sections:
+        assert re.findall(r"^\*\*(.+)\*\*$", section, re.MULTILINE) == list(HEADINGS)
+        assert re.search(r"^`F\d+` \w.+\.$", section, re.MULTILINE)
+
+
+def test_every_key_of_the_contract_is_in_the_reference(generate: ModuleType) -> None:
+    text = page("reference/json.md", generate)
+    for key in ("schema", "tool_version", "parts_s", "cost_s_per_step", "missing_ranks", "waiting_rank", "effect"):
+        assert f"| `{key}` |" in text
+    assert "| `num_steps` | integer |" in text
+    assert "| `world_size` | integer or null |" in text
+    assert "| `missing_ranks` | array of integers |" in text
+    assert "| `ranks` | array of [RankDiagnosis](#rankdiagnosis) |" in text
+
+
+def test_comments_behind_and_above_a_field_are_its_meaning(generate: ModuleType) -> None:
+    from flatout.records.machine import GpuFacts
+
+    comments = generate._field_comments(GpuFacts)
+    assert comments["memory_bytes"].startswith("as sold")
+    assert comments["peak_flops_per_s"].startswith("Of a dense matrix product")
+    assert "name" not in comments
+
+
+def test_every_part_is_explained(generate: ModuleType) -> None:
+    text = page("concepts/parts.md", generate)
+    assert [name for name in PART_NAMES if f"| `{name}` |" not in text] == []
+
+
+def test_every_gpu_is_in_the_reference_with_its_source(generate: ModuleType) -> None:
+    text = page("reference/gpus.md", generate)
+    for gpu in all_gpu_facts():
+        assert text.count(f"| {gpu.name} |") == 2
+        assert gpu.source.rpartition(", ")[2] in text
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (DOCS / "reference/dependencies.md").read_text()
+    core, extras = text.split("## Extras")
+    assert set(re.findall(r"^\| `([\w-]+)` \|", core, re.MULTILINE)) == {name(each) for each in project["dependencies"]}
+    assert set(re.findall(r"^\| `(\w+)` \| `([\w-]+)` \|", extras, re.MULTILINE)) == {
+        (extra, name(each)) for extra, packages in project["optional-dependencies"].items() for each in packages
+    }
+
+
+def name(requirement: str) -> str:
+    return re.split(r"[<>=!~;\[ ]", requirement)[0]
+
+
+def test_the_glossary_is_sorted_and_has_each_word_once() -> None:
+    words = re.findall(r"^`([^`]+)`$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    assert words == sorted(set(words))
+
+
+def test_the_changelog_says_how_many_gpus_there_are_and_has_this_version_or_none_yet() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert f"A catalogue of {len(all_gpu_facts())} GPUs" in text
+    assert "## [Unreleased]" in text or f"## [{flatout.__version__}]" in text
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []

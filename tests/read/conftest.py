@@ -1,0 +1,59 @@
+"""Fixtures of the reader's tests: where the shared data lie, and a file of given events."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.read import TraceSource, open_sources, read_trace
+from flatout.records.events import EventTable
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def public_traces() -> Path:
+    folder = SHARED / "public_traces"
+    if not folder.is_dir():
+        pytest.skip(f"needs the public traces in {folder}")
+    return folder
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """`write(trace)` or `write(text)`: a file of it, compressed if the name says so."""
+
+    def write_file(content: Any, name: str = "trace.json") -> Path:
+        if not isinstance(content, str | bytes):
+            content = json.dumps(content)
+        data = content.encode() if isinstance(content, str) else content
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
+        return path
+
+    return write_file
+
+
+@pytest.fixture
+def read(write: Callable[..., Path]) -> Callable[..., EventTable]:
+    """`read(trace)`: the table of a file of it."""
+
+    def read_content(content: Any, name: str = "trace.json") -> EventTable:
+        return read_path(write(content, name))
+
+    return read_content
+
+
+def read_path(path: Path, num_workers: int = 1) -> EventTable:
+    with open_sources([path]) as sources:
+        assert len(sources) == 1
+        return read_trace(sources[0], num_workers=num_workers)
+
+
+def source_of(path: Path) -> TraceSource:
+    return TraceSource(path=str(path), name=path.name, size_bytes=path.stat().st_size)

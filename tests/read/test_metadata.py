@@ -1,0 +1,106 @@
+"""What a trace says of itself, in all the shapes it is said in, and what the profiler's log admits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.read.samples import kernel, problems, small_trace
+
+from flatout.records.events import EventTable
+
+Read = Callable[..., EventTable]
+
+
+@pytest.mark.parametrize(
+    ("info", "rank", "world_size"),
+    [
+        ({"backend": "nccl", "rank": 3, "world_size": 8}, 3, 8),
+        ({"backend": "cuda:gloo", "rank": "3", "world_size": "8"}, 3, 8),
+        ({"backend": "nccl", "world_size": 8}, None, 8),
+        ({"rank": 3}, 3, None),
+        ({"rank": -1, "world_size": 0}, None, None),
+        ({"rank": None}, None, None),
+        (None, None, None),
+        ([], None, None),
+    ],
+)
+def test_distributed_info_may_lack_anything(read: Read, info: Any, rank: int | None, world_size: int | None) -> None:
+    meta = read(small_trace(distributedInfo=info)).meta
+    assert (meta.rank, meta.world_size) == (rank, world_size)
+
+
+def test_process_groups(read: Read) -> None:
+    config = [
+        {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]},
+        {"pg_name": 7, "ranks": "[0, 1]"},
+        {"pg_name": "9", "ranks": "[0, 1, ...]"},
+        "garbage",
+    ]
+    groups = read(small_trace(distributedInfo={"rank": 0, "pg_config": config})).meta.groups
+    assert [(g.name, g.description, g.ranks) for g in groups] == [
+        ("0", "default_pg", (0, 1)),
+        ("7", None, (0, 1)),
+        ("9", None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("properties", "name"),
+    [
+        ([{"id": 0, "name": "A"}, {"id": 1, "name": "B"}], "B"),
+        ([{"name": "A"}, {"name": "B"}], "B"),
+        ({"0": {"id": 0, "name": "A"}, "1": {"id": 1, "name": "B"}}, "B"),
+        ({"id": 1, "name": "B"}, "B"),
+        ([{"id": 1, "name": ""}], None),
+        ([], None),
+        ("garbage", None),
+        (None, None),
+    ],
+)
+def test_the_device_is_the_one_of_the_gpu_events(read: Read, properties: Any, name: str | None) -> None:
+    table = read(small_trace([kernel("gemm", 1, 2, device=1)], deviceProperties=properties))
+    assert table.meta.device_name == name
+
+
+def test_host_name_and_base_time(read: Read) -> None:
+    meta = read(small_trace(host_name="node7", baseTimeNanoseconds="1000")).meta
+    assert meta.hostname == "node7" and meta.base_ns == 1000
+    assert read(small_trace(baseTimeNanoseconds=None)).meta.base_ns == 0
+
+
+def test_rank_from_the_file_name_where_the_file_has_none(read: Read) -> None:
+    assert read(small_trace(distributedInfo=None), "rank-12.json").meta.rank == 12
+    assert read(small_trace(), "rank-12.json").meta.rank == 3
+
+
+def test_the_log_of_the_profiler(read: Read) -> None:
+    log = [
+        "INFO:... Record counts: Out-of-range = 4181, Blocklisted runtime = 5, GPU stopped early? = 0",
+        "INFO:... nothing",
+    ]
+    assert problems(read(small_trace(INFO=log))) == "the profiler left out 4,181 events outside its recording window"
+    log = ["WARNING:... Dropped 12 activity records", "WARNING:... Dropped 3 activity records"]
+    assert "dropped 15 GPU records" in problems(read(small_trace(WARNING=log)))
+    log = ["INFO:... Out-of-range = 0, Blocklisted runtime = 5, GPU stopped early? = 1"]
+    assert "stopped recording the GPU early" in problems(read(small_trace(INFO=log)))
+    assert not read(small_trace(INFO=["Out-of-range = 0, GPU stopped early? = 0"], ERROR="x")).quality
+
+
+def test_damaged_metadata_costs_no_event_and_as_little_else_as_possible(read: Read) -> None:
+    text = json.dumps(small_trace()).replace('"schemaVersion": 1', '"schemaVersion": inf, "host_name": "no"de"')
+    table = read(text)
+    assert table.num_events == 12
+    assert table.meta.rank == 3 and table.meta.world_size == 4 and table.meta.device_name == "NVIDIA H200"
+    assert table.meta.base_ns == small_trace()["baseTimeNanoseconds"]
+    assert "metadata around the events is damaged" in problems(table)
+
+
+def test_metadata_cut_off_behind_the_events(read: Read) -> None:
+    trace = small_trace()
+    events = trace.pop("traceEvents")
+    text = json.dumps({"traceEvents": events, **trace})
+    table = read(text[:-60])
+    assert table.num_events == 12 and table.meta.rank == 3

@@ -1,0 +1,86 @@
+"""The report in a real browser: nothing is wider than the screen, and a browser sees no error."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html import escape
+from pathlib import Path
+
+import pytest
+from tests.report import builder
+
+from flatout.report.html import diagnosis_html
+
+BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
+WIDTHS = (360, 1280)
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+# Measured by a script, which only the copies in this test have: the page itself forbids scripts.
+MEASURE = """<script>
+document.querySelectorAll("details").forEach(d => d.open = true);
+const inScroller = e => {
+  for (let p = e.parentElement; p; p = p.parentElement)
+    if (["auto", "hidden"].includes(getComputedStyle(p).overflowX)) return true;
+};
+const box = e => e.getBoundingClientRect();
+const named = list => [...new Set(list.map(e => e.className || e.tagName))].join("+");
+const wide = [...document.querySelectorAll("body *")].filter(e => box(e).right > innerWidth + .5 && !inScroller(e));
+const cut = [...document.querySelectorAll(".bar b")].filter(e =>
+  box(e).top < box(e.parentElement).bottom - 1 && box(e).right > box(e.parentElement).right + .5);
+const shown = [...document.querySelectorAll(".bar b")].filter(e => box(e).top < box(e.parentElement).bottom - 1);
+const root = document.documentElement;
+parent.document.documentElement.dataset[window.name] =
+  [innerWidth, root.scrollWidth, named(wide), cut.length, shown.length].join(",");
+</script></html>"""
+
+pytestmark = pytest.mark.skipif(not BROWSER, reason="needs the browser Chromium, which is not installed")
+
+
+def dumped(page: Path, width: int, profile: Path) -> str:
+    command = [BROWSER, *FLAGS, f"--user-data-dir={profile}", f"--window-size={width},900", "--dump-dom", page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What the script measured of each page, in frames as wide as a phone and as a desk."""
+    folder = tmp_path_factory.mktemp("browser")
+    frames = []
+    for name, make in builder.ALL.items():
+        page = diagnosis_html(make(), ["flatout", "diagnose", "traces"], explain={"straggler": "x " * 50})
+        page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page).replace("</html>", MEASURE)
+        frames += [
+            f'<iframe name="{name.replace("_", "")}{width}" srcdoc="{escape(page)}" width="{width}" frameborder="0">'
+            "</iframe>"
+            for width in WIDTHS
+        ]
+    (folder / "frames.html").write_text(f"<!doctype html><html><body>{''.join(frames)}</body></html>")
+    dom = dumped(folder / "frames.html", 1400, folder / "profile")
+    return {name: values.split(",") for name, values in re.findall(r'data-(\w+)="([^"]*)"', dom[: dom.index("<body")])}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", sorted(builder.ALL))
+def test_no_page_is_wider_than_a_phone_or_a_desk(name: str, width: int, measured: dict[str, list[str]]) -> None:
+    inner_width, scroll_width, wide, num_cut, _ = measured[f"{name.replace('_', '')}{width}"]
+    assert int(inner_width) == width
+    assert int(scroll_width) <= width, f"wider than {width} px: {wide}"
+    assert wide == ""
+    assert num_cut == "0", "a label is cut instead of left out"
+
+
+def test_labels_are_shown_where_they_fit(measured: dict[str, list[str]]) -> None:
+    assert int(measured["straggler1280"][4]) > int(measured["straggler360"][4]) > 3
+
+
+def test_the_page_as_it_is_shows_its_content_without_scripts(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(diagnosis_html(builder.hostile(), ["flatout"]))
+    dom = dumped(page, 1280, tmp_path / "profile")
+    assert "<h1>" in dom
+    assert "<script" not in dom
+    assert "<img" not in dom

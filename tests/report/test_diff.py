@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.report import builder
+
+from flatout.records.diagnosis import PART_NAMES, Diagnosis
+from flatout.report.diff import diff, diff_json, diff_text
+from flatout.report.terminal import TextStyle
+
+PAIRS = [(a, b) for a in sorted(builder.ALL) for b in ("straggler", "no_steps")]
+
+times = st.floats(0, 0.1)
+steps = st.lists(st.dictionaries(st.sampled_from(PART_NAMES), times, min_size=1), min_size=0, max_size=3)
+findings = st.lists(
+    st.tuples(st.sampled_from(["straggler", "host-bound", "data-loading"]), times, st.integers(0, 2)), max_size=5
+)
+
+
+@st.composite
+def diagnoses(draw: st.DrawFn) -> Diagnosis:
+    ranks = [builder.rank_of(rank, draw(steps)) for rank in range(draw(st.integers(0, 3)))]
+    found = [builder.finding(name, cost_s, 0.1, ranks=(rank,)) for name, cost_s, rank in draw(findings)]
+    return builder.diagnosis_of(ranks, findings=sorted(found, key=lambda finding: -finding.cost_s_per_step))
+
+
+@settings(max_examples=150, deadline=None)
+@given(diagnoses(), diagnoses())
+def test_the_other_way_round_every_change_has_the_opposite_sign(a: Diagnosis, b: Diagnosis) -> None:
+    forth, back = diff(a, b), diff(b, a)
+    assert forth.basis == back.basis
+    assert (forth.a, forth.b) == (back.b, back.a)
+    assert forth.change_s == -back.change_s
+    assert [part.part for part in forth.parts] == [part.part for part in back.parts]
+    for there, here in zip(forth.parts, back.parts, strict=True):
+        assert there.change_s == -here.change_s
+        assert (there.a_s, there.a_share) == (here.b_s, here.b_share)
+    opposite = {"new": "gone", "gone": "new", "both": "both"}
+    swapped = [(f.name, opposite[f.state], f.b_ranks, f.a_ranks, 0.0 - f.change_s) for f in back.findings]
+    assert sorted(swapped, key=str) == sorted(
+        [(f.name, f.state, f.a_ranks, f.b_ranks, f.change_s) for f in forth.findings], key=str
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(diagnoses(), diagnoses())
+def test_changes_of_the_parts_sum_to_the_change(a: Diagnosis, b: Diagnosis) -> None:
+    result = diff(a, b)
+    assert sum(part.change_s for part in result.parts) == pytest.approx(result.change_s, abs=1e-9)
+    assert sorted(part.part for part in result.parts) == sorted(PART_NAMES)
+    sizes = [abs(part.change_s) for part in result.parts]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@given(diagnoses())
+def test_a_diagnosis_does_not_differ_from_itself(a: Diagnosis) -> None:
+    result = diff(a, a)
+    assert result.change_s == 0
+    assert {part.change_s for part in result.parts} == {0.0}
+    assert {(finding.state, finding.change_s) for finding in result.findings} <= {("both", 0.0)}
+
+
+def job(num_steps: int, parts: Mapping[str, float]) -> Diagnosis:
+    return builder.diagnosis_of([builder.rank_of(rank, [parts] * num_steps) for rank in range(2)])
+
+
+def test_the_part_that_explains_the_difference_comes_first() -> None:
+    """The labelled pair of a ResNet with and without loader workers, as an independent tool measured it."""
+    a = job(6, {"compute": 0.0986, "data_loading": 0.0593, "host_launch": 0.0197})
+    b = job(6, {"compute": 0.1038, "data_loading": 0.0012, "host_launch": 0.0361})
+    result = diff(a, b)
+    assert result.basis == "step"
+    assert result.parts[0].part == "data_loading"
+    assert result.parts[0].change_s == pytest.approx(-0.0581)
+    assert result.ratio == pytest.approx(0.1411 / 0.1776)
+    text = " ".join(diff_text(result, a, b).split())
+    assert "A step took 178 ms in A and 141 ms in B" in text
+    assert "The largest part of that is data loading, -58.1 ms." in text
+    assert "no verdict" in text
+    assert "single steps lie apart: A 178 ms to 178 ms, median 178 ms of 6" in text
+
+
+def test_findings_are_new_gone_or_changed() -> None:
+    def with_findings(*found: tuple[str, float, tuple[int, ...]]) -> Diagnosis:
+        made = [builder.finding(name, cost_s, cost_s * 10, ranks=ranks) for name, cost_s, ranks in found]
+        return builder.diagnosis_of([builder.rank_of(0, [{"compute": 0.1}])], findings=made)
+
+    a = with_findings(("straggler", 0.05, (2,)), ("straggler", 0.01, (5,)), ("host-bound", 0.02, (0,)))
+    b = with_findings(("straggler", 0.012, (5,)), ("data-loading", 0.03, (0,)))
+    found = {(f.name, f.state, f.a_ranks, f.b_ranks): f.change_s for f in diff(a, b).findings}
+    assert found == {
+        ("straggler", "both", (5,), (5,)): pytest.approx(0.002),
+        ("straggler", "gone", (2,), None): pytest.approx(-0.05),
+        ("host-bound", "gone", (0,), None): pytest.approx(-0.02),
+        ("data-loading", "new", None, (0,)): pytest.approx(0.03),
+    }
+
+
+def test_without_steps_whole_windows_are_compared() -> None:
+    a, b = builder.no_steps(), builder.straggler()
+    result = diff(a, b)
+    assert result.basis == "window"
+    assert result.a.time_s == pytest.approx(2.041)
+    assert result.b.time_s == pytest.approx(sum(rank.window_s for rank in b.ranks) / 4)
+    assert result.b.step_s_median is None
+    gone = next(finding for finding in result.findings if finding.name == "straggler")
+    assert gone.b_cost_s == pytest.approx(0.0467 * 3)
+    text = " ".join(diff_text(result, a, b).split())
+    assert "no steps are marked in A: whole recordings are compared" in text
+
+
+def test_the_spread_is_of_steps_not_of_ranks() -> None:
+    ranks = [
+        builder.rank_of(rank, [{"compute": time_s + 0.001 * rank} for time_s in (0.1, 0.2, 0.12)]) for rank in (0, 1)
+    ]
+    side = diff(builder.diagnosis_of(ranks), builder.healthy()).a
+    assert (side.step_s_min, side.step_s_median, side.step_s_max) == pytest.approx((0.1005, 0.1205, 0.2005))
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_text_fits_80_columns_and_is_safe(first: str, second: str) -> None:
+    a, b = builder.ALL[first](), builder.ALL[second]()
+    for style in (TextStyle(), TextStyle(has_unicode=False)):
+        text = diff_text(diff(a, b), a, b, style=style, next_command="flatout explain straggler")
+        assert max(map(len, text.splitlines())) <= 80
+        assert "\x1b" not in text
+        assert style.has_unicode or text.isascii()
+        assert text.endswith("Next: flatout explain straggler\n")
+
+
+def test_json_has_the_schema_and_the_record() -> None:
+    result = diff(builder.straggler(), builder.healthy())
+    found = json.loads(diff_json(result, ["flatout", "diff", "a.json", "b.json"]))
+    assert list(found)[:4] == ["schema", "version", "tool_version", "command"]
+    assert (found["schema"], found["version"]) == ("flatout/diff", 1)
+    del found["schema"], found["version"], found["tool_version"], found["command"]
+    assert found == json.loads(msgspec.json.encode(result))

@@ -1,0 +1,37 @@
+"""Each report imports only what it needs: a text or JSON run never pays for a template engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from tests.report import builder
+{code}
+print(" ".join(sorted({{name.split(".")[0] for name in sys.modules}} & {{"jinja2", "rich", "markupsafe", "scipy"}})))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "loaded"),
+    [
+        ("from flatout.report.text import diagnosis_text\ndiagnosis_text(builder.straggler())", ""),
+        ("from flatout.report.json import diagnosis_json\ndiagnosis_json(builder.straggler(), [])", ""),
+        (
+            "from flatout.report.diff import diff, diff_text\na = builder.straggler()\ndiff_text(diff(a, a), a, a)",
+            "",
+        ),
+        ("import flatout.report.html", ""),
+        (
+            "from flatout.report.html import diagnosis_html\ndiagnosis_html(builder.straggler(), [])",
+            "jinja2 markupsafe",
+        ),
+        ("import flatout.report.perfetto", ""),
+    ],
+)
+def test_a_report_loads_no_more_than_it_needs(code: str, loaded: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(code=code)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == loaded
