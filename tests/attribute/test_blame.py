@@ -202,13 +202,21 @@ def test_lateness_that_a_collective_had_evened_out_is_no_cause_in_the_next_step(
 
 
 def test_nobody_waits_for_itself() -> None:
-    """Rank 1 was late in step 2 for a reason of its own; that it had waited for rank 0 before is no reason."""
-    a, b = two_steps()
-    a.step(1, 0, 600).data_loading(0, 300).launch("gemm", 300, 4, 305, 100).collective("allreduce", 305, 410, 50)
-    b.step(1, 0, 800).launch("gemm", 0, 4, 5, 100).collective("allreduce", 6, 110, 350)
-    for trace in (a, b):
-        trace.launch("adam", 500, 4, 510, 90)
-    assert blame(a, b) == {(1, 0, "data_loading"): 300, (0, 1, "host_launch"): 200}
+    """Rank 1 waited for the loading of rank 0, nobody was level since, and then rank 1 is late by its host.
+
+    That rank 1 had waited is an excess, but it is no reason why rank 0 waits now.
+    """
+    a, b = (TraceBuilder(rank).step(1, 0, 1000) for rank in (0, 1))
+    a.data_loading(0, 300).launch("gemm", 300, 5, 305, 100).collective("allreduce", 305, 410, 40)
+    b.launch("gemm", 0, 5, 5, 100).collective("allreduce", 5, 110, 340)
+    for trace, at in ((a, 307), (b, 7)):  # at once the next collective, which ends under the next compute
+        trace.collective("allreduce", at, 455, 15, launch_duration=0).launch("gemm", at, 1, 456, 104)
+    a.collective("allreduce", 308, 565, 235)
+    b.collective("allreduce", 760, 765, 35)
+    charges = blame(a, b)
+    assert by_rank(charges) == {(1, 0): 300, (0, 1): 200}
+    assert charges[1, 0, "data_loading"] == 300
+    assert charges[0, 1, "host_launch"] == pytest.approx(200, abs=5)
 
 
 def test_lateness_from_before_the_recording_is_said_to_be_that() -> None:
@@ -224,6 +232,13 @@ def test_without_steps_ranks_are_compared_since_their_recordings_began() -> None
     a.launch("gemm", 0, 5, 5, 100).collective("allreduce", 5, 110, 390)
     b.data_loading(0, 200).launch("gemm", 200, 5, 205, 100).collective("allreduce", 205, 310, 190)
     assert blame(a, b) == {(0, 1, "data_loading"): 200}
+
+
+def test_without_steps_a_later_begin_of_the_recording_is_said_to_be_that() -> None:
+    a, b = TraceBuilder(0), TraceBuilder(1)
+    a.launch("gemm", 0, 5, 5, 100).collective("allreduce", 5, 110, 390)
+    b.launch("gemm", 200, 5, 205, 100).collective("allreduce", 205, 310, 190)
+    assert blame(a, b) == {(0, 1, "before_window"): 200}
 
 
 # --- chains of waits
@@ -345,6 +360,17 @@ def test_a_stage_is_not_slow_because_it_works_at_another_time() -> None:
     job = attributed(first, last)
     assert parts_us(job, 1)["bubble"] == 450
     assert blame_us(job) == {}
+
+
+def test_among_equal_stages_none_is_the_slow_one() -> None:
+    """The first stage loads data for 500 us, so that the second waits 810 of 1000: 300 beyond its bubble."""
+    first, last = (TraceBuilder(rank).step(1, 0, 1000) for rank in (0, 1))
+    first.data_loading(0, 500).launch("gemm", 500, 0, 500, 300)
+    first.collective("send", 500, 800, 10, root=1, launch_duration=0)
+    last.collective("recv", 0, 0, 810, root=0, launch_duration=0).launch("gemm", 0, 0, 810, 190)
+    last.launch("gemm", 0, 0, 1000, 110)
+    charges = blame(first, last)
+    assert charges[1, 0, "data_loading"] > 150
 
 
 def test_charges_name_parts_or_the_time_before_the_window() -> None:

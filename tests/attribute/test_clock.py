@@ -53,6 +53,7 @@ def test_all_times_of_the_shifted_rank_move_together() -> None:
     shifted, plain = attributed(*late_loader(5000)).timelines[1], attributed(*late_loader()).timelines[1]
     assert shifted.window_start_ns == plain.window_start_ns == 0
     assert shifted.window_end_ns == plain.window_end_ns
+    assert shifted.first_event_ns == plain.first_event_ns
     assert shifted.steps == plain.steps
     assert (shifted.segments.start_ns == plain.segments.start_ns).all()
     assert (shifted.communication.launched_ns == plain.communication.launched_ns).all()
@@ -75,11 +76,12 @@ def test_a_difference_within_the_spread_of_the_ends_is_no_shift() -> None:
     assert attributed(*traces).clock_offset_ns == {0: 0, 1: 0}
 
 
-def test_one_outlier_does_not_move_a_clock() -> None:
-    traces = late_loader(num_steps=5)
-    traces[1].collective("allreduce", 4910, 4915, 3000)
+@pytest.mark.parametrize("shift_us", [0, 5000])
+def test_one_outlier_neither_moves_a_clock_nor_spoils_a_correction(shift_us: float) -> None:
+    traces = late_loader(shift_us, num_steps=5)
     traces[0].collective("allreduce", 4910, 4915, 20)
-    assert attributed(*traces).clock_offset_ns == {0: 0, 1: 0}
+    traces[1].collective("allreduce", 4910 + shift_us, 4915 + shift_us, 3000)
+    assert attributed(*traces).clock_offset_ns == {0: 0, 1: round(-1000 * shift_us)}
 
 
 @pytest.mark.parametrize("operation", ["broadcast", "reduce"])
@@ -94,18 +96,19 @@ def test_operations_that_ranks_leave_at_different_times_show_no_clock(operation:
     assert attributed(root, other).clock_offset_ns == {0: 0, 1: 0}
 
 
-def test_ranks_without_a_common_collective_are_aligned_through_others() -> None:
-    """0 and 1, then 1 and 2 share a group; ranks 1 and 2 are on nodes with clocks of their own."""
+@pytest.mark.parametrize("groups", [((0, 1), (1, 2)), ((0, 2), (1, 2)), ((0, 1), (0, 2))])
+def test_ranks_without_a_common_collective_are_aligned_through_others(groups: tuple[tuple[int, int], ...]) -> None:
+    """Ranks 1 and 2 are on nodes with clocks of their own."""
     shifts = (0.0, -3000.0, 5000.0)
     traces = [TraceBuilder(rank, 3) for rank in range(3)]
     for number in range(3):
         for trace, clock in zip(traces, shifts, strict=True):
             at = 1000 * number + clock
             trace.step(number + 1, at, 1000)
-            if trace.rank < 2:
-                trace.collective("allreduce", at, at + 100, 300, group="1", group_ranks=(0, 1))
-            if trace.rank > 0:
-                trace.collective("allreduce", at + 1, at + 500, 300, group="2", group_ranks=(1, 2), stream=27)
+            for place, members in enumerate(groups):
+                if trace.rank in members:
+                    trace.collective("allreduce", at + place, at + 100 + 400 * place, 300, group=str(place + 1),
+                                     group_ranks=members, stream=20 + place)  # fmt: skip
     job = attributed(*traces)
     assert job.clock_offset_ns == {0: 0, 1: 3 * MS, 2: -5 * MS}
     assert [parts_us(job, rank).get("wait", 0) for rank in range(3)] == [0, 0, 0]

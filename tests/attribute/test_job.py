@@ -18,7 +18,7 @@ from flatout.records.diagnosis import Part
 from flatout.records.job import JobAttribution
 from flatout.testing import TraceBuilder
 
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 jobs = st.one_of(programs().map(simulated), group_traces())
 
 
@@ -48,6 +48,9 @@ def test_the_blame_of_a_rank_is_its_exposed_wait_in_whole_steps(traces: list[Tra
     for timeline in job.timelines:
         spent = job.segments[timeline.rank].between_ns(timeline.first_step_ns, timeline.window_end_ns)
         assert sums[timeline.rank] == pytest.approx(spent[Part.WAIT], abs=1)
+        kernels, until = timeline.communication, job.arrivals[timeline.rank].until_ns
+        assert (kernels.start_ns <= until).all()
+        assert (until <= kernels.end_ns).all()
     assert all(piece.wait_ns >= 0 for piece in job.slices)
 
 

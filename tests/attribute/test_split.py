@@ -12,7 +12,7 @@ from tests.diagnose.jobs import attributed, blame_us, parts_us, step_parts_us
 from flatout.records.diagnosis import Part
 from flatout.testing import TraceBuilder
 
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 COMMUNICATION = ("transfer", "wait", "bubble", "communication_unsplit")
 
 
@@ -114,6 +114,7 @@ def test_a_kernel_that_ended_before_the_last_arrival_waited_until_its_end() -> N
     late.collective("allreduce", 1, 60, 40)
     assert split(early, late) == [45, 0]
     assert split(early, late, part="transfer") == [0, 40]
+    assert attributed(early, late).arrivals[0].until_ns.tolist() == [55_000]
 
 
 # --- what nobody can know

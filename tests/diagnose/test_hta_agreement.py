@@ -82,9 +82,7 @@ def test_hta_is_right_where_times_are_whole_microseconds_but_leaves_out_the_last
 @pytest.mark.parametrize(
     ("name", "hta_compute_us"), [("tracelens/mi210_gpu_only_trace.json.gz", 4780), ("hta/triton_example.json.gz", 94)]
 )
-def test_hta_is_wrong_in_compute(
-    public: Diagnose, exact_values: ExactValues, name: str, hta_compute_us: float
-) -> None:
+def test_hta_is_wrong_in_compute(public: Diagnose, exact_values: ExactValues, name: str, hta_compute_us: float) -> None:
     """MI210: it rounds starts up and ends down to whole microseconds. Triton: operators of the host carry a stream."""
     (rank,) = public(name).diagnosis.ranks
     assert rank.parts_s["compute"] * 1e6 == pytest.approx(exact_values[name]["compute_us"], abs=0.0015)

@@ -26,7 +26,7 @@ NAMES = {
     "allocator-churn", "memory-copy", "unbalanced-data",
 }  # fmt: skip
 PLAIN_GEMM = "volta_sgemm_128x64_nn"
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 every_rule = pytest.mark.parametrize("rule", RULES, ids=[rule.NAME for rule in RULES])
 

@@ -132,15 +132,6 @@ def test_what_cannot_be_opened_is_one_line_with_a_hint(
     assert str(tmp_path / "given") in str(error.value) and "\n" not in str(error.value) and error.value.hint
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_no_permission(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_bytes(TRACE)
-    path.chmod(0)
-    with pytest.raises(InputError, match="cannot be read: Permission denied"), open_sources([path]):
-        pass
-
-
 def test_a_file_that_goes_away_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(TRACE)

@@ -62,11 +62,12 @@ def host_states(table: EventTable, work: GpuWork, marks: HostSteps) -> HostState
 
 
 def _launching_threads(table: EventTable, work: GpuWork, marks: HostSteps) -> Flags:
-    """The threads that launch GPU work, and the one that marks the steps; shape (threads,)."""
+    """The threads that launch GPU work, and those that mark steps; shape (threads,)."""
     threads = np.zeros(len(table.threads), dtype=np.bool_)
     threads[table.thread[work.launch[work.is_linked]]] = True
     if marks.thread is not None:
-        threads[marks.thread] = True
+        is_mark = table.name_matches(names.matching(table.names, names.STEP))
+        threads[table.thread[is_mark & table.is_kind(Kind.USER_ANNOTATION, Kind.CPU_OP)]] = True
     return threads
 
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flatout.records.events import Quality
 from flatout.records.job import Match
@@ -169,10 +170,10 @@ def _match_group(
     timelines: Sequence[RankTimeline],
 ) -> tuple[list[Match], list[Quality]]:
     members = _members(by_rank, world, group)
-    placed = _places(by_rank)
     quality: list[Quality] = []
     counts = {rank: sum(place >= 0 for place, _ in calls) for rank, calls in by_rank.items()}
     if len(set(counts.values())) > 1:
+        by_rank = _aligned(by_rank, counts, {t.rank: t.communication.end_ns for t in timelines})
         quality.append(
             Quality(
                 problem=f"ranks launched different numbers of collectives in group {group}: {_range(counts)}",
@@ -182,7 +183,7 @@ def _match_group(
     is_complete = members is not None and set(members) <= present
     found: list[Match] = []
     num_disagree = 0
-    for calls in placed.values():
+    for calls in _places(by_rank).values():
         operations = {call.operation for call in calls.values()} - {"unknown"}
         sizes = {call.num_elements for call in calls.values()} - {None}
         if len(operations) > 1 or (len(sizes) > 1 and operations & {"all_reduce", "all_gather", "reduce_scatter"}):
@@ -211,6 +212,25 @@ def _match_group(
             )
         )
     return found, quality
+
+
+def _aligned(
+    by_rank: dict[int, list[tuple[int, CommunicationCall]]], counts: dict[int, int], ends: dict[int, NDArray[np.int64]]
+) -> dict[int, list[tuple[int, CommunicationCall]]]:
+    """Recordings of different length side by side: from the front or from the back, where the ends agree better."""
+    longest = max(counts, key=lambda rank: counts[rank])
+    reference = {place: int(ends[longest][call.kernel]) for place, call in by_rank[longest]}
+    result = {}
+    for rank, calls in by_rank.items():
+        shift = counts[longest] - counts[rank]
+
+        def disagreement(by: int, rank: int = rank, calls: list[tuple[int, CommunicationCall]] = calls) -> float:
+            both = [(place + by, int(ends[rank][call.kernel])) for place, call in calls if place + by in reference]
+            return float(np.median([abs(reference[place] - end) for place, end in both])) if both else np.inf
+
+        by = min((0, shift), key=disagreement)
+        result[rank] = [(place + by, call) for place, call in calls]
+    return result
 
 
 def _members(

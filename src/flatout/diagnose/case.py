@@ -53,6 +53,7 @@ class Case:
         self.charged = self._charged()
         self._pools: dict[Part, float] = {part: float(self.charged[:, part].mean()) for part in Part}
         self._lateness = self._late_pools()
+        self._claimed_s = 0.0
         self.host_traced_s = sum(self._pools[part] for part in HOST_PARTS)
         self.recorder = self._discount_recorder()
 
@@ -81,6 +82,7 @@ class Case:
         """Take up to `seconds` out of the part's pool; what was got."""
         got = min(max(seconds, 0.0), self._pools[part])
         self._pools[part] -= got
+        self._claimed_s += got
         return got
 
     def late_ranks(self) -> list[int]:
@@ -92,8 +94,12 @@ class Case:
         return self._lateness.get(rank, 0.0)
 
     def claim_lateness(self, rank: int, seconds: float) -> float:
-        got = min(max(seconds, 0.0), self.lateness(rank))
-        self._lateness[rank] = self.lateness(rank) - got
+        lateness = self.lateness(rank)
+        # A pool is the most that one rank waits, the others are means over the ranks: together they must not exceed
+        # the step.
+        got = min(max(seconds, 0.0), lateness, max(self.step_s - self._claimed_s, 0.0))
+        self._lateness[rank] = lateness - got
+        self._claimed_s += got
         return got
 
     def straggling_causes(self, rank: int) -> dict[str, float]:

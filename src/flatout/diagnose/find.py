@@ -18,7 +18,7 @@ def diagnose(
     """All findings of a job with its parts, blame and data quality."""
     case = Case(job, untraced_step_s)
     findings: list[Finding] = []
-    for rule in RULES:
+    for rule in RULES if case.step_s > 0 else ():
         findings += rule.find(case)
     findings.sort(key=lambda f: (-f.cost_s_per_step, f.code))
     origin = min((t.window_start_ns for t in job.timelines), default=0)

@@ -10,7 +10,9 @@ from flatout.testing import TraceBuilder
 MIB = 2**20
 
 
-def reducing(transfer: float, *, world_size: int = 2, num_elements: int = 2 * MIB, late: float = 0) -> list[TraceBuilder]:
+def reducing(
+    transfer: float, *, world_size: int = 2, num_elements: int = 2 * MIB, late: float = 0
+) -> list[TraceBuilder]:
     """All ranks compute, then reduce in the open; the last rank arrives `late` us after the others."""
     traces = [TraceBuilder(rank, world_size) for rank in range(world_size)]
     for trace in traces:

@@ -57,7 +57,7 @@ def test_kernels_of_fp32_on_ordinary_cores_are_told(kernel: str) -> None:
         "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x4_nn_align4>(Params)",
         "Cijk_Ailk_Bljk_SB_MT128x128x16_MI32x32x2x1_SN",  # AMD's matrix cores run fp32 too
         "void fbgemm_gpu::permute_2D_data_kernel<false, int, int, decltype(nullptr)>(int, int, int)",
-        "void bounds_check_indices_kernel<long, false>(at::GenericPackedTensorAccessor<long>, fbgemm_gpu::FixedDivisor)",
+        "void bounds_check_indices_kernel<long, false>(long, fbgemm_gpu::FixedDivisor)",
         "vectorized_elementwise_kernel",
     ],
 )

@@ -44,6 +44,11 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "broadcast": lambda n: 1.0,
     "reduce": lambda n: 1.0,
 }
+ON_GPU = (
+    "see which transport is used: NCCL_DEBUG=INFO (sockets where NVLink or InfiniBand was meant?)",
+    "the transport's own settings, e.g. NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD, NCCL_MIN_NCHANNELS",
+)
+ON_CPU = ("see which network is used: GLOO_SOCKET_IFNAME",)
 MIN_BANDWIDTH_BYTES = 2**20  # smaller messages show latency, not bandwidth
 
 
@@ -60,7 +65,9 @@ def find(case: Case) -> list[Finding]:
     if is_known and bandwidth is not None:
         title += f"; large collectives reach {bandwidth / 1e9:.3g} GB/s"
     if not is_known:
-        title += "; without the other ranks' traces it may be waiting or transfer"
+        alone = len(case.ranks) < 2 or bool(case.job.missing_ranks)
+        title += "; without the other ranks' traces" if alone else "; as it cannot be matched between the ranks"
+        title += " it may be waiting or transfer"
     evidence = {
         "exposed_transfer_s": float(case.own[:, Part.TRANSFER].mean()),
         "exposed_unsplit_s": float(case.own[:, Part.COMMUNICATION_UNSPLIT].mean()),
@@ -79,8 +86,7 @@ def find(case: Case) -> list[Finding]:
         cost_s=cost,
         evidence=evidence,
         changes=(
-            "see which transport is used: NCCL_DEBUG=INFO (sockets where NVLink or InfiniBand was meant?)",
-            "the transport's own settings, e.g. NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD, NCCL_MIN_NCHANNELS",
+            *(ON_GPU if case.has_gpu else ON_CPU),
             "larger gradient buckets: DistributedDataParallel(bucket_cap_mb=...)",
             "fewer bytes: a bf16 compression hook (rounding)",
         ),
