@@ -49,7 +49,12 @@ class Case:
         self.untraced_step_s = untraced_step_s
         self.own = np.array([self._own(t) for t in self.ranks])
         self.step_s = float(self.own.sum(axis=1).mean()) if len(self.ranks) else 0.0
+        self.row = {t.rank: row for row, t in enumerate(self.ranks)}  # in `own` and `charged`
         self.blamed = self._blamed()
+        # late rank -> (waiting rank, part) -> seconds a step
+        self.waits_for: dict[int, dict[tuple[int, str], float]] = defaultdict(dict)
+        for (waiting, late, part), seconds in self.blamed.items():
+            self.waits_for[late][waiting, part] = seconds
         self.charged = self._charged()
         self._pools: dict[Part, float] = {part: float(self.charged[:, part].mean()) for part in Part}
         self._lateness = self._late_pools()
@@ -60,11 +65,6 @@ class Case:
     @property
     def has_gpu(self) -> bool:
         return any(t.has_gpu for t in self.ranks)
-
-    @property
-    def row(self) -> dict[int, int]:
-        """Row of each rank in `own` and `charged`."""
-        return {t.rank: row for row, t in enumerate(self.ranks)}
 
     def facts(self, rank: int) -> RankFacts:
         found = self.ranks[self.row[rank]].facts
@@ -109,10 +109,10 @@ class Case:
     def lateness_causes(self, rank: int) -> dict[str, float]:
         """Seconds a step by part that others wait for this rank, the mean over the waiting ranks, largest first."""
         sums: dict[str, float] = defaultdict(float)
-        waiting = {w for (w, late, _), s in self.blamed.items() if late == rank and s > 0}
-        for (_, late, part), seconds in self.blamed.items():
-            if late == rank:
-                sums[part] += seconds / len(waiting)
+        waits = self.waits_for[rank]
+        num_waiting = len({waiting for (waiting, _), s in waits.items() if s > 0})
+        for (_, part), seconds in waits.items():
+            sums[part] += seconds / num_waiting
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def ranks_with_most(self, *parts: Part, share: float = 0.5) -> tuple[int, ...]:

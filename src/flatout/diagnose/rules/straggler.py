@@ -22,10 +22,12 @@ When this is wrong
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 import numpy as np
 
 from flatout.diagnose.case import Case
-from flatout.diagnose.finding import finding
+from flatout.diagnose.finding import finding, is_worth_telling
 from flatout.records.diagnosis import Finding
 from flatout.units import percent, seconds
 
@@ -35,16 +37,20 @@ NAME = "straggler"
 
 def find(case: Case) -> list[Finding]:
     result = []
+    slowest = _slowest_by_step(case)
+    num_last = _num_last_arrivals(case)
     for rank in case.late_ranks():
         cost = case.claim_lateness(rank, case.lateness(rank))
+        if not is_worth_telling(case, cost):
+            continue  # a job of a thousand ranks has hundreds of such
         causes = case.straggling_causes(rank)
         cause = next(iter(causes), "unattributed")
         skew = step_start_spread_s(case)
         is_skew = case.num_steps <= 1 and skew is not None and skew >= 0.5 * cost
-        waited = {
-            str(w): sum(s for (x, late, _), s in case.blamed.items() if x == w and late == rank)
-            for w in sorted({w for (w, late, _) in case.blamed if late == rank})
-        }
+        waits: dict[int, float] = defaultdict(float)
+        for (waiting, _), s in case.waits_for[rank].items():
+            waits[waiting] += s
+        waited = {str(waiting): waits[waiting] for waiting in sorted(waits)}
         title = f"rank {rank} is late"
         title += f" by its {cause.replace('_', ' ')}" if cause != "before_window" else ""
         title += f": the others wait up to {seconds(cost)} a step for it, {percent(cost / case.step_s)}"
@@ -61,9 +67,9 @@ def find(case: Case) -> list[Finding]:
                 "cause": cause if not is_skew else "unknown",
                 "lateness_by_part_s": case.lateness_causes(rank),
                 "waiting_s": waited if len(waited) <= 16 else max(waited.values()),
-                "last_in_collectives": _last_arrivals(case, rank),
+                "last_in_collectives": num_last[rank],
                 "num_collectives": sum(len(m.kernels) > 1 for m in case.job.matches),
-                "late_in_steps": _late_steps(case, rank),
+                "late_in_steps": [step for step, late in slowest.items() if late == rank],
                 "num_steps": case.num_steps,
                 "step_start_spread_s": skew,
             },
@@ -83,21 +89,21 @@ def step_start_spread_s(case: Case) -> float | None:
     return float(np.ptp(np.array(starts, dtype=np.int64))) / 1e9 if len(starts) > 1 else None
 
 
-def _late_steps(case: Case, rank: int) -> list[int]:
-    """Steps in which others waited for this rank longer than for any other."""
+def _slowest_by_step(case: Case) -> dict[int, int]:
+    """For each step the rank that others waited longest for."""
     waits: dict[int, dict[int, float]] = {}
     for piece in case.job.slices:
         if piece.step is not None:
             step = waits.setdefault(piece.step, {})
             step[piece.blamed_rank] = step.get(piece.blamed_rank, 0.0) + piece.wait_ns
-    return sorted(step for step, by_rank in waits.items() if max(by_rank, key=lambda r: by_rank[r]) == rank)
+    return {step: max(by_rank, key=lambda r: by_rank[r]) for step, by_rank in sorted(waits.items())}
 
 
-def _last_arrivals(case: Case, rank: int) -> int:
-    """In how many matched collectives this rank arrived last."""
-    num = 0
-    for match in case.job.matches:
-        if len(match.kernels) > 1 and rank in match.kernels:
-            starts = {r: int(case.ranks[case.row[r]].communication.start_ns[k]) for r, k in match.kernels.items()}
-            num += max(starts, key=lambda r: starts[r]) == rank
-    return num
+def _num_last_arrivals(case: Case) -> Counter[int]:
+    """In how many matched collectives each rank arrived last."""
+    starts = {t.rank: t.communication.start_ns for t in case.ranks}
+    return Counter(
+        max(match.kernels, key=lambda rank: int(starts[rank][match.kernels[rank]]))
+        for match in case.job.matches
+        if len(match.kernels) > 1
+    )
