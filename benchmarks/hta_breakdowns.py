@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hta.trace_analysis import TraceAnalysis
+from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found]
 
 
 def main(path: str) -> None:

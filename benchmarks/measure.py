@@ -46,7 +46,7 @@ def peak_memory(command: Sequence[str]) -> Run:
     """One run, sampled every 10 ms.
 
     `peak_pss_bytes`: the largest sum, over the command and all its descendants, of the proportional set size: a page
-    that several of them share counts once. `peak_rss_bytes`: the same with resident set sizes, where it counts for each.
+    that several of them share counts once. `peak_rss_bytes`: the same with resident set sizes; it counts for each.
     """
     peak_pss = peak_rss = 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

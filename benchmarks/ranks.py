@@ -1,0 +1,94 @@
+"""What `flatout diagnose` costs with 1 to 1,000 ranks, on all cores and on one.
+
+    .venv/bin/python benchmarks/ranks.py              # about an hour; writes results/ranks.json
+
+The ranks are made from an example: each has one of its traces with numbers, group and device of its own, and its
+communication kernels begin up to 20 us later, so that each collective waits for another rank. At most 1.2 GB on disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from many_ranks import Job
+from measure import flatout, machine, peak_memory, repository, spread, timed, wait_for_quiet
+
+SIZES = (1, 10, 100, 300, 1000)
+MIN_FITTED = 10  # below, the start of the process counts, and all cores work on one trace
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--example", default="straggler", help="name of an archive in examples/traces")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="RANKS")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quiet-s", type=float, default=60, help="wait so long before a round for an idle machine")
+    parser.add_argument("--out", type=Path, default=repository() / "benchmarks/results/ranks.json")
+    args = parser.parse_args()
+    job = Job(repository() / f"examples/traces/{args.example}.tar.xz")
+    sizes = [size(job, num_ranks, args.rounds, args.quiet_s) for num_ranks in args.sizes]
+    fitted = {engine: exponent(sizes, engine) for engine in ("auto", "serial")}
+    result = {"machine": machine(), "example": args.example, "sizes": sizes, "exponent": fitted}
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(sizes))
+    print(f"\nwall time grows as ranks to the power of {fitted['auto']:.2f} (auto), {fitted['serial']:.2f} (serial)")
+
+
+def size(job: Job, num_ranks: int, rounds: int, quiet_s: float) -> dict[str, Any]:
+    """Rounds of one run an engine, in turn; then one run each for the memory."""
+    with tempfile.TemporaryDirectory(prefix="flatout-benchmark-") as folder:
+        num_bytes = job.write(Path(folder), num_ranks)
+        engines = {e: [flatout(), "diagnose", folder, "--json", "--engine", e] for e in ("auto", "serial")}
+        timed(engines["auto"])  # files into the page cache
+        runs = []
+        for _ in range(rounds):
+            wait_for_quiet(quiet_s)
+            runs.append({engine: timed(command) for engine, command in engines.items()})
+            print(num_ranks, {engine: round(run["wall_s"], 2) for engine, run in runs[-1].items()}, file=sys.stderr)
+        return {
+            "num_ranks": num_ranks,
+            "num_bytes": num_bytes,
+            "order": list(engines),
+            "rounds": runs,
+            "wall_s": {engine: spread([r[engine]["wall_s"] for r in runs]) for engine in engines},
+            "memory": {engine: peak_memory(command) for engine, command in engines.items()},
+        }
+
+
+def exponent(sizes: Sequence[dict[str, Any]], engine: str) -> float:
+    """Slope of log(wall time) over log(ranks), by least squares."""
+    points = [(math.log(s["num_ranks"]), math.log(s["wall_s"][engine]["median"])) for s in sizes]
+    points = [(x, y) for x, y in points if x >= math.log(MIN_FITTED)]
+    if len(points) < 2:
+        return math.nan
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+
+
+def table(sizes: Sequence[dict[str, Any]]) -> str:
+    """Markdown: median wall time and its range, and the peak memory of all processes."""
+    lines = [
+        "| Ranks | On disk, MB | All cores, s | A rank, ms | One process, s | Peak MB (all cores; one process) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in sizes:
+        auto, serial = each["wall_s"]["auto"], each["wall_s"]["serial"]
+        memory = "; ".join(f"{each['memory'][engine]['peak_pss_bytes'] / 1e6:,.0f}" for engine in ("auto", "serial"))
+        lines.append(
+            f"| {each['num_ranks']:,} | {each['num_bytes'] / 1e6:,.1f} "
+            f"| {auto['median']:.2f} ({auto['min']:.2f} to {auto['max']:.2f}) "
+            f"| {1000 * auto['median'] / each['num_ranks']:.0f} "
+            f"| {serial['median']:.2f} ({serial['min']:.2f} to {serial['max']:.2f}) | {memory} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
