@@ -33,7 +33,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
             content = json.dumps(content)
         data = content.encode() if isinstance(content, str) else content
         path = tmp_path / name
-        path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
+        path.write_bytes(gzip.compress(data, 1, mtime=0) if name.endswith(".gz") else data)
         return path
 
     return write_file

@@ -36,7 +36,7 @@ def test_a_file(tmp_path: Path) -> None:
 def test_a_folder_and_its_subfolders_without_what_is_no_trace(tmp_path: Path) -> None:
     for name, content in {
         "rank0.json": TRACE,
-        "rank1.json.gz": gzip.compress(TRACE),
+        "rank1.json.gz": gzip.compress(TRACE, mtime=0),
         "rank2.pt.trace.json": TRACE,
         "list.json": json.dumps(small_events()).encode(),
         "info.json": b'{"name": "straggler"}',
@@ -83,7 +83,7 @@ def test_archives_by_content(tmp_path: Path, mode: str, name: str) -> None:
     with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
         for member, data in {
             "job/rank0.json": TRACE,
-            "job/rank1.json.gz": gzip.compress(TRACE),
+            "job/rank1.json.gz": gzip.compress(TRACE, mtime=0),
             "job/info.json": b"{}",
             "job/readme.md": b"x",
             "job/._rank0.json": TRACE,
