@@ -28,6 +28,7 @@ _CONTROL = bytes(code for code in range(32) if code not in _SPACES)
 _CONTROL_TO_SPACE = bytes(max(code, 32) for code in range(256))
 _NO_NUMBER = re.compile(rb"([:\[,]\s*)[+-]?(?:inf(?:inity)?|nan)(?=\s*[,}\]])", re.IGNORECASE)
 _BAD_ESCAPE = re.compile(rb'(\\\\|\\["/bfnrtu])|\\')
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _TRAILING_COMMA = re.compile(rb",(\s*[}\]])")
 _MAX_JOINED = 16  # events that a list of objects inside one event may be mistaken for
 
@@ -116,7 +117,11 @@ def _mended(piece: bytes) -> Any:
 
 
 def _is_open(piece: bytes) -> bool:
-    return piece.count(b"{") > piece.count(b"}")
+    """More braces open than close, not counting those in texts (where quotes are too damaged to tell, all count)."""
+    bare = _TEXT.sub(b"", piece)
+    if b'"' in bare:
+        bare = piece
+    return bare.count(b"{") > bare.count(b"}")
 
 
 def _is_unfinished(piece: bytes, text: bytes) -> bool:
