@@ -24,12 +24,15 @@ from flatout.records.timeline import NUM_PARTS, RankTimeline, Segments
 BEFORE_WINDOW = "before_window"
 # Gaps shorter than this lie between kernels and tell nothing.
 MIN_LEVEL_NS = 20_000
+MAX_LOOK_BACK = 512  # level collectives to search for a common one; a step has fewer
 MIN_STAGE_EXCESS = 1.03  # of equal stages the slowest computes up to 3 % longer than the next
 
 Cause = tuple[int, str]  # blamed rank, part
 Charges = dict[Cause, float]  # nanoseconds
 
-_WAITS = (Part.WAIT, Part.BUBBLE)
+_WAITS = (int(Part.WAIT), int(Part.BUBBLE))
+_IS_WAIT = np.isin(np.arange(NUM_PARTS), _WAITS)
+PREFETCHED = {"all_gather"}  # launched ahead of the compute that needs it, not behind that which makes it
 
 
 class BlameBook:
@@ -110,6 +113,8 @@ class BlameBook:
         """
         step = self._step_of(rank, int(self._kernels[rank].start_ns[kernel]))
         stages = next((p.stages for p in self._pipelines if rank in p.stages), ())
+        if any(stage not in self._timelines for stage in stages):
+            return None
         if step < 0 or len(stages) < 2 or any(step >= len(self._timelines[s].steps) for s in stages):
             return None
         compute = {}
@@ -177,12 +182,13 @@ class BlameBook:
     ) -> None:
         """Add what the late rank spent more on, from `since` (cumulative parts of both) to its arrival.
 
-        What the waiting rank did until then counts too, hidden beside its wait: the late rank may have done the same
-        work before it arrived, which is no excess.
+        Gathered weights do not depend on the compute before: the late rank may have computed, before it arrived, what
+        the waiting one computes hidden beside its wait. There that counts as the waiting rank's own.
         """
-        spent_waiting = self._at_until[waiting][kernels[0]] - since[0]
-        for part in _WAITS:
-            spent_waiting[part] = (self._at_start[waiting][kernels[0]] - since[0])[part]
+        spent_waiting = self._at_start[waiting][kernels[0]] - since[0]
+        if self._matches[int(self._arrival[waiting].match[kernels[0]])].operation in PREFETCHED:
+            until = self._at_until[waiting][kernels[0]] - since[0]
+            spent_waiting = np.where(_IS_WAIT, spent_waiting, until)
         spent_late = self._at_start[late][kernels[1]] - since[1]
         until = int(self._kernels[late].start_ns[kernels[1]])
         self._spread(excess, late, spent_late - spent_waiting, int(spent_late.sum()), until)
@@ -214,7 +220,7 @@ class BlameBook:
 
     def _spread(self, excess: Charges, late: int, more: NDArray[np.int64], length_ns: int, until_ns: int) -> None:
         """Positive excess by part; that of waiting goes to the causes of the late rank's own waits in the span."""
-        for part in np.flatnonzero(more > 0):
+        for part in np.flatnonzero(more > 0).tolist():
             if part not in _WAITS:
                 excess[late, PART_NAMES[part]] += float(more[part])
                 continue
@@ -240,7 +246,7 @@ class BlameBook:
         """
         earliest = self._timelines[waiting].steps[rows[0]].start_ns if rows is not None else 0
         at = int(np.searchsorted(self._history_ends[waiting], arrivals[0], side="right"))
-        for end, index in reversed(self._history[waiting][:at]):
+        for end, index in reversed(self._history[waiting][max(at - MAX_LOOK_BACK, 0) : at]):
             if end < earliest:
                 return None
             kernel = self._matches[index].kernels.get(late)

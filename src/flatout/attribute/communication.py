@@ -48,6 +48,7 @@ def communication_kernels(table: EventTable, work: GpuWork, is_comm: Flags) -> C
         return _cpu_collectives(table)
     rows = np.flatnonzero(is_comm)
     recorded = _recorded_before_launch(table, work, rows)
+    annotated = _annotated_operations(table, work, rows)
     calls: list[CommunicationCall] = []
     for kernel, row in enumerate(rows):
         event = work.event[row]
@@ -56,7 +57,8 @@ def communication_kernels(table: EventTable, work: GpuWork, is_comm: Flags) -> C
         sequence = int(table.sequence[event])
         calls += [_call(kernel, table.collectives[index], sequence) for index in found]
         if not found:
-            calls.append(_unknown_call(kernel, names.operation(table.names[table.name[event]])))
+            operation = annotated.get(int(row)) or names.operation(table.names[table.name[event]])
+            calls.append(_unknown_call(kernel, operation))
     return CommunicationKernels(
         start_ns=work.start_ns[rows],
         end_ns=work.end_ns[rows],
@@ -90,6 +92,24 @@ def _recorded_before_launch(table: EventTable, work: GpuWork, rows: NDArray[np.i
         begin = np.append(0, until[:-1])
         for row, first, last in zip(launches, begin, until, strict=True):
             result[int(row)] = [int(i) for i in table.collective[mine[first:last]]]
+    return result
+
+
+def _annotated_operations(table: EventTable, work: GpuWork, rows: NDArray[np.int64]) -> dict[int, str]:
+    """What the host called the collective around the launch (`nccl:all_to_all`), for kernels without arguments."""
+    bare = rows[(table.collective[work.event[rows]] == NULL) & work.is_linked[rows]]
+    is_annotation = names.matching(table.names, names.COLLECTIVE_ANNOTATION)[table.name]
+    spans = np.flatnonzero(is_annotation & (table.kind == Kind.USER_ANNOTATION))
+    result: dict[int, str] = {}
+    for row in bare.tolist() if len(spans) else ():
+        call = work.launch[row]
+        at = int(np.searchsorted(table.start_ns[spans], table.start_ns[call], side="right"))
+        for span in spans[max(at - 8, 0) : at][::-1].tolist():
+            if table.thread[span] == table.thread[call] and table.end_ns[span] >= table.start_ns[call]:
+                operation = names.operation(table.names[table.name[span]])
+                if operation != "unknown":
+                    result[row] = operation
+                break
     return result
 
 

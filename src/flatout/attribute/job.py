@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from flatout.attribute.blame import BlameBook
-from flatout.attribute.match import clock_offsets, match_kernels
+from flatout.attribute.match import clock_offsets, match_kernels, world_size_of
 from flatout.attribute.split import arrivals, cap_bubbles, exposed_ns, pipelines, split_segments
 from flatout.records.diagnosis import Part
-from flatout.records.job import BlameSlice, JobAttribution
+from flatout.records.events import Quality
+from flatout.records.job import Arrivals, BlameSlice, JobAttribution
 from flatout.records.timeline import BEFORE_RECORDING, RankTimeline, Segments, StepSpan
+from flatout.units import percent
+
+MIN_UNSPLIT_SHARE = 0.01  # of the steps: less changes no finding
 
 
 def attribute_job(timelines: Sequence[RankTimeline]) -> JobAttribution:
@@ -42,8 +46,7 @@ def attribute_job(timelines: Sequence[RankTimeline]) -> JobAttribution:
         )
         for rank, start, (blamed, part), ns, match in book.charge()
     )
-    sizes = [t.meta.world_size for t in timelines if t.meta.world_size]
-    world_size = max(sizes) if sizes else None
+    world_size = world_size_of(timelines)
     present = {t.rank for t in timelines}
     missing = tuple(sorted(set(range(world_size)) - present)) if world_size else ()
     return JobAttribution(
@@ -71,8 +74,47 @@ def attribute_job(timelines: Sequence[RankTimeline]) -> JobAttribution:
         },
         world_size=world_size,
         missing_ranks=missing,
-        quality=tuple(quality + clock_quality),
+        quality=tuple(quality + clock_quality + _job_quality(timelines, segments, arrival, world_size)),
     )
+
+
+def _job_quality(
+    timelines: Sequence[RankTimeline],
+    segments: Mapping[int, Segments],
+    arrival: Mapping[int, Arrivals],
+    world_size: int | None,
+) -> list[Quality]:
+    """What is unsure of the job as a whole."""
+    notes = []
+    if world_size is None and any(t.communication.num_kernels for t in timelines):
+        notes.append(
+            Quality(
+                problem="no trace says how many ranks the job has",
+                effect="those that are here are taken for all; if some are missing, waiting is called transfer",
+            )
+        )
+    num_steps = {len(t.steps) for t in timelines}
+    if len(num_steps) > 1:
+        notes.append(
+            Quality(
+                problem=f"ranks recorded different numbers of steps: {min(num_steps)} to {max(num_steps)}",
+                effect="their mean steps are of different steps",
+            )
+        )
+    missing = world_size is not None and len(timelines) < world_size
+    if len(timelines) > 1 and not missing:
+        in_steps = np.sum([segments[t.rank].between_ns(t.first_step_ns, t.window_end_ns) for t in timelines], axis=0)
+        unsplit = float(in_steps[Part.COMMUNICATION_UNSPLIT] / max(in_steps.sum(), 1))
+        if unsplit >= MIN_UNSPLIT_SHARE:
+            unmatched = sum(int((~arrival[t.rank].is_known).sum()) for t in timelines)
+            total = sum(t.communication.num_kernels for t in timelines)
+            notes.append(
+                Quality(
+                    problem=f"{unmatched:,} of {total:,} communication kernels could not be matched between the ranks",
+                    effect=f"{percent(unsplit)} of the steps is communication of which wait and transfer stay unsplit",
+                )
+            )
+    return notes
 
 
 def _step_number(steps: tuple[StepSpan, ...], time_ns: int) -> int | None:

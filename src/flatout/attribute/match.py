@@ -7,6 +7,7 @@ times play no part: ids differ between ranks, and times need the match to be ali
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -26,7 +27,7 @@ def match_kernels(timelines: Sequence[RankTimeline]) -> tuple[list[Match], list[
     if len(timelines) < 2:
         return _single(timelines), []
     present = {t.rank for t in timelines}
-    world = _world_size(timelines)
+    world = world_size_of(timelines)
     queues: dict[tuple[str, str], dict[int, list[tuple[int, CommunicationCall]]]] = defaultdict(dict)
     for timeline in timelines:
         for key, calls in _queues_of(timeline).items():
@@ -93,8 +94,12 @@ def clock_offsets(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -
 MIN_CLOCK_SHIFT_NS = 100_000  # ends of matched all-reduces on one host agree within 10-42 us
 
 
-def _world_size(timelines: Sequence[RankTimeline]) -> int | None:
+def world_size_of(timelines: Sequence[RankTimeline]) -> int | None:
+    """What the metadata say, else what the largest recorded group implies."""
     sizes = [t.meta.world_size for t in timelines if t.meta.world_size]
+    if not sizes:
+        calls = {(call.group_size, call.ranks) for t in timelines for call in t.communication.calls}
+        sizes = [max(size or 0, max(ranks or (0,)) + 1) for size, ranks in calls if size or ranks]
     return max(sizes) if sizes else None
 
 
@@ -130,7 +135,6 @@ def _queues_of(timeline: RankTimeline) -> dict[tuple[str, str], list[tuple[int, 
     for call in kernels.calls:
         if call.group is not None:
             groups_of_stream[int(kernels.stream[call.kernel])].add((call.group, call.ranks))
-    pair_streams = {int(kernels.stream[c.kernel]) for c in kernels.calls if c.operation in ("send", "recv")}
     ordered: dict[tuple[str, str], list[tuple[bool, int, CommunicationCall]]] = defaultdict(list)
     for call in kernels.calls:
         group, ranks = call.group, call.ranks
@@ -142,7 +146,7 @@ def _queues_of(timeline: RankTimeline) -> dict[tuple[str, str], list[tuple[int, 
             key = (_group_key(group, ranks), f"{source}->{target}")
         else:
             key = (_group_key(group, ranks), "collective")
-        if call.operation == "send_recv" and int(kernels.stream[call.kernel]) in pair_streams:
+        if call.operation == "send_recv":
             continue  # a send or receive whose partner was not recorded
         launched = int(kernels.launched_ns[call.kernel])
         before = launched == BEFORE_RECORDING
@@ -155,6 +159,7 @@ def _queues_of(timeline: RankTimeline) -> dict[tuple[str, str], list[tuple[int, 
     return result
 
 
+@functools.cache
 def _group_key(group: str | None, ranks: tuple[int, ...] | None) -> str:
     """Group names repeat between disjoint groups of the same kind, so the ranks are part of the key."""
     if group is None:
@@ -188,8 +193,6 @@ def _match_group(
         sizes = {call.num_elements for call in calls.values()} - {None}
         if len(operations) > 1 or (len(sizes) > 1 and operations & {"all_reduce", "all_gather", "reduce_scatter"}):
             num_disagree += 1
-            continue
-        if operations == {"send_recv"} and members is None and len(by_rank) < 2:
             continue
         call = next(iter(calls.values()))
         found.append(
@@ -226,7 +229,11 @@ def _aligned(
 
         def disagreement(by: int, rank: int = rank, calls: list[tuple[int, CommunicationCall]] = calls) -> float:
             both = [(place + by, int(ends[rank][call.kernel])) for place, call in calls if place + by in reference]
-            return float(np.median([abs(reference[place] - end) for place, end in both])) if both else np.inf
+            if not both:
+                return np.inf
+            # How far apart the ends are is the clocks' affair; that they are equally far apart shows the right match.
+            differences = np.array([reference[place] - end for place, end in both])
+            return float(np.median(np.abs(differences - np.median(differences))))
 
         by = min((0, shift), key=disagreement)
         result[rank] = [(place + by, call) for place, call in calls]
@@ -253,13 +260,15 @@ def _members(
 def _places(
     by_rank: dict[int, list[tuple[int, CommunicationCall]]],
 ) -> dict[object, dict[int, CommunicationCall]]:
-    """Calls of the ranks side by side: by sequence number where every call has its own, else by place."""
-    sequences = {rank: [call.sequence for _, call in calls] for rank, calls in by_rank.items()}
-    by_sequence = all(None not in s and len(set(s)) == len(s) for s in sequences.values())
+    """Calls side by side: by sequence number where every call launched in the recordings has its own, else by place."""
+    launched = {rank: [call.sequence for place, call in calls if place >= 0] for rank, calls in by_rank.items()}
+    by_sequence = all(None not in s and len(set(s)) == len(s) for s in launched.values())
     placed: dict[object, dict[int, CommunicationCall]] = defaultdict(dict)
     for rank, calls in by_rank.items():
         for place, call in calls:
-            placed[call.sequence if by_sequence else place][rank] = call
+            # Those launched before the recording have no number, and their place only where all begin alike.
+            key = ("sequence", call.sequence) if by_sequence and place >= 0 else ("place", place)
+            placed[key][rank] = call
     return placed
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from flatout.attribute import names
 from flatout.attribute.communication import communication_kernels, is_communication
 from flatout.attribute.cpu import cpu_parts
 from flatout.attribute.facts import rank_facts
@@ -18,6 +19,8 @@ from flatout.attribute.steps import host_steps, step_spans, window_of
 from flatout.records.diagnosis import Part
 from flatout.records.events import EventTable, Kind, Quality
 from flatout.records.timeline import RankTimeline, Segments
+
+MIN_UNLINKED_SHARE = 0.25  # a host that runs a whole step ahead of three recorded ones leaves as much
 
 
 def attribute_rank(table: EventTable, rank: int | None = None) -> RankTimeline:
@@ -35,7 +38,7 @@ def attribute_rank(table: EventTable, rank: int | None = None) -> RankTimeline:
     else:
         segments = cpu_parts(table, marks, states, (window_start, window_end))
     quality = list(table.quality)
-    quality += _quality(work, has_steps=bool(steps), has_gpu=has_gpu)
+    quality += _quality(work, has_steps=bool(steps), has_gpu=has_gpu, has_launches=_has_launches(table))
     return RankTimeline(
         meta=table.meta,
         rank=rank if rank is not None else (table.meta.rank or 0),
@@ -114,7 +117,13 @@ def _take(start: Times, end: Times, rows: Flags) -> tuple[Times, Times]:
     return start[rows], end[rows]
 
 
-def _quality(work: GpuWork, *, has_steps: bool, has_gpu: bool) -> list[Quality]:
+def _has_launches(table: EventTable) -> bool:
+    """The host launched kernels, whether or not the profiler recorded them."""
+    is_launch = names.matching(table.names, names.LAUNCH)
+    return bool((is_launch[table.name] & (table.kind == Kind.RUNTIME)).any())
+
+
+def _quality(work: GpuWork, *, has_steps: bool, has_gpu: bool, has_launches: bool) -> list[Quality]:
     found = []
     if not has_steps:
         found.append(
@@ -123,7 +132,14 @@ def _quality(work: GpuWork, *, has_steps: bool, has_gpu: bool) -> list[Quality]:
                 effect="costs are for the whole recording, not for a step; the lead-in cannot be told apart",
             )
         )
-    if not has_gpu:
+    if not has_gpu and has_launches:
+        found.append(
+            Quality(
+                problem="the host launched GPU work, but the trace has no GPU events: the profiler lost them",
+                effect="only the host's side is known; nothing that is said of compute or idle time is of the GPU",
+            )
+        )
+    elif not has_gpu:
         found.append(Quality(problem="the trace has no GPU events", effect="parts are those of a job on the CPU"))
     elif not work.is_linked.any():
         found.append(
@@ -132,4 +148,13 @@ def _quality(work: GpuWork, *, has_steps: bool, has_gpu: bool) -> list[Quality]:
                 effect="idle time cannot be told apart into host work and launch latency",
             )
         )
+    elif not work.is_linked.all():
+        unlinked = int((~work.is_linked).sum())
+        if unlinked >= MIN_UNLINKED_SHARE * len(work):
+            found.append(
+                Quality(
+                    problem=f"{unlinked:,} of {len(work):,} GPU events were launched before the recording",
+                    effect="they are counted as work; what launched them is not known",
+                )
+            )
     return found

@@ -27,6 +27,7 @@ PARTS_WITH_FINDING = frozenset(
         Part.ALLOCATOR,
         Part.HOST_SYNC,
         Part.HOST_LAUNCH,
+        Part.LAUNCH_LATENCY,  # of work that was launched in time: too small for a finding
         Part.TRANSFER,
         Part.COMMUNICATION_UNSPLIT,
         Part.MEMORY_COPY,
@@ -104,7 +105,7 @@ class Case:
 
     def straggling_causes(self, rank: int) -> dict[str, float]:
         """Of `lateness_causes` those that no other finding takes."""
-        return {part: s for part, s in self.lateness_causes(rank).items() if self._is_straggling(part)}
+        return {part: s for part, s in self.lateness_causes(rank).items() if self.is_straggling(part)}
 
     def lateness_causes(self, rank: int) -> dict[str, float]:
         """Seconds a step by part that others wait for this rank, the mean over the waiting ranks, largest first."""
@@ -173,7 +174,7 @@ class Case:
                 charged[row[waiting], Part.WAIT] -= seconds
         return charged if len(charged) else np.zeros((1, NUM_PARTS))
 
-    def _is_straggling(self, part: str) -> bool:
+    def is_straggling(self, part: str) -> bool:
         """True for lateness that no other finding takes.
 
         Lateness from before the recording comes once, not with each step: it counts only where there is one step.
@@ -183,7 +184,7 @@ class Case:
     def _late_pools(self) -> dict[int, float]:
         by_pair: dict[tuple[int, int], float] = defaultdict(float)
         for (waiting, late, part), seconds in self.blamed.items():
-            if self._is_straggling(part):
+            if self.is_straggling(part):
                 by_pair[waiting, late] += seconds
         pools: dict[int, float] = {}
         for (_, late), seconds in by_pair.items():

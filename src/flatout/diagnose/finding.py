@@ -30,6 +30,8 @@ def finding(
     """The finding as a list of one, or an empty list where its cost is below the threshold."""
     if not is_worth_telling(case, cost_s):
         return []
+    if not case.num_steps:  # costs are of the whole recording then
+        title = title.replace(" a step", " in all").replace(" of the step", " of the recording")
     return [
         Finding(
             code=code,

@@ -59,6 +59,7 @@ def find(case: Case) -> list[Finding]:
     if cost <= 0:
         return []
     is_known = unsplit < 0.5 * cost
+    is_split = bool(case.own[:, [Part.TRANSFER, Part.WAIT, Part.BUBBLE]].sum() > 0)  # 0 would be unknown, not nothing
     total = _total_transfer(case)
     bandwidth = bus_bandwidth(case)
     title = f"{seconds(cost)} of communication a step ({percent(cost / case.step_s)}) is not hidden behind compute"
@@ -69,9 +70,9 @@ def find(case: Case) -> list[Finding]:
         title += "; without the other ranks' traces" if alone else "; as it cannot be matched between the ranks"
         title += " it may be waiting or transfer"
     evidence = {
-        "exposed_transfer_s": float(case.own[:, Part.TRANSFER].mean()),
+        "exposed_transfer_s": float(case.own[:, Part.TRANSFER].mean()) if is_split else None,
         "exposed_unsplit_s": float(case.own[:, Part.COMMUNICATION_UNSPLIT].mean()),
-        "total_transfer_s": total,
+        "total_transfer_s": total if is_split else None,
         "hidden_share": 1 - min(float(case.own[:, Part.TRANSFER].mean()) / total, 1) if total and is_known else None,
         "exposed_by_operation_s": _by_operation(case),
         "bus_bandwidth_bytes_per_s": bandwidth,
@@ -86,6 +87,7 @@ def find(case: Case) -> list[Finding]:
         cost_s=cost,
         evidence=evidence,
         changes=(
+            *(() if is_known else ("record the other ranks too, and diagnose all of them together",)),
             *(ON_GPU if case.has_gpu else ON_CPU),
             "larger gradient buckets: DistributedDataParallel(bucket_cap_mb=...)",
             "fewer bytes: a bf16 compression hook (rounding)",

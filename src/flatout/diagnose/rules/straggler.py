@@ -33,6 +33,7 @@ from flatout.units import percent, seconds
 
 CODE = "F03"
 NAME = "straggler"
+UNKNOWN = ("before_window", "unattributed")
 
 
 def find(case: Case) -> list[Finding]:
@@ -48,12 +49,16 @@ def find(case: Case) -> list[Finding]:
         skew = step_start_spread_s(case)
         is_skew = case.num_steps <= 1 and skew is not None and skew >= 0.5 * cost
         waits: dict[int, float] = defaultdict(float)
-        for (waiting, _), s in case.waits_for[rank].items():
-            waits[waiting] += s
+        for (waiting, part), s in case.waits_for[rank].items():
+            waits[waiting] += s if case.is_straggling(part) else 0.0
         waited = {str(waiting): waits[waiting] for waiting in sorted(waits)}
         title = f"rank {rank} is late"
-        title += f" by its {cause.replace('_', ' ')}" if cause != "before_window" else ""
-        title += f": the others wait up to {seconds(cost)} a step for it, {percent(cost / case.step_s)}"
+        title += (
+            f" by its {cause.replace('_', ' ')}"
+            if cause not in UNKNOWN
+            else " for a reason that its trace does not show"
+        )
+        title += f": the others wait up to {seconds(cost)} a step for it, {percent(cost / case.step_s)} of the step"
         if is_skew:
             title += "; a single step whose starts differ as much: the cause is inconclusive"
         result += finding(
@@ -78,7 +83,9 @@ def find(case: Case) -> list[Finding]:
                 "look at what that rank does more than the others",
             ),
             safety="exact",
-            confidence="inconclusive" if is_skew else ("high" if case.num_steps > 1 else "medium"),
+            confidence="inconclusive"
+            if is_skew or not case.num_steps
+            else ("high" if case.num_steps > 1 else "medium"),
         )
     return result
 
