@@ -2,6 +2,17 @@
 
 import sys
 
-from flatout.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """As `flatout.cli.main`, and quiet about Ctrl-C while that is still being imported."""
+    try:
+        from flatout.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,6 +24,9 @@ def attempt(number: int = 0) -> None:
 sys.exit(main())
 """
 
+# Under nohup, or in the background of a shell, a process inherits that SIGINT is ignored.
+HEARS_CTRL_C = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+
 
 def run(body: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`flatout try ARGUMENTS`, where the verb `try` does `body`."""
@@ -96,7 +99,7 @@ def test_wrong_arguments_end_with_2_and_no_traceback(arguments: list[str]) -> No
 
 
 def test_ctrl_c_is_one_line_and_130() -> None:
-    done = run("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    done = run(f"import os, signal; {HEARS_CTRL_C}; os.kill(os.getpid(), signal.SIGINT)")
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "interrupted\n")
 
 
@@ -145,3 +148,25 @@ def test_help_has_no_colour_codes() -> None:
     done = flatout_command("--help")
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("arguments", ["--version", "explain straggler", "diagnose /nowhere"])
+def test_closed_standard_streams(closed: str, arguments: str) -> None:
+    command = f"{sys.executable} -m flatout {arguments} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == (2 if "nowhere" in arguments else 0)
+    assert "Error" not in done.stderr and "internal" not in done.stderr
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
+    program = (
+        "import sys, runpy, importlib.abc\n"
+        "class Interrupts(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "runpy.run_module('flatout', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")

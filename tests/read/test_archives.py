@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tests.read.samples import small_trace
+from tests.read.samples import problems, small_trace
 
 from flatout.errors import InputError
 from flatout.read import open_sources, read_trace, stream
@@ -119,6 +119,7 @@ def test_of_a_damaged_archive_what_comes_before_the_damage_is_read(tmp_path: Pat
         assert [Path(source.path).name for source in sources] == ["good.json", "rank0.json"]
         assert read_trace(sources[0]).num_events == 12
         assert "is a damaged archive" in sources[1].quality[0].problem
+        assert "archive" not in problems(read_trace(sources[0]))
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(InputError), open_sources([path]) as sources:
         read_trace(sources[0])
@@ -128,3 +129,12 @@ def test_real_archives_stay_within_the_limits(public_traces: Path, tmp_path: Pat
     assert stream.LIMITS.max_ratio > 100
     with open_sources([public_traces / "param_dlrm_8xV100" / "dlrm_kineto.tar.gz"]) as sources:
         assert len(sources) == 8
+
+
+def test_members_of_one_name_are_told(tmp_path: Path) -> None:
+    path = archive_of(tmp_path / "job.tar", member("good.json"), member("good.json"), member("rank1.json"))
+    with open_sources([path]) as sources:
+        assert [Path(source.path).name for source in sources] == ["good.json", "rank1.json"]
+        (note,) = sources[-1].quality
+        assert note.problem == f"{path} has several members called good.json"
+        assert read_trace(sources[-1]).quality == ()  # told once, by whoever opened the sources

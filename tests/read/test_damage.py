@@ -363,3 +363,22 @@ def test_types_with_bad_utf8(read: Read) -> None:
 def test_a_table_can_be_sent_to_another_process(read: Read) -> None:
     table = read(small_trace())
     assert_same_table(pickle.loads(pickle.dumps(table)), table)
+
+
+def test_a_comma_behind_the_last_event_is_told(read: Read) -> None:
+    text = json.dumps(small_trace())
+    table = read(text.replace('}], "traceName"', '},], "traceName"'))
+    assert table.num_events == 12 and problems(table) == "a comma follows the last event, which JSON does not allow"
+
+
+def test_times_written_as_text_are_told(read: Read) -> None:
+    events = [
+        kernel("a", 1, 2),
+        kernel("b", 3, 2),
+        {**kernel("c", 5, 2), "ts": "5.5"},
+        {**kernel("d", 9, 2), "dur": "2"},
+    ]
+    table = read({"traceEvents": events})
+    assert table.start_ns.tolist() == [1000, 3000, 5500, 9000] and table.duration_ns.tolist() == [2000] * 4
+    assert problems(table) == "2 events have their times written as text"
+    assert problems(read({"traceEvents": events[:3]})) == "1 event has its times written as text"

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from tests.read.samples import event, kernel, problems
 
 from flatout.records.events import EventTable
 
 Read = Callable[..., EventTable]
+
+
+@pytest.fixture
+def read(read: Read) -> Read:
+    """`read(events)`: a bare list would be noted as such."""
+    return lambda events: read({"traceEvents": events})
 
 
 def test_negative_durations_become_zero(read: Read) -> None:
@@ -56,3 +63,41 @@ def test_a_long_annotation_is_no_error(read: Read) -> None:
 def test_order_is_kept_after_a_repair(read: Read) -> None:
     events = [kernel("a", 5, -1), event("cpu_op", "b", 5, 0.5), kernel("c", 5, 0.25, stream=9)]
     assert read(events).duration_ns.tolist() == [500, 250, 0]
+
+
+def marks(read: Read, *durations_us: float, num_kernels: int = 40) -> tuple[list[int], str]:
+    """Durations of marks of steps that begin every 10 ms, and what is said of them."""
+    steps = [event("user_annotation", f"ProfilerStep#{n}", 10_000 * n, dur) for n, dur in enumerate(durations_us)]
+    table = read([*steps, *(kernel("gemm", 1000 * number, 900) for number in range(num_kernels))])
+    names = [table.names[name] for name in table.name]
+    found = {name: ns for name, ns in zip(names, table.duration_ns.tolist(), strict=True) if name[0] == "P"}
+    return [found[f"ProfilerStep#{n}"] // 1000 for n in range(len(durations_us))], problems(table)
+
+
+def test_a_mark_of_a_step_with_a_corrupt_end_is_cut_at_the_next_one(read: Read) -> None:
+    found, said = marks(read, 9_990, 7_000_000, 9_990, 9_990)
+    assert found == [9_990, 10_000, 9_990, 9_990]
+    assert said == "1 mark of a step (ProfilerStep) lasts far into what follows it"
+
+
+def test_the_last_mark_with_a_corrupt_end_is_cut_at_the_end_of_all_else(read: Read) -> None:
+    found, said = marks(read, 9_990, 7_000_000, 9_990, 9_000_000)
+    assert found == [9_990, 10_000, 9_990, 9_900]
+    assert said == "2 marks of steps (ProfilerStep) last far into what follows them"
+
+
+def test_marks_that_overlap_or_outlast_a_little_are_left(read: Read) -> None:
+    durations = [9_990, 10_900, 10_000, 70_000]
+    assert marks(read, *durations) == (durations, "")
+    assert marks(read, 7_000_000) == ([7_000_000], "")  # nothing says how long a step is
+
+
+def test_marks_of_other_threads_do_not_follow_each_other(read: Read) -> None:
+    table = read(
+        [
+            event("user_annotation", "ProfilerStep#1", 0, 30_000, tid=1),
+            event("user_annotation", "ProfilerStep#1", 10, 30_000, tid=2),
+            event("user_annotation", "ProfilerStep#2", 30_000, 30_000, tid=1),
+        ]
+    )
+    assert table.duration_ns.tolist() == [30_000_000] * 3 and not table.quality

@@ -104,3 +104,21 @@ def test_metadata_cut_off_behind_the_events(read: Read) -> None:
     text = json.dumps({"traceEvents": events, **trace})
     table = read(text[:-60])
     assert table.num_events == 12 and table.meta.rank == 3
+
+
+@pytest.mark.parametrize("value", [2_000_000_000, "2000000000", 10**30])
+@pytest.mark.parametrize("key", ["rank", "world_size"])
+def test_a_rank_or_world_size_that_no_job_has_counts_as_absent(read: Read, key: str, value: Any) -> None:
+    table = read(small_trace(distributedInfo={"rank": 3, "world_size": 8, key: value}))
+    assert (table.meta.rank, table.meta.world_size) == {"rank": (None, 8), "world_size": (3, None)}[key]
+    assert f"`distributedInfo.{key}` must be at most" in problems(table)
+
+
+@pytest.mark.parametrize("name", [[], {}, ["allreduce"], 7])
+def test_the_name_of_a_collective_may_be_anything(read: Read, name: Any) -> None:
+    table = read(small_trace([kernel("ncclDevKernel_AllReduce", 1, 2, **{"Collective name": name})]))
+    assert [args.operation for args in table.collectives] == [str(name)]
+
+
+def test_a_bare_list_of_events_has_no_metadata_and_says_so(read: Read) -> None:
+    assert "bare list of events" in problems(read([kernel("gemm", 1, 2)]))

@@ -81,7 +81,7 @@ def read_tolerantly(path: Path, monkeypatch: pytest.MonkeyPatch, *, one_by_one: 
             self._strict = _NeverStrict()  # type: ignore[assignment]
 
     def decode_one_by_one(text: bytes, damage: Counter[str]) -> list[ExactEvent | None]:
-        return [lenient._event(value) for value in lenient._decode_one_by_one(text, damage)]
+        return [lenient._event(value, damage) for value in lenient._decode_one_by_one(text, damage)]
 
     with monkeypatch.context() as patch:
         patch.setattr(trace, "BlockDecoder", TolerantDecoder)

@@ -10,8 +10,10 @@ import pickle
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.read.conftest import read_path
 from tests.read.samples import small_events, small_trace
 
 from flatout.errors import InputError
@@ -141,13 +143,77 @@ def test_a_file_that_goes_away_before_it_is_read(tmp_path: Path) -> None:
             read_trace(sources[0])
 
 
+def deny(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As the system does for files that may not be read, which tests that run as root cannot make."""
+    opened = Path.open
+
+    def open_others(self: Path, *args: Any, **kwargs: Any) -> Any:
+        if self.name == name:
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", open_others)
+
+
 def test_permission_denied_by_the_system_is_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(TRACE)
-
-    def deny(self: Path, *args: object) -> None:
-        raise PermissionError(13, "Permission denied", str(self))
-
-    monkeypatch.setattr(Path, "open", deny)
+    deny(monkeypatch, "trace.json")
     with pytest.raises(InputError, match="cannot be read: Permission denied"), open_sources([path]):
         pass
+
+
+def test_of_a_folder_a_file_that_may_not_be_read_is_left_to_the_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("rank0.json", "rank1.json"):
+        (tmp_path / name).write_bytes(TRACE)
+    deny(monkeypatch, "rank1.json")
+    with open_sources([tmp_path]) as sources:
+        assert read_trace(sources[0]).num_events == 12
+        with pytest.raises(InputError, match=r"rank1\.json cannot be read: Permission denied"):
+            read_trace(sources[1])
+
+
+def test_a_subfolder_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rank0.json").write_bytes(TRACE)
+    (tmp_path / "private").mkdir()
+    listed = Path.iterdir
+
+    def list_others(self: Path) -> Any:
+        if self.name == "private":
+            raise PermissionError(13, "Permission denied", str(self))
+        return listed(self)
+
+    monkeypatch.setattr(Path, "iterdir", list_others)
+    with open_sources([tmp_path]) as (source,):
+        assert source.quality[0].problem == f"{tmp_path}/private cannot be read: Permission denied"
+
+
+def test_a_name_that_is_no_utf8_can_be_written(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/rank\xff3.json"))
+    path.write_bytes(TRACE)
+    with open_sources([path]) as (source,):
+        assert source.name.encode().endswith(rb"rank\udcff3.json")
+        assert read_trace(source).num_events == 12
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".trace.json"])
+def test_a_trace_of_ours_is_passed_over_and_refused_alone(tmp_path: Path, suffix: str) -> None:
+    ours = f'{{"displayTimeUnit":"ns","otherData":{{"flatout":"1"}},"traceEvents":[\n{json.dumps(small_events()[1])}]}}'
+    path = tmp_path / f"out{suffix}"
+    path.write_bytes(gzip.compress(ours.encode(), mtime=0) if suffix.endswith("gz") else ours.encode())
+    (tmp_path / "rank0.json").write_bytes(TRACE)
+    assert names(tmp_path) == ["rank0.json"]
+    with pytest.raises(InputError, match=r"is a trace that Flatout wrote for ui\.perfetto\.dev") as error:
+        read_path(path)
+    assert "original traces" in error.value.hint
+
+
+@pytest.mark.parametrize("magic", [b"PK\x03\x04", b"BZh91AY", b"\x28\xb5\x2f\xfd"])
+def test_archives_that_are_not_read_say_which_are(tmp_path: Path, magic: bytes) -> None:
+    path = tmp_path / "job.zip"
+    path.write_bytes(magic + bytes(range(128, 256)))
+    with pytest.raises(InputError, match="compressed in a way that is not read") as error:
+        read_path(path)
+    assert ".tar.xz" in error.value.hint

@@ -40,3 +40,7 @@ def test_a_secret_is_masked(command: list[str], masked: list[str]) -> None:
 )
 def test_what_is_no_secret_is_left(command: list[str]) -> None:
     assert masked_command(command) == tuple(command)
+
+
+def test_an_argument_that_is_no_utf8_can_be_written_as_json() -> None:
+    assert masked_command(["trace\udcff.json"]) == ("trace\\udcff.json",)

@@ -100,13 +100,17 @@ def _annotated_operations(table: EventTable, work: GpuWork, rows: NDArray[np.int
     bare = rows[(table.collective[work.event[rows]] == NULL) & work.is_linked[rows]]
     is_annotation = names.matching(table.names, names.COLLECTIVE_ANNOTATION)[table.name]
     spans = np.flatnonzero(is_annotation & (table.kind == Kind.USER_ANNOTATION))
+    if len(bare) == 0 or len(spans) == 0:
+        return {}
+    calls = work.launch[bare]
+    launched, threads = table.start_ns[calls], table.thread[calls]
+    span_end, span_thread = table.start_ns[spans] + table.duration_ns[spans], table.thread[spans]
+    until = np.searchsorted(table.start_ns[spans], launched, side="right")
     result: dict[int, str] = {}
-    for row in bare.tolist() if len(spans) else ():
-        call = work.launch[row]
-        at = int(np.searchsorted(table.start_ns[spans], table.start_ns[call], side="right"))
-        for span in spans[max(at - 8, 0) : at][::-1].tolist():
-            if table.thread[span] == table.thread[call] and table.end_ns[span] >= table.start_ns[call]:
-                operation = names.operation(table.names[table.name[span]])
+    for row, time, thread, at in zip(bare.tolist(), launched.tolist(), threads.tolist(), until.tolist(), strict=True):
+        for span in range(at - 1, max(at - 9, -1), -1):  # the annotation around a launch is one of the last to begin
+            if span_thread[span] == thread and span_end[span] >= time:
+                operation = names.operation(table.names[table.name[spans[span]]])
                 if operation != "unknown":
                     result[row] = operation
                 break

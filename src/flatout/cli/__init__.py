@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -70,6 +71,7 @@ for _verb in VERBS:
 
 def main() -> int:
     """Run the command in `sys.argv`; the exit code. A user sees a traceback only with FLATOUT_DEBUG=1."""
+    _open_closed_streams()
     try:
         try:
             app(prog_name="flatout")
@@ -79,6 +81,14 @@ def main() -> int:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place that ends the process
         return _report(error)
     return 0
+
+
+def _open_closed_streams() -> None:
+    """A process that was started with `>&-` or `2>&-` has no such stream; what it writes there goes nowhere."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
 def _report(error: BaseException) -> int:

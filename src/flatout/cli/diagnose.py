@@ -13,14 +13,29 @@ if TYPE_CHECKING:
     from flatout.records.diagnosis import Finding
 
 
+_MAX_RANK = 1 << 20
+_MAX_STEP_S = 1e6
+
+
+def given_path(text: str) -> Path:
+    """A path to read as the user gave it; "" would be the current folder. What is wrong with it, `read` says."""
+    from flatout.errors import UsageError
+
+    if not text:
+        raise UsageError("a path must not be empty", hint="give a file, a folder or an archive; . is this folder")
+    return Path(text)
+
+
 def diagnose(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Traces of one job: files, a folder, or an archive.")
+        list[Path],
+        typer.Argument(metavar="PATH...", parser=given_path, help="Traces of one job: files, a folder, or an archive."),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report.")] = None,
+    html: Annotated[Path | None, typer.Option(readable=False, help="Write a self-contained HTML report.")] = None,
     perfetto: Annotated[
-        Path | None, typer.Option(help="Write the traces with Flatout's tracks, for ui.perfetto.dev (.json[.gz]).")
+        Path | None,
+        typer.Option(readable=False, help="Write the traces with Flatout's tracks, for ui.perfetto.dev (.json[.gz])."),
     ] = None,
     rank: Annotated[
         list[str] | None, typer.Option(metavar="FILE=N", help="Say that FILE is the trace of rank N.")
@@ -45,16 +60,17 @@ def diagnose(
     from flatout.loop import diagnose_paths
     from flatout.report.files import check_new
 
+    _check_different(html, perfetto)
     for target in (html, perfetto):
         if target is not None:
             check_new(target, force=force)
-    limit = _limit(fail_on)
+    limit, given_ranks, untraced_step_s = _limit(fail_on), _given_ranks(rank or []), _seconds(untraced_step)
     with Progress("reading traces") as progress:
         done = diagnose_paths(
             paths,
             engine=engine,
-            given_ranks=_given_ranks(rank or []),
-            untraced_step_s=_positive(untraced_step),
+            given_ranks=given_ranks,
+            untraced_step_s=untraced_step_s,
             progress=progress.show,
             then=(lambda result: _write_perfetto(perfetto, result, force)) if perfetto is not None else None,
         )
@@ -86,17 +102,27 @@ def _given_ranks(pairs: list[str]) -> dict[str, int]:
     given = {}
     for pair in pairs:
         name, _, number = pair.rpartition("=")
-        if not name or not number.isdigit():
-            raise UsageError(f"`--rank` must be FILE=N with a whole number N, but got {pair}")
-        given[name] = int(number)
+        is_number = number.isascii() and number.isdecimal() and len(number) <= len(str(_MAX_RANK))
+        if not name or not is_number or int(number) >= _MAX_RANK:
+            raise UsageError(f"`--rank` must be FILE=N with a whole number N below {_MAX_RANK:,}, but got {pair}")
+        given[name.encode("utf-8", "backslashreplace").decode()] = int(number)
     return given
 
 
-def _positive(value: float | None) -> float | None:
+def _check_different(html: Path | None, perfetto: Path | None) -> None:
+    from os.path import realpath
+
     from flatout.errors import UsageError
 
-    if value is not None and not 0 < value < float("inf"):
-        raise UsageError(f"`--untraced-step` must be a positive number of seconds, but got {value}")
+    if html is not None and perfetto is not None and realpath(html) == realpath(perfetto):
+        raise UsageError(f"`--html` and `--perfetto` must be different files, but both are {html}")
+
+
+def _seconds(value: float | None) -> float | None:
+    from flatout.errors import UsageError
+
+    if value is not None and not 0 < value < _MAX_STEP_S:
+        raise UsageError(f"`--untraced-step` must be above 0 and below {_MAX_STEP_S:,.0f} seconds, but got {value}")
     return value
 
 

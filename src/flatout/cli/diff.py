@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flatout.cli.diagnose import given_path
+
 if TYPE_CHECKING:
     from flatout.records.diagnosis import Diagnosis
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="A", help="Traces, or a diagnosis saved with --json.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="What to compare it with.")],
+    before: Annotated[
+        Path, typer.Argument(metavar="A", parser=given_path, help="Traces, or a diagnosis saved with --json.")
+    ],
+    after: Annotated[Path, typer.Argument(metavar="B", parser=given_path, help="What to compare it with.")],
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Compare two diagnoses, part by part and finding by finding.
@@ -31,7 +35,18 @@ def diff(
         return
     from flatout.report.terminal import style_of
 
-    print(diff_text(result, a, b, style=style_of(sys.stdout), next_command=f"flatout diagnose {after}"))
+    print(diff_text(result, a, b, style=style_of(sys.stdout), next_command=_next_command(after, b)))
+
+
+def _next_command(after: Path, diagnosis: Diagnosis) -> str:
+    """Traces can be diagnosed; of a saved diagnosis only its first finding explained."""
+    import shlex
+
+    from flatout.report.json import is_diagnosis
+
+    if not is_diagnosis(after):
+        return f"flatout diagnose {shlex.quote(str(after))}"
+    return f"flatout explain {diagnosis.findings[0].name}" if diagnosis.findings else ""
 
 
 def _diagnosis(path: Path) -> Diagnosis:

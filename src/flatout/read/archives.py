@@ -14,6 +14,8 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import Self
 
+import msgspec
+
 from flatout.errors import InputError
 from flatout.read.stream import ByteStream, Limits
 
@@ -29,8 +31,14 @@ _HEADERS = (
 )
 
 
-def unpack(path: Path, folder: Path, suffixes: tuple[str, ...], limits: Limits) -> str | None:
-    """Write the members that end with one of `suffixes` below `folder`; says why, if the archive ends early."""
+class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
+    problem: str | None  # why the archive ends early, if it does
+    repeated_names: tuple[str, ...]  # of members that replaced an earlier one
+
+
+def unpack(path: Path, folder: Path, suffixes: tuple[str, ...], limits: Limits) -> Unpacked:
+    """Write the members that end with one of `suffixes` below `folder`."""
+    repeated: dict[str, None] = {}
     with ByteStream(path, str(path), limits) as stream:
         try:
             with tarfile.open(fileobj=_File(stream), mode="r|", tarinfo=_Member) as archive:
@@ -39,12 +47,15 @@ def unpack(path: Path, folder: Path, suffixes: tuple[str, ...], limits: Limits) 
                         raise _refusal(path, f"more than {limits.max_members:,} members")
                     _check(path, member)
                     if member.isreg() and member.name.endswith(suffixes) and not _is_hidden(member.name):
-                        _write(archive, member, folder / member.name)
+                        target = folder / member.name
+                        if target.exists():
+                            repeated[member.name] = None
+                        _write(archive, member, target)
         except _HeaderTooLargeError as error:
             raise _refusal(path, "a header of more than 1 MiB") from error
         except (tarfile.TarError, EOFError, UnicodeError) as error:
-            return stream.problem or str(error)
-        return stream.problem
+            return Unpacked(problem=stream.problem or str(error), repeated_names=tuple(repeated))
+        return Unpacked(problem=stream.problem, repeated_names=tuple(repeated))
 
 
 class _File(io.RawIOBase):

@@ -17,8 +17,9 @@ _TO_ROOT = {"reduce", "_reduce_oop", "gather"}
 
 
 def collective_args(a: Arguments) -> CollectiveArgs:
+    operation = str(a.operation)  # some profiler may write a list or an object
     return CollectiveArgs(
-        operation=str(a.operation),
+        operation=operation,
         group_name=_text(a.group_name),
         group_description=_text(a.group_description),
         group_ranks=as_ranks(a.group_ranks),
@@ -26,8 +27,8 @@ def collective_args(a: Arguments) -> CollectiveArgs:
         dtype=_text(a.dtype),
         num_input_elements=as_integer(a.num_input_elements),
         num_output_elements=as_integer(a.num_output_elements),
-        src_rank=as_integer(a.recorded_rank if a.src_rank is None and a.operation in _FROM_ROOT else a.src_rank),
-        dst_rank=as_integer(a.recorded_rank if a.dst_rank is None and a.operation in _TO_ROOT else a.dst_rank),
+        src_rank=as_integer(a.recorded_rank if a.src_rank is None and operation in _FROM_ROOT else a.src_rank),
+        dst_rank=as_integer(a.recorded_rank if a.dst_rank is None and operation in _TO_ROOT else a.dst_rank),
     )
 
 

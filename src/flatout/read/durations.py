@@ -25,20 +25,26 @@ _MIN_SHARE_OF_SPAN = 0.5
 _MIN_SPANS = 100
 _MIN_DEVICE_NS = NS_PER_S
 _MIN_HOST_NS = 24 * 3600 * NS_PER_S
+# A mark of a step ends where the next one begins, give or take rounding.
+_MIN_MARK_OVERLAP_NS = 1_000_000
+# The last one may outlast the recording, but not by more than ten steps.
+_MIN_MARK_MEDIANS = 10
 
 
 class Repairs(msgspec.Struct, frozen=True, kw_only=True):
     num_negative: int = 0  # negative or missing
     num_clipped: int = 0
     clipped_ns: int = 0  # by how much in all
+    num_marks: int = 0  # marks of steps that were cut
+    marks_ns: int = 0  # by how much in all
 
     @property
     def any(self) -> bool:
-        return bool(self.num_negative or self.num_clipped)
+        return bool(self.num_negative or self.num_clipped or self.num_marks)
 
 
-def repair_durations(columns: dict[str, NDArray[Any]]) -> Repairs:
-    """Change `duration_ns` in place."""
+def repair_durations(columns: dict[str, NDArray[Any]], is_mark: NDArray[np.bool_]) -> Repairs:
+    """Change `duration_ns` in place; `is_mark` is true for the marks of steps on the host."""
     start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
     if not len(start_ns):
         return Repairs()
@@ -62,7 +68,46 @@ def repair_durations(columns: dict[str, NDArray[Any]]) -> Repairs:
     clipped = end_ns[absurd] - start_ns[absurd]
     clipped_ns = int(np.minimum((duration_ns[absurd] - clipped).astype(np.float64).sum(), 2**62))
     duration_ns[absurd] = clipped
-    return Repairs(num_negative=int(negative.sum()), num_clipped=len(absurd), clipped_ns=clipped_ns)
+    num_marks, marks_ns = _cut_marks(columns, np.flatnonzero(is_mark))
+    return Repairs(
+        num_negative=int(negative.sum()),
+        num_clipped=len(absurd),
+        clipped_ns=clipped_ns,
+        num_marks=num_marks,
+        marks_ns=marks_ns,
+    )
+
+
+def _cut_marks(columns: dict[str, NDArray[Any]], marks: NDArray[np.int64]) -> tuple[int, int]:
+    """Cut marks of steps that reach far beyond the next one of their thread, or the last beyond all other events.
+
+    Kineto now and then writes a span with a corrupt end. How many were cut, and by how much in all.
+    """
+    start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
+    num_cut, cut_ns = 0, 0
+    last_of_thread: list[tuple[int, NDArray[np.int64]]] = []
+    for thread in np.unique(columns["thread"][marks]).tolist():
+        rows = marks[columns["thread"][marks] == thread]
+        following = np.searchsorted(start_ns[rows], start_ns[rows], side="right")  # two may start at once
+        others = following < len(rows)
+        last_of_thread += [(int(row), rows[others]) for row in rows[~others]]
+        next_start = start_ns[rows[following[others]]]
+        absurd = start_ns[rows[others]] + duration_ns[rows[others]] > next_start + _MIN_MARK_OVERLAP_NS
+        cut, end_ns = rows[others][absurd], next_start[absurd]
+        num_cut += len(cut)
+        cut_ns += sum((start_ns[cut] + duration_ns[cut] - end_ns).tolist())
+        duration_ns[cut] = end_ns - start_ns[cut]
+    is_other = np.ones(len(start_ns), np.bool_)
+    is_other[[row for row, _ in last_of_thread]] = False
+    last_end = int((start_ns + duration_ns)[is_other].max(initial=0))
+    for row, earlier in last_of_thread:
+        limit_ns = max(last_end, int(start_ns[row]))
+        beyond_ns = int(start_ns[row] + duration_ns[row]) - limit_ns
+        if len(earlier) and beyond_ns > _MIN_MARK_MEDIANS * float(np.median(duration_ns[earlier])):
+            num_cut += 1
+            cut_ns += beyond_ns
+            duration_ns[row] -= beyond_ns
+    return num_cut, cut_ns
 
 
 def _next_start_on_stream(columns: dict[str, NDArray[Any]], work: NDArray[np.int64]) -> NDArray[np.int64]:

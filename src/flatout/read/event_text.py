@@ -24,6 +24,10 @@ _MAX_HEAD_BYTES = 1 << 26
 _MAX_EVENT_BYTES = 1 << 28
 _TRACE_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _REPORT_OF_OURS = re.compile(rb'\A\s*\{\s*"schema"\s*:\s*"flatout/')
+# What `--perfetto` writes; a copy of the traces it was made from.
+TRACE_OF_OURS = re.compile(rb'"otherData"\s*:\s*\{\s*"flatout"\s*:')
+# Of zip, bzip2, 7-Zip, Zstandard and rar.
+_OTHER_ARCHIVES = (b"PK\x03\x04", b"BZh", b"7z\xbc\xaf", b"\x28\xb5\x2f\xfd", b"Rar!")
 _EVENTS_END = re.compile(rb"\}\s*,?\s*\]")
 _EMPTY_LIST = re.compile(rb"\A\s*\]")
 EXPORT_HINT = "give a trace that torch.profiler wrote (`export_chrome_trace` or `tensorboard_trace_handler`)"
@@ -37,6 +41,7 @@ class EventText:
         self.head = b""  # JSON up to the bracket that opens the events, with it; empty for a top-level list
         self.tail = b""  # JSON from the bracket that closes the events, without it
         self.is_cut_short = False  # the list of events is not closed
+        self.has_trailing_comma = False  # behind the last event
         self.num_bytes = 0
         self._stream = stream
         self._name = name
@@ -76,6 +81,11 @@ class EventText:
             match = _TRACE_EVENTS.search(text, max(0, len(text) - len(data) - 64))
             if match is not None:
                 self.head = text[: match.end()].removeprefix(b"\xef\xbb\xbf")
+                if TRACE_OF_OURS.search(self.head):
+                    raise InputError(
+                        f"{self._name} is a trace that Flatout wrote for ui.perfetto.dev",
+                        hint="give the original traces, which torch.profiler wrote",
+                    )
                 return text[match.end() :]
             if start != b"{" or len(text) > _MAX_HEAD_BYTES:
                 break
@@ -91,6 +101,11 @@ class EventText:
             return InputError(f"{name} is a report of Flatout, not a trace", hint=EXPORT_HINT)
         if text.lstrip()[:1] == b"{":
             return InputError(f'{name} is no trace: it has no list "traceEvents"', hint=EXPORT_HINT)
+        if text.startswith(_OTHER_ARCHIVES):
+            return InputError(
+                f"{name} is compressed in a way that is not read",
+                hint="of archives .tar, .tar.gz and .tar.xz are read, of compressed traces .json.gz: unpack it first",
+            )
         return InputError(f"{name} is no JSON trace: it begins with {text[:16]!r}", hint=EXPORT_HINT)
 
     def _split_end(self, text: bytes) -> bytes:
@@ -110,6 +125,7 @@ class EventText:
                 self.is_cut_short = True
                 return text
             match = candidates[0]
+        self.has_trailing_comma = b"," in match[0]
         self.tail = text[match.end() :]
         return text[: match.start() + 1]
 

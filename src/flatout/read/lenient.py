@@ -55,7 +55,7 @@ def decode(text: bytes, damage: Counter[str]) -> list[ExactEvent | None]:
             values = _decode_one_by_one(text, damage)
     objects = [value for value in values if isinstance(value, dict)]
     damage["no object"] += len(values) - len(objects)
-    return [_event(value) for value in objects]
+    return [_event(value, damage) for value in objects]
 
 
 def _mend_characters(text: bytes, damage: Counter[str]) -> bytes:
@@ -145,10 +145,12 @@ def _visible_fields(piece: bytes) -> dict[str, Any] | None:
     return fields
 
 
-def _event(value: dict[str, Any]) -> ExactEvent | None:
+def _event(value: dict[str, Any], damage: Counter[str]) -> ExactEvent | None:
     phase = value.get("ph", "X" if "dur" in value else None)
     if phase != "X":
         return None
+    if isinstance(value.get("ts"), str) or isinstance(value.get("dur"), str):
+        damage["text time"] += 1
     arguments = value.get("args")
     return ExactEvent(
         cat=_text(value.get("cat", "")),

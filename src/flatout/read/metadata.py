@@ -15,6 +15,8 @@ from flatout.read.collectives import as_integer, as_ranks
 from flatout.read.schema import UNREADABLE
 from flatout.records.events import ProcessGroup, Quality
 
+_MAX_RANKS = 1 << 20  # far above any job; tables with a row a rank are made of these
+
 
 class FileMetadata(msgspec.Struct, kw_only=True):
     """The parts of the metadata that are used, checked and converted."""
@@ -43,7 +45,7 @@ class _Raw(msgspec.Struct, rename={"base_ns": "baseTimeNanoseconds", "warning": 
 def parse(head: bytes, tail: bytes) -> FileMetadata:
     """`head` ends with the bracket that opens the events, `tail` begins behind the one that closes them."""
     if not head:
-        return FileMetadata()  # a top-level list
+        return FileMetadata(quality=(_NO_METADATA,))
     quality: list[Quality] = []
     try:
         raw = _decode(head + b"]" + (tail.strip() or b"}"))
@@ -57,11 +59,9 @@ def parse(head: bytes, tail: bytes) -> FileMetadata:
         )
     quality += _log_quality(raw)
     info = raw.distributed_info if isinstance(raw.distributed_info, dict) else {}
-    rank = as_integer(info.get("rank"))
-    world_size = as_integer(info.get("world_size"))
     return FileMetadata(
-        rank=rank if rank is not None and rank >= 0 else None,
-        world_size=world_size if world_size is not None and world_size > 0 else None,
+        rank=_bounded(info, "rank", 0, _MAX_RANKS - 1, quality),
+        world_size=_bounded(info, "world_size", 1, _MAX_RANKS, quality),
         backend=_text(info.get("backend")),
         groups=_groups(info.get("pg_config")),
         base_ns=as_integer(raw.base_ns) or 0,
@@ -69,6 +69,29 @@ def parse(head: bytes, tail: bytes) -> FileMetadata:
         device_names=_device_names(raw.device_properties),
         quality=tuple(quality),
     )
+
+
+_NO_METADATA = Quality(
+    problem="the file is a bare list of events, without the metadata that profilers write around it",
+    effect="world size, process groups and device name are unknown, and the rank is taken from the file name",
+)
+
+
+def _bounded(info: dict[str, Any], key: str, least: int, most: int, quality: list[Quality]) -> int | None:
+    """A number of `distributedInfo`; one that no job can have is noted and counts as absent."""
+    value = as_integer(info.get(key))
+    if value is None or value < least:
+        return None
+    if value > most:
+        shown = str(value) if value < 1 << 63 else "a number of more than 63 bits"
+        quality.append(
+            Quality(
+                problem=f"`distributedInfo.{key}` must be at most {most:,}, but is {shown}",
+                effect="it counts as absent",
+            )
+        )
+        return None
+    return value
 
 
 def _decode(text: bytes) -> _Raw:

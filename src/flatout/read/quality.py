@@ -18,6 +18,7 @@ _TIME_IS_IDLE = "their time shows as idle or unattributed"
 DAMAGE: Mapping[str, tuple[str, str]] = {
     "unreadable": ("{} events could not be read: the JSON is broken there", _TIME_IS_IDLE),
     "mended": ("{} events of broken JSON were mended", "their times are right; some of their arguments may be lost"),
+    "text time": ("{} events have their times written as text", "none: they were read as numbers"),
     "no time": ("{} events have no usable start time and were left out", _TIME_IS_IDLE),
     "no object": ('{} entries of "traceEvents" are no events and were left out', "none, unless they were meant to be"),
     "control character": ("{} control characters in texts were replaced by spaces", "names only; times are right"),
@@ -51,6 +52,14 @@ def duration_quality(repairs: Repairs) -> list[Quality]:
                 effect="they count as lasting 0 ns",
             )
         )
+    if repairs.num_marks:
+        notes.append(
+            Quality(
+                problem=_count("{} marks of steps (ProfilerStep) last far into what follows them", repairs.num_marks),
+                effect="they were cut at the next step, or at the end of all other events: "
+                f"{units.seconds(repairs.marks_ns / units.NS_PER_S)} less in all",
+            )
+        )
     if repairs.num_clipped:
         notes.append(
             Quality(
@@ -73,7 +82,10 @@ def _count(text: str, count: int) -> str:
 
 
 _SINGULAR = {
+    "events have their times": "event has its times",
     "events have": "event has",
+    "marks of steps (ProfilerStep) last": "mark of a step (ProfilerStep) lasts",
+    "follows them": "follows it",
     "events": "event",
     "entries": "entry",
     "are no events": "is no event",

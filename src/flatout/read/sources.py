@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError
+from flatout.read.event_text import TRACE_OF_OURS
 from flatout.read.ranks import rank_in_name
 from flatout.read.stream import LIMITS, ByteStream, Limits
 from flatout.records.events import Quality
@@ -30,7 +31,7 @@ class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # as shown to the user: the file, or the archive and its member
     size_bytes: int  # on disk
     rank_hint: int | None = None  # from the file name
-    quality: tuple[Quality, ...] = ()  # of the archive that it came from
+    quality: tuple[Quality, ...] = ()  # of the archive or folder that it came from
 
 
 @contextmanager
@@ -56,7 +57,8 @@ def open_sources(
 def _sources(path: Path, stack: ExitStack, limits: Limits) -> list[TraceSource]:
     try:
         if path.is_dir():
-            return _in_folder(path, _files(path), str(path), limits)
+            notes: list[Quality] = []
+            return _in_folder(path, list(_files(path, notes)), str(path), limits, notes)
         if not path.exists():
             raise InputError(f"{path} does not exist", hint="check the path")
         if not path.is_file():
@@ -80,14 +82,21 @@ def _in_archive(path: Path, stack: ExitStack, limits: Limits) -> list[TraceSourc
     from flatout.read.archives import unpack
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flatout-")))
-    problem = unpack(path, folder, _TRACE_SUFFIXES, limits)
+    unpacked = unpack(path, folder, _TRACE_SUFFIXES, limits)
     files = sorted(folder.rglob("*.json*"))
-    if problem is None:
-        return _in_folder(folder, files, str(path), limits)
-    if not files:
-        raise InputError(f"{path} is a damaged archive: {problem}", hint="copy or pack it again")
-    *whole, last = _in_folder(folder, files, str(path), limits)
-    return [*whole, msgspec.structs.replace(last, quality=(_damaged(path, problem),))]
+    notes = [_repeated(path, name) for name in unpacked.repeated_names]
+    if unpacked.problem is not None:
+        if not files:
+            raise InputError(f"{path} is a damaged archive: {unpacked.problem}", hint="copy or pack it again")
+        notes.append(_damaged(path, unpacked.problem))
+    return _in_folder(folder, files, str(path), limits, notes)
+
+
+def _repeated(path: Path, name: str) -> Quality:
+    return Quality(
+        problem=f"{path} has several members called {name}",
+        effect="the last of them was read, as tar does; if they are traces of different ranks, the others are missing",
+    )
 
 
 def _damaged(path: Path, problem: str) -> Quality:
@@ -97,18 +106,25 @@ def _damaged(path: Path, problem: str) -> Quality:
     )
 
 
-def _files(folder: Path) -> Iterable[Path]:
-    """Files that may be traces: in the folder, then in its subfolders."""
+def _files(folder: Path, notes: list[Quality]) -> Iterator[Path]:
+    """Files that may be traces: in the folder, then in its subfolders. One that cannot be read goes to `notes`."""
     children = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
     yield from (child for child in children if child.is_file())
     for child in children:
-        if child.is_dir():
-            yield from sorted(
-                grandchild for grandchild in child.iterdir() if grandchild.is_file() and grandchild.name[0] != "."
-            )
+        try:
+            if child.is_dir():
+                yield from sorted(
+                    grandchild for grandchild in child.iterdir() if grandchild.is_file() and grandchild.name[0] != "."
+                )
+        except OSError as error:
+            problem = f"{child} cannot be read: {error.strerror or error}"
+            notes.append(Quality(problem=problem, effect="this folder was left out"))
 
 
-def _in_folder(folder: Path, files: Iterable[Path], shown: str, limits: Limits) -> list[TraceSource]:
+def _in_folder(
+    folder: Path, files: Iterable[Path], shown: str, limits: Limits, notes: Sequence[Quality]
+) -> list[TraceSource]:
+    """The traces among the files; the last of them carries the notes."""
     sources = [
         _source(file, f"{shown}/{file.relative_to(folder)}")
         for file in files
@@ -116,20 +132,26 @@ def _in_folder(folder: Path, files: Iterable[Path], shown: str, limits: Limits) 
     ]
     if not sources:
         raise InputError(f"{shown} holds no trace", hint=_HINT)
-    return sources
+    return [*sources[:-1], msgspec.structs.replace(sources[-1], quality=tuple(notes))]
 
 
 def _source(path: Path, name: str) -> TraceSource:
+    name = name.encode("utf-8", "backslashreplace").decode()  # a name that is no UTF-8 has no form in JSON
     return TraceSource(path=str(path), name=name, size_bytes=path.stat().st_size, rank_hint=rank_in_name(name))
 
 
 def _may_be_trace(path: Path, limits: Limits) -> bool:
     """Whether a file that only lies beside others should be read: not if it is whole and has no events.
 
-    A file that is empty or damaged is kept, so that the reader says what is wrong with it.
+    A file that is empty, damaged or unreadable is kept, so that the reader says what is wrong with it.
     """
-    with ByteStream(path, str(path), limits) as stream:
-        text = stream.read(_SNIFFED_BYTES)
+    try:
+        with ByteStream(path, str(path), limits) as stream:
+            text = stream.read(_SNIFFED_BYTES)
+    except OSError:
+        return True
+    if TRACE_OF_OURS.search(text[:256]):
+        return False
     if not text.strip() or path.name.endswith((".trace.json", ".trace.json.gz")):
         return True
     if b'"schema"' in text[:256] and b'"flatout/' in text[:256]:

@@ -28,6 +28,7 @@ _ANNOTATION = re.compile(
     r"ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.(?:step|zero_grad)#|DistributedDataParallel\.forward"
     r"|nccl:|gloo:|FSDP::"
 )
+_STEP_MARK = re.compile(r"ProfilerStep#\d+")
 NO_NAME = "(no name)"
 _DAY_NS = 24 * 3600 * NS_PER_S
 _DICTIONARY_OF_COLUMN = {
@@ -49,7 +50,7 @@ def build_table(decoded: Decoded, metadata: FileMetadata, path: str, quality: Se
     order = _time_order(columns["start_ns"], columns["duration_ns"])
     for column in COLUMNS:
         columns[column] = columns[column][order]
-    repairs = repair_durations(columns)
+    repairs = repair_durations(columns, _is_step_mark(columns, dictionaries["names"]))
     if repairs.any:
         order = _time_order(columns["start_ns"], columns["duration_ns"])
         columns = {column: values[order] for column, values in columns.items()}
@@ -137,6 +138,12 @@ def _settle_kinds(columns: dict[str, NDArray[Any]], names: list[str]) -> None:
         kind[is_mtia] = Kind.KERNEL
         annotation[columns["name"][kind == Kind.USER_ANNOTATION]] = True
         kind[is_mtia & annotation[columns["name"]]] = Kind.GPU_ANNOTATION
+
+
+def _is_step_mark(columns: Columns, names: list[str]) -> NDArray[np.bool_]:
+    of_name = np.fromiter([_STEP_MARK.fullmatch(name) is not None for name in names], np.bool_, len(names))
+    marked: NDArray[np.bool_] = of_name[columns["name"]] & is_kind(columns["kind"], Kind.USER_ANNOTATION)
+    return marked
 
 
 def _settle_devices(columns: dict[str, NDArray[Any]], threads: list[tuple[int | str, int | str]]) -> None:

@@ -1,6 +1,7 @@
 """One trace file to one event table.
 
-In: a `TraceSource`. Out: an `EventTable` that passes `check()`. Raises InputError where nothing can be read.
+In: a `TraceSource`. Out: an `EventTable` that passes `check()`; what `TraceSource.quality` says is not repeated in it.
+Raises InputError where nothing can be read.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _read(source: TraceSource, decode: Callable[[Iterator[bytes]], Decoded]) -> 
         with ByteStream(Path(source.path), source.name) as stream:
             text = EventText(stream, source.name)
             decoded = decode(text.blocks())
-            quality = (*source.quality, *_cut_short(text, stream))
+            quality = (*_cut_short(text, stream), *_trailing_comma(text))
         file_metadata = metadata.parse(text.head, text.tail)
         if file_metadata.rank is None:
             file_metadata.rank = rank_in_name(source.name)
@@ -76,6 +77,17 @@ def _cut_short(text: EventText, stream: ByteStream) -> tuple[Quality, ...]:
     else:
         return ()
     return (Quality(problem=problem, effect=effect),)
+
+
+def _trailing_comma(text: EventText) -> tuple[Quality, ...]:
+    if not text.has_trailing_comma:
+        return ()
+    return (
+        Quality(
+            problem="a comma follows the last event, which JSON does not allow",
+            effect="none, unless the file was put together by hand and lacks events there",
+        ),
+    )
 
 
 def _no_events(source: TraceSource, table: EventTable) -> InputError:

@@ -24,6 +24,7 @@ def masked_command(command: Sequence[str]) -> tuple[str, ...]:
     masked: list[str] = []
     is_value_secret = False
     for argument in command:
+        argument = argument.encode("utf-8", "backslashreplace").decode()  # a file name may be no UTF-8
         if is_value_secret and not argument.startswith("--"):
             masked.append(MASK)
             is_value_secret = False

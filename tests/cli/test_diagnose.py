@@ -1,0 +1,62 @@
+"""`flatout diagnose` and `flatout diff` as a user runs them: arguments that are refused, and how output ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.read.samples import small_trace
+
+
+def flatout(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flatout", *arguments], capture_output=True, text=True, check=False, cwd=cwd
+    )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    folder = tmp_path / "the job"
+    folder.mkdir()
+    (folder / "rank0.json").write_text(json.dumps(small_trace(distributedInfo={"rank": 0})))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rank", "rank0.json=\u00b2"], "`--rank` must be FILE=N"),
+        (["--rank", "rank0.json=1048576"], "`--rank` must be FILE=N"),
+        (["--rank", f"rank0.json={'9' * 5000}"], "`--rank` must be FILE=N"),
+        (["--untraced-step", "1e6"], "`--untraced-step` must be above 0 and below 1,000,000 seconds"),
+        (["--untraced-step", "nan"], "`--untraced-step` must be above 0"),
+        (["--html", "out", "--perfetto", "./out"], "`--html` and `--perfetto` must be different files"),
+        ([""], "a path must not be empty"),
+    ],
+)
+def test_arguments_that_are_refused(job: Path, arguments: list[str], message: str) -> None:
+    done = flatout("diagnose", job, *arguments, cwd=job)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}") and "internal" not in done.stderr
+    assert not (job / "out").exists()
+
+
+def test_json_of_a_file_whose_name_is_no_utf8(job: Path) -> None:
+    path = os.fsdecode(os.fsencode(job) + b"/rank\xff.json")
+    (job / "rank0.json").rename(path)
+    done = flatout("diagnose", path, "--json", cwd=job)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["command"][2].endswith(r"rank\udcff.json")
+
+
+def test_the_next_command_of_a_diff(job: Path) -> None:
+    (job / "saved.json").write_text(flatout("diagnose", job, "--json", cwd=job).stdout)
+    saved = flatout("diff", "saved.json", "saved.json", cwd=job)
+    assert saved.returncode == 0, saved.stderr
+    assert "flatout diagnose" not in saved.stdout
+    traces = flatout("diff", "saved.json", "../the job", cwd=job)
+    assert "Next: flatout diagnose '../the job'" in traces.stdout
