@@ -1,4 +1,4 @@
-"""The closed loop, as far as it is built: read -> attribute -> diagnose.
+"""The closed loop, as far as it is built: profile -> read -> attribute -> diagnose.
 
 Each function composes stages and holds no rule of its own.
 """
@@ -14,6 +14,7 @@ import msgspec
 from flatout.attribute.job import attribute_job
 from flatout.attribute.rank import attribute_rank
 from flatout.diagnose.find import diagnose
+from flatout.diagnose.recorded import with_recording
 from flatout.engine import map_ranks, num_cores
 from flatout.errors import InputError
 from flatout.read import TraceSource, assign_ranks, open_sources, read_trace
@@ -23,6 +24,7 @@ from flatout.records.job import JobAttribution
 from flatout.records.timeline import RankTimeline
 
 if TYPE_CHECKING:
+    from flatout.records.recording import Recording
     from flatout.report.perfetto import PerfettoRank
 
 Progress = Callable[[int, int], None]  # traces read, of all
@@ -69,19 +71,45 @@ def diagnose_paths(
     progress: Progress | None = None,
     then: Callable[[Diagnosed], None] | None = None,
 ) -> Diagnosed:
-    """Read, attribute and diagnose the traces of one job: files, folders or archives.
+    """Read, attribute and diagnose the traces of one job: files, folders, archives, or a recording's folder.
 
     `then` is called with the result while unpacked archives still exist. Raises InputError where nothing can be read;
     of several traces those that cannot be read are left out and told in the data quality.
     """
+    recording = _recording(paths)
+    if recording is not None:
+        untraced_step_s = untraced_step_s if untraced_step_s is not None else recording.measured.step_s
+        _check_traced(recording)
     with open_sources(paths) as sources:
         timelines, quality, kept = _read_all(sources, engine, given_ranks, progress)
         job = attribute_job(timelines)
         diagnosis = diagnose(job, untraced_step_s=untraced_step_s, quality=quality)
+        if recording is not None:
+            diagnosis = with_recording(diagnosis, recording)
         result = Diagnosed(diagnosis=diagnosis, job=job, sources=kept)
         if then is not None:
             then(result)
     return result
+
+
+def _recording(paths: Sequence[Path]) -> Recording | None:
+    """What `flatout profile` recorded beside the traces, if the path is such a folder."""
+    if len(paths) != 1 or not (paths[0] / "recording.json").is_file():
+        return None
+    from flatout.profile.read_recording import read_recording
+
+    return read_recording(paths[0])
+
+
+def _check_traced(recording: Recording) -> None:
+    """InputError where nothing was traced, with the reason that the recording knows."""
+    if any(rank.traced_steps for rank in recording.ranks):
+        return
+    why = next((note.problem for note in recording.problems), "it was recorded with --light")
+    raise InputError(
+        f"{recording.path} is a recording without a trace: {why}",
+        hint="record more steps, or begin earlier: flatout profile --warmup 2 -- COMMAND",
+    )
 
 
 def _read_all(

@@ -81,6 +81,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     step_s: float | None  # mean over ranks and whole steps
     untraced_step_s: float | None = None  # known from a recording; None for a plain trace
+    # Of a recording only: null where missing, and `reasons` says why. A plain trace has none of these keys.
+    samples_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
+    tokens_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
+    mfu: float | msgspec.UnsetType | None = msgspec.UNSET
+    peak_memory_bytes: int | msgspec.UnsetType | None = msgspec.UNSET
+    reasons: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,20 @@ def job_summary(diagnosis: Diagnosis) -> list[str]:
     else:
         window_s = max((rank.window_s for rank in diagnosis.ranks), default=0.0)
         facts += ["no steps marked", f"{units.seconds(window_s)} recorded"]
+    return facts + _measured(diagnosis)
+
+
+def _measured(diagnosis: Diagnosis) -> list[str]:
+    """What only a recording knows."""
+    job = diagnosis.job
+    facts = []
+    for value, word in ((job.samples_per_s, "samples/s"), (job.tokens_per_s, "tokens/s")):
+        if isinstance(value, float):
+            facts.append(f"{value:,.0f} {word}")
+    if isinstance(job.mfu, float):
+        facts.append(f"MFU {units.percent(job.mfu)}")
+    if isinstance(job.peak_memory_bytes, int):
+        facts.append(f"peak memory {units.num_bytes(job.peak_memory_bytes)}")
     return facts
 
 

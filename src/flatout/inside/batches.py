@@ -1,0 +1,62 @@
+"""How many samples and tokens a batch holds, from its shapes alone.
+
+In: what a DataLoader gives. Out: the length of the first tensor's first dimension, and for integer tensors of two
+dimensions (or a mapping's `input_ids`) the number of elements; None where a batch shows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+
+import torch
+
+_TOKEN_KEYS = ("input_ids", "tokens", "input", "inputs", "src", "text")
+_MAX_DEPTH = 3
+_INTEGERS = (torch.int64, torch.int32, torch.int16)
+
+
+Count = tuple[int | None, int | None]  # samples and tokens
+
+
+def count_batch(batch: object) -> Count:
+    if type(batch) is torch.Tensor:
+        first: torch.Tensor | None = batch
+    else:
+        if isinstance(batch, Mapping):
+            for key in _TOKEN_KEYS:
+                tensor = batch.get(key)
+                if isinstance(tensor, torch.Tensor) and _holds_tokens(tensor):
+                    return tensor.shape[0], tensor.numel()
+        first = _first_tensor(batch, _MAX_DEPTH)
+    if first is None:
+        return None, None
+    shape = first.shape
+    if len(shape) == 2 and _holds_tokens(first):
+        return shape[0], first.numel()
+    return shape[0] if shape else None, None
+
+
+def _holds_tokens(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in _INTEGERS and tensor.dim() == 2 and tensor.shape[1] > 1
+
+
+def _first_tensor(value: object, depth: int) -> torch.Tensor | None:
+    if isinstance(value, torch.Tensor):
+        return value
+    if depth == 0:
+        return None
+    parts: Iterable[object]
+    if isinstance(value, (list, tuple)):
+        parts = value
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = (getattr(value, field.name) for field in fields(value))
+    else:
+        return None
+    for part in parts:
+        tensor = _first_tensor(part, depth - 1)
+        if tensor is not None:
+            return tensor
+    return None

@@ -1,0 +1,181 @@
+"""Puts the hooks into torch: optimizer steps, backward passes, DataLoader batches, GradScaler.
+
+Called once a process, right after `torch` was imported. Nothing is recorded before the first event; a process that has
+none (a launcher, an inspector) leaves no file. After a fork the child begins afresh, as it may be a rank of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable
+from functools import wraps
+from multiprocessing import parent_process
+from multiprocessing import util as multiprocessing_util
+from typing import Any
+
+import torch
+import torch.amp.grad_scaler
+import torch.optim
+import torch.utils.data.dataloader
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from flatout.inside.identity import is_loader_worker
+from flatout.inside.log import LOG, guarded
+from flatout.inside.recorder import Recorder
+from flatout.inside.settings import read_settings
+
+_is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+
+
+class _Process:
+    """This process's recorder, made at its first event."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        self.active: Recorder | None = None  # the same, while it records
+        self.is_out = False  # nothing (more) is to be recorded here
+        self.num_optimizer_steps = 0  # as the hook sees them, to know of those that a GradScaler left out
+
+    def begin(self) -> Recorder | None:
+        """The recorder to make where there is none yet."""
+        if self.is_out:
+            return None
+        settings = read_settings()
+        if settings is None or is_loader_worker():
+            self.is_out = True
+            return None
+        self.recorder = self.active = Recorder(settings, self.leave)
+        LOG.on_silence = self.leave
+        atexit.register(_finish)
+        if parent_process() is not None:  # such a process ends without atexit
+            multiprocessing_util.Finalize(None, _finish, exitpriority=-1)
+        return self.active
+
+    def leave(self) -> None:
+        self.active, self.is_out = None, True
+
+
+PROCESS = _Process()
+
+
+@guarded
+def _finish() -> None:
+    if PROCESS.recorder is not None:
+        PROCESS.recorder.finish()
+
+
+@guarded
+def _after_fork() -> None:
+    global PROCESS
+    if PROCESS.recorder is not None:
+        PROCESS.recorder.forget()
+    PROCESS = _Process()
+
+
+def install() -> list[Callable[[], None]]:
+    """Hook torch, if FLATOUT_RECORDING is set; what undoes each of the hooks."""
+    settings = read_settings()
+    if settings is None:
+        return []
+    LOG.folder = settings.recording
+    os.register_at_fork(after_in_child=_after_fork)
+    parts = (_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers)
+    return [undo for part in parts if (undo := guarded(part)()) is not None]
+
+
+def _hook_optimizers() -> Callable[[], None]:
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _is_compiling():
+            return
+        try:
+            PROCESS.num_optimizer_steps += 1
+            if (active := PROCESS.active or PROCESS.begin()) is not None:
+                active.optimizer_stepped(optimizer, is_skipped=None)
+        except Exception:  # noqa: BLE001 - an error of ours is never the job's
+            LOG.error("optimizer step")
+
+    handle = register_optimizer_step_post_hook(after_step)
+    return lambda: handle.remove()
+
+
+def _hook_backward() -> Callable[[], None]:
+    original = torch.autograd.backward
+
+    @wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_compiling():
+            try:
+                if (active := PROCESS.active or PROCESS.begin()) is not None:
+                    active.backward_begins(tensors)
+            except Exception:  # noqa: BLE001
+                LOG.error("backward")
+        return original(tensors, *args, **kwargs)
+
+    torch.autograd.backward = backward
+    return lambda: setattr(torch.autograd, "backward", original)
+
+
+def _hook_loaders() -> Callable[[], None]:
+    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+    original = iterator.__next__
+
+    @wraps(original)
+    def next_batch(self: Any) -> Any:
+        active = None
+        try:
+            if (active := PROCESS.active or PROCESS.begin()) is not None:
+                active.loader_begins()
+        except Exception:  # noqa: BLE001
+            LOG.error("loader")
+        if active is None:
+            return original(self)
+        batch = None
+        try:
+            batch = original(self)
+        finally:
+            try:
+                active.loader_ends(batch)
+            except Exception:  # noqa: BLE001
+                LOG.error("loader")
+        return batch
+
+    iterator.__next__ = next_batch
+    return lambda: setattr(iterator, "__next__", original)
+
+
+def _hook_scalers() -> Callable[[], None]:
+    scaler_class = torch.amp.grad_scaler.GradScaler
+    original_scale, original_step = scaler_class.scale, scaler_class.step
+
+    @guarded
+    def scaled(result: object, outputs: object) -> None:
+        if (active := PROCESS.active or PROCESS.begin()) is not None:
+            active.loss_scaled(result, outputs)
+
+    @guarded
+    def skipped(optimizer: Any) -> None:
+        if (active := PROCESS.active or PROCESS.begin()) is not None:
+            active.optimizer_stepped(optimizer, is_skipped=True)
+
+    @wraps(original_scale)
+    def scale(self: Any, outputs: Any) -> Any:
+        result = original_scale(self, outputs)
+        if not _is_compiling():
+            scaled(result, outputs)
+        return result
+
+    @wraps(original_step)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = PROCESS.num_optimizer_steps
+        result = original_step(self, optimizer, *args, **kwargs)
+        if PROCESS.num_optimizer_steps == before:
+            skipped(optimizer)
+        return result
+
+    scaler_class.scale, scaler_class.step = scale, step
+
+    def undo() -> None:
+        scaler_class.scale, scaler_class.step = original_scale, original_step
+
+    return undo

@@ -1,0 +1,166 @@
+"""What the recorder does between which steps: warm-up, untraced steps, the FLOPs step, the trace window, the rest.
+
+In: each step's end. Out: the kind of the next step ("" for an ordinary one), and events in the step file.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import asdict
+from typing import Any
+
+from flatout.inside.agree import NUM_RECOVERY_STEPS, Agreement, Plan, make_plan
+from flatout.inside.detect import Source
+from flatout.inside.flops import FlopsStep
+from flatout.inside.identity import Identity
+from flatout.inside.log import LOG
+from flatout.inside.settings import Settings
+from flatout.inside.settle import Settling
+from flatout.inside.step_file import StepFile
+from flatout.inside.window import State, Window
+
+_MIN_STEPS_BEFORE_LOOKING = 3
+
+
+class Phases:
+    def __init__(self, settings: Settings, identity: Identity, file: StepFile) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._file = file
+        self._generation = 0
+        self._source: Source | None = None
+        self._num_operators: int | None = None
+        self.has_exported = False  # a trace was just written
+        self.optimizers: list[weakref.ref[Any]] = []
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._settling = Settling(warmup=self._settings.warmup)
+        self._agreement = Agreement(self._settings.state, self._identity, self._generation)
+        self._plan: Plan | None = None
+        self._flops: FlopsStep | None = None
+        self._window: Window | None = None
+        self.is_over = False
+        self._recovery = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Something is to be done between two certain steps: each step's end must be told at once."""
+        if self._plan is None:
+            return self._settings.warmup is not None
+        return not self.is_over or self._recovery > 0
+
+    @property
+    def is_decided(self) -> bool:
+        return self._plan is not None
+
+    @property
+    def may_decide_again(self) -> bool:
+        """Steps were counted by batches, and now turn out to be an evaluation before the training."""
+        return self._source not in (None, Source.OPTIMIZER) and (self._plan is None or self.is_over)
+
+    def restart(self) -> None:
+        if self._plan is not None:
+            self._generation += 1
+        self._begin_again()
+
+    def add(self, step: int, step_s: float) -> None:
+        """Step number `step` took `step_s`."""
+        if self._plan is None and step > 0:
+            self._settling.add(step_s)
+
+    def advance(self, step: int, source: Source, *, is_training: bool) -> str:
+        """Step number `step` has just ended: do what is due before the next one; that one's kind."""
+        if self.is_over:
+            if self._recovery:
+                self._recovery -= 1
+                return "recovery"
+            return ""
+        plan = self._plan
+        if plan is None:
+            self._source = source
+            self._decide(step, source, is_training)
+            return ""
+        began = time.perf_counter_ns()
+        kind = self._carry_out(plan, step, step + 1)
+        if kind in ("traced", "prepare") or self.has_exported:
+            self._file.event("recorder", before_step=step + 1, cost_ns=time.perf_counter_ns() - began)
+        return kind
+
+    def _decide(self, step: int, source: Source, is_training: bool) -> None:
+        if self._identity.rank != 0:
+            plan = self._agreement.look(time.perf_counter_ns()) if step >= _MIN_STEPS_BEFORE_LOOKING else None
+        elif self._settling.is_settled(source, is_training=is_training):
+            plan = make_plan(
+                settled=step + 1,
+                step_s=self._settling.step_s,
+                num_steps=self._settings.num_steps,
+                is_light=self._settings.is_light,
+                identity=self._identity,
+            )
+            self._agreement.publish(plan)
+        else:
+            plan = None
+        if plan is None:
+            return
+        self._plan = plan
+        self._file.event("plan", generation=self._generation, **asdict(plan))
+        if step + 1 > plan.flops_step:
+            self.is_over = True
+            self._file.event("window", steps=[], problem="this rank read the plan after its first step: it was ahead")
+
+    def _carry_out(self, plan: Plan, ended: int, following: int) -> str:
+        """What the plan says between the two steps; the kind of the one that follows."""
+        window_begins = None if plan.start is None else plan.start - 1
+        if self._window is not None:
+            if following == plan.start:
+                self._window.start(following)
+                return "traced" if self._window.state is State.TRACING else self._end_window()
+            return "traced" if self._window.next_step() else self._end_window()
+        if following == plan.flops_step:
+            self._flops = FlopsStep()
+            self._flops.begin([one for reference in self.optimizers if (one := reference()) is not None])
+            return "flops" if self._flops.reason is None else ""
+        if ended == plan.flops_step and self._flops is not None:
+            self._end_flops(self._flops)
+        if window_begins is None:
+            if ended >= plan.flops_step:
+                self.is_over = True
+                self._recovery = NUM_RECOVERY_STEPS - 1
+                return "recovery"
+            return ""
+        if following == window_begins:
+            self._window = Window(
+                self._settings.recording / f"rank{self._identity.rank}.json", plan.num_steps, self._num_operators
+            )
+            self._window.prepare()
+            return "prepare"
+        return "recovery" if ended >= plan.flops_step else ""
+
+    def _end_flops(self, flops: FlopsStep) -> None:
+        counted = flops.end()
+        if counted is not None:
+            by_type, self._num_operators = counted
+            self._file.event("flops", flops_by_type=by_type, num_operators=self._num_operators, problem=None)
+        else:
+            self._file.event("flops", flops_by_type=None, num_operators=None, problem=flops.reason)
+
+    def _end_window(self) -> str:
+        window = self._window
+        assert window is not None
+        try:
+            window.stop()
+        except Exception as error:  # noqa: BLE001 - the profiler's errors are not the job's
+            LOG.error("the profiler")
+            window.problem = f"torch.profiler failed: {error}"
+        self._file.event("window", steps=window.steps, problem=window.problem)
+        self.has_exported = True
+        self.is_over = True
+        self._recovery = NUM_RECOVERY_STEPS - 1
+        return "recovery"
+
+    def finish(self) -> None:
+        """The job ends; a window that is open is closed with what it has."""
+        if self._window is not None and not self.is_over:
+            self._end_window()

@@ -1,0 +1,118 @@
+"""What Python runs at its start when `flatout profile` has put this folder first on PYTHONPATH.
+
+In: FLATOUT_RECORDING, the folder to record to. It runs the user's own `sitecustomize` too, notes that it was loaded,
+and waits for `torch` to be imported; until then it costs a process about 0.1 ms. It never raises an error of its own
+and is written so that old Pythons can read it.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _is_here(entry: str) -> bool:
+    return os.path.realpath(entry or ".") == os.path.realpath(_HERE)
+
+
+def _note(recording: str, event: str) -> None:
+    """Add one line to the list of this host's Python processes; short appends to one file do not mix."""
+    try:
+        line = "%d %d %s\n" % (os.getpid(), os.getppid(), event)  # noqa: UP031 - old Pythons read this file too
+        path = os.path.join(recording, ".state", "processes-" + os.uname().nodename)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+    except Exception:  # noqa: BLE001 - a folder that cannot be written to is told by the parent
+        pass
+
+
+class _WaitForTorch:
+    """A finder that finds nothing itself: it lets `torch` be imported as ever, and starts the recorder after it."""
+
+    def __init__(self, recording: str) -> None:
+        self.recording = recording
+        self.is_looking = False
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        if name != "torch" or self.is_looking:
+            return None
+        self.is_looking = True
+        try:
+            from importlib.util import find_spec
+
+            spec = find_spec(name)
+            if spec is not None and spec.loader is not None:
+                self.start_after(spec.loader)
+            return spec
+        finally:
+            self.is_looking = False
+
+    def start_after(self, loader: object) -> None:
+        """Wrap this one loader's `exec_module`; its class, and all other modules, stay as they are."""
+        run_module = loader.exec_module  # type: ignore[attr-defined]
+
+        def exec_module(module: object) -> None:
+            finders: list[object] = sys.meta_path  # type: ignore[assignment]
+            if self in finders:
+                finders.remove(self)
+            del loader.exec_module  # type: ignore[attr-defined]
+            run_module(module)
+            _start_quietly(self.recording)
+
+        loader.exec_module = exec_module  # type: ignore[attr-defined]
+
+
+def _start_quietly(recording: str) -> None:
+    try:
+        _start(recording)
+    except Exception:  # noqa: BLE001 - never the job's problem
+        _note(recording, "failed")
+
+
+def _start(recording: str) -> None:
+    """Import `flatout.inside` from beside this folder, whether or not Flatout is installed for this Python."""
+    _note(recording, "torch")
+    if sys.version_info < (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
+        _note(recording, "old-python")
+        return
+    from types import ModuleType
+
+    rooms = os.path.dirname(os.path.dirname(_HERE))
+    installed = sys.modules.get("flatout")
+    stand_in = ModuleType("flatout")
+    stand_in.__path__ = [rooms]
+    sys.modules["flatout"] = stand_in
+    try:
+        from flatout.inside.install import install
+    finally:
+        if installed is None:
+            del sys.modules["flatout"]
+        else:
+            sys.modules["flatout"] = installed
+    install()
+
+
+def _run_own_sitecustomize() -> None:
+    """Run the one that Python would have found without this folder; its errors are told as Python tells them."""
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    spec = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if not _is_here(entry)])
+    if spec is None or spec.loader is None:
+        return
+    module = module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+_recording = os.environ.get("FLATOUT_RECORDING")
+if _recording:
+    _note(_recording, "python")
+    if sys.implementation.name == "cpython":
+        sys.meta_path.insert(0, _WaitForTorch(_recording))  # type: ignore[arg-type]
+# The script sees the module path that it would have seen; its children find this folder through PYTHONPATH.
+sys.path[:] = [_entry for _entry in sys.path if not _is_here(_entry)]
+_run_own_sitecustomize()

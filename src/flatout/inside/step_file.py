@@ -1,0 +1,83 @@
+"""`rank{R}.steps.jsonl`: what one rank writes down, line by line, so that a killed rank leaves what it had.
+
+The first line is an object with `schema`. After it come rows (arrays, in the order of `COLUMNS`) and objects with
+`event`. To make the file is to claim the rank: a second process of the same number finds it there. Lines are held back
+for a second, so that writing costs a step nothing; where they cannot be written, they are kept and tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+SCHEMA, VERSION = "flatout/steps", 1
+COLUMNS = (
+    "step",
+    "start_ns",  # since base_unix_ns of the header
+    "duration_ns",
+    "loader_ns",  # in the loader, waiting for batches
+    "num_batches",
+    "num_samples",
+    "num_tokens",
+    "num_backward",
+    "is_skipped",  # by a GradScaler that found infinities; null: not known here
+    "kind",  # "": an ordinary step; else what the recorder did to it: first, flops, prepare, traced, recovery
+    "loss",
+    "peak_memory_bytes",
+    "num_alloc_retries",
+)
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_HELD_NS = 1_000_000_000
+_MAX_HELD = 20_000
+
+
+class StepFile:
+    def __init__(self, recording: Path, rank: int, header: dict[str, Any]) -> None:
+        """Raises FileExistsError where another process is this rank already."""
+        path = recording / f"rank{rank}.steps.jsonl"
+        self.num_lost = 0
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        self._held: list[str] = [json.dumps({"schema": SCHEMA, "version": VERSION, **header, "columns": COLUMNS})]
+        self._next_ns = 0
+
+    def row(self, values: tuple[object, ...]) -> None:
+        self._held.append(_encode(values))
+
+    def event(self, name: str, **fields: object) -> None:
+        self._held.append(_encode({"event": name, **fields}))
+
+    def drop_held_rows(self) -> None:
+        """Forget rows that are not written yet."""
+        self._held = [line for line in self._held if not line.startswith("[")]
+
+    def flush(self, now_ns: int, *, is_forced: bool = False) -> None:
+        if not self._held or (now_ns < self._next_ns and not is_forced):
+            return
+        self._next_ns = now_ns + _HELD_NS
+        data = ("\n".join(self._held) + "\n").encode()
+        try:
+            written = os.write(self._file, data)
+        except OSError:
+            self._drop_oldest()
+            return
+        if written < len(data):  # a full disk takes the beginning; what was cut is written again on a line of its own
+            rest = data[data.rfind(b"\n", 0, written) + 1 :]
+            self._held = ["", *rest.decode().splitlines()]
+        else:
+            self._held = []
+
+    def forget(self) -> None:
+        """In a forked child: the file is the parent's."""
+        os.close(self._file)
+
+    def close(self, now_ns: int) -> None:
+        self.flush(now_ns, is_forced=True)
+        os.close(self._file)
+
+    def _drop_oldest(self) -> None:
+        excess = len(self._held) - _MAX_HELD
+        if excess > 0:
+            self.num_lost += excess
+            del self._held[1 : 1 + excess]

@@ -1,0 +1,108 @@
+"""Run a command on this machine as the shell would, and tell how it ended.
+
+In: the command and its environment. Out: `Ended`. The child has our standard streams, open files, working folder,
+terminal and process group, and the signal mask and handlers that we were started with. A signal sent to us alone is
+handed on to it; one that it got too (Ctrl-C in a terminal, a kill of the whole group) is not, see `witness`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from flatout.errors import InputError
+from flatout.launch.witness import Witness
+
+# What users and schedulers send to a job. Signals that a terminal's stop and resume keys send act on the whole group.
+HANDED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+)
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How the job's first process ended: by a code or by a signal."""
+
+    code: int | None
+    signal: int | None
+    start_unix_s: float
+    end_unix_s: float
+
+    @property
+    def shell_code(self) -> int:
+        """The code that a shell would report."""
+        if self.code is not None:
+            return self.code
+        assert self.signal is not None
+        return 128 + self.signal
+
+
+def run_local(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
+    """Run `command` to its end. Raises InputError where it cannot be started."""
+    with _blocked() as mask, Witness(HANDED_ON) as witness:
+        start_unix_s = time.time()
+        process = _start(command, environment, mask)
+        while process.poll() is None:
+            received = signal.sigwaitinfo({signal.SIGCHLD, *HANDED_ON})
+            if received.si_signo != signal.SIGCHLD and not witness.has_seen(received.si_signo):
+                process.send_signal(received.si_signo)
+        code = process.returncode
+        return Ended(
+            code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            start_unix_s=start_unix_s,
+            end_unix_s=time.time(),
+        )
+
+
+def end_like(ended: Ended) -> int:
+    """End this process as the job ended: by the same signal where it was one, else returns its code."""
+    if ended.signal is None:
+        return ended.shell_code
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if ended.signal not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(ended.signal, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {ended.signal})
+    os.kill(os.getpid(), ended.signal)
+    return ended.shell_code
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str], mask: set[int]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            close_fds=False,  # a scheduler may have handed open files to the job
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+        )
+    except FileNotFoundError as error:
+        raise InputError(
+            f"the command `{command[0]}` was not found", hint="check its name, and that its environment is active"
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"the command `{command[0]}` cannot be started: {(error.strerror or str(error)).lower()}",
+            hint="start a script with its interpreter: python train.py",
+        ) from error
+
+
+@contextmanager
+def _blocked() -> Iterator[set[int]]:
+    """Signals wait to be asked for; gives the mask from before."""
+    before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *HANDED_ON})}
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

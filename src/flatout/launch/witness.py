@@ -1,0 +1,65 @@
+"""Tells a signal to us alone from one to the whole process group.
+
+Both look the same to who receives them. So a second process of the group does nothing but wait for signals: what it
+received as well, the job received too, and must not get twice. It holds no stream of ours and ends when we do.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Sequence
+from types import TracebackType
+
+_PATIENCE_S = 0.1
+
+
+class Witness:
+    """Use in a `with` block, with `signals` blocked."""
+
+    def __init__(self, signals: Sequence[signal.Signals]) -> None:
+        self._signals = set(signals)
+        self._pipe = -1
+        self._pid = 0
+
+    def __enter__(self) -> Witness:
+        self._pipe, writer = os.pipe()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                _watch(self._signals, writer, parent)
+            finally:
+                os._exit(0)
+        os.close(writer)
+        return self
+
+    def has_seen(self, number: int) -> bool:
+        """Whether the witness received this signal, too, since it was last asked."""
+        while select.select([self._pipe], [], [], _PATIENCE_S)[0]:
+            seen = os.read(self._pipe, 1)
+            if not seen:
+                return False
+            if seen[0] == number:
+                return True
+        return False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._pipe)
+
+
+def _watch(signals: set[signal.Signals], writer: int, parent: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    os.dup2(writer, 3)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    while os.getppid() == parent:
+        received = signal.sigtimedwait(signals, 1.0)
+        if received is not None:
+            os.write(3, bytes([received.si_signo]))

@@ -1,0 +1,141 @@
+"""NVIDIA GPUs through NVML (`nvidia-ml-py`): each counter that the driver gives; those that it refuses are absent.
+
+In: the driver. Out: plain dictionaries for the sampler's lines. Without the package, a driver or a GPU there is no
+entry at all. Nothing is changed on the GPUs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+# NVML's bits for why clocks are lower than asked for (nvmlClocksEventReasons); "idle" is no throttling.
+THROTTLE_REASONS = {
+    0x2: "application_clocks",
+    0x4: "power_cap",
+    0x8: "hardware_slowdown",
+    0x10: "sync_boost",
+    0x20: "software_thermal",
+    0x40: "hardware_thermal",
+    0x80: "power_brake",
+    0x100: "display_clocks",
+}
+# The default PCIe query watches the bus for 20 ms a direction, so it is made in every tenth sample only.
+_SLOW_EVERY = 10
+
+
+class Gpus:
+    """All GPUs of this host that NVML shows, by their NVML index."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        self._links: dict[tuple[int, str], tuple[float, int]] = {}
+        self._num_reads = 0
+        try:
+            import pynvml
+        except ImportError:
+            self.problem: str | None = "the package nvidia-ml-py is not installed"
+            return
+        try:
+            pynvml.nvmlInit()
+            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError as error:
+            self.problem = f"NVML gives nothing: {error}"
+            return
+        self._nvml = pynvml
+        self.problem = None
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What does not change: name, uuid, memory, limits."""
+        return [self._facts(index, handle) for index, handle in enumerate(self._handles)]
+
+    def _facts(self, index: int, handle: Any) -> dict[str, Any]:
+        nvml = self._nvml
+        return self._entries(
+            index=lambda: index,
+            name=lambda: nvml.nvmlDeviceGetName(handle),
+            uuid=lambda: nvml.nvmlDeviceGetUUID(handle),
+            memory_bytes=lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total,
+            power_limit_w=lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
+            max_sm_clock_hz=lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6,
+            max_memory_clock_hz=lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM) * 1e6,
+            pcie_generation=lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+            pcie_width=lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
+            driver=lambda: nvml.nvmlSystemGetDriverVersion(),
+        )
+
+    def read(self) -> list[dict[str, Any]]:
+        """One entry a GPU, in the order of `facts`."""
+        is_slow = self._num_reads % _SLOW_EVERY == 0
+        self._num_reads += 1
+        return [self._read(index, handle, is_slow) for index, handle in enumerate(self._handles)]
+
+    def _read(self, index: int, handle: Any, is_slow: bool) -> dict[str, Any]:
+        nvml = self._nvml
+        entries = self._entries(
+            busy_percent=lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            memory_busy_percent=lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory,
+            memory_used_bytes=lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+            sm_clock_hz=lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6,
+            memory_clock_hz=lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM) * 1e6,
+            power_w=lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            temperature_c=lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            throttle=lambda: _reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        )
+        entries |= self._link_rates(index, handle)
+        if is_slow:
+            entries |= self._entries(
+                pcie_sent_bytes_per_s=lambda: (
+                    nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES) * 1e3
+                ),
+                pcie_received_bytes_per_s=lambda: (
+                    nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES) * 1e3
+                ),
+            )
+        return entries
+
+    def _link_rates(self, index: int, handle: Any) -> dict[str, float]:
+        """NVLink data of all links; NVML counts KiB since the driver was loaded."""
+        nvml, rates = self._nvml, {}
+        for name, field in (
+            ("nvlink_sent_bytes_per_s", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX"),
+            ("nvlink_received_bytes_per_s", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"),
+        ):
+            number = getattr(nvml, field, None)
+            if number is None:
+                continue
+            count = self._entries(kib=partial(_field, nvml, handle, number)).get("kib")
+            now = time.monotonic()
+            if count is None:
+                continue
+            if (index, name) in self._links:
+                then, before = self._links[index, name]
+                if count >= before:
+                    rates[name] = (count - before) * 1024 / (now - then)
+            self._links[index, name] = (now, count)
+        return rates
+
+    def _entries(self, **reads: Callable[[], Any]) -> dict[str, Any]:
+        """Those that the driver answers."""
+        values = {}
+        for name, read in reads.items():
+            try:
+                value = read()
+            except (self._nvml.NVMLError, AttributeError, UnicodeDecodeError):
+                continue
+            if value is not None:
+                values[name] = value.decode() if isinstance(value, bytes) else value
+        return values
+
+
+def _field(nvml: Any, handle: Any, number: int) -> int | None:
+    """A field of all links together (scope: every bit set); None where this GPU has none."""
+    (value,) = nvml.nvmlDeviceGetFieldValues(handle, [(number, 0xFFFFFFFF)])
+    return int(value.value.ullVal) if value.nvmlReturn == 0 else None
+
+
+def _reasons(bits: int) -> list[str]:
+    return [name for bit, name in THROTTLE_REASONS.items() if bits & bit]

@@ -1,0 +1,89 @@
+"""After the job: traces are packed, and what processes told each other is counted and removed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+_TRACE = re.compile(r"rank(\d+)\.json")
+_PATIENCE_S = 10.0
+_LEVEL = 3  # half the time of the usual 6, for files 8 % larger
+
+
+def wait_for(path: Path, pattern: str, but: Path) -> bool:
+    """Wait for the other parents whose files match to end, for some seconds; whether all have."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not all(_has_ended(file) for file in path.glob(pattern) if file.name != but.name):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _has_ended(host_file: Path) -> bool:
+    try:
+        return json.loads(host_file.read_text(encoding="utf-8")).get("end_unix_s") is not None
+    except (OSError, ValueError):
+        return False
+
+
+def pack_traces(path: Path, hostname: str, *, all_have_ended: bool) -> list[str]:
+    """Pack the plain traces that ranks of this host have left; what went wrong, a line each.
+
+    The training process writes them plain, as packing there would hold the job up.
+    """
+    traces = [file for file in path.glob("rank*.json") if _is_of(file, hostname)]
+    if all_have_ended:
+        for part in path.glob(".rank*.json.part"):  # of a rank that was killed while it wrote
+            if _is_of(part, hostname):
+                part.unlink(missing_ok=True)
+    with ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), 8)) as pool:
+        return [problem for problem in pool.map(_pack, traces) if problem]
+
+
+def _is_of(file: Path, hostname: str) -> bool:
+    found = re.search(r"rank(\d+)\.json", file.name)
+    if not found:
+        return False
+    try:
+        with (file.parent / f"rank{found[1]}.steps.jsonl").open(encoding="utf-8") as lines:
+            return bool(json.loads(lines.readline())["hostname"] == hostname)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _pack(file: Path) -> str | None:
+    packed = file.with_name(file.name + ".gz")
+    partial = file.with_name(f".{file.name}.gz.part")
+    try:
+        with file.open("rb") as source, gzip.open(partial, "wb", compresslevel=_LEVEL) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        partial.replace(packed)
+        file.unlink()
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        return f"{file.name} was left unpacked: {(error.strerror or str(error)).lower()}"
+    return None
+
+
+def count_processes(state: Path, hostname: str) -> Counter[str]:
+    """How many Python processes the recorder was loaded into, by what they said: python, torch, old-python."""
+    try:
+        lines = (state / f"processes-{hostname}").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return Counter()
+    said = {(words[0], words[2]) for line in lines if len(words := line.split()) == 3}
+    return Counter(what for _, what in said)
+
+
+def tidy(path: Path) -> None:
+    """Remove what is of no use any more, once no other host is still recording."""
+    if all(_has_ended(file) for file in path.glob("host-*.json")):
+        shutil.rmtree(path / ".state", ignore_errors=True)

@@ -1,0 +1,189 @@
+"""The folder of a recording: made, joined by the other hosts of the same run, or refused.
+
+    recording.json                 that this is one, and of which run
+    host-<hostname>.json           the command on that host: how it ended
+    host-<hostname>.samples.jsonl  what that host did meanwhile
+    rank<R>.steps.jsonl            the steps of a rank
+    rank<R>.json.gz                its trace
+    inside-<hostname>.log          errors of the recorder, if any
+    .state/                        what processes tell each other while the job runs
+
+A host joins a folder whose run is its own (by Slurm's or torchrun's id), or that another host's run is still being
+written to. Everything else that is there already is refused without `force`, and with it only a recording is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from flatout import __version__
+from flatout.errors import OutputError
+
+SCHEMA, VERSION = "flatout/recording", 1
+_OURS = re.compile(
+    r"recording\.json|host-.+\.json|host-.+\.samples\.jsonl|rank\d+\.steps\.jsonl|\.?rank\d+\.json(\.gz)?(\.part)?|inside-.+\.log"
+)
+_ALIVE_S = 120.0
+_MOMENT_S = 0.3
+
+
+class Folder(msgspec.Struct, frozen=True, kw_only=True):
+    path: Path
+    run_id: str
+    host_file: Path  # ours to write
+    samples_file: Path | None  # None: another process of this host samples, and packs, already
+    is_first: bool  # made here, not joined: the one that tells the whole
+
+    @property
+    def state(self) -> Path:
+        return self.path / ".state"
+
+
+def default_path(environment: Mapping[str, str] = os.environ) -> Path:
+    """Below the working folder: the same for all tasks of a Slurm step, else by the time."""
+    run_id = shared_run_id(environment)
+    return Path("flatout-out") / (run_id or time.strftime("%Y%m%d-%H%M%S"))
+
+
+def shared_run_id(environment: Mapping[str, str]) -> str | None:
+    """What tells this run's processes on all hosts from other runs; None where no launcher says it."""
+    if "SLURM_JOB_ID" in environment and "SLURM_PROCID" in environment:
+        return f"slurm-{environment['SLURM_JOB_ID']}.{environment.get('SLURM_STEP_ID', 'batch')}"
+    if environment.get("TORCHELASTIC_RUN_ID", "none") != "none":
+        return f"torchrun-{environment['TORCHELASTIC_RUN_ID']}"
+    return None
+
+
+def open_folder(path: Path, *, force: bool, environment: Mapping[str, str] = os.environ) -> Folder:
+    """Make or join the recording at `path`. Raises OutputError where it may not or cannot be written."""
+    run_id = shared_run_id(environment)
+    try:
+        is_first = not _may_join(path, run_id)
+        if is_first:
+            try:
+                _clear(path, force=force)
+            except OutputError:
+                if run_id is None or not _may_join(path, run_id):
+                    raise
+            run_id = run_id or uuid.uuid4().hex[:12]
+            path.mkdir(parents=True, exist_ok=True)
+            is_first = _mark(path, run_id)
+        else:
+            run_id = run_id or _run_id(path) or "unknown"
+        (path / ".state").mkdir(exist_ok=True)
+        host_file, samples_file = _host_files(path)
+    except OSError as error:
+        raise output_error(path, error) from error
+    return Folder(path=path.resolve(), run_id=run_id, host_file=host_file, samples_file=samples_file, is_first=is_first)
+
+
+def host_files(path: Path) -> list[Path]:
+    return sorted(path.glob("host-*.json"))
+
+
+def _mark(path: Path, run_id: str) -> bool:
+    """Whether it was not there yet: tasks of one run begin at the same moment."""
+    content = {"schema": SCHEMA, "version": VERSION, "tool_version": __version__, "run_id": run_id}
+    try:
+        with (path / "recording.json").open("x", encoding="utf-8") as file:
+            file.write(json.dumps({**content, "start_unix_s": round(time.time(), 3)}) + "\n")
+    except FileExistsError:
+        return False
+    return True
+
+
+def _run_id(path: Path) -> str | None:
+    try:
+        content = json.loads((path / "recording.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(content["run_id"]) if isinstance(content, dict) and "run_id" in content else None
+
+
+def _may_join(path: Path, run_id: str | None) -> bool:
+    """As below; tasks that a launcher starts together give each other a moment to make the folder."""
+    if _is_ours_to_join(path, run_id):
+        return True
+    if run_id is None or not path.exists():
+        return False
+    time.sleep(_MOMENT_S)
+    return _is_ours_to_join(path, run_id)
+
+
+def _is_ours_to_join(path: Path, run_id: str | None) -> bool:
+    theirs = _run_id(path)
+    if theirs is None:
+        return False
+    if run_id is not None:
+        return theirs == run_id
+    hosts = host_files(path)
+    is_here = any(file.name.split(".json")[0] == f"host-{_hostname()}" for file in hosts)
+    return bool(hosts) and not is_here and all(_is_running(file) for file in hosts)
+
+
+def _is_running(host_file: Path) -> bool:
+    """Whether that host's command has not ended, and its samples are fresh."""
+    try:
+        text = host_file.read_text(encoding="utf-8")  # empty: claimed a moment ago
+        has_ended = bool(text) and json.loads(text).get("end_unix_s") is not None
+        newest = max(file.stat().st_mtime for file in host_file.parent.glob(f"{host_file.stem}*"))
+    except (OSError, ValueError):
+        return False
+    return not has_ended and abs(time.time() - newest) < _ALIVE_S
+
+
+def _clear(path: Path, *, force: bool) -> None:
+    """Nothing may be there, or with `force` a recording, whose files are removed."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise OutputError(f"`{path}` is a file; a recording is a folder", hint="give another name with --out")
+    entries = [entry for entry in path.iterdir() if entry.name != ".state"]
+    if not entries:
+        return
+    if not force:
+        raise OutputError(
+            f"`{path}` exists already, and nothing is overwritten unasked",
+            hint="give another folder with --out, or --force to replace the recording there",
+        )
+    others = [entry.name for entry in entries if not _OURS.fullmatch(entry.name)]
+    if others:
+        raise OutputError(
+            f"`{path}` holds more than a recording, such as `{min(others)}`, and is not replaced",
+            hint="give another folder with --out",
+        )
+    for entry in entries:
+        entry.unlink()
+    for entry in (path / ".state").glob("*"):
+        entry.unlink()
+
+
+def _host_files(path: Path) -> tuple[Path, Path | None]:
+    """Claim the name of this host, or where another task of the run has it, one with our process number."""
+    first = path / f"host-{_hostname()}.json"
+    for file in (first, path / f"host-{_hostname()}.{os.getpid()}.json"):
+        with suppress(FileExistsError):
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            return file, path / f"host-{_hostname()}.samples.jsonl" if file == first else None
+    raise FileExistsError
+
+
+def _hostname() -> str:
+    return os.uname().nodename
+
+
+def output_error(path: Path, error: OSError) -> OutputError:
+    reason = (error.strerror or str(error)).lower()
+    return OutputError(
+        f"the recording cannot be written to `{path}`: {reason}; the job was not started",
+        hint="give a folder that you may write to, with space left, with --out",
+    )

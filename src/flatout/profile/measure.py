@@ -1,0 +1,115 @@
+"""What a trace cannot know, from a recording's ranks: samples and tokens a second, MFU, memory.
+
+All of it is of the settled steps that the recorder did not disturb. MFU is the time that the step's floating-point
+operations take at the vendor's dense peak rates (or at `peaks`), over the step time, both summed over the ranks;
+the definition is that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as executed, so that
+recomputed activations count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from flatout.catalog.gpus import gpu_facts
+from flatout.records.recording import Measured, RankRecording
+
+_NOT_SETTLED = "the job ended before its step times had settled"
+
+
+def measure(ranks: Sequence[RankRecording], peaks: Mapping[str, float] | None = None) -> Measured:
+    """`peaks`: FLOP/s by operand type as measured on this machine, instead of the vendor's."""
+    reasons: dict[str, str] = {}
+    times = [rank.untraced_step_s for rank in ranks if rank.untraced_step_s is not None]
+    step_s = sum(times) / len(times) if times else None
+    if step_s is None:
+        reasons["step_s"] = _NOT_SETTLED if ranks else "no rank was recorded"
+    flops = _flops(ranks, reasons)
+    return Measured(
+        step_s=step_s,
+        loader_s=max((_loader_s(rank) for rank in ranks if rank.untraced_step_s is not None), default=None),
+        samples_per_s=_per_second(ranks, step_s, "samples", reasons),
+        tokens_per_s=_per_second(ranks, step_s, "tokens", reasons),
+        flops_per_step=flops,
+        mfu=None if flops is None else _mfu(ranks, peaks, reasons),
+        peak_memory_bytes=_highest(ranks, "peak_memory_bytes", reasons),
+        num_alloc_retries=_highest(ranks, "num_alloc_retries", reasons),
+        reasons=reasons,
+    )
+
+
+def _settled(rank: RankRecording) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    assert rank.settled_step is not None
+    return rank.steps.is_ordinary & (rank.steps.number >= rank.settled_step)
+
+
+def _loader_s(rank: RankRecording) -> float:
+    values = rank.steps.loader_s[_settled(rank)]
+    return float(np.median(values)) if len(values) else 0.0
+
+
+def _per_second(
+    ranks: Sequence[RankRecording], step_s: float | None, what: str, reasons: dict[str, str]
+) -> float | None:
+    """The mean count of a step on every rank, over the step time."""
+    total, is_known = 0.0, False
+    for rank in ranks:
+        if step_s is None or rank.settled_step is None:
+            reasons[f"{what}_per_s"] = _NOT_SETTLED
+            return None
+        counts = rank.steps.num_samples if what == "samples" else rank.steps.num_tokens
+        counts = counts[_settled(rank)]
+        counts = counts[~np.isnan(counts)]
+        if len(counts):
+            total, is_known = total + float(counts.mean()), True
+    if step_s is None or not is_known:
+        reasons[f"{what}_per_s"] = f"no batch of a torch DataLoader showed how many {what} it holds"
+        return None
+    return total / step_s
+
+
+def _flops(ranks: Sequence[RankRecording], reasons: dict[str, str]) -> float | None:
+    missing = [rank for rank in ranks if rank.flops_by_type is None]
+    if missing or not ranks:
+        reason = missing[0].flops_problem if missing else None
+        reasons["flops_per_step"] = reasons["mfu"] = reason or _NOT_SETTLED
+        return None
+    total = sum(sum(rank.flops_by_type.values()) for rank in ranks if rank.flops_by_type is not None)
+    if not total:
+        reasons["flops_per_step"] = reasons["mfu"] = "torch's flop counter knows none of the operators that ran"
+    return total or None
+
+
+def _mfu(ranks: Sequence[RankRecording], peaks: Mapping[str, float] | None, reasons: dict[str, str]) -> float | None:
+    at_peak_s = elapsed_s = 0.0
+    for rank in ranks:
+        rates = peaks
+        if rates is None:
+            if rank.device is None:
+                reasons["mfu"] = "no vendor states a peak rate for a CPU: only a measured ceiling gives one"
+                return None
+            facts = gpu_facts(rank.device.name)
+            if facts is None:
+                reasons["mfu"] = f"the catalogue does not know the GPU {rank.device.name}"
+                return None
+            rates = facts.peak_flops_per_s
+        for operand, flops in (rank.flops_by_type or {}).items():
+            if operand not in rates:
+                reasons["mfu"] = f"no peak rate is known for products of {operand}"
+                return None
+            at_peak_s += flops / rates[operand]
+        if rank.untraced_step_s is None:
+            reasons["mfu"] = _NOT_SETTLED
+            return None
+        elapsed_s += rank.untraced_step_s
+    return at_peak_s / elapsed_s if elapsed_s else None
+
+
+def _highest(ranks: Sequence[RankRecording], name: str, reasons: dict[str, str]) -> int | None:
+    values = [value for rank in ranks if (value := getattr(rank, name)) is not None]
+    if not values:
+        on_gpu = any(rank.device for rank in ranks)
+        reasons[name] = "it was not read in time" if on_gpu else "only the allocator of a GPU counts it"
+        return None
+    return int(max(values))

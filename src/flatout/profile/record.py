@@ -1,0 +1,161 @@
+"""Run a command with the recorder loaded into its Python processes, and this host sampled beside it.
+
+In: the command. Out: a folder, and how the job ended. What goes wrong with the recording while the job runs never ends
+the job: it is told afterwards. The job's environment differs by PYTHONPATH and FLATOUT_* only.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from flatout import __version__
+from flatout.launch import Ended, run_local
+from flatout.profile.finish import count_processes, pack_traces, tidy, wait_for
+from flatout.profile.folder import Folder, open_folder, output_error
+from flatout.records.recording import Run
+
+_STARTUP = Path(__file__).parent.parent / "inside" / "startup"
+_VARIABLES = {"FLATOUT_RECORDING", "FLATOUT_STEPS", "FLATOUT_WARMUP", "FLATOUT_LIGHT"}  # as in inside/settings.py
+_SAMPLER_PATIENCE_S = 10.0
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    num_steps: int = 3
+    warmup: int | None = None  # None: until step times have settled
+    is_light: bool = False
+    force: bool = False
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    path: Path
+    ended: Ended
+    is_first: bool  # of the processes that record this run: the others need not tell the same
+
+
+def record(
+    command: Sequence[str],
+    path: Path,
+    options: Options,
+    *,
+    shown_command: Sequence[str],
+    sampler: Sequence[str] | None,
+    environment: Mapping[str, str] = os.environ,
+) -> Recorded:
+    """Run `command` to its end and record it in `path`.
+
+    `shown_command` is the command with its secrets masked, for the files. `sampler` is a command that samples this host
+    to the file that is added to it, until its standard input ends. Raises OutputError and InputError before the start.
+    """
+    folder = open_folder(path, force=options.force, environment=environment)
+    run = Run(
+        tool_version=__version__,
+        command=tuple(shown_command),
+        run_id=folder.run_id,
+        hostname=os.uname().nodename,
+        is_light=options.is_light,
+        start_unix_s=time.time(),
+    )
+    sampling = None
+    try:
+        write_run(folder, run)
+        sampling = _start_sampler(sampler, folder)
+        ended = run_local(command, job_environment(environment, folder.path, options))
+    except OSError as error:
+        _abandon(folder, sampling)
+        raise output_error(path, error) from error
+    except BaseException:
+        _abandon(folder, sampling)
+        raise
+    _end_sampler(sampling)
+    problems = []
+    if folder.samples_file is not None:
+        all_have_ended = wait_for(folder.path, f"host-{run.hostname}*.json", but=folder.host_file)
+        problems = pack_traces(folder.path, run.hostname, all_have_ended=all_have_ended)
+    counts = count_processes(folder.state, run.hostname)
+    run = msgspec.structs.replace(
+        run,
+        start_unix_s=ended.start_unix_s,
+        end_unix_s=ended.end_unix_s,
+        exit_code=ended.code,
+        signal=ended.signal,
+        num_pythons=counts["python"],
+        num_torch=counts["torch"],
+        num_old_pythons=counts["old-python"],
+        problems=tuple(problems),
+    )
+    try:
+        write_run(folder, run)
+    except OSError as error:
+        problem = f"{folder.host_file} could not be written: {(error.strerror or str(error)).lower()}"
+        print(f"flatout: {problem}", file=sys.stderr)
+    if folder.is_first:
+        wait_for(folder.path, "host-*.json", but=folder.host_file)
+    tidy(folder.path)
+    return Recorded(path=folder.path, ended=ended, is_first=folder.is_first)
+
+
+def job_environment(environment: Mapping[str, str], recording: Path, options: Options) -> dict[str, str]:
+    """The job's environment: what is loaded comes first on PYTHONPATH."""
+    job = {name: value for name, value in environment.items() if name not in _VARIABLES}
+    job["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *filter(None, [environment.get("PYTHONPATH")])])
+    job["FLATOUT_RECORDING"] = str(recording)
+    job["FLATOUT_STEPS"] = str(options.num_steps)
+    if options.warmup is not None:
+        job["FLATOUT_WARMUP"] = str(options.warmup)
+    if options.is_light:
+        job["FLATOUT_LIGHT"] = "1"
+    return job
+
+
+def _start_sampler(sampler: Sequence[str] | None, folder: Folder) -> subprocess.Popen[bytes] | None:
+    if sampler is None or folder.samples_file is None:
+        return None
+    return subprocess.Popen(
+        [*sampler, str(folder.samples_file)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _end_sampler(sampling: subprocess.Popen[bytes] | None) -> None:
+    if sampling is None:
+        return
+    assert sampling.stdin is not None
+    with suppress(OSError):
+        sampling.stdin.close()
+    try:
+        sampling.wait(_SAMPLER_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        sampling.kill()
+        sampling.wait()
+
+
+def _abandon(folder: Folder, sampling: subprocess.Popen[bytes] | None) -> None:
+    """The job was not started: what was made for it goes, and the folder too if it is empty then."""
+    _end_sampler(sampling)
+    mine = [folder.host_file, *([folder.samples_file] if folder.samples_file else [])]
+    others = [file for file in folder.path.glob("host-*") if file not in mine]
+    for file in [*mine, *([] if others else [folder.path / "recording.json"])]:
+        file.unlink(missing_ok=True)
+    for empty in (folder.state, folder.path):
+        with suppress(OSError):
+            empty.rmdir()
+
+
+def write_run(folder: Folder, run: Run) -> None:
+    """Whole or not at all, as another host may be reading it."""
+    partial = folder.host_file.with_name(f".{folder.host_file.name}.part")
+    try:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(run)) + b"\n")
+        partial.replace(folder.host_file)
+    finally:
+        partial.unlink(missing_ok=True)

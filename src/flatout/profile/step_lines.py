@@ -1,0 +1,170 @@
+"""`rank{R}.steps.jsonl` -> `RankRecording`: a rank's steps, and what its recorder said.
+
+In: a file that `inside/` wrote, perhaps cut short by a kill or a full disk; lines that cannot be read are counted and
+passed over. Out: the record, or None where not even the header can be read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.records.recording import DeviceFacts, RankRecording, Steps
+
+_NUM_BEFORE_SETTLED = 5  # the last steps of the warm-up are already as the settled ones
+_decode = msgspec.json.Decoder().decode
+
+
+class _Lines:
+    """A file taken apart: the rows after the last restart, and the last event of each name."""
+
+    def __init__(self, path: Path) -> None:
+        self.header: dict[str, Any] = {}
+        self.rows: list[list[Any]] = []
+        self.events: dict[str, dict[str, Any]] = {}
+        self.losses: dict[int, Any] = {}
+        self.skipped: dict[int, bool] = {}
+        self.recorder_ns = 0
+        self.num_unreadable = 0
+        with path.open("rb") as file:
+            for line in file:
+                if line.strip():
+                    self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            value = _decode(line)
+        except msgspec.DecodeError:
+            self.num_unreadable += 1
+            return
+        if isinstance(value, list) and self.header and len(value) == len(self.header["columns"]):
+            self.rows.append(value)
+        elif isinstance(value, dict) and "columns" in value:
+            self.header = value
+        elif isinstance(value, dict) and "event" in value:
+            self._event(value)
+        else:
+            self.num_unreadable += 1
+
+    def _event(self, event: dict[str, Any]) -> None:
+        name = event["event"]
+        self.events[name] = event
+        if name == "restart":
+            self.rows.clear()
+            for forgotten in ("plan", "flops", "window"):
+                self.events.pop(forgotten, None)
+        elif name == "losses":
+            for step, loss, is_skipped in event["values"]:
+                self.losses[step] = loss
+                if is_skipped is not None:
+                    self.skipped[step] = is_skipped
+        elif name == "recorder":
+            self.recorder_ns += event["cost_ns"]
+
+
+def read_rank(path: Path) -> RankRecording | None:
+    lines = _Lines(path)
+    header = lines.header
+    if not header:
+        return None
+    steps = _steps(lines)
+    plan, flops, window = (lines.events.get(name, {}) for name in ("plan", "flops", "window"))
+    untraced = _untraced(steps, plan)
+    durations = steps.duration_s[untraced]
+    end = lines.events.get("end")
+    return RankRecording(
+        rank=header["rank"],
+        world_size=header["world_size"],
+        hostname=header["hostname"],
+        device=msgspec.convert(header["device"], DeviceFacts) if header["device"] else None,
+        backend=header["backend"],
+        torch=header["torch"],
+        steps_from=end["source"] if end else header["steps_from"],
+        steps=steps,
+        settled_step=plan.get("settled"),
+        untraced_step_s=float(np.median(durations)) if len(durations) else None,
+        num_untraced_steps=len(durations),
+        traced_steps=tuple(window.get("steps", ())),
+        recorder_s=lines.recorder_ns / 1e9,
+        flops_by_type=flops.get("flops_by_type"),
+        flops_problem=flops.get("problem"),
+        peak_memory_bytes=_last(_column(lines, "peak_memory_bytes"), np.nanmax),
+        num_alloc_retries=_last(_column(lines, "num_alloc_retries"), np.nanmax),
+        ended_by=end["reason"] if end else None,
+        problems=tuple(_problems(lines, window, end)),
+    )
+
+
+def _column(lines: _Lines, name: str) -> NDArray[np.float64]:
+    index = lines.header["columns"].index(name)
+    return np.array([_number(row[index]) for row in lines.rows], dtype=np.float64)
+
+
+def _number(value: Any) -> float:
+    """Text is an infinity or no number, which JSON lacks."""
+    return float("nan") if value is None else float(value)
+
+
+def _steps(lines: _Lines) -> Steps:
+    header = lines.header
+    columns = {name: _column(lines, name) for name in header["columns"] if name != "kind"}
+    loss, is_skipped = columns["loss"], columns["is_skipped"] == 1
+    place = {int(number): row for row, number in enumerate(columns["step"])}
+    for step, value in lines.losses.items():
+        if step in place:
+            loss[place[step]] = _number(value)
+    for step, skipped in lines.skipped.items():
+        if step in place:
+            is_skipped[place[step]] |= skipped
+    kinds = header["columns"].index("kind")
+    return Steps(
+        number=columns["step"].astype(np.int64),
+        start_ns=columns["start_ns"].astype(np.int64) + header["base_unix_ns"],
+        duration_s=columns["duration_ns"] / 1e9,
+        loader_s=columns["loader_ns"] / 1e9,
+        num_samples=columns["num_samples"],
+        num_tokens=columns["num_tokens"],
+        num_backward=columns["num_backward"].astype(np.int64),
+        loss=loss,
+        is_skipped=is_skipped,
+        kind=tuple(row[kinds] for row in lines.rows),
+    )
+
+
+def _untraced(steps: Steps, plan: dict[str, Any]) -> NDArray[np.bool_]:
+    """Settled steps before the recorder disturbed any."""
+    if not plan:
+        return np.zeros(len(steps.number), dtype=np.bool_)
+    after = steps.number >= plan["settled"] - _NUM_BEFORE_SETTLED
+    is_before = steps.number < plan["flops_step"]
+    chosen: NDArray[np.bool_] = steps.is_ordinary & after & is_before
+    return chosen
+
+
+def _last(values: NDArray[np.float64], choose: Any) -> int | None:
+    return None if np.isnan(values).all() else int(choose(values))
+
+
+def _problems(lines: _Lines, window: dict[str, Any], end: dict[str, Any] | None) -> list[str]:
+    problems = []
+    if window.get("problem"):
+        problems.append(window["problem"])
+    if end is None:
+        problems.append(
+            "it ended without a word, as a killed process does: the last second of its steps may be missing"
+        )
+    elif end["reason"] != "exit":
+        problems.append(f"it ended with {end['reason']}")
+    if end and not end["gpu_is_done"]:
+        problems.append("its GPU did not finish its work: losses and an open trace are lost")
+    if end and end["num_lost_rows"]:
+        problems.append(f"{end['num_lost_rows']} steps could not be written")
+    if end and end["num_errors"]:
+        problems.append("the recorder had errors of its own, see the inside-*.log of its host")
+    if lines.num_unreadable:
+        problems.append(f"{lines.num_unreadable} lines of its steps cannot be read, as on a full disk")
+    return problems

@@ -1,0 +1,66 @@
+"""Where steps end, from sequences of events."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.inside.detect import MAX_STEPS_WITHOUT_CLOSER, Source, StepDetector
+
+
+def ends(detector: StepDetector, events: str) -> str:
+    """`|` after each event that ends a step, `<` where all before belongs to the first. Capitals are optimizers."""
+    shown = ""
+    for event in events:
+        if event == "b":
+            closes = detector.batch()
+        elif event == "w":
+            closes = detector.backward()
+        else:
+            closes = detector.optimizer(event)
+        # A batch and a backward pass end the step before them.
+        mark = ("<" if detector.restarts else "") + ("|" if closes else "")
+        shown += mark + event if event in "bw" else event + mark
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ("bwAbwA", "bwA|bwA|"),
+        ("wwAwwA", "w|wA<|wwA|"),
+        ("bwbwAbwbwA", "bw|bwA<|bwbwA|"),
+        ("wDwGwDwG", "wD|wG<|wDwG|"),
+        ("DDDGDDDG", "D|D|D|G<|DDDG|"),
+        ("bbb", "b|b|b"),
+        ("www", "w|w|w"),
+        ("bwbw", "bw|bw"),
+        ("bbbwA", "b|b|bwA<|"),
+    ],
+)
+def test_ends_of_steps(events: str, expected: str) -> None:
+    assert ends(StepDetector(), events) == expected
+
+
+def test_one_optimizer_a_layer_is_one_step() -> None:
+    layers = "ZYXWVUT"
+    detector = StepDetector()
+    ends(detector, layers)
+    assert ends(detector, layers * 3) == "".join(f"{layers}|" * 3)
+
+
+def test_an_optimizer_that_is_no_longer_used_stops_closing() -> None:
+    detector = StepDetector()
+    ends(detector, "AB")
+    assert "|" not in ends(detector, "A" * MAX_STEPS_WITHOUT_CLOSER)
+    assert ends(detector, "AAA") == "A|A|A|"
+
+
+@given(st.text("bwAD", max_size=60))
+def test_once_there_is_an_optimizer_only_optimizers_end_steps(events: str) -> None:
+    detector = StepDetector()
+    detector.optimizer("A")
+    shown = ends(detector, events)
+    assert "|b" not in shown.replace("A|", "A").replace("D|", "D").replace("D<|", "D")
+    assert detector.source is Source.OPTIMIZER

@@ -1,0 +1,201 @@
+"""A training job as users write them: it knows nothing of Flatout. Prints every loss to the last bit.
+
+Usage: job.py [--steps N] [--mode MODE] [--workers N] [--spawn METHOD] [--end HOW]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+
+import torch
+import torch.distributed
+from torch import nn
+
+
+class Model(nn.Module):
+    """A little of everything whose results could depend on how it is run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.convolve = nn.Conv1d(16, 16, 3, padding=1)
+        self.norm = nn.BatchNorm1d(16)
+        self.attend = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.head = nn.Linear(16, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.convolve(self.embed(tokens).transpose(1, 2))).transpose(1, 2)
+        return self.head(self.attend(hidden))
+
+
+def batches(arguments: argparse.Namespace, rank: int) -> torch.utils.data.DataLoader:
+    tokens = torch.randint(
+        0, 50, (4 * arguments.steps * arguments.passes, 12), generator=torch.Generator().manual_seed(rank)
+    )
+    return torch.utils.data.DataLoader(tokens, batch_size=4, shuffle=True, num_workers=arguments.workers)
+
+
+def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    logits = model(tokens[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def ordinary(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    total = torch.zeros(())
+    for number, tokens in enumerate(batches(arguments, rank)):
+        loss = loss_of(model, tokens) / arguments.passes
+        loss.backward()
+        total += loss.detach()
+        if (number + 1) % arguments.passes == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            end_early(arguments, rank, number // arguments.passes)
+            print(float(total).hex(), flush=True)
+            total = torch.zeros(())
+
+
+def scaled(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
+    """A GradScaler that finds infinities in every fifth step."""
+    optimizer = torch.optim.AdamW(model.parameters(), fused=arguments.mode == "fused-scaler")
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=10_000)
+    for number, tokens in enumerate(batches(arguments, rank)):
+        loss = loss_of(model, tokens)
+        if number % 5 == 4:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        print(float(loss).hex(), flush=True)
+
+
+def adversarial(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
+    """Two optimizers in turn, each with a backward pass of its own."""
+    other = Model()
+    first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(other.parameters())
+    for tokens in batches(arguments, rank):
+        for trained, optimizer in ((model, first), (other, second)):
+            loss_of(trained, tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def fetched_ahead(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
+    """All batches of a step are fetched before its first pass, as some trainers do; and it evaluates now and then."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = iter(batches(arguments, rank))
+    for number in range(arguments.steps):
+        if number % 8 == 3:
+            inference(model, arguments, rank)
+            model.train()
+        for tokens in [next(loader) for _ in range(arguments.passes)]:
+            loss_of(model, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def inference(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
+    model.eval()
+    with torch.no_grad():
+        for tokens in batches(arguments, rank):
+            loss_of(model, tokens)
+
+
+def evaluated_first(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
+    inference(model, arguments, rank)
+    model.train()
+    arguments.steps //= 2
+    ordinary(model, arguments, rank)
+
+
+def by_hand(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
+    """No optimizer of torch's, no loader of torch's."""
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(arguments.steps):
+        loss_of(model, torch.randint(0, 50, (4, 12), generator=generator)).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.01 * parameter.grad
+                parameter.grad = None
+
+
+def own_profiler(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
+    """The script runs torch.profiler in the middle of what would be traced."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number, tokens in enumerate(batches(arguments, rank)):
+        if number == arguments.profile_at:
+            profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+            profiler.start()
+        loss_of(model, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == arguments.profile_at:
+            profiler.stop()
+            print(len(profiler.events()) > 0, flush=True)
+
+
+MODES = {
+    "ordinary": ordinary,
+    "scaler": scaled,
+    "fused-scaler": scaled,
+    "adversarial": adversarial,
+    "inference": inference,
+    "fetched-ahead": fetched_ahead,
+    "evaluated-first": evaluated_first,
+    "by-hand": by_hand,
+    "own-profiler": own_profiler,
+}
+
+
+def end_early(arguments: argparse.Namespace, rank: int, step: int) -> None:
+    if step < arguments.steps - 2 or rank != torch.distributed.is_initialized():
+        return
+    if arguments.end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif arguments.end == "raise":
+        raise ArithmeticError("on purpose")
+    elif arguments.end == "exit":
+        sys.exit(3)
+    elif arguments.end == "lose-folder":
+        shutil.rmtree(os.environ["FLATOUT_RECORDING"], ignore_errors=True)
+
+
+def train(rank: int, world_size: int, arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model: nn.Module = Model()
+    if world_size > 1:
+        if "RANK" not in os.environ:
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": arguments.port}
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+        model = nn.parallel.DistributedDataParallel(model)
+    print("standard error", rank, file=sys.stderr, flush=True)
+    MODES[arguments.mode](model, arguments, rank)
+    if world_size > 1:
+        torch.distributed.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--mode", choices=MODES, default="ordinary")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--spawn", choices=["spawn", "fork"])
+    parser.add_argument("--port", default="29533")
+    parser.add_argument("--end", choices=["kill", "raise", "exit", "lose-folder"])
+    parser.add_argument("--profile-at", type=int, default=-1)
+    arguments = parser.parse_args()
+    if arguments.spawn:
+        torch.multiprocessing.start_processes(train, (2, arguments), nprocs=2, start_method=arguments.spawn)
+    else:
+        train(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Which folders are made, joined and refused; and what a damaged recording still tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flatout.errors import InputError, OutputError
+from flatout.profile import read_recording
+from flatout.profile.folder import default_path, open_folder
+from flatout.profile.problems import problems
+from flatout.records.recording import Run
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}
+
+
+def as_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("flatout.profile.folder._hostname", lambda: name)
+
+
+def test_tasks_of_a_slurm_step_share_a_folder(tmp_path: Path) -> None:
+    assert default_path(SLURM) == Path("flatout-out/slurm-7.0")
+    first, second = (open_folder(tmp_path / "r", force=False, environment=SLURM) for _ in range(2))
+    assert first.run_id == second.run_id
+    assert first.host_file != second.host_file
+    assert first.samples_file is not None
+    assert second.samples_file is None  # the host is sampled once
+    assert (first.is_first, second.is_first) == (True, False)  # and the whole is told once
+    with pytest.raises(OutputError, match="nothing is overwritten"):
+        open_folder(tmp_path / "r", force=False, environment={**SLURM, "SLURM_JOB_ID": "8"})
+
+
+def test_another_host_joins_a_run_that_is_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_host(monkeypatch, "one")
+    first = open_folder(tmp_path / "r", force=False, environment={})
+    as_host(monkeypatch, "two")
+    second = open_folder(tmp_path / "r", force=True, environment={})
+    assert second.run_id == first.run_id
+    assert first.host_file.exists()
+    assert second.samples_file == tmp_path / "r" / "host-two.samples.jsonl"
+
+
+def test_a_run_that_has_ended_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_host(monkeypatch, "one")
+    first = open_folder(tmp_path / "r", force=False, environment={})
+    first.host_file.write_text(json.dumps({"end_unix_s": 1.0}))
+    as_host(monkeypatch, "two")
+    with pytest.raises(OutputError, match="nothing is overwritten"):
+        open_folder(tmp_path / "r", force=False, environment={})
+
+
+def test_a_run_of_long_ago_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_host(monkeypatch, "one")
+    first = open_folder(tmp_path / "r", force=False, environment={})
+    os.utime(first.host_file, (0, 0))
+    as_host(monkeypatch, "two")
+    with pytest.raises(OutputError, match="nothing is overwritten"):
+        open_folder(tmp_path / "r", force=False, environment={})
+
+
+def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no recording"):
+        read_recording(tmp_path)
+
+
+def header(rank: int, **more: object) -> dict[str, object]:
+    from flatout.inside.step_file import COLUMNS, SCHEMA
+
+    return {
+        "schema": SCHEMA,
+        "version": 1,
+        "rank": rank,
+        "world_size": 2,
+        "hostname": "one",
+        "device": None,
+        "backend": None,
+        "torch": "2.13.0",
+        "steps_from": "optimizer",
+        "base_unix_ns": 10**18,
+        "columns": COLUMNS,
+        **more,
+    }
+
+
+def test_a_rank_file_that_was_cut_short_is_read(tmp_path: Path) -> None:
+    (tmp_path / "recording.json").write_text("{}")
+    rows = [
+        [step, step * 10, 10, 2, 1, 4, None, 1, None, "", loss, None, None] for step, loss in ((0, 1.5), (1, "nan"))
+    ]
+    lines = [json.dumps(line) for line in (header(0), *rows)]
+    (tmp_path / "rank0.steps.jsonl").write_text("\n".join(lines) + "\n[2,20,1")
+    (tmp_path / "rank1.steps.jsonl").write_text('{"schema": "flat')
+    recording = read_recording(tmp_path)
+    (rank,) = recording.ranks
+    assert list(rank.steps.number) == [0, 1]
+    assert rank.ended_by is None
+    assert recording.missing_ranks == (1,)
+    said = " ".join(one.problem for one in recording.problems)
+    assert "1 lines of its steps cannot be read" in said
+    assert "1 of 2 ranks left no record: 1" in said
+    assert recording.measured.reasons["step_s"] == "the job ended before its step times had settled"
+
+
+def test_an_mfu_needs_the_gpu_to_be_in_the_catalogue(tmp_path: Path) -> None:
+    (tmp_path / "recording.json").write_text("{}")
+    for rank, name in ((0, "NVIDIA H100 80GB HBM3"), (1, "NVIDIA H100 80GB HBM3")):
+        device = {"index": 0, "name": name, "memory_bytes": 1, "uuid": None}
+        lines: list[object] = [header(rank, device=device)]
+        lines += [[n, n * 10**8, 10**8, 0, 0, None, None, 1, None, "", None, 5 + n, 0] for n in range(20)]
+        lines.append({"event": "plan", "generation": 0, "settled": 10, "flops_step": 15, "start": 19, "num_steps": 1})
+        lines.append({"event": "flops", "flops_by_type": {"bf16": 989.4e12 * 0.1 * 0.4}, "problem": None})
+        (tmp_path / f"rank{rank}.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    measured = read_recording(tmp_path).measured
+    assert measured.step_s == pytest.approx(0.1)
+    assert measured.mfu == pytest.approx(0.4, rel=0.01)
+    assert measured.peak_memory_bytes == 24
+    for file in tmp_path.glob("rank*"):
+        file.write_text(file.read_text().replace("NVIDIA H100 80GB HBM3", "NVIDIA X1"))
+    measured = read_recording(tmp_path).measured
+    assert measured.mfu is None
+    assert measured.reasons["mfu"] == "the catalogue does not know the GPU NVIDIA X1"
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (("python", "-I", "train.py"), "Python's option `-I`"),
+        (("torchrun", "--x", "python3.12", "-uE", "train.py"), "Python's option `-uE`"),
+        (("docker", "run", "image", "python", "train.py"), "`docker` gives the job an environment without"),
+        (("env", "-i", "python", "train.py"), "`env` gives the job an environment without"),
+        (("./train",), "the command starts no Python"),
+        (("python", "train.py", "-I"), "the command starts no Python"),
+    ],
+)
+def test_why_nothing_was_loaded(command: tuple[str, ...], reason: str) -> None:
+    run = Run(
+        tool_version="1",
+        command=command,
+        run_id="r",
+        hostname="one",
+        is_light=False,
+        start_unix_s=1.0,
+        end_unix_s=2.0,
+        exit_code=0,
+    )
+    (quality,) = problems([run], [], [])
+    assert reason in quality.problem
+
+
+def test_host_use_is_of_the_settled_steps(tmp_path: Path) -> None:
+    (tmp_path / "recording.json").write_text("{}")
+    lines: list[object] = [header(0)]
+    lines += [[n, n * 10**9, 10**9, 0, 0, None, None, 1, None, "", None, None, None] for n in range(20)]
+    lines.append({"event": "plan", "generation": 0, "settled": 10, "flops_step": 15, "start": None, "num_steps": 1})
+    (tmp_path / "rank0.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    samples: list[object] = [
+        {
+            "schema": "flatout/samples",
+            "hostname": "one",
+            "cores_allowed": 2.0,
+            "cores_allowed_ids": [0, 1],
+            "memory_limit_bytes": None,
+            "memory_bytes": 100,
+            "gpus": [{"index": 0, "name": "G"}],
+        }
+    ]
+    for second in range(20):
+        busy = 0.0 if second < 10 else 50.0
+        gpu = {"busy_percent": 2 * busy, "throttle": ["power_cap"] if second % 2 else []}
+        samples.append({"unix_s": 1e9 + second + 0.5, "cores_busy_percent": [busy, busy, 100.0], "gpus": [gpu]})
+    (tmp_path / "host-one.samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in samples) + '{"unix')
+    (host,) = read_recording(tmp_path).hosts
+    assert (host.cores_busy, host.num_samples) == (1.0, 10)
+    assert host.disk_read_bytes_per_s is None
+    assert host.gpus[0].busy_share == 1.0
+    assert host.gpus[0].throttle_share == {"power_cap": 0.5}
+    assert host.gpus[0].power_w is None
+
+
+def test_the_recording_may_be_moved(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path / "r", force=False, environment={})
+    folder.host_file.unlink()
+    shutil.move(folder.path, tmp_path / "s")
+    assert read_recording(tmp_path / "s").ranks == ()

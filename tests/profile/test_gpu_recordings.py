@@ -1,0 +1,88 @@
+"""Recordings of public scripts, unmodified, on two H200: what is read from them again on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from flatout.errors import InputError
+from flatout.loop import diagnose_paths
+from flatout.profile import read_recording
+
+GOLDEN = Path(__file__).with_name("golden")
+
+
+def unpacked(name: str, folder: Path) -> Path:
+    with tarfile.open(GOLDEN / f"{name}_2xh200.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("name", "step_ms", "samples_per_s", "mfu", "gib"),
+    [
+        # As printed when they were recorded. nanoGPT has no DataLoader, so nobody counted its samples.
+        ("nanogpt_ddp", 30.2, None, 0.079, 2.83),
+        ("imagenet", 28.2, 4541, 0.36, 1.63),
+        ("trainer", 53.4, 1198, None, 110 / 1024),
+    ],
+)
+def test_a_recording_tells_on_another_machine_what_it_told_on_its_own(
+    tmp_path: Path, name: str, step_ms: float, samples_per_s: float | None, mfu: float | None, gib: float
+) -> None:
+    diagnosis = diagnose_paths([unpacked(name, tmp_path)]).diagnosis
+    job = diagnosis.job
+    assert (job.num_ranks, job.num_steps, job.device) == (2, 3, "NVIDIA H200")
+    assert job.untraced_step_s == pytest.approx(step_ms / 1e3, rel=0.01)
+    assert job.samples_per_s == (None if samples_per_s is None else pytest.approx(samples_per_s, rel=0.001))
+    assert job.mfu == (None if mfu is None else pytest.approx(mfu, rel=0.02))
+    assert job.peak_memory_bytes == pytest.approx(gib * 2**30, rel=0.01)
+    assert isinstance(job.reasons, dict)
+    missing = {key for key in ("samples_per_s", "mfu") if getattr(job, key) is None}
+    assert missing <= set(job.reasons), "a missing number has its reason"
+    assert job.step_s is not None and job.step_s > job.untraced_step_s, "the recorder costs something here"
+    for rank in diagnosis.ranks:
+        assert sum(rank.parts_s.values()) == pytest.approx(rank.window_s, abs=1e-6)
+
+
+def test_the_gpu_was_watched_beside_the_job(tmp_path: Path) -> None:
+    recording = read_recording(unpacked("imagenet", tmp_path))
+    (host,) = recording.hosts
+    assert len(host.gpus) == 2
+    for gpu in host.gpus:
+        assert gpu.name == "NVIDIA H200"
+        assert gpu.power_w is not None and 50 < gpu.power_w < 720
+        assert gpu.sm_clock_hz is not None and 3e8 < gpu.sm_clock_hz < 2.5e9
+    assert host.cores_allowed == 32
+
+
+def test_host_costs_are_scaled_by_the_untraced_step(tmp_path: Path) -> None:
+    diagnosis = diagnose_paths([unpacked("nanogpt_ddp", tmp_path)]).diagnosis
+    finding = diagnosis.findings[0]
+    assert finding.name == "host-bound"
+    assert finding.evidence["recorder_cost_source"] == "measured"
+    job = diagnosis.job
+    assert job.step_s is not None and job.untraced_step_s is not None
+    assert finding.evidence["recorder_cost_s"] == pytest.approx(job.step_s - job.untraced_step_s)
+    assert finding.evidence["cores_allowed"] == 32
+
+
+def test_a_recording_without_a_trace_says_why(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="recording without a trace: the job ended after 10 steps"):
+        diagnose_paths([unpacked("fsdp2", tmp_path)])
+
+
+def test_the_json_of_a_recording_has_the_keys_of_the_contract(tmp_path: Path) -> None:
+    folder = unpacked("trainer", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "flatout", "diagnose", str(folder), "--json"], capture_output=True, check=True
+    )
+    job = json.loads(done.stdout)["job"]
+    assert {"samples_per_s", "tokens_per_s", "mfu", "peak_memory_bytes", "reasons"} <= set(job)
+    assert job["tokens_per_s"] == pytest.approx(49_110, rel=0.001)
+    assert job["mfu"] is None and job["reasons"]["mfu"]

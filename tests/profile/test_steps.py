@@ -1,0 +1,92 @@
+"""Steps are found without help, however a script is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.profile.runs import job, recorded
+
+from flatout.records.recording import RankRecording
+
+
+def only_rank(tmp_path: Path, *arguments: object, options: tuple[str, ...] = ("--light",)) -> RankRecording:
+    recording, _ = recorded(tmp_path / "r", job(*arguments), *options)
+    (rank,) = recording.ranks
+    return rank
+
+
+def test_accumulated_gradients_are_one_step(tmp_path: Path) -> None:
+    rank = only_rank(tmp_path, "--steps", 12, "--passes", 4)
+    assert rank.steps_from == "optimizer"
+    steps = rank.steps
+    assert len(steps.number) == 12
+    assert set(steps.num_backward[1:]) == {4}  # the first one's end alone shows that batches are no steps
+    assert set(steps.num_samples[1:]) == {16.0}
+
+
+def test_batches_fetched_ahead_count_and_those_of_an_evaluation_do_not(tmp_path: Path) -> None:
+    steps = only_rank(tmp_path, "--steps", 12, "--passes", 2, "--mode", "fetched-ahead").steps
+    assert len(steps.number) == 12
+    assert set(steps.num_backward[1:]) == {2}
+    assert set(steps.num_samples[1:]) == {8.0}
+
+
+def test_the_loss_is_what_was_descended(tmp_path: Path) -> None:
+    recording, done = recorded(tmp_path / "r", job("--steps", 12, "--passes", 4), "--light")
+    printed = [float.fromhex(line) for line in done.stdout.split()]
+    assert np.isnan(recording.ranks[0].steps.loss[0])
+    assert recording.ranks[0].steps.loss[1:] == pytest.approx(printed[1:], rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["scaler", "fused-scaler"])
+def test_steps_that_a_scaler_skips_are_steps(tmp_path: Path, mode: str) -> None:
+    steps = only_rank(tmp_path, "--steps", 20, "--mode", mode).steps
+    assert len(steps.number) == 20
+    assert list(np.flatnonzero(steps.is_skipped)) == [4, 9, 14, 19]
+    assert set(steps.num_backward) == {1}
+    losses = np.delete(steps.loss, [4, 9, 14, 19])
+    assert ((losses > 1) & (losses < 8)).all()  # not scaled
+    assert np.isinf(steps.loss[4])
+
+
+def test_two_optimizers_in_turn_are_one_step(tmp_path: Path) -> None:
+    steps = only_rank(tmp_path, "--steps", 20, "--mode", "adversarial").steps
+    assert len(steps.number) == 20
+    assert set(steps.num_backward[1:]) == {2}
+    assert set(steps.num_samples[1:]) == {4.0}
+
+
+def test_without_an_optimizer_a_batch_is_a_step(tmp_path: Path) -> None:
+    rank = only_rank(tmp_path, "--steps", 150, "--mode", "inference", options=("--warmup", "12"))
+    assert rank.steps_from == "batch"
+    assert len(rank.steps.number) >= 149
+    assert set(rank.steps.num_samples) == {4.0}
+    assert len(rank.traced_steps) == 3
+
+
+def test_an_evaluation_before_the_training_is_forgotten(tmp_path: Path) -> None:
+    rank = only_rank(tmp_path, "--steps", 120, "--mode", "evaluated-first", options=("--warmup", "12"))
+    assert rank.steps_from == "optimizer"
+    assert 58 <= len(rank.steps.number) <= 60
+    assert set(rank.steps.num_backward[1:]) == {1}
+    assert len(rank.traced_steps) == 3
+
+
+def test_without_optimizer_and_loader_a_backward_pass_is_a_step(tmp_path: Path) -> None:
+    rank = only_rank(tmp_path, "--steps", 30, "--mode", "by-hand")
+    assert rank.steps_from == "backward"
+    assert len(rank.steps.number) == 29
+    assert np.isnan(rank.steps.num_samples).all()
+
+
+@pytest.mark.parametrize("at", [19, 22])
+def test_the_scripts_own_profiler_comes_first(tmp_path: Path, at: int) -> None:
+    recording, done = recorded(
+        tmp_path / "r", job("--steps", 40, "--mode", "own-profiler", "--profile-at", at), "--warmup", "10"
+    )
+    assert done.stdout == "True\n"
+    (rank,) = recording.ranks
+    assert len(rank.steps.number) == 40
+    assert any("torch.profiler itself" in problem for problem in rank.problems)
