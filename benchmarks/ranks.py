@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -64,12 +65,12 @@ def size(job: Job, num_ranks: int, rounds: int, quiet_s: float) -> dict[str, Any
 
 def exponent(sizes: Sequence[dict[str, Any]], engine: str) -> float:
     """Slope of log(wall time) over log(ranks), by least squares."""
-    points = [(math.log(s["num_ranks"]), math.log(s["wall_s"][engine]["median"])) for s in sizes]
-    points = [(x, y) for x, y in points if x >= math.log(MIN_FITTED)]
-    if len(points) < 2:
+    fitted = [each for each in sizes if each["num_ranks"] >= MIN_FITTED]
+    if len(fitted) < 2:
         return math.nan
-    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    ranks = [math.log(each["num_ranks"]) for each in fitted]
+    walls = [math.log(each["wall_s"][engine]["median"]) for each in fitted]
+    return statistics.linear_regression(ranks, walls).slope
 
 
 def table(sizes: Sequence[dict[str, Any]]) -> str:

@@ -50,7 +50,7 @@ def main() -> None:
             case("ten times the trace, .json.gz", commands(peers, packed), args.large_rounds, args.quiet_s),
             case("ten times the trace, .json", commands({"hta": peers["hta"]}, plain), args.large_rounds, args.quiet_s),
         ]
-    versions = {name: versions_of(python) for name, python in peers.items()}
+    versions = {name: versions_of(python) for name, python in (peers | {"flatout": Path(sys.executable)}).items()}
     result = {"machine": machine(), "versions": versions, "cases": cases}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(cases))
@@ -69,7 +69,7 @@ def environment(name: str, packages: Sequence[str]) -> Path:
 
 def versions_of(python: Path) -> dict[str, str]:
     listed = subprocess.run([python, "-m", "pip", "list", "--format=json"], check=True, capture_output=True).stdout
-    wanted = {"holistictraceanalysis", "traceinsight", "pandas", "numpy"}
+    wanted = {"flatout", "holistictraceanalysis", "traceinsight", "msgspec", "numpy", "pandas"}
     return {p["name"]: p["version"] for p in json.loads(listed) if p["name"].lower() in wanted}
 
 
