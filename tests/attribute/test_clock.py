@@ -122,6 +122,49 @@ def test_ranks_that_share_no_collective_keep_their_own_times() -> None:
     assert attributed(*traces).clock_offset_ns == dict.fromkeys(range(4), 0)
 
 
+def stages(shift_us: float, *, back: bool = True) -> list[TraceBuilder]:
+    """Two pipeline stages that only send and receive: forward, and back; the second one's clock is off."""
+    first, last = TraceBuilder(0), TraceBuilder(1)
+    for number in range(3):
+        at, clock = 2000 * number, 2000 * number + shift_us
+        first.step(number + 1, at, 2000).launch("gemm", at, 2, at + 5, 400)
+        first.collective("send", at + 6, at + 405, 100, root=1)
+        last.step(number + 1, clock, 2000).collective("recv", clock, clock + 5, 500, root=0)
+        last.launch("gemm", clock + 8, 2, clock + 505, 400)
+        if back:
+            last.collective("send", clock + 11, clock + 905, 100, root=0)
+            first.collective("recv", at + 8, at + 505, 500, root=1)
+    return [first, last]
+
+
+@pytest.mark.parametrize("shift_us", [5000, -5000, 900])
+def test_ranks_that_only_send_are_aligned_so_that_nothing_is_received_before_it_was_sent(shift_us: float) -> None:
+    job = attributed(*stages(shift_us))
+    assert job.clock_offset_ns == {0: 0, 1: round(-1000 * shift_us)}
+    assert result(job) == result(attributed(*stages(0)))
+    assert "received before it was sent" in job.quality[0].effect
+
+
+def test_messages_in_one_direction_show_a_clock_only_where_it_breaks_causality() -> None:
+    assert attributed(*stages(5000, back=False)).clock_offset_ns == {0: 0, 1: 0}, "it may just be slow"
+    late_by_bound = attributed(*stages(-5000, back=False)).clock_offset_ns[1]
+    assert late_by_bound == (5000 - 100) * 1000, "the receive ends when the send begins, at the earliest"
+
+
+def test_collectives_that_cannot_be_the_same_stay_unsplit() -> None:
+    """One of four ended on rank 0 before it began on rank 1: whatever it is, it is not the same."""
+    a, b = TraceBuilder(0).step(1, 0, 9000), TraceBuilder(1).step(1, 0, 9000)
+    for at in (100, 1100, 2100):
+        a.collective("allreduce", at, at + 10, 300)
+        b.collective("allreduce", at, at + 110, 200)
+    a.collective("allreduce", 3100, 3110, 300)
+    b.collective("allreduce", 3100, 7110, 300)
+    job = attributed(a, b)
+    assert [parts_us(job, rank)["communication_unsplit"] for rank in (0, 1)] == [300, 300]
+    assert "1 of 4 matched collectives" in job.quality[0].problem
+    assert parts_us(job, 0)["wait"] == 300
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs(), st.data())
 def test_shifting_the_clock_of_any_rank_changes_less_than_a_microsecond(

@@ -282,3 +282,34 @@ def test_on_the_cpu_collective_annotations_are_matched() -> None:
     assert parts_us(job, 0)["wait"] == 150
     assert parts_us(job, 0)["transfer"] == parts_us(job, 1)["transfer"] == 50
     assert blame_us(job) == {(0, 1, "compute"): 150}
+
+
+# --- groups that no trace names
+
+
+def nameless(*late: float, num_steps: int = 10) -> list[TraceBuilder]:
+    """Ranks with an all-reduce a step and no arguments; a rank's is `late` microseconds after the step's start."""
+    traces = [TraceBuilder(rank, len(late)) for rank in range(len(late))]
+    for number in range(num_steps):
+        at = 2000.0 * number
+        for pair in range(0, len(late), 2):
+            end = at + max(late[pair : pair + 2]) + 100 + 37 * number * pair  # the pairs go apart
+            for trace in traces[pair : pair + 2]:
+                start = at + late[trace.rank] + 37 * number * pair
+                trace.step(number + 1, at, 2000)
+                trace.launch("ncclKernel_AllReduce_RING_LL", at, 1, start, end - start, stream=19)
+    return traces
+
+
+def test_nameless_collectives_are_matched_among_the_ranks_that_end_together() -> None:
+    job = attributed(*nameless(0, 100, 0, 300))
+    assert {tuple(match.kernels) for match in job.matches} == {(0, 1), (2, 3)}
+    assert {pair[:2] for pair in blame_us(job)} == {(0, 1), (2, 3)}, "nobody waits for the other pair"
+    assert [note.problem for note in job.quality] == ["the traces do not say which ranks take part in a collective"]
+    assert job.quality[0].effect.endswith("taken for a group: 0, 1; 2, 3")
+
+
+def test_nameless_collectives_without_clear_groups_are_of_all_ranks_and_that_is_told() -> None:
+    job = attributed(*nameless(0, 100, 0, 300, num_steps=4))
+    assert {tuple(match.kernels) for match in job.matches} == {(0, 1, 2, 3)}
+    assert "all were taken for one group" in job.quality[0].effect

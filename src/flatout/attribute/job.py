@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from flatout.attribute.blame import BlameBook
-from flatout.attribute.match import clock_offsets, match_kernels, world_size_of
+from flatout.attribute.clock import clock_offsets, without_impossible
+from flatout.attribute.match import match_kernels, world_size_of
 from flatout.attribute.split import arrivals, cap_bubbles, exposed_ns, pipelines, split_segments
 from flatout.records.diagnosis import Part
 from flatout.records.events import Quality
@@ -25,6 +27,7 @@ def attribute_job(timelines: Sequence[RankTimeline]) -> JobAttribution:
     matches, quality = match_kernels(timelines)
     offsets, clock_quality = clock_offsets(timelines, matches)
     timelines = [_shifted(t, offsets[t.rank]) if offsets.get(t.rank) else t for t in timelines]
+    matches, impossible = without_impossible(timelines, matches)
     arrival = arrivals(timelines, matches)
     shapes = pipelines(timelines, matches)
     stage_of = {rank: shape for shape in shapes for rank in shape.stages}
@@ -33,7 +36,7 @@ def attribute_job(timelines: Sequence[RankTimeline]) -> JobAttribution:
         split = split_segments(timeline, arrival[timeline.rank])
         segments[timeline.rank] = cap_bubbles(timeline, split, stage_of.get(timeline.rank))
     book = BlameBook(timelines, segments, matches, arrival, shapes)
-    by_rank = {t.rank: t for t in timelines}
+    step_at = {t.rank: _step_numbers(t.steps) for t in timelines}
     slices = tuple(
         BlameSlice(
             waiting_rank=rank,
@@ -41,7 +44,7 @@ def attribute_job(timelines: Sequence[RankTimeline]) -> JobAttribution:
             part=part,
             start_ns=start,
             wait_ns=ns,
-            step=_step_number(by_rank[rank].steps, start),
+            step=step_at[rank](start),
             match=match,
         )
         for rank, start, (blamed, part), ns, match in book.charge()
@@ -74,7 +77,7 @@ def attribute_job(timelines: Sequence[RankTimeline]) -> JobAttribution:
         },
         world_size=world_size,
         missing_ranks=missing,
-        quality=tuple(quality + clock_quality + _job_quality(timelines, segments, arrival, world_size)),
+        quality=tuple(quality + clock_quality + impossible + _job_quality(timelines, segments, arrival, world_size)),
     )
 
 
@@ -117,9 +120,15 @@ def _job_quality(
     return notes
 
 
-def _step_number(steps: tuple[StepSpan, ...], time_ns: int) -> int | None:
-    row = int(np.searchsorted([s.start_ns for s in steps], time_ns, side="right")) - 1
-    return steps[row].number if row >= 0 else None
+def _step_numbers(steps: tuple[StepSpan, ...]) -> Callable[[int], int | None]:
+    """The number of the step that holds a time (ns), None in the lead-in."""
+    starts = [step.start_ns for step in steps]
+
+    def number_at(time_ns: int) -> int | None:
+        row = bisect_right(starts, time_ns) - 1
+        return steps[row].number if row >= 0 else None
+
+    return number_at
 
 
 def _shifted(timeline: RankTimeline, offset_ns: int) -> RankTimeline:

@@ -1,4 +1,4 @@
-"""Which communication kernels of the ranks are the same collective, and how far the ranks' clocks are apart.
+"""Which communication kernels of the ranks are the same collective.
 
 Collectives are matched by process group, then by sequence number where all ranks recorded one, else by the order in
 which they were launched within the recording; kernels launched before it are matched from the back. External ids and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,12 @@ from flatout.records.events import Quality
 from flatout.records.job import Match
 from flatout.records.timeline import BEFORE_RECORDING, CommunicationCall, RankTimeline
 
-# Collectives that no rank can leave before all have arrived: their ends agree, so they show the clocks' offset.
-ENDS_TOGETHER = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
+NAMELESS = "?"  # the group of kernels of which no group was recorded
+MIN_COMMON_ENDS = 8  # to tell groups by them
+MAX_GROUPS_TOLD = 4
+MAX_END_SPREAD_NS = 50_000  # of the ends of one collective: 10-42 us on one host
+
+_Queues = dict[int, list[tuple[int, CommunicationCall]]]  # rank -> its calls, each with its place
 
 
 def match_kernels(timelines: Sequence[RankTimeline]) -> tuple[list[Match], list[Quality]]:
@@ -28,70 +32,24 @@ def match_kernels(timelines: Sequence[RankTimeline]) -> tuple[list[Match], list[
         return _single(timelines), []
     present = {t.rank for t in timelines}
     world = world_size_of(timelines)
-    queues: dict[tuple[str, str], dict[int, list[tuple[int, CommunicationCall]]]] = defaultdict(dict)
+    queues: dict[tuple[str, str], _Queues] = defaultdict(dict)
     for timeline in timelines:
         for key, calls in _queues_of(timeline).items():
             queues[key][timeline.rank] = calls
     matches: list[Match] = []
     quality: list[Quality] = []
     for (group, kind), by_rank in queues.items():
-        if kind == "collective":
-            found, notes = _match_group(group, by_rank, present, world, timelines)
-        else:
-            found, notes = _match_pair(group, kind, by_rank, present)
-        matches += found
-        quality += notes
+        if kind != "collective":
+            matches += _match_pair(group, kind, by_rank)
+            continue
+        parts = _groups_by_ends(by_rank, timelines) if group == NAMELESS and len(by_rank) > 2 else [by_rank]
+        for part in parts:
+            found, notes = _match_group(group, part, present, len(part) if len(parts) > 1 else world, timelines)
+            matches += found
+            quality += notes
+        if group == NAMELESS and len(by_rank) > 2:
+            quality.append(_nameless_note([tuple(sorted(part)) for part in parts]))
     return matches, quality
-
-
-def clock_offsets(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -> tuple[dict[int, int], list[Quality]]:
-    """Nanoseconds to add to each rank's times so that common collectives end together.
-
-    The median difference of ends against a neighbour, summed along a spanning tree from the lowest rank. A difference
-    within the spread of those ends is no difference: one host's ranks share a clock.
-    """
-    by_rank = {t.rank: t for t in timelines}
-    ends: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for match in matches:
-        if match.operation not in ENDS_TOGETHER or len(match.kernels) < 2:
-            continue
-        first = min(match.kernels)
-        reference = int(by_rank[first].communication.end_ns[match.kernels[first]])
-        for rank, kernel in match.kernels.items():
-            if rank != first:
-                ends[first, rank].append(int(by_rank[rank].communication.end_ns[kernel]) - reference)
-    edges: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for (first, rank), differences in ends.items():
-        median = float(np.median(differences))
-        spread = float(np.median(np.abs(np.asarray(differences) - median))) * 1.4826
-        shift = 0 if abs(median) <= max(MIN_CLOCK_SHIFT_NS, 3 * spread) else -round(median)
-        edges[first].append((rank, shift))
-        edges[rank].append((first, -shift))
-    offsets: dict[int, int] = {}
-    for root in sorted(by_rank):
-        if root in offsets:
-            continue
-        offsets[root] = 0
-        waiting = [root]
-        while waiting:
-            at = waiting.pop()
-            for rank, shift in edges[at]:
-                if rank not in offsets:
-                    offsets[rank] = offsets[at] + shift
-                    waiting.append(rank)
-    quality = [
-        Quality(
-            rank=rank,
-            problem=f"the clock differs by {offset / 1e3:+.1f} us from that of rank {min(by_rank)}",
-            effect="times were aligned on the common ends of collectives",
-        )
-        for rank, offset in offsets.items()
-        if offset
-    ]
-    return offsets, quality
-
-
-MIN_CLOCK_SHIFT_NS = 100_000  # ends of matched all-reduces on one host agree within 10-42 us
 
 
 def world_size_of(timelines: Sequence[RankTimeline]) -> int | None:
@@ -163,13 +121,13 @@ def _queues_of(timeline: RankTimeline) -> dict[tuple[str, str], list[tuple[int, 
 def _group_key(group: str | None, ranks: tuple[int, ...] | None) -> str:
     """Group names repeat between disjoint groups of the same kind, so the ranks are part of the key."""
     if group is None:
-        return "?"
+        return NAMELESS
     return f"{group}:{','.join(map(str, ranks))}" if ranks else group
 
 
 def _match_group(
     group: str,
-    by_rank: dict[int, list[tuple[int, CommunicationCall]]],
+    by_rank: _Queues,
     present: set[int],
     world: int | None,
     timelines: Sequence[RankTimeline],
@@ -217,9 +175,7 @@ def _match_group(
     return found, quality
 
 
-def _aligned(
-    by_rank: dict[int, list[tuple[int, CommunicationCall]]], counts: dict[int, int], ends: dict[int, NDArray[np.int64]]
-) -> dict[int, list[tuple[int, CommunicationCall]]]:
+def _aligned(by_rank: _Queues, counts: dict[int, int], ends: dict[int, NDArray[np.int64]]) -> _Queues:
     """Recordings of different length side by side: from the front or from the back, where the ends agree better."""
     longest = max(counts, key=lambda rank: counts[rank])
     reference = {place: int(ends[longest][call.kernel]) for place, call in by_rank[longest]}
@@ -240,9 +196,7 @@ def _aligned(
     return result
 
 
-def _members(
-    by_rank: dict[int, list[tuple[int, CommunicationCall]]], world: int | None, group: str
-) -> tuple[int, ...] | None:
+def _members(by_rank: _Queues, world: int | None, group: str) -> tuple[int, ...] | None:
     """The group's ranks: recorded, else all of the world where the group has its size or nothing else is known."""
     for calls in by_rank.values():
         for _, call in calls:
@@ -254,11 +208,11 @@ def _members(
         return tuple(sorted(by_rank))
     if size is not None and world is not None and size == world:
         return tuple(range(world))
-    return tuple(sorted(by_rank)) if size is None and group == "?" else None
+    return tuple(sorted(by_rank)) if size is None and group == NAMELESS else None
 
 
 def _places(
-    by_rank: dict[int, list[tuple[int, CommunicationCall]]],
+    by_rank: _Queues,
 ) -> dict[object, dict[int, CommunicationCall]]:
     """Calls side by side: by sequence number where every call launched in the recordings has its own, else by place."""
     launched = {rank: [call.sequence for place, call in calls if place >= 0] for rank, calls in by_rank.items()}
@@ -272,27 +226,57 @@ def _places(
     return placed
 
 
-def _match_pair(
-    group: str, pair: str, by_rank: dict[int, list[tuple[int, CommunicationCall]]], present: set[int]
-) -> tuple[list[Match], list[Quality]]:
+def _match_pair(group: str, pair: str, by_rank: _Queues) -> Iterator[Match]:
     source, target = (int(rank) for rank in pair.split("->"))
-    found = []
     for calls in _places(by_rank).values():
-        call = next(iter(calls.values()))
-        found.append(
-            Match(
-                operation="send_recv",
-                group=group,
-                kernels={rank: c.kernel for rank, c in calls.items()},
-                members=(source, target),
-                root=None,
-                num_bytes=call.num_bytes,
-                is_complete={source, target} <= set(calls),
-                is_pipeline=True,
-                source=source,
-            )
+        yield Match(
+            operation="send_recv",
+            group=group,
+            kernels={rank: call.kernel for rank, call in calls.items()},
+            members=(source, target),
+            root=None,
+            num_bytes=next(iter(calls.values())).num_bytes,
+            is_complete={source, target} <= set(calls),
+            is_pipeline=True,
+            source=source,
         )
-    return found, []
+
+
+def _groups_by_ends(by_rank: _Queues, timelines: Sequence[RankTimeline]) -> list[_Queues]:
+    """Ranks whose nameless collectives end together, apart from those that do not: who ends together is one group.
+
+    One group of all where the ends do not show clear groups of two ranks or more.
+    """
+    ends = {t.rank: t.communication.end_ns for t in timelines}
+    places = set.intersection(*({place for place, _ in calls} for calls in by_rank.values()))
+    if len(places) < MIN_COMMON_ENDS:
+        return [by_rank]
+    at = {
+        rank: np.array([ends[rank][call.kernel] for place, call in calls if place in places])
+        for rank, calls in sorted(by_rank.items())
+    }
+    groups: list[list[int]] = []
+    for rank in at:
+        for group in groups:
+            apart = at[rank] - at[group[0]]  # all by as much where only the clocks differ
+            if np.median(np.abs(apart - np.median(apart))) <= MAX_END_SPREAD_NS:
+                group.append(rank)
+                break
+        else:
+            groups.append([rank])
+    if min(map(len, groups)) < 2:
+        return [by_rank]
+    return [{rank: by_rank[rank] for rank in group} for group in groups]
+
+
+def _nameless_note(groups: Sequence[tuple[int, ...]]) -> Quality:
+    if len(groups) == 1:
+        taken = "all were taken for one group; where there are several, waiting across them is not real"
+    else:
+        shown = "; ".join(", ".join(map(str, group)) for group in groups[:MAX_GROUPS_TOLD])
+        more = f"; and {len(groups) - MAX_GROUPS_TOLD} more" if len(groups) > MAX_GROUPS_TOLD else ""
+        taken = f"those whose collectives end together were taken for a group: {shown}{more}"
+    return Quality(problem="the traces do not say which ranks take part in a collective", effect=taken)
 
 
 def _range(counts: dict[int, int]) -> str:
