@@ -253,3 +253,14 @@ def test_missing_ranks_are_told_with_what_they_hide() -> None:
 def test_the_same_job_is_always_diagnosed_alike() -> None:
     job = attributed(*eventful())
     assert diagnose(job) == diagnose(job)
+
+
+def test_much_idle_time_that_no_rule_covers_is_told() -> None:
+    trace = TraceBuilder(0, 1)
+    for number in range(3):
+        at = 1000 * number
+        trace.step(number + 1, at, 1000).launch("relu", at, 2, at + 400, 590)
+    diagnosis = free_of_recorder_cost(trace)
+    assert diagnosis.findings == ()
+    told = [note.problem for note in diagnosis.data_quality if "launch latency" in note.problem]
+    assert len(told) == 1 and re.match(r"(39|4[01]) % of the step is idle", told[0])

@@ -6,10 +6,17 @@ from collections.abc import Iterable
 
 from flatout.diagnose.case import Case
 from flatout.diagnose.rules import RULES
-from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, Job, RankDiagnosis, StepDiagnosis
+from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, Job, Part, RankDiagnosis, StepDiagnosis
 from flatout.records.events import Quality
 from flatout.records.job import JobAttribution
 from flatout.records.timeline import RankTimeline, Segments
+from flatout.units import percent
+
+MIN_UNEXPLAINED_SHARE = 0.1
+WITHOUT_RULE = {
+    Part.LAUNCH_LATENCY: "work was launched and had not begun yet (launch latency)",
+    Part.UNATTRIBUTED: "the trace does not show what the host did (unattributed)",
+}
 
 
 def diagnose(
@@ -35,7 +42,7 @@ def diagnose(
         ranks=tuple(_rank(t, job.segments[t.rank], origin) for t in job.timelines),
         blame=job.blame,
         findings=tuple(findings),
-        data_quality=(*quality, *_gathered(job), *job.quality, *_missing(job)),
+        data_quality=(*quality, *_gathered(job), *job.quality, *_missing(job), *_unexplained(case)),
     )
 
 
@@ -84,6 +91,19 @@ def _gathered(job: JobAttribution) -> list[Quality]:
             where = "all ranks" if len(found) == num_ranks else f"{len(found)} ranks"
             result.append(Quality(problem=f"{problem} ({where})", effect=effect))
     return result
+
+
+def _unexplained(case: Case) -> list[Quality]:
+    """Idle time that no rule has a cause for, where there is much of it."""
+    share = {part: case.available(part) / case.step_s if case.step_s > 0 else 0.0 for part in WITHOUT_RULE}
+    return [
+        Quality(
+            problem=f"{percent(share[part])} of the {'step' if case.num_steps else 'recording'} is idle: {why}",
+            effect="no finding covers it",
+        )
+        for part, why in WITHOUT_RULE.items()
+        if share[part] >= MIN_UNEXPLAINED_SHARE
+    ]
 
 
 def _missing(job: JobAttribution) -> list[Quality]:

@@ -65,5 +65,5 @@ def find(case: Case) -> list[Finding]:
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         ),
         safety="exact",
-        confidence="medium" if lost_lead > idle else "high",
+        confidence="medium" if lost_lead > idle or (lost_lead and case.recorder.source == "assumed") else "high",
     )

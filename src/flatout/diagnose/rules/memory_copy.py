@@ -16,7 +16,8 @@ Change to try
 
 When this is wrong
     Copies that are part of a checkpoint are reported there. A copy that runs beside compute costs little and is not
-    counted; whether it could be hidden depends on the data being there earlier.
+    counted; whether it could be hidden depends on the data being there earlier. The lost lead is counted without what
+    the recorder itself is likely to have cost; where the untraced step is not known, that is an estimate.
 """
 
 from __future__ import annotations
@@ -60,10 +61,12 @@ def find(case: Case) -> list[Finding]:
             "pageable_bytes_per_step": pageable,
             "host_blocked_s": blocked_s,
             "lost_lead_s": lost_lead,
+            "recorder_cost_s": case.recorder.idle_s,
         },
         changes=(
             "DataLoader(pin_memory=True) and tensor.to(device, non_blocking=True)",
             "keep on the device what is used again",
         ),
         safety="exact",
+        confidence="medium" if lost_lead and case.recorder.source == "assumed" else "high",
     )

@@ -15,7 +15,9 @@ Change to try
     `fused=True` (or `foreach=True`) in the optimizer; `torch.compile` for the rest (rounding).
 
 When this is wrong
-    An optimizer that has no fused form. Savings are estimated from AdamW's; other optimizers may save less.
+    An optimizer that has no fused form. Savings are estimated from AdamW's; other optimizers may save less. Where the
+    host sets the pace, recording makes each launch look dearer than it is: host time is counted without what the
+    recorder is likely to have cost.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ def find(case: Case) -> list[Finding]:
             "num_short_kernels_per_step": case.per_step(short),
             "num_optimizer_launches_per_step": float(np.mean(launches)),
             "optimizer_gpu_s": case.per_step(float(np.mean([case.facts(t.rank).optimizer_gpu_s for t in case.ranks]))),
+            "recorder_cost_s": case.recorder.idle_s,
             "optimizer_host_s": case.per_step(float(np.mean([case.facts(t.rank).optimizer_s for t in case.ranks]))),
         },
         changes=("the optimizer's fused=True (or foreach=True)", "torch.compile (rounding)"),
