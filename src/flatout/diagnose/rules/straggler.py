@@ -17,8 +17,9 @@ Change to try
 
 When this is wrong
     With a single recorded step, ranks whose recording began at different times look late: if the lateness equals the
-    spread of the step's starts, the finding is inconclusive. A rank that computes only a little longer is under-charged:
-    the others compute beside their waiting, which slows their kernels by 9-32 %, and hides as much of the difference.
+    spread of the step's starts, the finding is inconclusive. A rank that computes only a little longer is
+    under-charged: the others compute beside their waiting, which slows their kernels by 9-32 %, and hides as much of
+    the difference.
 """
 
 from __future__ import annotations
