@@ -19,8 +19,11 @@ import msgspec
 import typer
 
 from flatout.catalog import all_gpu_facts
+from flatout.change.catalogue import FAMILIES, KNOBS
+from flatout.change.fence import FENCES
 from flatout.cli import app
 from flatout.diagnose.explain import explanation, listed
+from flatout.records.change import Knob, ValidRange
 from flatout.records.diagnosis import Blame, Diagnosis, Finding, Job, RankDiagnosis, StepDiagnosis
 from flatout.records.events import Quality
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
@@ -200,11 +203,47 @@ def _linked(source: str) -> str:
     return f"[{title}]({address})"
 
 
+def changes() -> str:
+    """The catalogue of changes, a section a family, and what is fenced off."""
+    sections = []
+    for family in FAMILIES:
+        intro = inspect.cleandoc(family.__doc__ or "")
+        knobs = "\n\n".join(_knob(knob) for knob in KNOBS if knob.family == family.FAMILY)
+        sections.append(f"## {family.FAMILY}\n\n{intro}\n\n{knobs}")
+    # Of a rule that lets some values through, the reason for one that it refuses.
+    rows = [[f"`{name}`", rule("LL128", {name: "LL128"}) or ""] for name, rule in FENCES.items()]
+    return "\n\n".join([*sections, f"## Fenced off\n\n{table(['Variable', 'Why'], rows)}"])
+
+
+def _knob(knob: Knob) -> str:
+    rows = [
+        ["safety", f"`{knob.safety}`"],
+        ["values", _valid(knob.valid)],
+        ["answers", ", ".join(f"[`{name}`](findings.md#{name})" for name in knob.answers)],
+        ["works on", ", ".join(f"`{part}`" for part in knob.reduces)],
+        ["saves memory", "yes" if knob.saves_memory else ""],
+        ["needs", "; ".join(f"{need.fact.replace('_', ' ')} {need.relation} {need.value}" for need in knob.needs)],
+        ["excludes", ", ".join(f"`{name}`" for name in knob.excludes)],
+        ["requires", ", ".join(f"`{name}`" for name in knob.requires)],
+        ["goes with", ", ".join(f"`{name}`" for name in knob.combines_with)],
+        ["gates", ", ".join(knob.gates)],
+        ["source", knob.source],
+    ]
+    summary = f"{knob.summary[0].upper()}{knob.summary[1:]}."
+    return f"### {knob.name}\n\n{summary} {knob.doc}\n\n" + table(["", ""], [row for row in rows if row[1]])
+
+
+def _valid(valid: ValidRange) -> str:
+    if valid.choices:
+        return ", ".join(f"`{choice}`" for choice in valid.choices)
+    return "" if valid.least is None or valid.most is None else f"{valid.least:g} to {valid.most:g}"
+
+
 def changelog() -> str:
     """The repository's CHANGELOG.md."""
     return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 GENERATORS: Mapping[str, Callable[[], str]] = {
-    generator.__name__: generator for generator in (cli, findings, json, parts, safety, gpus, changelog)
+    generator.__name__: generator for generator in (cli, findings, json, parts, safety, gpus, changes, changelog)
 }

@@ -1,0 +1,118 @@
+"""DistributedDataParallel: when gradients are reduced, in what pieces, and in what precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.change.setting import setting
+from flatout.records.change import Change, JobFacts, Knob, Need, ValidRange
+
+FAMILY = "ddp"
+MIB = 1 << 20
+BUCKETS_MIB = (100, 200, 50, 400)
+_DDP = "torch DistributedDataParallel documentation"
+_IS_DDP = Need(fact="wrapper", relation="is", value="ddp")
+_SEVERAL = Need(fact="num_ranks", relation="at least", value=2)
+
+BUCKET = Knob(
+    name="ddp-bucket",
+    family=FAMILY,
+    summary="reduce gradients in larger buckets (MiB)",
+    safety="exact",
+    answers={"exposed-communication": 1.0},
+    needs=(_IS_DDP, _SEVERAL),
+    valid=ValidRange(least=1, most=4096),
+    combines_with=("nccl-sockets", "ddp-bucket-view"),
+    gates=("loss", "data"),
+    doc=(
+        "The default of 25 MiB suits fast links. On slow or distant ones fewer, larger all-reduces cost less, but the"
+        " last one begins later and is exposed: which wins must be measured."
+    ),
+    source=f"{_DDP}; measured: with nccl-sockets 254 -> 79 ms a step of nanoGPT on 4 H200 over TCP",
+)
+BUCKET_VIEW = Knob(
+    name="ddp-bucket-view",
+    family=FAMILY,
+    summary="let gradients be views into the buckets",
+    safety="exact",
+    answers={"memory-copy": 0.5},
+    reduces={"compute": 0.05},
+    saves_memory=True,
+    needs=(_IS_DDP, _SEVERAL),
+    doc="Saves one copy of all gradients, in time and in memory. A script that calls `detach_()` on a gradient fails.",
+    source=_DDP,
+)
+STATIC_GRAPH = Knob(
+    name="ddp-static-graph",
+    family=FAMILY,
+    summary="tell DDP that each step uses the same parameters in the same order",
+    safety="exact",
+    answers={"host-bound": 0.2, "exposed-communication": 0.2},
+    # With accumulation it can skip the reduction from the second step on, without a word: wrong gradients.
+    needs=(_IS_DDP, _SEVERAL, Need(fact="passes_per_step", relation="at most", value=1)),
+    excludes=("ddp-no-sync", "compile"),
+    gates=("loss", "data"),
+    doc=(
+        "Saves the search for unused parameters in each step. Wrong for models whose graph changes, and for gradient"
+        " accumulation: there it fails, or leaves gradients unreduced, so it is not proposed."
+    ),
+    source=f"{_DDP}; pytorch/pytorch#187732 and #143580",
+)
+NO_SYNC = Knob(
+    name="ddp-no-sync",
+    family=FAMILY,
+    summary="reduce gradients only in the last accumulation pass of a step",
+    safety="exact",
+    answers={"redundant-gradient-sync": 1.0},
+    needs=(_IS_DDP, _SEVERAL, Need(fact="passes_per_step", relation="at least", value=2)),
+    valid=ValidRange(least=2, most=4096),
+    excludes=("ddp-static-graph",),
+    gates=("loss", "data"),
+    doc=(
+        "Gradients add up locally, so one reduction after the last pass gives the same sum. Wrong for a script that"
+        " reads or clips gradients between the passes."
+    ),
+    source=f"{_DDP} (no_sync)",
+)
+COMPRESSION = Knob(
+    name="ddp-compression",
+    family=FAMILY,
+    summary="send gradients in fewer bytes",
+    safety="rounding",
+    answers={"exposed-communication": 0.95, "redundant-gradient-sync": 0.95},
+    needs=(_IS_DDP, _SEVERAL, Need(fact="gradient_element_bytes", relation="at least", value=4)),
+    valid=ValidRange(choices=("bf16", "powersgd-1", "powersgd-2", "topk-1%", "topk-10%")),
+    gates=("loss", "data", "memory"),
+    doc=(
+        "bf16 halves the bytes. PowerSGD sends low-rank factors, Top-K the largest entries; both keep the error and add"
+        " it to the next step (error feedback), which takes memory and must be saved with a checkpoint. In a study"
+        " compression beat well-tuned plain reduction in 6 of more than 200 set-ups: for slow networks only. PowerSGD"
+        " is tried from its second step on; a long training should begin it after the learning-rate warm-up."
+    ),
+    source="torch ddp_comm_hooks; PowerSGD, arXiv:1905.13727; Agarwal et al., MLSys 2022, arXiv:2103.00543",
+)
+KNOBS = (BUCKET, BUCKET_VIEW, STATIC_GRAPH, NO_SYNC, COMPRESSION)
+
+
+def changes(facts: JobFacts) -> Iterator[Change]:
+    for size in bucket_sizes(facts):
+        yield setting(BUCKET, size, patch="ddp", bucket_cap_mb=size)
+    yield setting(BUCKET_VIEW, patch="ddp", gradient_as_bucket_view=True)
+    yield setting(STATIC_GRAPH, patch="ddp", static_graph=True)
+    passes = facts.passes_per_step
+    if passes is not None and passes >= 2:
+        yield setting(NO_SYNC, passes, patch="ddp_no_sync", passes=passes)
+    if facts.backend == "nccl":  # gloo does not reduce bf16
+        yield setting(COMPRESSION, "bf16", patch="ddp_hook", hook="bf16")
+    for rank in (1, 2):
+        yield setting(COMPRESSION, f"powersgd-{rank}", patch="ddp_hook", hook="powersgd", rank=rank, start=2)
+    for percent in (1, 10):
+        yield setting(COMPRESSION, f"topk-{percent}%", patch="ddp_hook", hook="topk", percent=percent)
+
+
+def bucket_sizes(facts: JobFacts) -> tuple[int, ...]:
+    """Sizes to try; where the gradients' size is known, of those that hold them all only the smallest."""
+    if facts.gradient_bytes is None:
+        return BUCKETS_MIB
+    holding = [size for size in sorted(BUCKETS_MIB) if size * MIB >= facts.gradient_bytes]
+    return tuple(size for size in BUCKETS_MIB if size not in holding[1:])

@@ -1,0 +1,67 @@
+"""FSDP2 (`fully_shard`): when sharded weights are gathered, and how far ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.change.setting import setting
+from flatout.records.change import Change, JobFacts, Knob, Need, ValidRange
+
+FAMILY = "fsdp2"
+DEPTHS = (2, 1, 3)
+_DOCS = "torch.distributed.fsdp.fully_shard documentation"
+_IS_FSDP = Need(fact="wrapper", relation="is", value="fsdp2")
+_SEVERAL = Need(fact="num_ranks", relation="at least", value=2)
+
+KEEP_GATHERED = Knob(
+    name="fsdp2-keep-gathered",
+    family=FAMILY,
+    summary="keep the weights gathered from forward to backward",
+    safety="exact",
+    answers={"exposed-all-gather": 1.0, "exposed-communication": 0.5},
+    needs=(_IS_FSDP, _SEVERAL),
+    gates=("loss", "data", "memory"),
+    doc=(
+        "`reshard_after_forward=False` leaves out the gathers before backward, at the price of all gathered weights in"
+        " memory at once. Reported: +8 % (pytorch/torchtune#2402)."
+    ),
+    source=f"{_DOCS}; pytorch/torchtune#2402",
+)
+PREFETCH = Knob(
+    name="fsdp2-prefetch",
+    family=FAMILY,
+    summary="gather the weights of so many further units ahead",
+    safety="exact",
+    answers={"exposed-all-gather": 1.0},
+    needs=(_IS_FSDP, _SEVERAL),
+    valid=ValidRange(least=1, most=8),
+    gates=("loss", "data", "memory"),
+    doc=(
+        "Hides a gather behind more compute, at the price of the gathered weights of those units in memory. Reported"
+        " from -7.6 % (SpecForge#566) to 23 -> 31 % MFU (NeMo Automodel#1711)."
+    ),
+    source=f"{_DOCS} (set_modules_to_forward_prefetch, set_modules_to_backward_prefetch)",
+)
+NO_SYNC = Knob(
+    name="fsdp2-no-sync",
+    family=FAMILY,
+    summary="reduce gradients only in the last accumulation pass of a step",
+    safety="exact",
+    answers={"redundant-gradient-sync": 1.0},
+    needs=(_IS_FSDP, _SEVERAL, Need(fact="passes_per_step", relation="at least", value=2)),
+    valid=ValidRange(least=2, most=4096),
+    gates=("loss", "data", "memory"),
+    doc="The same sum from one reduction, at the price of unsharded gradients in memory between the passes.",
+    source=f"{_DOCS} (set_requires_gradient_sync)",
+)
+KNOBS = (KEEP_GATHERED, PREFETCH, NO_SYNC)
+
+
+def changes(facts: JobFacts) -> Iterator[Change]:
+    if facts.reshards_after_forward is not False:
+        yield setting(KEEP_GATHERED, patch="fsdp2", reshard_after_forward=False)
+    for depth in DEPTHS:
+        yield setting(PREFETCH, depth, patch="fsdp2", forward_prefetch=depth, backward_prefetch=depth)
+    passes = facts.passes_per_step
+    if passes is not None and passes >= 2:
+        yield setting(NO_SYNC, passes, patch="fsdp2_no_sync", passes=passes)

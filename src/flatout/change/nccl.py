@@ -1,0 +1,145 @@
+"""NCCL, by transport and message size. What is fast and wrong is in `fence`, and never here.
+
+Each setting is for one kind of transport, and for messages that are large enough: what moves 256 MB over sockets four
+times as fast slows 16 KB down. All are read when a communicator is made, so each is a fresh process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.change.setting import setting
+from flatout.records.change import Change, JobFacts, Knob, Need, ValidRange
+
+FAMILY = "nccl"
+MIB = 1 << 20
+# Threads x sockets a thread + channels; the first was measured best on H200 over TCP.
+SOCKETS = ((2, 2, 8), (4, 1, 8), (4, 4, 8), (2, 8, 8))
+_DOCS = "NCCL documentation, environment variables"
+_NCCL = Need(fact="backend", relation="is", value="nccl")
+_SEVERAL = Need(fact="num_ranks", relation="at least", value=2)
+_LARGE = Need(fact="collective_bytes", relation="at least", value=MIB)
+_COMMUNICATION = {"exposed-communication": 1.0, "exposed-all-gather": 1.0, "redundant-gradient-sync": 1.0}
+
+
+def _over(transport: str) -> Need:
+    return Need(fact="transport", relation="is", value=transport)
+
+
+SOCKET = Knob(
+    name="nccl-sockets",
+    family=FAMILY,
+    summary="more threads, sockets and channels for large messages over TCP",
+    safety="exact",
+    answers=_COMMUNICATION,
+    needs=(_NCCL, _SEVERAL, _over("socket"), _LARGE),
+    valid=ValidRange(choices=tuple(f"{t}x{s}+{c}" for t, s, c in SOCKETS)),
+    excludes=("nccl-channels",),
+    combines_with=("ddp-bucket", "nccl-buffer"),
+    gates=("loss", "data"),
+    doc=(
+        "The value is threads x sockets a thread + channels. One TCP stream cannot fill a fast network: all-reduce of"
+        " 256 MB on four H200 over TCP, 3.0 GB/s by default and 13.5 GB/s with 2x2+8. Each thread takes a core. For"
+        " messages of 16 KB the default is the fastest, so it is proposed from 1 MiB on."
+    ),
+    source=f"{_DOCS}; measured on 4 H200 over TCP",
+)
+CHANNELS = Knob(
+    name="nccl-channels",
+    family=FAMILY,
+    summary="at least so many channels",
+    safety="exact",
+    answers=_COMMUNICATION,
+    needs=(_NCCL, _SEVERAL, _LARGE),
+    valid=ValidRange(least=1, most=32),
+    excludes=("nccl-sockets", "nccl-max-ctas"),
+    gates=("loss", "data", "memory"),
+    doc="More of a collective in parallel, at the price of GPU cores and buffers that compute beside it would use.",
+    source=_DOCS,
+)
+MAX_CTAS = Knob(
+    name="nccl-max-ctas",
+    family=FAMILY,
+    summary="at most so many thread blocks for a collective, the rest for compute",
+    safety="exact",
+    reduces={"compute": 0.15},
+    needs=(_NCCL, _SEVERAL, _over("nvlink"), _LARGE, Need(fact="nccl", relation="at least", value="2.17")),
+    valid=ValidRange(least=1, most=32),
+    excludes=("nccl-channels",),
+    gates=("loss", "data"),
+    doc=(
+        "Where communication is hidden, it still takes cores from the compute beside it: compute of the same work runs"
+        " 9-32 % longer on a rank whose communication kernels wait. Fewer blocks give them back."
+    ),
+    source=f"{_DOCS}, NCCL_MAX_CTAS",
+)
+BUFFER = Knob(
+    name="nccl-buffer",
+    family=FAMILY,
+    summary="buffer of each channel (MiB)",
+    safety="exact",
+    answers=dict.fromkeys(_COMMUNICATION, 0.3),
+    needs=(_NCCL, _SEVERAL, Need(fact="collective_bytes", relation="at least", value=8 * MIB)),
+    valid=ValidRange(choices=("1", "2", "8", "16")),
+    gates=("loss", "data", "memory"),
+    doc=(
+        "The default is 4 MiB; 8 suits fast networks, 1 consumer boards over PCIe (NVIDIA/nccl#1530). Memory grows with"
+        " channels and peers. A power of two, or it is refused."
+    ),
+    source=_DOCS,
+)
+QUEUE_PAIRS = Knob(
+    name="nccl-queue-pairs",
+    family=FAMILY,
+    summary="queue pairs for each InfiniBand or RoCE connection",
+    safety="exact",
+    answers=dict.fromkeys(_COMMUNICATION, 0.5),
+    needs=(_NCCL, _SEVERAL, _over("infiniband"), _LARGE, Need(fact="num_hosts", relation="at least", value=2)),
+    valid=ValidRange(choices=("2", "4", "8")),
+    gates=("loss", "data"),
+    doc="Lets one connection use several paths: it helped on bonded RoCE ports. Small messages take longer.",
+    source=f"{_DOCS}; NVIDIA/nccl#1015",
+)
+NO_NVLS = Knob(
+    name="nccl-no-nvls",
+    family=FAMILY,
+    summary="leave out NVLink SHARP",
+    safety="exact",
+    answers=dict.fromkeys(_COMMUNICATION, 0.15),
+    saves_memory=True,
+    needs=(_NCCL, _SEVERAL, _over("nvlink"), Need(fact="gpu_arch", relation="at least", value=9.0), _LARGE),
+    gates=("loss", "data"),
+    doc=(
+        "NVLS is the faster one for middle sizes, rings for some large ones (+5-11 % at 64-128 MB on 8 B300, one"
+        " measurement), and its buffers take device memory."
+    ),
+    source="NCCL documentation, NCCL_NVLS_ENABLE; research notes on communication",
+)
+KNOBS = (SOCKET, CHANNELS, MAX_CTAS, BUFFER, QUEUE_PAIRS, NO_NVLS)
+
+
+def changes(facts: JobFacts) -> Iterator[Change]:
+    for threads, sockets, channels in SOCKETS:
+        if _has_cores(facts, threads):
+            environment = {
+                "NCCL_SOCKET_NTHREADS": str(threads),
+                "NCCL_NSOCKS_PERTHREAD": str(sockets),
+                "NCCL_MIN_NCHANNELS": str(channels),
+            }
+            yield setting(SOCKET, f"{threads}x{sockets}+{channels}", environment=environment)
+    for channels in (8, 16):
+        yield setting(CHANNELS, channels, environment={"NCCL_MIN_NCHANNELS": str(channels)})
+    for blocks in (16, 8):
+        yield setting(MAX_CTAS, blocks, environment={"NCCL_MAX_CTAS": str(blocks)})
+    for mebibytes in (1, 2) if facts.transport == "pcie" else (8, 16):
+        yield setting(BUFFER, mebibytes, environment={"NCCL_BUFFSIZE": str(mebibytes * MIB)})
+    for pairs in (2, 4, 8):
+        yield setting(QUEUE_PAIRS, pairs, environment={"NCCL_IB_QPS_PER_CONNECTION": str(pairs)})
+    yield setting(NO_NVLS, environment={"NCCL_NVLS_ENABLE": "0"})
+
+
+def _has_cores(facts: JobFacts, threads: int) -> bool:
+    """Whether each rank has a core for each socket thread; where the cores are not known, it is taken to have."""
+    if facts.cores_allowed is None:
+        return True
+    return threads <= max(facts.cores_allowed / (facts.ranks_per_host or facts.num_ranks or 1), 2)

@@ -1,0 +1,76 @@
+"""The patches that `inside/` can apply, with their parameters: the contract between the catalogue and `inside/`.
+
+A tuple lists the allowed values, a range the allowed integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flatout.records.change import Patch
+
+Allowed = range | tuple[str | bool, ...]
+
+PATCHES: Mapping[str, Mapping[str, Allowed]] = {
+    # DataLoader.__init__: these keywords, of loaders that are iterated in the training loop.
+    "dataloader": {
+        "num_workers": range(257),
+        "prefetch_factor": range(1, 65),
+        "pin_memory": (True,),
+        "persistent_workers": (True,),
+    },
+    # Tensor.to, .cuda and Module.to from pinned host memory to the device: non_blocking=True. Never the other way.
+    "non_blocking_copies": {},
+    # DistributedDataParallel.__init__: these keywords.
+    "ddp": {"bucket_cap_mb": range(1, 4097), "gradient_as_bucket_view": (True,), "static_graph": (True,)},
+    # DistributedDataParallel: forward and backward of all passes but the last before an optimizer step in no_sync().
+    "ddp_no_sync": {"passes": range(2, 4097)},
+    # register_comm_hook. `rank` is PowerSGD's, `percent` what Top-K keeps, `start` the step from which PowerSGD begins.
+    "ddp_hook": {
+        "hook": ("bf16", "powersgd", "topk"),
+        "rank": range(1, 33),
+        "start": range(2, 1_000_001),
+        "percent": range(1, 51),
+    },
+    # fully_shard, and set_modules_to_{forward,backward}_prefetch on the units in the order of their first forward.
+    "fsdp2": {"reshard_after_forward": (False,), "forward_prefetch": range(1, 9), "backward_prefetch": range(1, 9)},
+    # set_requires_gradient_sync(False) for all passes but the last before an optimizer step.
+    "fsdp2_no_sync": {"passes": range(2, 4097)},
+    # Optimizer.__init__ of those that have the keyword.
+    "optimizer": {"fused": (True,), "foreach": (True,)},
+    # Optimizer.zero_grad and Module.zero_grad: set_to_none=True.
+    "zero_grad_to_none": {},
+    "cudnn_benchmark": {},
+    # Model and 4-d inputs to torch.channels_last.
+    "channels_last": {},
+    # torch.set_float32_matmul_precision("high") and cudnn.allow_tf32.
+    "tf32": {},
+    # torch.autocast around the model's forward and the loss; weights stay as they are.
+    "autocast": {"dtype": ("bfloat16",)},
+    # torch.compile of the model that the wrapper holds, or of the whole one.
+    "compile": {"mode": ("default", "reduce-overhead", "max-autotune-no-cudagraphs")},
+    # transformers: config._attn_implementation before the model is built.
+    "fused_attention": {"implementation": ("sdpa", "flash_attention_2")},
+    # checkpoint(use_reentrant=False, preserve_rng_state=True) around repeated blocks.
+    "activation_checkpointing": {"every": range(1, 65)},
+    # torch.cuda.empty_cache does nothing.
+    "keep_cache": {},
+    # torch.save and distributed.checkpoint.save: copy to pinned memory, write in a thread, flush before exit.
+    "background_checkpoint": {},
+    # os.sched_setaffinity before threads start, by local rank.
+    "bind_cores": {"by": ("numa", "exclusive")},
+}
+
+
+def patch_problem(patch: Patch) -> str | None:
+    """What is wrong with a patch, in one line; None: nothing."""
+    allowed = PATCHES.get(patch.name)
+    if allowed is None:
+        return f"there is no patch `{patch.name}`"
+    for name, value in patch.parameters.items():
+        rule = allowed.get(name)
+        if rule is None:
+            return f"the patch `{patch.name}` has no parameter `{name}`"
+        if value not in rule or (isinstance(value, bool) and isinstance(rule, range)):
+            return f"the patch `{patch.name}` does not take {name} = {value}"
+    return None

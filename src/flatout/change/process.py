@@ -1,0 +1,107 @@
+"""Processes on cores: where each rank may run, and with how many threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.change.setting import setting
+from flatout.records.change import Change, JobFacts, Knob, Need, ValidRange
+
+FAMILY = "process"
+_NODES = Need(fact="num_numa_nodes", relation="at least", value=2)
+
+BIND = Knob(
+    name="bind-cores",
+    family=FAMILY,
+    summary="bind each rank to cores of its own",
+    safety="exact",
+    answers={"host-bound": 0.5, "straggler": 0.5, "host-sync": 0.3, "memory-copy": 0.3, "data-loading": 0.3},
+    needs=(Need(fact="cores_allowed", relation="at least", value=2),),
+    valid=ValidRange(choices=("numa", "exclusive")),
+    excludes=("torchrun-numa-binding", "srun-binding"),
+    doc=(
+        "`numa`: the cores of the NUMA node that the rank's GPU hangs on; `exclusive`: an equal share of the allowed"
+        " cores. Loader workers inherit it, so a share that is too small starves them."
+    ),
+    source="PyTorch documentation, NUMA binding: 1-10 % in practice",
+)
+TORCHRUN_NUMA = Knob(
+    name="torchrun-numa-binding",
+    family=FAMILY,
+    summary="let torchrun bind each rank to the NUMA node of its GPU",
+    safety="exact",
+    answers={"host-bound": 0.5, "straggler": 0.5, "host-sync": 0.3, "memory-copy": 0.3},
+    needs=(
+        Need(fact="launcher", relation="is", value="torchrun"),
+        Need(fact="device", relation="is", value="cuda"),
+        Need(fact="torch", relation="at least", value="2.9"),
+        _NODES,
+    ),
+    valid=ValidRange(choices=("node", "socket", "exclusive", "core-complex")),
+    excludes=("bind-cores", "srun-binding"),
+    doc="The same as `bind-cores=numa` without a patch, by torchrun's own `--numa-binding`.",
+    source="PyTorch documentation, NUMA binding",
+)
+SRUN_BINDING = Knob(
+    name="srun-binding",
+    family=FAMILY,
+    summary="let Slurm bind each task to its cores",
+    safety="exact",
+    answers={"host-bound": 0.5, "straggler": 0.5, "host-sync": 0.3},
+    needs=(Need(fact="launcher", relation="is", value="srun"),),
+    valid=ValidRange(choices=("cores",)),
+    excludes=("bind-cores", "torchrun-numa-binding"),
+    doc="`srun --cpu-bind=cores`; with too few `--cpus-per-task` it starves loader workers.",
+    source="Slurm documentation, srun",
+)
+THREADS = Knob(
+    name="threads",
+    family=FAMILY,
+    summary="as many compute threads a rank as it has cores",
+    safety="exact",
+    answers={"host-bound": 0.3, "data-loading": 0.5},
+    needs=(Need(fact="cores_allowed", relation="at least", value=1),),
+    valid=ValidRange(least=1, most=256),
+    doc=(
+        "torchrun sets OMP_NUM_THREADS=1 where it starts several ranks, and plain python takes all cores of the machine"
+        " for each: one leaves cores idle, the other makes ranks fight for them. Sums over more threads are added up in"
+        " another order."
+    ),
+    source="torch.distributed.run documentation",
+)
+THREADS_CPU = Knob(
+    name="threads-cpu",
+    family=FAMILY,
+    summary="as many compute threads a rank as it has cores (training on the CPU)",
+    safety="exact",
+    answers=THREADS.answers,
+    reduces={"compute": 0.9},
+    needs=(*THREADS.needs, Need(fact="device", relation="is", value="cpu")),
+    valid=THREADS.valid,
+    excludes=("threads",),
+    doc=THREADS.doc,
+    source=THREADS.source,
+)
+KNOBS = (BIND, TORCHRUN_NUMA, SRUN_BINDING, THREADS, THREADS_CPU)
+
+
+def changes(facts: JobFacts) -> Iterator[Change]:
+    ranks = facts.ranks_per_host or facts.num_ranks or 1
+    cores = facts.cores_allowed or 0.0
+    if (facts.num_numa_nodes or 0) >= 2:
+        yield setting(BIND, "numa", patch="bind_cores", by="numa")
+    if ranks > 1 and cores >= ranks:
+        yield setting(BIND, "exclusive", patch="bind_cores", by="exclusive")
+    yield setting(TORCHRUN_NUMA, "node", launch={"torchrun": ("--numa-binding=node",)})
+    yield setting(SRUN_BINDING, "cores", launch={"srun": ("--cpu-bind=cores",)})
+    knob = THREADS_CPU if facts.device == "cpu" else THREADS
+    for count in thread_counts(facts):
+        yield setting(knob, count, environment={"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)})
+
+
+def thread_counts(facts: JobFacts) -> tuple[int, ...]:
+    """Threads a rank to try: its share of the allowed cores, and half of it; never more than the share."""
+    if facts.cores_allowed is None:
+        return ()
+    share = max(int(facts.cores_allowed / (facts.ranks_per_host or facts.num_ranks or 1)), 1)
+    return tuple(c for c in dict.fromkeys((share, share // 2)) if c >= 1 and c != facts.threads_per_rank)

@@ -1,0 +1,28 @@
+"""A knob and a value -> the Change, named alike everywhere."""
+
+from __future__ import annotations
+
+from flatout.records.change import Argument, Change, Knob, Patch, Scalar
+
+
+def setting(
+    knob: Knob,
+    value: Scalar | None = None,
+    *,
+    environment: dict[str, str] | None = None,
+    launch: dict[str, tuple[str, ...]] | None = None,
+    patch: str | None = None,
+    argument: Argument | None = None,
+    **parameters: Scalar,
+) -> Change:
+    """The knob at this value (None: it has none). `patch` is the patch's name, further keywords are its parameters."""
+    text = "" if value is None else str(value)
+    return Change(
+        name=f"{knob.name}={text}" if text else knob.name,
+        knob=knob,
+        value=text,
+        environment=environment or {},
+        launch=launch or {},
+        patch=Patch(name=patch, parameters=parameters) if patch is not None else None,
+        argument=argument,
+    )

@@ -1,0 +1,59 @@
+"""What one trial measured: a run of the job with a set of changes, or without any (the baseline).
+
+`trial/` writes these, `verdict/` judges them. Times are of settled steps only: what comes before is warm-up.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Outcome = Literal["completed", "out_of_memory", "failed", "timed_out", "cancelled"]
+
+BASELINE = "baseline"
+
+
+class Covariates(msgspec.Struct, frozen=True, kw_only=True):
+    """What else was going on in a trial's settled steps. None where it was not measured."""
+
+    sm_clock_hz: float | None = None  # mean over samples and GPUs
+    throttle_share: dict[str, float] = {}  # share of the samples, by reason as `probe/` names them; the highest GPU
+    num_xids: int | None = None  # GPU errors that the driver logged
+    temperature_c: float | None = None  # highest
+    cores_busy_by_others: float | None = None  # cores that processes outside the job kept busy
+    quota_throttled_s_per_s: float | None = None  # by the control group's CPU quota
+
+
+class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial. Its order among all trials is `index`: drift is judged by it."""
+
+    index: int  # in the order of starting, baselines included
+    arm: str  # `baseline`, or the name of the set of changes
+    outcome: Outcome
+    problem: str = ""  # one line, where it did not complete
+    step_s: tuple[float, ...] = ()  # each settled step, in order; of several ranks the mean
+    samples_per_step: float | None = None  # of all ranks
+    tokens_per_step: float | None = None
+    peak_memory_bytes: int | None = None  # of the caching allocator; the highest rank
+    energy_j_per_step: float | None = None  # of all GPUs
+    losses: tuple[float, ...] = ()  # of each step from the first, for the gates
+    start_s: float | None = None  # from the start of the command to the first settled step
+    covariates: Covariates = Covariates()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.outcome == "completed" and len(self.step_s) > 0
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """A baseline and a candidate that ran one right after the other, in either order."""
+
+    baseline: TrialResult
+    candidate: TrialResult
+    void_reason: str | None = None  # why the pair does not count; None: it counts
+
+    @property
+    def order(self) -> str:
+        """`AB`: the baseline ran first; `BA`: the candidate."""
+        return "AB" if self.baseline.index < self.candidate.index else "BA"

@@ -1,0 +1,93 @@
+"""A trial -> the logarithm of what it cost: one number that is robust to rare spikes, and honest about stalls.
+
+The obvious robust choice, the median step, is wrong here: a loader with four workers too few makes every fourth step
+long, which the median hides, and with it all that a repair would gain. So the cost is the mean, from which long steps
+are dropped only where they are rare in both arms; where they are not, they are part of the job and stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.records.trial import TrialResult
+from flatout.records.verdict import Objective
+
+SPIKE_FACTOR = 1.5  # a step longer than this many medians of its trial is a spike
+MAX_SPIKE_SHARE = 0.05  # where more steps are that long, in either arm, they are stalls of the job itself
+TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")
+
+
+class TrialCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Natural logarithms of a trial's cost, lower is better: of all steps, and without spikes."""
+
+    of_all_steps: float
+    without_spikes: float
+    num_steps: int
+    num_spikes: int
+
+    def log(self, *, drop_spikes: bool) -> float:
+        return self.without_spikes if drop_spikes else self.of_all_steps
+
+
+def trial_cost(trial: TrialResult, objective: Objective) -> TrialCost:
+    """The cost of a trial that has what the objective needs (`missing`)."""
+    assert missing(trial, objective) is None, (trial.arm, objective)
+    steps = np.asarray(trial.step_s, dtype=np.float64)
+    if objective in TIMES:
+        ordinary = without_spikes(steps)
+        amounts = float(steps.mean()), float(ordinary.mean())
+        num_spikes = len(steps) - len(ordinary)
+    else:
+        amount = trial.peak_memory_bytes if objective == "peak_memory_bytes" else trial.energy_j_per_step
+        amounts, num_spikes = (float(amount or math.nan),) * 2, 0
+    per = 1.0
+    if objective in ("s_per_sample", "j_per_sample"):
+        per = trial.samples_per_step or math.nan
+    elif objective == "s_per_token":
+        per = trial.tokens_per_step or math.nan
+    return TrialCost(
+        of_all_steps=math.log(amounts[0] / per),
+        without_spikes=math.log(amounts[1] / per),
+        num_steps=len(steps),
+        num_spikes=num_spikes,
+    )
+
+
+def without_spikes(steps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The steps that take at most 1.5 times the median."""
+    return steps[steps <= SPIKE_FACTOR * np.median(steps)]
+
+
+def spike_share(costs: Iterable[TrialCost]) -> float:
+    """Spikes among all steps of the trials of one arm."""
+    counts = [(cost.num_spikes, cost.num_steps) for cost in costs]
+    return sum(spikes for spikes, _ in counts) / max(sum(steps for _, steps in counts), 1)
+
+
+def are_spikes_rare(*arms: Iterable[TrialCost]) -> bool:
+    """Whether spikes may be dropped: they are few in each arm."""
+    return all(spike_share(arm) <= MAX_SPIKE_SHARE for arm in arms)
+
+
+def missing(trial: TrialResult, objective: Objective) -> str | None:
+    """Why the trial has no cost by this objective; None: it has."""
+    if not trial.is_complete:
+        return f"a trial of {trial.arm}: {trial.outcome.replace('_', ' ')}"
+    needs: dict[str, float | None] = {}
+    if objective == "peak_memory_bytes":
+        needs["peak memory"] = trial.peak_memory_bytes
+    if objective in ("j_per_step", "j_per_sample"):
+        needs["energy"] = trial.energy_j_per_step
+    if objective in ("s_per_sample", "j_per_sample"):
+        needs["number of samples"] = trial.samples_per_step
+    if objective == "s_per_token":
+        needs["number of tokens"] = trial.tokens_per_step
+    absent = [name for name, value in needs.items() if not value]
+    if absent:
+        return f"a trial of {trial.arm} has no {absent[0]}"
+    return None

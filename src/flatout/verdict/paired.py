@@ -1,0 +1,59 @@
+"""Log ratios of pairs -> their mean with an interval: the paired t, with what the order of each pair does taken out.
+
+A drift of the machine makes the second trial of each pair slower (or faster) by some d. With the order alternating,
+a pair's log ratio is `effect + d * s + noise`, s = +1 for BA and -1 for AB: a straight line fitted by least squares,
+whose intercept is the effect. For n balanced pairs it is the mean, and the noise is what is left, with n - 2 degrees of
+freedom. Where all pairs ran in one order d cannot be told from the effect, and this is the ordinary paired t (n - 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from flatout.verdict.student import t_quantile
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean of log ratios (the baseline's cost over the candidate's) and how sure it is."""
+
+    mean: float
+    sd: float  # of one pair
+    weight: float  # the standard error is sd / sqrt(weight): the number of pairs, if the orders are balanced
+    degrees_of_freedom: int
+
+    @property
+    def standard_error(self) -> float:
+        return float(self.sd / self.weight**0.5)
+
+    def half_width(self, level: float) -> float:
+        """Half the length of the interval that misses the truth with this chance (two-sided)."""
+        return t_quantile(level / 2, self.degrees_of_freedom) * self.standard_error
+
+    def with_sd_at_least(self, sd: float) -> Estimate:
+        return msgspec.structs.replace(self, sd=max(self.sd, sd))
+
+
+def estimate(log_ratios: Sequence[float], orders: Sequence[str]) -> Estimate:
+    """From at least 3 pairs; `orders` has `AB` or `BA` for each."""
+    y = np.asarray(log_ratios, dtype=np.float64)
+    s = np.array([1.0 if order == "BA" else -1.0 for order in orders])
+    assert len(y) == len(s) >= 3
+    balance = float(s.mean())
+    if abs(balance) == 1:
+        residuals, mean, parameters = y - y.mean(), float(y.mean()), 1
+    else:
+        centred = s - balance
+        slope = float(centred @ y / (centred @ centred))
+        mean, parameters = float(y.mean()) - slope * balance, 2
+        residuals = y - mean - slope * s
+    freedom = len(y) - parameters
+    return Estimate(
+        mean=mean,
+        sd=float((residuals @ residuals / freedom) ** 0.5),
+        # Variance of the intercept over that of one pair: 1 / n + m^2 / sum((s - m)^2), with sum = n (1 - m^2).
+        weight=len(y) * (1 - balance**2) if parameters == 2 else float(len(y)),
+        degrees_of_freedom=freedom,
+    )

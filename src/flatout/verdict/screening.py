@@ -1,0 +1,69 @@
+"""Many candidates -> a few to confirm. What it gives is for choosing, and never a claim.
+
+With identical arms, the best of 50 looks 2.8 % better. So each round runs short trials of all candidates with
+baselines between them, keeps the best part, and the winner is confirmed on fresh pairs (`judge(fresh_after=...)`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from flatout.errors import UsageError
+from flatout.records.trial import BASELINE, TrialResult
+from flatout.records.verdict import Objective, Screened
+from flatout.verdict.cost import TrialCost, are_spikes_rare, missing, trial_cost
+
+BASELINE_EVERY = 4
+KEPT_SHARE = 1 / 3
+
+
+def round_order(arms: Sequence[str], *, is_reversed: bool = False) -> tuple[str, ...]:
+    """The order in which one round runs: a baseline first, last, and after every fourth candidate.
+
+    Rounds alternate in direction, so that a drift does not favour the same candidates twice.
+    """
+    order = [BASELINE]
+    for position, arm in enumerate(reversed(arms) if is_reversed else arms, start=1):
+        order.append(arm)
+        if position % BASELINE_EVERY == 0 or position == len(arms):
+            order.append(BASELINE)
+    return tuple(order)
+
+
+def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") -> tuple[Screened, ...]:
+    """Each candidate's speedup against the baselines that ran nearest before and after it, best first.
+
+    Candidates without a complete trial are left out; several trials of one candidate are averaged.
+    """
+    usable = sorted((t for t in trials if missing(t, objective) is None), key=lambda t: t.index)
+    arms: dict[str, list[tuple[int, TrialCost]]] = defaultdict(list)
+    for trial in usable:
+        arms[trial.arm].append((trial.index, trial_cost(trial, objective)))
+    baselines = arms.pop(BASELINE, None)
+    if baselines is None:
+        raise UsageError("screening needs a baseline that completes beside the candidates")
+    result = []
+    for arm, trials_of_arm in arms.items():
+        drop_spikes = are_spikes_rare((cost for _, cost in baselines), (cost for _, cost in trials_of_arm))
+        around = [(index, cost.log(drop_spikes=drop_spikes)) for index, cost in baselines]
+        gains = [_between(around, index) - cost.log(drop_spikes=drop_spikes) for index, cost in trials_of_arm]
+        result.append(Screened(arm=arm, speedup=math.exp(sum(gains) / len(gains)), num_trials=len(gains)))
+    return tuple(sorted(result, key=lambda screened: (-screened.speedup, screened.arm)))
+
+
+def keep_best(screened: Sequence[Screened], *, share: float = KEPT_SHARE, least: int = 1) -> tuple[Screened, ...]:
+    """The best part for the next round (successive halving, Jamieson and Talwalkar 2016)."""
+    ordered = sorted(screened, key=lambda one: (-one.speedup, one.arm))
+    return tuple(ordered[: max(math.ceil(len(ordered) * share), least)])
+
+
+def _between(costs: Sequence[tuple[int, float]], index: int) -> float:
+    """The baseline's cost at a trial, on the line between the nearest baselines before and after it."""
+    before = [cost for cost in costs if cost[0] < index]
+    after = [cost for cost in costs if cost[0] > index]
+    if not before or not after:
+        return (before or after)[-1 if before else 0][1]
+    (i, low), (k, high) = before[-1], after[0]
+    return low + (high - low) * (index - i) / (k - i)

@@ -1,0 +1,219 @@
+"""What is proposed for which diagnosis, in which order, with which bound."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.change.jobs import EVERY_KIND, SOCKET_JOB, diagnosis, facts
+
+from flatout.change.candidates import candidates
+from flatout.change.catalogue import all_changes
+from flatout.change.dataloader import worker_counts
+from flatout.change.process import thread_counts
+from flatout.records.change import Change, JobFacts
+
+
+def names(changes: list[Change]) -> list[str]:
+    return [change.name for change in changes]
+
+
+def knobs(changes: list[Change]) -> set[str]:
+    return {change.knob.name for change in changes}
+
+
+SLOW_NETWORK = diagnosis({"exposed-communication": 0.2})
+
+
+def test_large_messages_over_sockets_get_threads_sockets_and_channels() -> None:
+    first = candidates(SLOW_NETWORK, SOCKET_JOB)[0]
+    assert first.name == "nccl-sockets=2x2+8"
+    assert first.environment == {
+        "NCCL_SOCKET_NTHREADS": "2",
+        "NCCL_NSOCKS_PERTHREAD": "2",
+        "NCCL_MIN_NCHANNELS": "8",
+    }
+    assert first.predicted_speedup == pytest.approx(5.0)
+    assert first.predicted_from == ("exposed-communication",)
+    assert {"nccl-sockets", "ddp-bucket", "nccl-channels"} <= knobs(candidates(SLOW_NETWORK, SOCKET_JOB))
+
+
+def test_small_messages_over_sockets_get_none_of_it() -> None:
+    proposed = candidates(SLOW_NETWORK, facts(collective_bytes=16 * 1024))
+    assert not any(change.family == "nccl" for change in proposed)
+    assert not any(name.startswith("NCCL_") for change in proposed for name in change.environment)
+
+
+@pytest.mark.parametrize("transport", ["nvlink", "infiniband", "pcie", None])
+def test_socket_settings_are_for_sockets_only(transport: str | None) -> None:
+    assert "nccl-sockets" not in knobs(candidates(SLOW_NETWORK, facts(transport=transport)))
+
+
+def test_other_transports_get_their_own() -> None:
+    several = facts(transport="infiniband", num_hosts=4)
+    assert {"nccl-queue-pairs", "nccl-channels", "nccl-buffer"} <= knobs(candidates(SLOW_NETWORK, several))
+    assert "nccl-no-nvls" in knobs(candidates(SLOW_NETWORK, facts(transport="nvlink")))
+    assert "nccl-no-nvls" not in knobs(candidates(SLOW_NETWORK, facts(transport="nvlink", gpu_arch=8.0)))
+
+
+def test_socket_threads_take_no_more_cores_than_a_rank_has() -> None:
+    few = candidates(SLOW_NETWORK, facts(cores_allowed=8.0))
+    assert [c.value for c in few if c.knob.name == "nccl-sockets"] == ["2x2+8", "2x8+8"]
+
+
+# ---- safety ----
+
+
+@pytest.mark.parametrize("kind", range(len(EVERY_KIND)))
+def test_only_exact_changes_are_proposed_unless_more_is_allowed(kind: int) -> None:
+    costs = {name: 0.01 for change in all_changes(EVERY_KIND[kind]) for name in change.knob.answers}
+    everything = diagnosis(costs, parts={"compute": 0.1})
+    assert {c.safety for c in candidates(everything, EVERY_KIND[kind])} == {"exact"}
+    assert {c.safety for c in candidates(everything, EVERY_KIND[kind], "rounding")} <= {"exact", "rounding"}
+
+
+def test_rounding_brings_compression_to_a_slow_network() -> None:
+    proposed = candidates(SLOW_NETWORK, SOCKET_JOB, "rounding")
+    compression = [c for c in proposed if c.knob.name == "ddp-compression"]
+    assert compression[0].patch is not None
+    assert compression[0].patch.parameters == {"hook": "bf16"}
+    assert "ddp-compression" not in knobs(candidates(SLOW_NETWORK, facts(gradient_element_bytes=2), "rounding"))
+
+
+# ---- bounds and order ----
+
+
+def test_no_cause_no_candidate() -> None:
+    assert candidates(diagnosis({}), SOCKET_JOB) == []
+    assert candidates(diagnosis({"pipeline-bubble": 0.1}), SOCKET_JOB) == []
+
+
+def test_the_larger_cost_comes_first_and_the_bound_follows_it() -> None:
+    both = candidates(diagnosis({"data-loading": 0.12, "exposed-communication": 0.02}), SOCKET_JOB)
+    assert both[0].name == "dataloader-workers=15"
+    assert both[0].predicted_speedup == pytest.approx(0.25 / 0.13)
+    bounds = [change.predicted_speedup or 0 for change in both]
+    assert bounds == sorted(bounds, reverse=True)
+    assert min(bounds) >= 1.01
+    assert {"nccl-sockets"} <= knobs(both)
+
+
+def test_a_bound_stays_finite_where_a_finding_costs_the_whole_step() -> None:
+    assert candidates(diagnosis({"data-loading": 0.25}), SOCKET_JOB)[0].predicted_speedup == pytest.approx(100)
+
+
+def test_general_changes_are_bounded_by_the_part_they_work_on() -> None:
+    images = facts(has_convolutions=True, wrapper=None, is_autocast=False)
+    busy = diagnosis({}, parts={"compute": 0.2})
+    channels = next(c for c in candidates(busy, images) if c.knob.name == "channels-last")
+    assert channels.predicted_speedup == pytest.approx(0.25 / 0.15)
+    assert channels.predicted_from == ("compute",)
+    assert "autocast" not in knobs(candidates(busy, images))
+    assert "autocast" in knobs(candidates(busy, images, "rounding"))
+
+
+def test_without_steps_the_window_stands_for_one() -> None:
+    made = diagnosis({"data-loading": 0.1}, step_s=0.2)
+    without = msgspec.structs.replace(
+        made,
+        job=msgspec.structs.replace(made.job, step_s=None, num_steps=0),
+        ranks=tuple(msgspec.structs.replace(rank, steps=(), step_s=None) for rank in made.ranks),
+    )
+    assert candidates(without, SOCKET_JOB)[0].predicted_speedup == pytest.approx(2)
+
+
+def test_unknown_facts_bring_only_what_needs_none() -> None:
+    assert candidates(SLOW_NETWORK, JobFacts()) == []
+    assert knobs(candidates(diagnosis({"checkpoint-stall": 0.1}), JobFacts())) == {"background-checkpoint"}
+
+
+def test_for_memory_those_that_save_it_are_proposed() -> None:
+    proposed = candidates(diagnosis({}), facts(has_convolutions=True, is_autocast=False), "rounding", for_memory=True)
+    assert {"activation-checkpointing", "autocast", "channels-last", "ddp-bucket-view"} <= knobs(proposed)
+    assert all(change.predicted_speedup is None for change in proposed)
+
+
+# ---- what is on already ----
+
+
+def change(name: str, of: JobFacts = SOCKET_JOB) -> Change:
+    return next(one for one in all_changes(of) if one.name == name)
+
+
+def test_what_requires_another_change_comes_when_that_one_is_on() -> None:
+    starved = diagnosis({"data-loading": 0.1})
+    assert not knobs(candidates(starved, SOCKET_JOB)) & {"dataloader-prefetch", "dataloader-persistent-workers"}
+    after = candidates(starved, SOCKET_JOB, applied=[change("dataloader-workers=15")])
+    assert {"dataloader-prefetch", "dataloader-persistent-workers"} <= knobs(after)
+    assert "dataloader-workers" not in knobs(after)
+    assert "dataloader-prefetch" in knobs(candidates(starved, facts(loader_workers=4)))
+
+
+def test_what_is_excluded_by_a_change_that_is_on_is_left_out() -> None:
+    assert "nccl-channels" not in knobs(candidates(SLOW_NETWORK, SOCKET_JOB, applied=[change("nccl-sockets=2x2+8")]))
+
+
+def test_what_the_script_does_already_is_not_proposed() -> None:
+    slow = diagnosis({"small-kernels": 0.1, "memory-copy": 0.1})
+    assert "optimizer-fused" not in knobs(candidates(slow, SOCKET_JOB))
+    assert "optimizer-fused" in knobs(candidates(slow, facts(optimizer_is_fused=False)))
+    assert "optimizer-fused" not in knobs(candidates(slow, facts(optimizer_is_fused=False, optimizer="Muon")))
+    assert "dataloader-pin-memory" not in knobs(candidates(slow, facts(loader_pins_memory=True)))
+
+
+def test_static_graph_is_never_proposed_with_accumulation_nor_where_that_is_unknown() -> None:
+    costly = diagnosis({"exposed-communication": 0.1, "redundant-gradient-sync": 0.1})
+    assert "ddp-static-graph" in knobs(candidates(costly, SOCKET_JOB))
+    for passes in (2, 8, None):
+        proposed = knobs(candidates(costly, facts(passes_per_step=passes)))
+        assert "ddp-static-graph" not in proposed
+        assert ("ddp-no-sync" in proposed) is (passes is not None)
+
+
+# ---- cores ----
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "expected"),
+    [
+        (64.0, 4, (15, 7, 3, 2)),
+        (16.0, 1, (15, 7, 3, 2)),
+        (8.0, 4, (1,)),
+        (2.0, 2, (1,)),
+        (3.5, 1, (2, 1)),
+        (0.5, 1, (1,)),
+        (400.0, 2, (32, 16, 8, 2)),
+        (None, 2, ()),
+    ],
+)
+def test_workers_come_from_the_cores_that_the_control_group_allows(
+    cores: float | None, ranks: int, expected: tuple[int, ...]
+) -> None:
+    counts = worker_counts(facts(cores_allowed=cores, ranks_per_host=ranks))
+    assert counts == expected
+    if cores is not None and cores >= 2 * ranks:
+        assert all(ranks * (count + 1) <= cores for count in counts)
+
+
+def test_the_number_of_workers_that_the_script_has_is_not_proposed() -> None:
+    assert worker_counts(facts(loader_workers=15)) == (7, 3, 2)
+
+
+def test_threads_share_the_allowed_cores() -> None:
+    assert thread_counts(facts(cores_allowed=64.0)) == (16, 8)
+    assert thread_counts(facts(cores_allowed=2.0, ranks_per_host=2)) == ()  # it has one already
+    assert thread_counts(facts(cores_allowed=2.0, ranks_per_host=2, threads_per_rank=64)) == (1,)
+    on_cpu = facts(device="cpu", cores_allowed=8.0, ranks_per_host=2, backend="gloo")
+    proposed = candidates(diagnosis({}, parts={"compute": 0.2}), on_cpu)
+    assert names(proposed)[:2] == ["threads-cpu=4", "threads-cpu=2"]
+    assert proposed[0].environment == {"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}
+
+
+def test_the_allocators_own_settings_are_kept() -> None:
+    own = facts(environment={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:False"})
+    change = next(c for c in all_changes(own) if c.knob.name == "allocator-expandable")
+    assert change.environment == {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True"}
+
+
+def test_no_bucket_is_larger_than_all_gradients_need() -> None:
+    small = candidates(SLOW_NETWORK, facts(gradient_bytes=60 << 20))
+    assert [c.value for c in small if c.knob.name == "ddp-bucket"] == ["100", "50"]

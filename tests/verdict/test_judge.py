@@ -1,0 +1,355 @@
+"""What is called better, worse, equivalent or undecided, and what must not change a verdict."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.verdict.trials import noisy_pairs, pairs, swapped, trial
+
+from flatout.errors import UsageError
+from flatout.records.trial import BASELINE, Covariates, Pair
+from flatout.records.verdict import NoiseFloor, Verdict
+from flatout.verdict.judge import is_worth_more_pairs, judge
+from flatout.verdict.looks import DEFAULT_LOOKS, Look, Looks
+
+SMALL = [0.001, -0.001, 0.0005, -0.0008, 0.0003, -0.0006, 0.0009, -0.0002, 0.0004, -0.0007]
+
+
+def floor(between_sd: float = 0.012, **values: object) -> NoiseFloor:
+    made = NoiseFloor(
+        objective="step_s",
+        num_trials=6,
+        num_steps=100,
+        between_sd=between_sd,
+        step_sd=0.02,
+        step_correlation_time=1.0,
+        drift_per_trial=0.0,
+        spike_share=0.0,
+        step_s=0.1,
+        start_s=10.0,
+        degrees_of_freedom=4,
+    )
+    return msgspec.structs.replace(made, **values)
+
+
+def around(effect: float, count: int = 20) -> list[Pair]:
+    """Pairs with a small noise around a true gain."""
+    return pairs([math.log1p(effect) + SMALL[i % len(SMALL)] for i in range(count)])
+
+
+def test_a_clear_gain_is_better() -> None:
+    verdict = judge(around(0.05))
+    assert verdict.verdict == "better"
+    assert verdict.num_pairs == 6
+    assert verdict.order == "AB BA AB BA AB BA"
+    assert verdict.speedup == pytest.approx(1.05, abs=0.001)
+    assert verdict.interval is not None
+    assert 1 < verdict.interval[0] < 1.05 < verdict.interval[1]
+    assert verdict.next_look is None
+
+
+def test_a_clear_loss_is_worse() -> None:
+    assert judge(around(-0.05)).verdict == "worse"
+
+
+def test_a_sure_gain_below_one_percent_is_not_better() -> None:
+    verdict = judge(around(0.008))
+    assert verdict.verdict == "equivalent"
+    assert verdict.interval is not None
+    assert verdict.interval[0] > 1
+
+
+def test_identical_arms_with_little_noise_are_equivalent() -> None:
+    verdict = judge(around(0))
+    assert verdict.verdict == "equivalent"
+    assert "within 1.0 %" in verdict.reason
+
+
+def test_a_gain_lost_in_noise_is_undecided() -> None:
+    ratios = [0.10, 0.08, -0.06, -0.09] * 5
+    verdict = judge(pairs(ratios))
+    assert verdict.verdict == "undecided"
+    assert verdict.num_pairs == 20
+    assert verdict.next_look is None
+
+
+def test_before_the_first_look_nothing_is_said_but_when_it_comes() -> None:
+    verdict = judge(around(0.5, 5))
+    assert (verdict.verdict, verdict.interval, verdict.next_look) == ("undecided", None, 6)
+    assert verdict.speedup == pytest.approx(1.5, abs=0.01)
+    assert judge([]).speedup is None
+
+
+def test_with_a_noise_floor_a_large_gain_needs_four_pairs_only() -> None:
+    verdict = judge(around(0.5, 5), floor=floor())
+    assert (verdict.verdict, verdict.num_pairs) == ("better", 4)
+    assert judge(around(0.5, 3), floor=floor()).next_look == 4
+
+
+def test_four_pairs_that_agree_by_chance_do_not_beat_the_noise_floor() -> None:
+    lucky = pairs([0.03, 0.0301, 0.0299, 0.03])
+    assert judge(lucky, floor=floor(0.012)).verdict == "undecided"
+    assert judge(lucky, floor=floor(0.0001, step_sd=0.001)).verdict == "better"
+
+
+def test_a_noise_floor_of_another_objective_is_none() -> None:
+    assert judge(around(0.5, 5), floor=floor(objective="s_per_sample")).next_look == 6
+
+
+def test_a_candidate_that_cannot_win_any_more_is_worth_no_more_pairs() -> None:
+    losing = judge(pairs([-0.002, -0.012, -0.009, -0.001, -0.013, -0.004]))
+    assert losing.best_case is not None
+    assert losing.best_case < 1.01
+    assert (losing.verdict, losing.next_look) == ("undecided", 8)
+    assert not is_worth_more_pairs(losing)
+    assert is_worth_more_pairs(judge(noisy_pairs(np.random.default_rng(5), 6, effect=0.01)))
+    assert is_worth_more_pairs(judge([]))
+    assert not is_worth_more_pairs(judge(around(0.05)))
+
+
+def test_between_looks_the_verdict_is_that_of_the_last_look() -> None:
+    uncertain = noisy_pairs(np.random.default_rng(5), 20)
+    at_six = judge(uncertain[:6])
+    assert at_six.next_look == 8
+    assert judge(uncertain[:7]) == at_six
+
+
+def test_when_no_more_will_come_the_rest_is_judged_at_the_level_of_the_next_look() -> None:
+    nine = around(0.05)[:5] + around(0.05, 10)[5:9]
+    quiet = Looks(looks=(Look(num_pairs=12, level=0.01, equivalence_level=0.01),))
+    assert judge(nine, looks=quiet).verdict == "undecided"
+    last = judge(nine, looks=quiet, is_last=True)
+    assert (last.verdict, last.num_pairs, last.next_look) == ("better", 9, None)
+    assert judge(nine[:5], looks=quiet, is_last=True).verdict == "undecided"
+    assert judge(nine[:3], looks=quiet, is_last=True, floor=floor(0.0001, step_sd=0)).num_pairs == 3
+
+
+def test_the_interval_is_that_of_the_paired_t_at_the_level_of_the_look() -> None:
+    from scipy import stats
+
+    ratios = np.random.default_rng(8).normal(0.06, 0.01, 6)
+    verdict = judge(pairs(ratios.tolist(), orders=["AB"] * 6))
+    expected = stats.ttest_1samp(ratios, 0).confidence_interval(1 - 0.014)
+    assert verdict.interval == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
+
+
+# ---- what must not matter ----
+
+RATIOS = st.lists(st.floats(-0.1, 0.1), min_size=0, max_size=22)
+
+
+def mirrored(verdict: Verdict) -> str:
+    return {"better": "worse", "worse": "better"}.get(verdict.verdict, verdict.verdict)
+
+
+@settings(deadline=None, max_examples=60)
+@given(RATIOS, st.booleans())
+def test_exchanging_the_arms_mirrors_the_verdict(ratios: list[float], has_floor: bool) -> None:
+    given_floor = floor() if has_floor else None
+    one, other = judge(pairs(ratios), floor=given_floor), judge(swapped(pairs(ratios)), floor=given_floor)
+    assert mirrored(one) == other.verdict
+    assert (one.num_pairs, one.next_look) == (other.num_pairs, other.next_look)
+    if one.interval and other.interval:
+        assert one.interval == pytest.approx((1 / other.interval[1], 1 / other.interval[0]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(RATIOS, st.sampled_from([1e-9, 1e-3, 1e3, 60.0]))
+def test_the_unit_of_time_does_not_matter(ratios: list[float], unit: float) -> None:
+    one, other = judge(pairs(ratios)), judge(pairs(ratios, baseline_s=0.1 * unit))
+    assert (one.verdict, one.num_pairs) == (other.verdict, other.num_pairs)
+    if one.interval and other.interval:
+        assert one.interval == pytest.approx(other.interval, rel=1e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(RATIOS, st.lists(st.tuples(st.integers(0, 22), st.floats(-2, 2)), max_size=6))
+def test_void_pairs_do_not_count(ratios: list[float], voids: list[tuple[int, float]]) -> None:
+    clean = pairs(ratios)
+    mixed = list(clean)
+    for position, ratio in voids:
+        void = msgspec.structs.replace(pairs([ratio])[0], void_reason="throttled")
+        mixed.insert(min(position, len(mixed)), void)
+    one, other = judge(clean), judge(mixed)
+    assert other.num_void <= len(voids)
+    ignored = {"num_void": 0, "void_reasons": ()}
+    assert msgspec.structs.replace(other, **ignored) == msgspec.structs.replace(one, **ignored)
+
+
+@settings(deadline=None, max_examples=60)
+@given(RATIOS.filter(len))
+def test_pairs_that_come_after_a_verdict_do_not_change_it(ratios: list[float]) -> None:
+    everything = pairs(ratios)
+    for count in range(len(ratios)):
+        early = judge(everything[:count])
+        if early.verdict != "undecided":
+            assert judge(everything) == early
+            break
+
+
+# ---- spikes and stalls ----
+
+
+def test_a_stall_at_every_fourth_step_counts_in_full() -> None:
+    stalled = [0.05, 0.05, 0.05, 0.45] * 10
+    mended = [0.05] * 40
+    found = [
+        Pair(
+            baseline=trial(2 * i, BASELINE, [s * (1 + 0.001 * i) for s in stalled]),
+            candidate=trial(2 * i + 1, "workers", mended),
+        )
+        for i in range(6)
+    ]
+    verdict = judge(found)
+    assert verdict.verdict == "better"
+    assert verdict.speedup == pytest.approx(3.0, rel=0.01)  # the medians are equal
+
+
+def test_rare_spikes_do_not_hide_a_gain() -> None:
+    rng = np.random.default_rng(11)
+    found = []
+    for i in range(6):
+        steps = {"a": np.full(100, 0.1), "b": np.full(100, 0.1 / 1.05)}
+        for values in steps.values():
+            values *= np.exp(rng.normal(0, 0.003, 100))
+            values[rng.choice(100, 2, replace=False)] *= rng.uniform(2, 20, 2)
+        found.append(Pair(baseline=trial(2 * i, BASELINE, steps["a"]), candidate=trial(2 * i + 1, "b", steps["b"])))
+    assert judge(found).verdict == "better"
+
+
+def test_faster_steps_at_the_price_of_long_pauses_are_not_better() -> None:
+    steady = [0.1] * 100
+    pausing = [0.095] * 98 + [2.0] * 2
+    found = [
+        Pair(
+            baseline=trial(2 * i, BASELINE, [s * (1 + 0.0005 * (i % 3)) for s in steady]),
+            candidate=trial(2 * i + 1, "c", pausing),
+        )
+        for i in range(20)
+    ]
+    verdict = judge(found)
+    assert verdict.verdict == "undecided"
+    assert "long steps" in verdict.reason
+
+
+# ---- void pairs ----
+
+
+def with_covariates(at: dict[int, tuple[Covariates, Covariates]], usual: tuple[Covariates, Covariates]) -> list[Pair]:
+    made = around(0.05, 10)
+    return [
+        msgspec.structs.replace(
+            pair,
+            baseline=msgspec.structs.replace(pair.baseline, covariates=at.get(i, usual)[0]),
+            candidate=msgspec.structs.replace(pair.candidate, covariates=at.get(i, usual)[1]),
+        )
+        for i, pair in enumerate(made)
+    ]
+
+
+def clock(hz: float) -> Covariates:
+    return Covariates(sm_clock_hz=hz)
+
+
+def test_a_pair_in_which_a_clock_fell_is_void() -> None:
+    verdict = judge(with_covariates({4: (clock(1.9e9), clock(1.5e9))}, (clock(1.9e9), clock(1.9e9))))
+    assert (verdict.verdict, verdict.num_pairs, verdict.num_void) == ("better", 6, 1)
+    assert "SM clocks" in verdict.void_reasons[0]
+    assert verdict.order == "AB BA AB BA BA AB"
+
+
+def test_clocks_that_the_change_itself_lowers_are_its_effect() -> None:
+    assert judge(with_covariates({}, (clock(1.9e9), clock(1.6e9)))).num_void == 0
+
+
+def test_clocks_that_fall_for_both_arms_leave_the_pair_valid() -> None:
+    lower = (clock(1.5e9), clock(1.5e9))
+    assert judge(with_covariates(dict.fromkeys(range(4, 10), lower), (clock(1.9e9), clock(1.9e9)))).num_void == 0
+
+
+@pytest.mark.parametrize(
+    ("covariates", "words"),
+    [
+        (Covariates(num_xids=1), "GPU errors"),
+        (Covariates(throttle_share={"hardware_thermal": 0.3}), "hardware thermal"),
+    ],
+)
+def test_a_gpu_that_is_not_well_voids_a_pair_at_once(covariates: Covariates, words: str) -> None:
+    verdict = judge(with_covariates({0: (Covariates(), covariates)}, (Covariates(), Covariates())))
+    assert verdict.num_void == 1
+    assert words in verdict.void_reasons[0]
+
+
+def test_a_neighbour_that_comes_for_one_trial_voids_the_pair() -> None:
+    busy = Covariates(cores_busy_by_others=1.4)
+    idle = Covariates(cores_busy_by_others=0.1)
+    assert judge(with_covariates({3: (busy, idle)}, (idle, idle))).num_void == 1
+
+
+def test_a_trial_that_failed_voids_its_pair() -> None:
+    made = around(0.05, 7)
+    failed = msgspec.structs.replace(made[2].candidate, outcome="out_of_memory")
+    made[2] = msgspec.structs.replace(made[2], candidate=failed)
+    verdict = judge(made)
+    assert (verdict.verdict, verdict.num_void) == ("better", 1)
+    assert verdict.void_reasons == ("a trial of candidate: out of memory",)
+
+
+def test_another_objective_judges_another_number() -> None:
+    made = [
+        msgspec.structs.replace(
+            pair,
+            baseline=msgspec.structs.replace(pair.baseline, peak_memory_bytes=1000 + i, samples_per_step=8),
+            candidate=msgspec.structs.replace(pair.candidate, peak_memory_bytes=600, samples_per_step=16),
+        )
+        for i, pair in enumerate(around(-0.05, 6))
+    ]
+    assert judge(made).verdict == "worse"
+    memory = judge(made, objective="peak_memory_bytes")
+    assert (memory.verdict, memory.speedup) == ("better", pytest.approx(1.671, abs=0.001))
+    assert judge(made, objective="s_per_sample").speedup == pytest.approx(1.9, abs=0.001)
+    tokens = judge(made, objective="s_per_token")
+    assert (tokens.num_pairs, tokens.num_void) == (0, 6)
+    assert tokens.void_reasons == ("a trial of baseline has no number of tokens",)
+
+
+# ---- what is refused ----
+
+
+def test_the_trials_that_chose_a_candidate_cannot_confirm_it() -> None:
+    with pytest.raises(UsageError, match="chosen by the trials up to 3, and trial 1 is one of them"):
+        judge(around(0.05, 6), fresh_after=3)
+    assert judge(around(0.05, 6), fresh_after=0).verdict == "better"
+
+
+def test_pairs_of_two_candidates_are_refused() -> None:
+    made = around(0.05, 2)
+    made[1] = msgspec.structs.replace(made[1], candidate=msgspec.structs.replace(made[1].candidate, arm="other"))
+    with pytest.raises(UsageError, match="the pairs have 2: candidate, other"):
+        judge(made)
+
+
+@pytest.mark.parametrize("value", [0, 1, -0.01])
+def test_a_least_effect_out_of_range_is_refused(value: float) -> None:
+    with pytest.raises(UsageError, match="min_effect"):
+        judge([], min_effect=value)
+
+
+def test_levels_sum_to_five_percent_and_are_shared_among_claims() -> None:
+    assert DEFAULT_LOOKS.error_rate == pytest.approx(0.05)
+    assert sum(look.equivalence_level for look in DEFAULT_LOOKS.looks) == pytest.approx(0.05)
+    assert DEFAULT_LOOKS.for_claims(4).error_rate == pytest.approx(0.0125)
+    assert DEFAULT_LOOKS.max_pairs == 20
+
+
+@pytest.mark.parametrize("counts", [[], [2, 4], [6, 6], [8, 6]])
+def test_looks_out_of_order_are_refused(counts: list[int]) -> None:
+    with pytest.raises(UsageError, match="looks must be at 3 pairs or more"):
+        Looks(looks=tuple(Look(num_pairs=count, level=0.01, equivalence_level=0.01) for count in counts))
+    with pytest.raises(UsageError, match="number of claims"):
+        DEFAULT_LOOKS.for_claims(0)

@@ -1,0 +1,45 @@
+"""Screening orders candidates fairly and picks the best part."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.verdict.trials import trial
+
+from flatout.errors import UsageError
+from flatout.records.trial import BASELINE
+from flatout.verdict.screening import keep_best, round_order, screen
+
+
+def test_baselines_stand_first_last_and_after_every_fourth_candidate() -> None:
+    assert round_order(["a", "b", "c", "d", "e"]) == (BASELINE, "a", "b", "c", "d", BASELINE, "e", BASELINE)
+    assert round_order(["a", "b"], is_reversed=True) == (BASELINE, "b", "a", BASELINE)
+
+
+def test_a_drift_does_not_favour_those_that_ran_early() -> None:
+    order = round_order(list("abcdefgh"))
+    trials = [trial(i, arm, [0.1 * 1.02**i]) for i, arm in enumerate(order)]
+    assert all(one.speedup == pytest.approx(1, abs=0.001) for one in screen(trials))
+
+
+def test_the_best_comes_first_and_trials_of_one_arm_are_averaged() -> None:
+    trials = [
+        trial(0, BASELINE, [0.1]),
+        trial(1, "a", [0.1 / 1.1]),
+        trial(2, "b", [0.1 / 1.2]),
+        trial(3, BASELINE, [0.1]),
+        trial(4, "a", [0.1 / 1.5]),
+    ]
+    first, second = screen(trials)
+    assert (first.arm, first.num_trials, second.arm) == ("a", 2, "b")
+    assert first.speedup == pytest.approx((1.1 * 1.5) ** 0.5)
+    assert keep_best([second, first]) == (first,)
+    assert len(keep_best([first] * 50)) == 17
+    assert len(keep_best([first] * 3, least=2)) == 2
+
+
+def test_a_candidate_that_failed_is_left_out_and_a_missing_baseline_said() -> None:
+    failed = msgspec.structs.replace(trial(1, "a"), outcome="timed_out")
+    assert screen([trial(0), failed]) == ()
+    with pytest.raises(UsageError, match="needs a baseline"):
+        screen([trial(1, "a")])
