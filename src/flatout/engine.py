@@ -20,17 +20,23 @@ def num_cores() -> int:
 
 
 def map_ranks(
-    function: Callable[[Given], Made], inputs: Sequence[Given], *, engine: str = "auto", num_workers: int | None = None
+    function: Callable[[Given], Made],
+    inputs: Sequence[Given],
+    *,
+    engine: str = "auto",
+    num_workers: int | None = None,
+    unpacked: Sequence[str] = (),
 ) -> Iterator[Made]:
     """`function` of each input, in their order. `function` and inputs must be picklable unless the engine is serial.
 
     `auto` takes as many processes as there are cores and inputs, and none for a single input. Raises UsageError for an
-    unknown engine or a missing Ray.
+    unknown engine, a missing Ray, or a Ray cluster of several machines where inputs come from `unpacked` archives
+    (their names): only this machine has those files.
     """
     if engine not in ENGINES:
         raise UsageError(f"`--engine` must be one of {', '.join(ENGINES)}, but got {engine}")
     if engine == "ray":
-        yield from _over_ray(function, inputs)
+        yield from _over_ray(function, inputs, unpacked)
         return
     workers = min(num_workers or num_cores(), len(inputs))
     if engine == "serial" or workers < 2:
@@ -60,7 +66,7 @@ def _over_processes(function: Callable[[Given], Made], inputs: Sequence[Given], 
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _over_ray(function: Callable[[Given], Made], inputs: Sequence[Given]) -> Iterator[Made]:
+def _over_ray(function: Callable[[Given], Made], inputs: Sequence[Given], unpacked: Sequence[str]) -> Iterator[Made]:
     try:
         import ray
     except ImportError as error:
@@ -70,6 +76,13 @@ def _over_ray(function: Callable[[Given], Made], inputs: Sequence[Given]) -> Ite
         # An address in the environment (RAY_ADDRESS) joins that cluster; else a local one is started.
         ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     try:
+        num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+        if unpacked and num_nodes > 1:
+            raise UsageError(
+                f"with `--engine ray`, each node must be able to read the traces, but {unpacked[0]} was unpacked on "
+                f"this machine alone and the cluster has {num_nodes} nodes",
+                hint="unpack it into a folder that all nodes share and give that, or take --engine processes",
+            )
         remote = ray.remote(max_retries=1)(function)
         pending = [remote.remote(item) for item in inputs]
         for reference in pending:

@@ -22,6 +22,7 @@ from flatout.records.diagnosis import Diagnosis
 from flatout.records.events import Quality
 from flatout.records.job import JobAttribution
 from flatout.records.timeline import RankTimeline
+from flatout.units import NS_PER_S
 
 if TYPE_CHECKING:
     from flatout.records.recording import Recording
@@ -40,21 +41,28 @@ class Diagnosed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def perfetto_ranks(done: Diagnosed) -> Iterator[PerfettoRank]:
     """Events, parts and blame of each rank on the common clock, to be drawn. Reads the traces again, one at a time."""
+    from flatout.read.originals import Originals
     from flatout.report.perfetto import PerfettoRank
 
-    for rank, source in sorted(done.sources.items()):
+    for timeline in done.job.timelines:
+        rank = timeline.rank
+        offset_ns = done.job.clock_offset_ns.get(rank, 0)  # which `timeline` has in its times already
         yield PerfettoRank(
             rank=rank,
-            events=read_trace(source, num_workers=num_cores()),
+            originals=Originals(
+                done.sources[rank],
+                base_ns=timeline.meta.base_ns,
+                earliest_ns=origin_ns(done) - offset_ns,
+            ),
             segments=done.job.segments[rank],
             slices=tuple(piece for piece in done.job.slices if piece.waiting_rank == rank),
-            clock_offset_ns=done.job.clock_offset_ns.get(rank, 0),
+            clock_offset_ns=offset_ns,
         )
 
 
-def first_event_ns(done: Diagnosed) -> int:
-    """The earliest event of all ranks on the common clock."""
-    return min(t.first_event_ns for t in done.job.timelines)
+def origin_ns(done: Diagnosed) -> int:
+    """An hour before the first event that was analysed, on the common clock: an earlier time can only be wrong."""
+    return min(t.first_event_ns for t in done.job.timelines) - 3600 * NS_PER_S
 
 
 class _Unreadable(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +94,20 @@ def diagnose_paths(
         diagnosis = diagnose(job, untraced_step_s=untraced_step_s, quality=quality)
         if recording is not None:
             diagnosis = with_recording(diagnosis, recording)
+        diagnosis = _with_hosts(diagnosis, timelines, recording)
         result = Diagnosed(diagnosis=diagnosis, job=job, sources=kept)
         if then is not None:
             then(result)
     return result
+
+
+def _with_hosts(diagnosis: Diagnosis, timelines: Sequence[RankTimeline], recording: Recording | None) -> Diagnosis:
+    """The machines of the ranks, where they are known and several."""
+    known = {t.meta.hostname for t in timelines} | {rank.hostname for rank in (recording.ranks if recording else ())}
+    hosts = tuple(sorted(host for host in known if host))
+    if len(hosts) < 2:
+        return diagnosis
+    return msgspec.structs.replace(diagnosis, job=msgspec.structs.replace(diagnosis.job, hosts=hosts))
 
 
 def _recording(paths: Sequence[Path]) -> Recording | None:
@@ -123,7 +141,9 @@ def _read_all(
     good: list[TraceSource] = []
     quality: list[Quality] = []
     failed: _Unreadable | None = None
-    for number, (source, result) in enumerate(zip(sources, map_ranks(read, sources, engine=engine), strict=True), 1):
+    unpacked = [source.archive for source in sources if source.archive is not None]
+    results = map_ranks(read, sources, engine=engine, unpacked=unpacked)
+    for number, (source, result) in enumerate(zip(sources, results, strict=True), 1):
         if progress is not None:
             progress(number, len(sources))
         quality += source.quality

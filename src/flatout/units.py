@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 NS_PER_S = 1_000_000_000
-NS_PER_US = 1_000
 
 
 def seconds(value_s: float) -> str:

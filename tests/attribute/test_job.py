@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.attribute.strategies import group_traces
-from tests.diagnose.jobs import attributed, blame_us, parts_us
+from tests.diagnose.jobs import attributed, blame_us, parts_us, totals_ns
 from tests.diagnose.simulate import Program, programs, simulated
 
 from flatout.attribute.job import attribute_job
@@ -60,7 +60,7 @@ def test_parts_of_each_step_and_of_the_lead_in_sum_to_its_length(traces: list[Tr
     job = attributed(*traces)
     for timeline in job.timelines:
         segments = job.segments[timeline.rank]
-        assert segments.totals_ns().sum() == timeline.window_end_ns - timeline.window_start_ns
+        assert totals_ns(segments).sum() == timeline.window_end_ns - timeline.window_start_ns
         for step in timeline.steps:
             assert segments.between_ns(step.start_ns, step.end_ns).sum() == step.end_ns - step.start_ns
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.attribute import oracle
 from tests.attribute.strategies import group_traces
-from tests.diagnose.jobs import attributed, blame_us, parts_us, step_parts_us
+from tests.diagnose.jobs import attributed, blame_us, parts_us, step_parts_us, totals_ns
 
 from flatout.records.diagnosis import Part
 from flatout.testing import TraceBuilder
@@ -230,7 +230,7 @@ def test_separate_pipelines_have_separate_shapes() -> None:
 def test_wait_and_transfer_are_those_of_the_oracle(traces: list[TraceBuilder]) -> None:
     job = attributed(*traces)
     for rank, expected in oracle.split_communication([trace.to_table() for trace in traces]).items():
-        total = job.segments[rank].totals_ns()
+        total = totals_ns(job.segments[rank])
         assert (total[Part.TRANSFER], total[Part.WAIT]) == (expected.transfer_ns, expected.wait_ns)
 
 
@@ -243,7 +243,7 @@ def test_split_parts_sum_to_the_exposed_communication_and_nothing_else_changes(
     traces = [trace for trace in traces if trace.rank in present]
     job = attributed(*traces)
     for timeline in job.timelines:
-        before, after = timeline.segments.totals_ns(), job.segments[timeline.rank].totals_ns()
+        before, after = totals_ns(timeline.segments), totals_ns(job.segments[timeline.rank])
         parts = [Part[name.upper()] for name in COMMUNICATION]
         assert after[parts].sum() == before[Part.COMMUNICATION_UNSPLIT]
         others = [part for part in Part if part not in parts]

@@ -45,6 +45,25 @@ def test_arguments_that_are_refused(job: Path, arguments: list[str], message: st
     assert not (job / "out").exists()
 
 
+def test_several_hosts_are_told_where_the_traces_name_them(job: Path) -> None:
+    (job / "rank1.json").write_text(json.dumps(small_trace(distributedInfo={"rank": 1}, host_name="b")))
+    one = flatout("diagnose", job, "--json", cwd=job)
+    assert "hosts" not in json.loads(one.stdout)["job"]
+    (job / "rank0.json").write_text(json.dumps(small_trace(distributedInfo={"rank": 0}, host_name="a")))
+    assert "2 of 4 ranks on 2 hosts" in flatout("diagnose", job, cwd=job).stdout
+    assert json.loads(flatout("diagnose", job, "--json", cwd=job).stdout)["job"]["hosts"] == ["a", "b"]
+
+
+def test_the_trace_for_perfetto_tells_what_it_lacks(job: Path) -> None:
+    trace = small_trace(distributedInfo={"rank": 0})
+    trace["traceEvents"].append({"ph": "i", "name": "mark", "pid": 1, "tid": 1, "ts": "never"})
+    (job / "rank0.json").write_text(json.dumps(trace))
+    done = flatout("diagnose", job, "--perfetto", "out.json", cwd=job)
+    assert "note: out.json lacks 1 event of rank 0: no time that can be used" in done.stderr
+    assert "wrote the trace for ui.perfetto.dev: out.json" in done.stderr
+    assert len(json.loads((job / "out.json").read_bytes())["traceEvents"]) > len(trace["traceEvents"]) - 1
+
+
 def test_json_of_a_file_whose_name_is_no_utf8(job: Path) -> None:
     path = os.fsdecode(os.fsencode(job) + b"/rank\xff.json")
     (job / "rank0.json").rename(path)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flatout.attribute.job import attribute_job
 from flatout.attribute.rank import attribute_rank
 from flatout.diagnose.find import diagnose
 from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, Part
 from flatout.records.job import JobAttribution
+from flatout.records.timeline import Segments
 from flatout.testing import TraceBuilder
 
 
@@ -26,9 +30,14 @@ def free_of_recorder_cost(*traces: TraceBuilder) -> Diagnosis:
     return diagnosed(*traces, untraced_step_us=1e12)
 
 
+def totals_ns(segments: Segments) -> NDArray[np.int64]:
+    """Nanoseconds by part; shape (NUM_PARTS,)."""
+    return segments.between_ns(int(segments.start_ns[0]), int(segments.end_ns[-1]))
+
+
 def parts_us(job: JobAttribution, rank: int) -> dict[str, float]:
     """Parts of the rank's window that have any time, in microseconds."""
-    return {PART_NAMES[part]: ns / 1e3 for part, ns in enumerate(job.segments[rank].totals_ns().tolist()) if ns}
+    return {PART_NAMES[part]: ns / 1e3 for part, ns in enumerate(totals_ns(job.segments[rank]).tolist()) if ns}
 
 
 def step_parts_us(job: JobAttribution, rank: int, step: int) -> dict[str, float]:

@@ -126,7 +126,7 @@ def to_ns(us: Any) -> int:
 def assert_same_table(one: EventTable, other: EventTable) -> None:
     for column in COLUMNS:
         np.testing.assert_array_equal(getattr(one, column), getattr(other, column), err_msg=column)
-    for dictionary in ("names", "threads", "shapes", "types", "collectives", "dropped"):
+    for dictionary in ("names", "threads", "shapes", "collectives", "dropped"):
         assert getattr(one, dictionary) == getattr(other, dictionary), dictionary
 
 

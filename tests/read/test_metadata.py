@@ -32,19 +32,32 @@ def test_distributed_info_may_lack_anything(read: Read, info: Any, rank: int | N
     assert (meta.rank, meta.world_size) == (rank, world_size)
 
 
-def test_process_groups(read: Read) -> None:
-    config = [
-        {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]},
-        {"pg_name": 7, "ranks": "[0, 1]"},
-        {"pg_name": "9", "ranks": "[0, 1, ...]"},
-        "garbage",
+@pytest.mark.parametrize(
+    ("config", "ranks"),
+    [
+        ([{"pg_name": "0", "ranks": [0, 1]}, {"pg_name": 7, "ranks": "[4, 5, 6]"}, "garbage"], (4, 5, 6)),
+        ([{"pg_name": "7", "ranks": [4, 5]}], None),  # not the size that the event has
+        ([{"pg_name": "7", "ranks": "[4, 5, ...]"}], None),
+        ("garbage", None),
+    ],
+)
+def test_ranks_that_an_event_has_cut_short_are_those_of_its_group_in_the_metadata(
+    read: Read, config: object, ranks: tuple[int, ...] | None
+) -> None:
+    arguments = {"Collective name": "allreduce", "Process Group Name": "7", "Group size": 3}
+    events = [
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": "record_param_comms",
+            "ts": start,
+            "dur": 1,
+            "args": arguments | {"Process Group Ranks": shown},
+        }
+        for start, shown in ((1, "[4, 5, ...]"), (2, "[1, 2, 3]"))
     ]
-    groups = read(small_trace(distributedInfo={"rank": 0, "pg_config": config})).meta.groups
-    assert [(g.name, g.description, g.ranks) for g in groups] == [
-        ("0", "default_pg", (0, 1)),
-        ("7", None, (0, 1)),
-        ("9", None, None),
-    ]
+    table = read({"distributedInfo": {"rank": 0, "pg_config": config}, "traceEvents": events})
+    assert [collective.group_ranks for collective in table.collectives] == [ranks, (1, 2, 3)]
 
 
 @pytest.mark.parametrize(

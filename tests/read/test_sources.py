@@ -62,15 +62,6 @@ def test_a_folder_and_its_subfolders_without_what_is_no_trace(tmp_path: Path) ->
     ]
 
 
-def test_only_some_ranks(tmp_path: Path) -> None:
-    for name in ("rank0.json", "rank1.json", "rank2.json", "unknown.json"):
-        (tmp_path / name).write_bytes(TRACE)
-    with open_sources([tmp_path], ranks=[1, 2]) as sources:
-        assert [source.rank_hint for source in sources] == [1, 2, None]
-    with pytest.raises(InputError, match="no trace is of rank 7"), open_sources([tmp_path / "rank0.json"], ranks=[7]):
-        pass
-
-
 def test_several_paths(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_bytes(TRACE)
     (tmp_path / "a.json").write_bytes(TRACE)

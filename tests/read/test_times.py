@@ -34,7 +34,7 @@ def us_text(ns: int) -> str:
     return f"{ns // 1000}.{ns % 1000:03}"
 
 
-relative_ns = st.integers(0, _3_MONTHS_NS)
+relative_ns = st.integers(1, _3_MONTHS_NS)  # a lone 0 a day before all others is a time that was not recorded
 absolute_ns = st.integers(1_400_000_000 * 10**9, 2_200_000_000 * 10**9)
 
 

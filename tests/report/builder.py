@@ -284,6 +284,16 @@ def many_parts(num_ranks: int = 16) -> Diagnosis:
     return diagnosis_of(ranks, blame=blame, untraced_step_s=0.08)
 
 
+def uneven(num_steps: int = 40) -> Diagnosis:
+    """Steps of 30 ms and of 2 s by turns, and findings with the longest names on one rank each."""
+    names = ("redundant-gradient-sync", "exposed-communication", "checkpoint-stall")
+    steps = [{"compute": 0.03, "checkpoint": 2.0 if number % 7 == 3 else 0.001} for number in range(num_steps)]
+    return diagnosis_of(
+        [rank_of(rank, steps, first_step=96) for rank in range(4)],
+        findings=[finding(name, 0.3, 0.5, ranks=(rank,)) for rank, name in enumerate(names)],
+    )
+
+
 ALL = {
     "straggler": straggler,
     "healthy": healthy,
@@ -291,4 +301,5 @@ ALL = {
     "no_steps": no_steps,
     "hostile": hostile,
     "many_parts": many_parts,
+    "uneven": uneven,
 }

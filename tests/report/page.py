@@ -5,6 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
+NO_TEXT = {"wbr"}  # where a line may end
 
 
 class Node:
@@ -45,9 +46,13 @@ class _Reader(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.root = Node("", {})
         self.open = [self.root]
+        self.is_joined = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert len(dict(attrs)) == len(attrs), f"an attribute twice in <{tag}>"
+        if tag in NO_TEXT:
+            self.is_joined = True
+            return
         node = Node(tag, {name: value or "" for name, value in attrs})
         self.open[-1].children.append(node)
         if tag not in VOID:
@@ -58,7 +63,12 @@ class _Reader(HTMLParser):
         self.open.pop()
 
     def handle_data(self, data: str) -> None:
-        self.open[-1].children.append(data)
+        children = self.open[-1].children
+        if self.is_joined and children and isinstance(children[-1], str):
+            children[-1] += data
+        else:
+            children.append(data)
+        self.is_joined = False
 
 
 def read_page(html: str) -> Node:

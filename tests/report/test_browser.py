@@ -14,7 +14,7 @@ from tests.report import builder
 from flatout.report.html import diagnosis_html
 
 BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
-WIDTHS = (360, 1280)
+WIDTHS = (360, 900, 1280)
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -32,9 +32,14 @@ const wide = [...document.querySelectorAll("body *")].filter(e => box(e).right >
 const cut = [...document.querySelectorAll(".bar b")].filter(e =>
   box(e).top < box(e.parentElement).bottom - 1 && box(e).right > box(e.parentElement).right + .5);
 const shown = [...document.querySelectorAll(".bar b")].filter(e => box(e).top < box(e.parentElement).bottom - 1);
+const lines = e => Math.round(box(e).height / parseFloat(getComputedStyle(e).lineHeight));
+const broken = [...document.querySelectorAll(".tag, .chip, .name")].filter(e => box(e).height && lines(e) > 1);
+const numbers = [...document.querySelectorAll(".steps .axis:not(.ticks) span")].map(box).filter(b => b.width);
+const over = numbers.filter((b, i) => i && b.left < numbers[i - 1].right - .5);
 const root = document.documentElement;
 parent.document.documentElement.dataset[window.name] =
-  [innerWidth, root.scrollWidth, named(wide), cut.length, shown.length].join(",");
+  [innerWidth, root.scrollWidth, named(wide), cut.length, shown.length,
+   named(broken), over.length, numbers.length].join(",");
 </script></html>"""
 
 pytestmark = pytest.mark.skipif(not BROWSER, reason="needs the browser Chromium, which is not installed")
@@ -66,7 +71,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", sorted(builder.ALL))
 def test_no_page_is_wider_than_a_phone_or_a_desk(name: str, width: int, measured: dict[str, list[str]]) -> None:
-    inner_width, scroll_width, wide, num_cut, _ = measured[f"{name.replace('_', '')}{width}"]
+    inner_width, scroll_width, wide, num_cut = measured[f"{name.replace('_', '')}{width}"][:4]
     assert int(inner_width) == width
     assert int(scroll_width) <= width, f"wider than {width} px: {wide}"
     assert wide == ""
@@ -74,7 +79,18 @@ def test_no_page_is_wider_than_a_phone_or_a_desk(name: str, width: int, measured
 
 
 def test_labels_are_shown_where_they_fit(measured: dict[str, list[str]]) -> None:
-    assert int(measured["straggler1280"][4]) > int(measured["straggler360"][4]) > 3
+    assert int(measured["manyranks1280"][4]) > int(measured["manyranks360"][4]) > 3
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", sorted(builder.ALL))
+def test_no_name_is_broken_and_no_number_of_a_step_lies_over_another(
+    name: str, width: int, measured: dict[str, list[str]]
+) -> None:
+    broken, num_over, num_shown = measured[f"{name.replace('_', '')}{width}"][5:]
+    assert broken == ""
+    assert num_over == "0"
+    assert int(num_shown) > 0 or not builder.ALL[name]().job.num_steps
 
 
 def test_the_page_as_it_is_shows_its_content_without_scripts(tmp_path: Path) -> None:

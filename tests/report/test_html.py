@@ -163,6 +163,48 @@ def test_the_blame_matrix_has_the_seconds_a_step_and_the_part() -> None:
     assert "launch latency" in table.all("td")[2].attributes["title"]
 
 
+def strengths(page: Node) -> set[float]:
+    cells = page.section("blame").all("table", "matrix")[0].all("tbody")[0].all("td")
+    return {float(cell.attributes["style"].removeprefix("--v:")) for cell in cells if "style" in cell.attributes}
+
+
+def waiting_page(wait_s: float) -> Node:
+    """Two ranks with steps of 100 ms, one of which waits for the other."""
+    ranks = [builder.rank_of(rank, [{"compute": 0.1 - rank * wait_s, "wait": rank * wait_s}] * 3) for rank in (0, 1)]
+    blame = [Blame(waiting_rank=1, blamed_rank=0, part="compute", wait_s=wait_s * 3)]
+    return read_page(diagnosis_html(builder.diagnosis_of(ranks, blame=blame), COMMAND))
+
+
+def test_the_colour_of_waiting_is_its_share_of_the_step_not_of_the_longest_wait() -> None:
+    """The page of a healthy job once had its longest wait, 0.1 % of the step, in the strongest red."""
+    assert strengths(waiting_page(0.0002)) == {0.0}
+    assert strengths(waiting_page(0.0019)) == {0.0}
+    assert strengths(waiting_page(0.00201)) == {0.11}
+    assert 0.2 < strengths(waiting_page(0.01)).pop() < 0.35
+    assert strengths(waiting_page(0.05)) == strengths(waiting_page(0.09)) == {0.6}
+    assert "2 % 10 % 50 % or more none below 2 %" in waiting_page(0.01).section("blame").text
+
+
+def test_a_line_never_ends_before_a_unit_and_a_long_name_has_joints() -> None:
+    change = "larger buckets than 25.5 MB: torch.nn.parallel.DistributedDataParallel(bucket_cap_mb=100)"
+    found = builder.finding("x", 0.1, 0.5, changes=(change, "NCCL_NSOCKS_PERTHREAD=2"))
+    html = diagnosis_html(builder.diagnosis_of([builder.rank_of(0, [{"compute": 0.1}])], findings=[found]), COMMAND)
+    assert "25.5\u00a0MB" in html
+    assert "torch.<wbr>nn.<wbr>parallel.<wbr>DistributedDataParallel(<wbr>bucket_cap_mb=100)" in html
+    assert "NCCL_NSOCKS_PERTHREAD=2" in html
+    assert change in read_page(html).section("findings").text
+
+
+def test_steps_that_ranks_begin_at_different_times_are_numbered_for_one_of_them() -> None:
+    together = [builder.rank_of(rank, [{"compute": 0.1}] * 3) for rank in range(2)]
+    apart = [builder.rank_of(rank, [{"compute": 0.1}] * 3, lead_in_s=0.02 * rank) for rank in range(2)]
+    axes = [
+        read_page(diagnosis_html(builder.diagnosis_of(ranks), COMMAND)).section("steps").all("div", "label")[0].text
+        for ranks in (together, apart)
+    ]
+    assert axes == ["step", "step of rank 0"]
+
+
 def test_texts_from_traces_are_escaped_and_made_visible() -> None:
     html = diagnosis_html(builder.hostile(), ["flatout", builder.HOSTILE], explain={builder.HOSTILE: builder.HOSTILE})
     assert "<script" not in html.lower()

@@ -33,7 +33,6 @@ def test_a_collective_has_its_arguments_on_the_operator_and_on_the_kernel() -> N
     assert [Kind(kind) for kind in table.kind[table.collective != NULL]] == [Kind.CPU_OP, Kind.KERNEL]
     (args,) = table.collectives
     assert (args.operation, args.group_ranks, args.num_output_elements) == ("_allgather_base", (0, 1, 2, 3), 32)
-    assert table.meta.groups[0].ranks == (0, 1, 2, 3)
 
 
 def test_a_trace_without_device_events_is_of_the_cpu() -> None:

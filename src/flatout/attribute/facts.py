@@ -60,7 +60,7 @@ def rank_facts(
     low = steps[0].start_ns if steps else (int(segments.start_ns[0]) if len(segments.part) else 0)
     counted = work.start_ns >= low
     kernels = counted & (table.kind[work.event] == Kind.KERNEL) & ~is_comm
-    num_short, short_ns, saving_ns = _short_kernels(work.start_ns[kernels], work.end_ns[kernels])
+    num_short, saving_ns = _short_kernels(work.start_ns[kernels], work.end_ns[kernels])
     matmul, plain = _matmuls(table, work, kernels)
     optimizer = on_host & table.name_matches(names.matching(table.names, names.OPTIMIZER))
     launches = _launch_rows(table, work, in_step)
@@ -72,7 +72,6 @@ def rank_facts(
         num_launches=len(launches),
         num_kernels=int(kernels.sum()),
         num_short_kernels=num_short,
-        short_kernel_s=short_ns / 1e9,
         short_kernel_saving_s=saving_ns / 1e9,
         matmul_s=_seconds(work, matmul),
         plain_matmul_s=_seconds(work, plain),
@@ -92,7 +91,6 @@ def rank_facts(
         num_passes=len(passes),
         communication_pass=np.searchsorted(passes, work.launched_ns[is_comm], side="right") - 1,
         input_elements=_input_elements(table, marks),
-        linked_share=float(work.is_linked.mean()) if len(work) else None,
     )
 
 
@@ -124,11 +122,11 @@ def _pageable(table: EventTable, work: GpuWork) -> tuple[Flags, Flags]:
     return copies, calls
 
 
-def _short_kernels(start: Times, end: Times) -> tuple[int, int, int]:
-    """Number, GPU time and saving of short kernels in dense runs: at least `MIN_RUN` in a row, close together."""
+def _short_kernels(start: Times, end: Times) -> tuple[int, int]:
+    """Number and saving of short kernels in dense runs: at least `MIN_RUN` in a row, close together."""
     n = len(start)
     if n == 0:
-        return 0, 0, 0
+        return 0, 0
     short = (end - start) < SHORT_KERNEL_NS
     gap = np.append(np.maximum(start[1:] - end[:-1], 0), DENSE_GAP_NS + 1)
     joined = short[:-1] & short[1:] & (gap[:-1] <= DENSE_GAP_NS)
@@ -136,9 +134,8 @@ def _short_kernels(start: Times, end: Times) -> tuple[int, int, int]:
     sizes = np.bincount(run)
     dense = short & (sizes[run] >= MIN_RUN)
     in_run_gap = np.where(np.append(joined, False), gap, 0)
-    total = int((end - start)[dense].sum() + in_run_gap[dense].sum())
     saving = int(np.minimum((end - start)[dense], FIXED_KERNEL_NS).sum() + in_run_gap[dense].sum())
-    return int(short.sum()), total, saving
+    return int(short.sum()), saving
 
 
 def _matmuls(table: EventTable, work: GpuWork, kernels: Flags) -> tuple[Flags, Flags]:

@@ -35,7 +35,9 @@ def diagnose(
     html: Annotated[Path | None, typer.Option(readable=False, help="Write a self-contained HTML report.")] = None,
     perfetto: Annotated[
         Path | None,
-        typer.Option(readable=False, help="Write the traces with Flatout's tracks, for ui.perfetto.dev (.json[.gz])."),
+        typer.Option(
+            readable=False, help="Write the traces with Flatout's tracks added, for ui.perfetto.dev (.json[.gz])."
+        ),
     ] = None,
     rank: Annotated[
         list[str] | None, typer.Option(metavar="FILE=N", help="Say that FILE is the trace of rank N.")
@@ -65,6 +67,7 @@ def diagnose(
         if target is not None:
             check_new(target, force=force)
     limit, given_ranks, untraced_step_s = _limit(fail_on), _given_ranks(rank or []), _seconds(untraced_step)
+    left_out: dict[int, int] = {}  # by rank, events that the trace for Perfetto lacks
     with Progress("reading traces") as progress:
         done = diagnose_paths(
             paths,
@@ -72,7 +75,7 @@ def diagnose(
             given_ranks=given_ranks,
             untraced_step_s=untraced_step_s,
             progress=progress.show,
-            then=(lambda result: _write_perfetto(perfetto, result, force)) if perfetto is not None else None,
+            then=(lambda result: left_out.update(_write_perfetto(perfetto, result, force))) if perfetto else None,
         )
     if html is not None:
         _write_html(html, done, force)
@@ -88,6 +91,9 @@ def diagnose(
     for target, what in ((html, "report"), (perfetto, "trace for ui.perfetto.dev")):
         if target is not None:
             print(f"wrote the {what}: {target}", file=sys.stderr)
+    for number, count in left_out.items():
+        events = "1 event of rank" if count == 1 else f"{count:,} events of rank"
+        print(f"note: {perfetto} lacks {events} {number}: no time that can be used", file=sys.stderr)
     if any(_reaches(finding, limit) for finding in done.diagnosis.findings):
         raise typer.Exit(1)
 
@@ -163,11 +169,11 @@ def _write_html(target: Path, done: Diagnosed, force: bool) -> None:
     write_new(target, diagnosis_html(done.diagnosis, _command(), explain=explanations()), force=force)
 
 
-def _write_perfetto(target: Path, done: Diagnosed, force: bool) -> None:
-    from flatout.loop import first_event_ns, perfetto_ranks
+def _write_perfetto(target: Path, done: Diagnosed, force: bool) -> dict[int, int]:
+    from flatout.loop import origin_ns, perfetto_ranks
     from flatout.report.perfetto import write_perfetto
 
-    write_perfetto(target, perfetto_ranks(done), origin_ns=first_event_ns(done), force=force)
+    return write_perfetto(target, perfetto_ranks(done), origin_ns=origin_ns(done), force=force)
 
 
 def _next_command(paths: list[Path], html: Path | None, done: Diagnosed) -> str:

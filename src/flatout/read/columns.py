@@ -58,7 +58,6 @@ class BlockDecoder:
         self.names: Codes[str] = Codes()
         self.threads: Codes[tuple[int | str, int | str]] = Codes()
         self.shapes: Codes[bytes] = Codes()
-        self.types: Codes[bytes] = Codes()
         self.collectives: Codes[CollectiveArgs] = Codes()
         self.kinds = KindOfCategory()
         self.dropped: Counter[str] = Counter()  # by design: phases and categories that no analysis needs
@@ -85,7 +84,6 @@ class BlockDecoder:
             names=list(self.names),
             threads=list(self.threads),
             shapes=list(self.shapes),
-            types=list(self.types),
             collectives=list(self.collectives),
             dropped=self.dropped,
             damage=self.damage,
@@ -137,7 +135,6 @@ class BlockDecoder:
             "correlation": self._integers([a.correlation for a in arguments]),
             "external_id": external_id,
             "shape": _codes([a.input_dims for a in arguments], self.shapes),
-            "type": _codes([a.input_types for a in arguments], self.types),
             **self._device_columns(arguments, np.flatnonzero(_IS_ON_DEVICE[kind])),
             **self._collective_columns(arguments),
         }

@@ -28,7 +28,6 @@ class Dictionaries(msgspec.Struct, kw_only=True):
     names: list[str]
     threads: list[tuple[int | str, int | str]]
     shapes: list[bytes]
-    types: list[bytes]
     collectives: list[CollectiveArgs]
     dropped: Counter[str]
     damage: Counter[str]

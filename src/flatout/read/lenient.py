@@ -45,6 +45,11 @@ _TOP_LEVEL = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
 
 def decode(text: bytes, damage: Counter[str]) -> list[ExactEvent | None]:
     """The events; None stands for each one of another phase."""
+    return [_event(value, damage) for value in objects(text, damage)]
+
+
+def objects(text: bytes, damage: Counter[str]) -> list[dict[str, Any]]:
+    """The events of all phases as they were decoded."""
     try:
         values = _decode(b"".join((b"[", text, b"]")))
     except UNREADABLE:
@@ -53,9 +58,9 @@ def decode(text: bytes, damage: Counter[str]) -> list[ExactEvent | None]:
             values = _decode(b"".join((b"[", text, b"]")))
         except UNREADABLE:
             values = _decode_one_by_one(text, damage)
-    objects = [value for value in values if isinstance(value, dict)]
-    damage["no object"] += len(values) - len(objects)
-    return [_event(value, damage) for value in objects]
+    found = [value for value in values if isinstance(value, dict)]
+    damage["no object"] += len(values) - len(found)
+    return found
 
 
 def _mend_characters(text: bytes, damage: Counter[str]) -> bytes:
@@ -169,7 +174,7 @@ def _arguments(values: dict[str, Any]) -> Arguments:
         field = _ARGUMENT_OF_KEY.get(key)
         if field is None or value is None:
             continue
-        if field in ("input_dims", "input_types"):
+        if field == "input_dims":
             fields[field] = msgspec.Raw(msgspec.json.encode(value))
         else:
             # As a float, because int(Decimal("1e999999999")) would take for ever.

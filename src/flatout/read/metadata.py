@@ -13,7 +13,7 @@ import msgspec
 
 from flatout.read.collectives import as_integer, as_ranks
 from flatout.read.schema import UNREADABLE
-from flatout.records.events import ProcessGroup, Quality
+from flatout.records.events import Quality
 
 _MAX_RANKS = 1 << 20  # far above any job; tables with a row a rank are made of these
 
@@ -24,7 +24,7 @@ class FileMetadata(msgspec.Struct, kw_only=True):
     rank: int | None = None
     world_size: int | None = None
     backend: str | None = None
-    groups: tuple[ProcessGroup, ...] = ()
+    group_ranks: dict[str, tuple[int, ...]] = {}  # by name of the process group
     base_ns: int = 0
     hostname: str | None = None
     device_names: dict[int, str] = {}
@@ -63,7 +63,7 @@ def parse(head: bytes, tail: bytes) -> FileMetadata:
         rank=_bounded(info, "rank", 0, _MAX_RANKS - 1, quality),
         world_size=_bounded(info, "world_size", 1, _MAX_RANKS, quality),
         backend=_text(info.get("backend")),
-        groups=_groups(info.get("pg_config")),
+        group_ranks=_group_ranks(info.get("pg_config")),
         base_ns=as_integer(raw.base_ns) or 0,
         hostname=_text(raw.hostname) or _text(raw.host_name),
         device_names=_device_names(raw.device_properties),
@@ -120,18 +120,11 @@ def _first_value(text: bytes) -> Any:
     return None
 
 
-def _groups(configs: Any) -> tuple[ProcessGroup, ...]:
+def _group_ranks(configs: Any) -> dict[str, tuple[int, ...]]:
     if not isinstance(configs, list):
-        return ()
-    return tuple(
-        ProcessGroup(
-            name=str(config.get("pg_name", "")),
-            description=_text(config.get("pg_desc")),
-            ranks=as_ranks(config.get("ranks")),
-        )
-        for config in configs
-        if isinstance(config, dict)
-    )
+        return {}
+    named = [(config.get("pg_name"), as_ranks(config.get("ranks"))) for config in configs if isinstance(config, dict)]
+    return {str(name): ranks for name, ranks in named if name is not None and ranks}
 
 
 def _device_names(properties: Any) -> dict[int, str]:

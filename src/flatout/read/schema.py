@@ -35,7 +35,6 @@ class Arguments(
         "external_id_2021": "external id",
         "num_bytes": "bytes",
         "input_dims": "Input Dims",
-        "input_types": "Input type",
         "operation": "Collective name",
         "group_name": "Process Group Name",
         "group_description": "Process Group Description",
@@ -58,7 +57,6 @@ class Arguments(
     stream: Any = NULL
     num_bytes: Any = NULL
     input_dims: msgspec.Raw | None = None
-    input_types: msgspec.Raw | None = None
     operation: Any = None
     group_name: Any = None
     group_description: Any = None

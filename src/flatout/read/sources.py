@@ -32,25 +32,20 @@ class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int  # on disk
     rank_hint: int | None = None  # from the file name
     quality: tuple[Quality, ...] = ()  # of the archive or folder that it came from
+    archive: str | None = None  # that it was unpacked from, into a folder that only this machine has
 
 
 @contextmanager
-def open_sources(
-    paths: Sequence[Path], *, ranks: Sequence[int] | None = None, limits: Limits = LIMITS
-) -> Iterator[list[TraceSource]]:
+def open_sources(paths: Sequence[Path], *, limits: Limits = LIMITS) -> Iterator[list[TraceSource]]:
     """The traces in `paths`, in the order given and sorted within a folder or archive.
 
-    With `ranks`, files whose names state another rank are left out. Raises InputError where a path cannot be read,
-    holds no trace, or is an archive that would write outside its folder or unpack to more than `limits`.
+    Raises InputError where a path cannot be read, holds no trace, or is an archive that would write outside its folder
+    or unpack to more than `limits`.
     """
     with ExitStack() as stack:
         sources: list[TraceSource] = []
         for path in paths:
             sources += _sources(path, stack, limits)
-        if ranks is not None:
-            sources = [source for source in sources if source.rank_hint is None or source.rank_hint in ranks]
-            if not sources:
-                raise InputError(f"no trace is of rank {', '.join(map(str, ranks))}", hint="leave the ranks out")
         yield sources
 
 
@@ -89,7 +84,8 @@ def _in_archive(path: Path, stack: ExitStack, limits: Limits) -> list[TraceSourc
         if not files:
             raise InputError(f"{path} is a damaged archive: {unpacked.problem}", hint="copy or pack it again")
         notes.append(_damaged(path, unpacked.problem))
-    return _in_folder(folder, files, str(path), limits, notes)
+    sources = _in_folder(folder, files, str(path), limits, notes)
+    return [msgspec.structs.replace(source, archive=str(path)) for source in sources]
 
 
 def _repeated(path: Path, name: str) -> Quality:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from flatout.read.durations import repair_durations
 from flatout.read.metadata import FileMetadata
 from flatout.read.quality import damage_quality, duration_quality
 from flatout.read.schema import MTIA_DEVICE, OPERATOR, is_kind
-from flatout.records.events import COLUMNS, GPU_WORK, NULL, EventTable, Kind, Quality, TraceMeta
+from flatout.records.events import COLUMNS, GPU_WORK, NULL, CollectiveArgs, EventTable, Kind, Quality, TraceMeta
 from flatout.units import NS_PER_S
 
 _ANNOTATION = re.compile(
@@ -35,7 +35,6 @@ _DICTIONARY_OF_COLUMN = {
     "name": "names",
     "thread": "threads",
     "shape": "shapes",
-    "type": "types",
     "collective": "collectives",
 }
 
@@ -66,8 +65,7 @@ def build_table(decoded: Decoded, metadata: FileMetadata, path: str, quality: Se
         names=tuple(name or NO_NAME for name in dictionaries["names"]),
         threads=tuple((str(pid), str(tid)) for pid, tid in dictionaries["threads"]),
         shapes=tuple(_compact(text) for text in dictionaries["shapes"]),
-        types=tuple(_compact(text) for text in dictionaries["types"]),
-        collectives=tuple(dictionaries["collectives"]),
+        collectives=tuple(_with_ranks(each, metadata.group_ranks) for each in dictionaries["collectives"]),
         quality=(
             *quality,
             *metadata.quality,
@@ -190,6 +188,14 @@ def _by_first_use(codes: NDArray[np.int32], keys: list[Any]) -> tuple[NDArray[np
     return new_code[codes], [keys[code] for code in used]
 
 
+def _with_ranks(collective: CollectiveArgs, group_ranks: Mapping[str, tuple[int, ...]]) -> CollectiveArgs:
+    """The group's ranks from the metadata where the event has them cut short, as PyTorch does above 30."""
+    ranks = group_ranks.get(collective.group_name or "")
+    if collective.group_ranks is not None or ranks is None or len(ranks) != collective.group_size:
+        return collective
+    return msgspec.structs.replace(collective, group_ranks=ranks)
+
+
 def _compact(text: bytes) -> str:
     return msgspec.json.format(text, indent=-1).decode("utf-8", errors="replace")
 
@@ -204,7 +210,6 @@ def _meta(metadata: FileMetadata, path: str, base_ns: int, columns: dict[str, ND
         backend=metadata.backend,
         device_name=metadata.device_names.get(int(devices[counts.argmax()])) if devices.size else None,
         base_ns=base_ns,
-        groups=metadata.groups,
         hostname=metadata.hostname,
         fingerprint=f"{len(columns['start_ns'])}-{_checksum(columns['start_ns'])}-{_checksum(columns['duration_ns'])}",
     )

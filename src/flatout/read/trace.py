@@ -40,7 +40,7 @@ def read_trace(source: TraceSource, *, num_workers: int = 1) -> EventTable:
 
 
 def _read(source: TraceSource, decode: Callable[[Iterator[bytes]], Decoded]) -> EventTable:
-    with _no_garbage_collection(), _input_errors(source.name):
+    with _no_garbage_collection(), input_errors(source.name):
         with ByteStream(Path(source.path), source.name) as stream:
             text = EventText(stream, source.name)
             decoded = decode(text.blocks())
@@ -109,7 +109,8 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def _input_errors(name: str) -> Iterator[None]:
+def input_errors(name: str) -> Iterator[None]:
+    """What the system says of a file as an InputError of one line."""
     try:
         yield
     except FileNotFoundError as error:

@@ -81,6 +81,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     step_s: float | None  # mean over ranks and whole steps
     untraced_step_s: float | None = None  # known from a recording; None for a plain trace
+    hosts: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # where known, and more than one
     # Of a recording only: null where missing, and `reasons` says why. A plain trace has none of these keys.
     samples_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
     tokens_per_s: float | msgspec.UnsetType | None = msgspec.UNSET

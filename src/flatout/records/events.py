@@ -49,14 +49,6 @@ class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
     dst_rank: int | None = None
 
 
-class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `distributedInfo.pg_config`."""
-
-    name: str
-    description: str | None = None
-    ranks: tuple[int, ...] | None = None
-
-
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
     """Something lost, repaired or unsure in the input, and what that does to the result."""
 
@@ -74,7 +66,6 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     backend: str | None = None
     device_name: str | None = None  # of the device this rank ran on; None for the CPU
     base_ns: int = 0  # baseTimeNanoseconds, already added to start_ns
-    groups: tuple[ProcessGroup, ...] = ()
     hostname: str | None = None
     fingerprint: str | None = None  # of the times of all events: equal for copies of one trace
 
@@ -86,7 +77,6 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     names: tuple[str, ...]  # dictionary of `name`
     threads: tuple[tuple[str, str], ...]  # dictionary of `thread`: (pid, tid) as text
     shapes: tuple[str, ...]  # dictionary of `shape`: the JSON text of "Input Dims", e.g. "[[8,1024],[]]"
-    types: tuple[str, ...]  # dictionary of `type`: the JSON text of "Input type"
     collectives: tuple[CollectiveArgs, ...]  # dictionary of `collective`
     quality: tuple[Quality, ...] = ()
     dropped: tuple[tuple[str, int], ...] = ()  # what the reader left out by design, and how many: other phases, ...
@@ -102,7 +92,6 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     external_id: NDArray[np.int64]  # joins CPU_OP with RUNTIME and GPU work; null where absent
     num_bytes: NDArray[np.int64]  # of copies and sets; null where absent
     shape: NDArray[np.int32]  # index into shapes, null where not recorded
-    type: NDArray[np.int32]  # index into types, null where not recorded
     collective: NDArray[np.int32]  # index into collectives, null where no collective arguments
     sequence: NDArray[np.int64]  # "Seq" of a collective, null where absent
 
@@ -137,11 +126,22 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         for column, dictionary in (
             ("thread", self.threads),
             ("shape", self.shapes),
-            ("type", self.types),
             ("collective", self.collectives),
         ):
             values = getattr(self, column)
             assert not n or (values.min() >= NULL and values.max() < len(dictionary)), column
+
+
+class OriginalEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An event as it stands in a file, of any phase and category; only `--perfetto` asks for it."""
+
+    fields: dict[str, msgspec.Raw]  # the JSON text of each
+    phase: str  # of the Trace Event Format: X, i, s, f, M, C, ...
+    process: int | str
+    thread: int | str
+    kind: Kind | None  # None for what no analysis knows
+    start_ns: int | None  # with the file's base time added; None where it has no time that can be used
+    duration_ns: int  # 0 where missing or negative
 
 
 COLUMNS: dict[str, np.dtype[np.generic]] = {
@@ -156,7 +156,6 @@ COLUMNS: dict[str, np.dtype[np.generic]] = {
     "external_id": np.dtype(np.int64),
     "num_bytes": np.dtype(np.int64),
     "shape": np.dtype(np.int32),
-    "type": np.dtype(np.int32),
     "collective": np.dtype(np.int32),
     "sequence": np.dtype(np.int64),
 }

@@ -40,7 +40,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a pipeline as its sends and receives show it."""
 
-    stages: tuple[int, ...]  # ranks, first stage first
+    stages: tuple[int, ...]  # the ranks that send to each other, by number; not the order of the stages
     num_microbatches: int  # a step
 
     @property

@@ -30,10 +30,6 @@ class Segments(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     end_ns: NDArray[np.int64]
     part: NDArray[np.uint8]
 
-    def totals_ns(self) -> NDArray[np.int64]:
-        """Nanoseconds by part; shape (NUM_PARTS,)."""
-        return np.bincount(self.part, weights=self.end_ns - self.start_ns, minlength=NUM_PARTS).astype(np.int64)
-
     def cumulative_ns(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Nanoseconds by part from the window's start to each time (clipped to the window); shape (k, NUM_PARTS)."""
         if len(self.part) == 0:
@@ -117,8 +113,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     num_launches: int
     num_kernels: int  # communication apart
     num_short_kernels: int
-    short_kernel_s: float  # GPU time of the short kernels of dense runs, with the gaps between them
-    short_kernel_saving_s: float  # of it, what one kernel doing the same work would save
+    short_kernel_saving_s: float  # of dense runs of them, what one kernel doing the same work would save
     matmul_s: float
     plain_matmul_s: float  # matrix products of a kernel without tensor-core instructions
     plain_matmul_names: tuple[str, ...]
@@ -137,7 +132,6 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     num_passes: int  # forward and backward passes
     communication_pass: NDArray[np.int64]  # the pass in which each communication kernel was launched, -1 before all
     input_elements: tuple[int | None, ...]  # by step: elements of its largest embedding or first-layer input
-    linked_share: float | None  # GPU work whose launch is in the recording
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):

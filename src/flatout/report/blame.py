@@ -13,6 +13,8 @@ from flatout.records.diagnosis import Diagnosis
 from flatout.report.rows import Rows
 
 SMALLEST_WAIT = 0.05  # of the longest wait for the same cause
+SMALLEST_SHARE = 0.02  # of the step: what a finding costs at least
+STRONGEST_SHARE = 0.5  # of the step
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +31,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """How long a rank (or the mean rank of a group) waits for the blamed one."""
 
     wait_s: float  # a step
+    share: float  # of the waiting row's step
     parts_s: tuple[tuple[str, float], ...]  # largest first
 
 
@@ -36,7 +39,6 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[int, ...]  # blamed ranks, those that anyone waits for
     num_other: int  # blamed ranks that have no column of their own, summed in the last one
     cells: tuple[tuple[Cell | None, ...], ...]  # a row for each of `Rows.rows`
-    largest_s: float
 
 
 def _steps(diagnosis: Diagnosis) -> dict[int, int]:
@@ -87,15 +89,15 @@ def matrix(diagnosis: Diagnosis, rows: Rows, *, most_columns: int) -> Matrix:
         wait_s = blame.wait_s / num_steps.get(blame.waiting_rank, 1) / len(rows.rows[row].ranks)
         sums[row, column_of.get(blame.blamed_rank, len(columns))][blame.part] += wait_s
     cells = tuple(
-        tuple(_cell(sums.get((row, column))) for column in range(len(columns) + (num_other > 0)))
-        for row in range(len(rows.rows))
+        tuple(_cell(sums.get((index, column)), row.duration_s) for column in range(len(columns) + (num_other > 0)))
+        for index, row in enumerate(rows.rows)
     )
-    largest_s = max((cell.wait_s for row_cells in cells for cell in row_cells if cell), default=0.0)
-    return Matrix(columns=columns, num_other=num_other, cells=cells, largest_s=largest_s)
+    return Matrix(columns=columns, num_other=num_other, cells=cells)
 
 
-def _cell(parts_s: dict[str, float] | None) -> Cell | None:
+def _cell(parts_s: dict[str, float] | None, step_s: float) -> Cell | None:
     if not parts_s:
         return None
     ordered = sorted(parts_s.items(), key=lambda item: (-item[1], item[0]))
-    return Cell(wait_s=sum(parts_s.values()), parts_s=tuple(ordered))
+    wait_s = sum(parts_s.values())
+    return Cell(wait_s=wait_s, share=wait_s / step_s if step_s else 0.0, parts_s=tuple(ordered))

@@ -8,6 +8,7 @@ content policy in the page forbids scripts and outside references.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 
@@ -15,7 +16,8 @@ import msgspec
 
 from flatout import __version__, units
 from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, StepDiagnosis
-from flatout.report.blame import Cell, charges, matrix
+from flatout.report.axis import step_labels, ticks
+from flatout.report.blame import SMALLEST_SHARE, STRONGEST_SHARE, Cell, charges, matrix
 from flatout.report.command import MASK, masked_command
 from flatout.report.evidence import evidence_texts
 from flatout.report.parts import PART_LABELS, PART_MEANINGS, SAFETY_MEANINGS, part_label, part_values, rounded_shares
@@ -27,10 +29,16 @@ from flatout.report.terminal import visible
 MOST_RANKS = 64
 MOST_ROWS = 40
 MOST_SEGMENTS = 4000  # pieces of bars in the steps chart
+SMALLEST_DRAWN = 0.003  # of an axis: a few pixels
 MOST_BLAMED = 16  # columns of the blame matrix
 MOST_CHARGES = 40
 MOST_FINDINGS = 50
 MOST_NOTES = 100
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[num]?s|[KMGT]?i?B|[KMGT]?FLOP)\b|%)")
+_LONG_WORD = re.compile(r"[\w.(=/:-]{30,}")  # longer than a line on a phone
+_JOINT = re.compile(r"(?<=\w)([.(/]+)(?=\w)")
+LONGEST_TAG = 17  # characters of a finding's name that fit beside the bars
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +64,14 @@ def diagnosis_html(diagnosis: Diagnosis, command: Sequence[str], *, explain: Map
     import jinja2
     import markupsafe
 
+    def whole(text: str) -> markupsafe.Markup:
+        """Escaped text in which a line ends between words, or where a long name has a joint, never before a unit."""
+        escaped = str(markupsafe.escape(_BEFORE_UNIT.sub("\u00a0", visible(text))))
+        return markupsafe.Markup(_LONG_WORD.sub(lambda word: _JOINT.sub(r"\1<wbr>", word[0]), escaped))
+
     def code(text: str) -> markupsafe.Markup:
-        """Escaped text in which what stands between backticks is code."""
-        pieces = [markupsafe.escape(piece) for piece in visible(text).split("`")]
+        """The same, in which what stands between backticks is code."""
+        pieces = [whole(piece) for piece in text.split("`")]
         if len(pieces) % 2 == 0:
             return markupsafe.Markup("`").join(pieces)
         return markupsafe.Markup("").join(
@@ -74,7 +87,7 @@ def diagnosis_html(diagnosis: Diagnosis, command: Sequence[str], *, explain: Map
         undefined=jinja2.StrictUndefined,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    environment.filters["code"] = code
+    environment.filters |= {"code": code, "whole": whole}
     return environment.get_template("diagnosis.html.j2").render(page_content(diagnosis, command, explain or {}))
 
 
@@ -87,6 +100,7 @@ def page_content(diagnosis: Diagnosis, command: Sequence[str], explain: Mapping[
         "command": _command_line(command),
         "facts": job_summary(diagnosis),
         "missing": ranks_text(diagnosis.job.missing_ranks, 0) if diagnosis.job.missing_ranks else "",
+        "has_long_tags": any(len(name) > LONGEST_TAG for row in rows.rows for name in _findings_of(row, diagnosis)),
         "base": "step" if diagnosis.job.num_steps else "recording",
         "findings": [_finding(diagnosis, finding, explain) for finding in findings[:MOST_FINDINGS]],
         "num_more_findings": max(0, len(findings) - MOST_FINDINGS),
@@ -198,9 +212,8 @@ def _used_parts(rows: Rows) -> list[int]:
     return [part for part in range(len(PART_NAMES)) if any(row.parts_s[part] > 0 for row in rows.rows)]
 
 
-def _row(row: Row, diagnosis: Diagnosis, rows: Rows) -> dict[str, object]:
-    longest_s = max(other.duration_s for other in rows.rows) or 1.0
-    segments = _segments(row.parts_s)
+def _findings_of(row: Row, diagnosis: Diagnosis) -> list[str]:
+    """Names of the findings that name this rank and few others."""
     names = [
         finding.name
         for finding in diagnosis.findings
@@ -209,9 +222,15 @@ def _row(row: Row, diagnosis: Diagnosis, rows: Rows) -> dict[str, object]:
         and len(finding.ranks) <= MOST_NAMED_RANKS
         and len(finding.ranks) < diagnosis.job.num_ranks
     ]
+    return list(dict.fromkeys(names))
+
+
+def _row(row: Row, diagnosis: Diagnosis, rows: Rows) -> dict[str, object]:
+    longest_s = max(other.duration_s for other in rows.rows) or 1.0
+    segments = _segments(row.parts_s)
     return {
         "label": row.label,
-        "findings": list(dict.fromkeys(names)),
+        "findings": _findings_of(row, diagnosis),
         "duration": units.seconds(row.duration_s),
         "length": f"{row.duration_s / longest_s * 100:.2f}",
         "segments": segments,
@@ -231,12 +250,24 @@ def _steps(rows: Rows) -> dict[str, object] | None:
     drawn = [step for lane in lanes for step in lane]
     first_s = 0.0 if numbers[0] in chosen else min(step.start_s for step in drawn)
     span_s = max(step.start_s + step.window_s for step in drawn) - first_s or 1.0
-    longest = max(lanes, key=len)
+    longest = max(range(len(lanes)), key=lambda index: len(lanes[index]))
+    starts = [lane[0].start_s for lane in lanes if lane]
     return {
         "num_all": len(numbers),
         "num_shown": len(chosen),
-        "ticks": _ticks(first_s, span_s),
-        "labels": [{"left": _percent((step.start_s - first_s) / span_s), "text": str(step.step)} for step in longest],
+        "num_lanes": len(lanes),
+        "has_lead_in": min(starts) - first_s > SMALLEST_DRAWN * span_s,
+        # Where ranks begin their steps at different times, as in a pipeline, the numbers hold for one of them.
+        "labelled": f"rank {rows.rows[longest].shown.rank}" if max(starts) - min(starts) > 0.01 * span_s else "",
+        "labels": [
+            {
+                "left": _percent(label.left),
+                "text": label.text,
+                "classes": " ".join(filter(None, (label.size, "before" if label.is_before else ""))),
+            }
+            for label in step_labels(lanes[longest], first_s, span_s)
+        ],
+        "ticks": [{"left": _percent(left), "text": text} for left, text in ticks(first_s, span_s)],
         "lanes": [
             {"label": row.label, "shown": f"rank {row.shown.rank}" if row.is_group else "", "blocks": blocks}
             for row, lane in zip(rows.rows, lanes, strict=True)
@@ -271,24 +302,6 @@ def _percent(share: float) -> str:
     return f"{share * 100:.2f}"
 
 
-def _ticks(first_s: float, span_s: float) -> list[dict[str, str]]:
-    """Round times along the axis, at most seven."""
-    rough = span_s / 6
-    magnitude = 10.0 ** math.floor(math.log10(rough))
-    distance_s = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= rough)
-    unit, scale = next(
-        (unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if span_s * scale >= 1 or unit == "us"
-    )
-    digits = 0 if distance_s * scale >= 0.999 else 1
-    first = math.ceil(first_s / distance_s - 1e-9)
-    times = [index * distance_s for index in range(first, first + 8)]
-    return [
-        {"left": _percent((time_s - first_s) / span_s), "text": f"{time_s * scale:.{digits}f} {unit}"}
-        for time_s in times
-        if time_s <= first_s + span_s * 0.82  # a later one would not fit before the edge
-    ]
-
-
 def _blame(diagnosis: Diagnosis, rows: Rows) -> dict[str, object] | None:
     found = charges(diagnosis)
     if not found:
@@ -301,10 +314,13 @@ def _blame(diagnosis: Diagnosis, rows: Rows) -> dict[str, object] | None:
     return {
         "columns": columns,
         "rows": [
-            {"label": row.label, "cells": [_cell(cell, table.largest_s, len(columns)) for cell in cells]}
+            {"label": row.label, "cells": [_cell(cell, len(columns)) for cell in cells]}
             for row, cells in zip(rows.rows, table.cells, strict=True)
         ],
-        "largest": units.seconds(table.largest_s),
+        "scale": [
+            {"strength": f"{_strength(share):.2f}", "text": f"{share:.0%}".replace("%", " %")}
+            for share in (SMALLEST_SHARE, 0.1, STRONGEST_SHARE)
+        ],
         "charges": [
             {
                 "waiting": ranks_of_job(charge.waiting_ranks, diagnosis),
@@ -319,14 +335,22 @@ def _blame(diagnosis: Diagnosis, rows: Rows) -> dict[str, object] | None:
     }
 
 
-def _cell(cell: Cell | None, largest_s: float, num_columns: int) -> dict[str, str] | None:
+def _strength(share: float) -> float:
+    """Of the colour: none below what a finding may cost, the strongest from half a step on."""
+    if share < SMALLEST_SHARE:
+        return 0.0
+    return 0.1 + 0.5 * math.sqrt(min(1.0, (share - SMALLEST_SHARE) / (STRONGEST_SHARE - SMALLEST_SHARE)))
+
+
+def _cell(cell: Cell | None, num_columns: int) -> dict[str, str] | None:
     if cell is None:
         return None
+    parts = "; ".join(f"{part_label(part)} {units.seconds(wait_s)}" for part, wait_s in cell.parts_s[:6])
     return {
         "text": units.seconds(cell.wait_s),
         "part": _main_part(cell) if num_columns <= 8 else "",
-        "strength": f"{0.08 + 0.52 * cell.wait_s / largest_s:.2f}",
-        "title": "; ".join(f"{part_label(part)} {units.seconds(wait_s)}" for part, wait_s in cell.parts_s[:6]),
+        "strength": f"{_strength(cell.share):.2f}",
+        "title": f"{units.percent(cell.share)} of the step: {parts}",
     }
 
 

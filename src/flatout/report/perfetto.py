@@ -1,9 +1,10 @@
-"""A trace written back as Chrome JSON for ui.perfetto.dev, with Flatout's own tracks above the original ones.
+"""Traces written back as Chrome JSON for ui.perfetto.dev: every original event, with Flatout's own tracks above them.
 
-In: for each rank its event table, its segments and its charged waits. Out: a file, written as it is made; gzip if its
-name ends in `.gz`. A process for each rank; its first tracks are "Flatout parts" and "Flatout blame", then host threads
-and GPU streams. Times are exact: microseconds with three decimals made from integer nanoseconds, since the earliest
-event. Perfetto drops events that overlap on a track (google/perfetto#4280), so those get another lane.
+In: for each rank its events as they stand in its file, its segments and its charged waits. Out: a file, written as it
+is made; gzip if its name ends in `.gz`. A process for each rank; its first tracks are "Flatout parts" and "Flatout
+blame", then host threads and GPU streams. Of an event only what must be told apart between ranks is rewritten: process,
+thread, id, and the times (on the job's common clock, in microseconds with three decimals, made from integer
+nanoseconds). All else, with all arguments, is copied as text.
 """
 
 from __future__ import annotations
@@ -13,116 +14,114 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from flatout import __version__, units
 from flatout.records.diagnosis import Part
-from flatout.records.events import GPU_WORK, NULL, EventTable, Kind
+from flatout.records.events import OriginalEvent
 from flatout.records.job import BlameSlice
 from flatout.records.timeline import Segments
 from flatout.report.files import open_new
 from flatout.report.parts import PART_LABELS, part_label
+from flatout.report.perfetto_tracks import Tracks, lay_out
 
 EVENTS_PER_WRITE = 4096
 TRACKS_PER_RANK = 100_000  # thread ids are unique over all ranks, and no thread id is a process id
+IDS_PER_RANK = 1 << 32
 PARTS_TRACK, BLAME_TRACK, FIRST_ORIGINAL_TRACK = 1, 2, 3
 
+_NAMES_OF_TRACKS = {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
+_REWRITTEN = {"pid", "tid", "ts", "dur", "id", "bind_id"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_CATEGORIES = {
-    Kind.CPU_OP: "cpu_op",
-    Kind.USER_ANNOTATION: "user_annotation",
-    Kind.GPU_ANNOTATION: "gpu_user_annotation",
-    Kind.RUNTIME: "cuda_runtime",
-    Kind.KERNEL: "kernel",
-    Kind.MEMCPY: "gpu_memcpy",
-    Kind.MEMSET: "gpu_memset",
-    Kind.SYNC: "cuda_sync",
-    Kind.PYTHON: "python_function",
-    Kind.OVERHEAD: "overhead",
-}
+# Escapes of control characters: valid JSON that Perfetto refuses (#598).
+_ESCAPE = re.compile(rb"(\\\\)|\\(u00[01][0-9a-fA-F]|u007[fF])")
+
+
+class Originals(Protocol):
+    """The events of a rank's file. They are gone through twice: to find their tracks, and to write them."""
+
+    def __iter__(self) -> Iterator[OriginalEvent]: ...
+
+    @property
+    def metadata(self) -> dict[str, msgspec.Raw]:
+        """What stands around the events in the file; known once they have been gone through."""
 
 
 class PerfettoRank(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One rank as it is drawn. `segments` and `slices` are on the job's common clock."""
 
     rank: int
-    events: EventTable
+    originals: Originals
     segments: Segments
     slices: tuple[BlameSlice, ...] = ()  # of this waiting rank
-    clock_offset_ns: int = 0  # added to the times of `events` to put them on the common clock
+    clock_offset_ns: int = 0  # added to the times of `originals` to put them on the common clock
 
 
 def write_perfetto(
-    path: str | Path, ranks: Iterable[PerfettoRank], *, origin_ns: int | None = None, force: bool = False
-) -> None:
+    path: str | Path, ranks: Iterable[PerfettoRank], *, origin_ns: int, force: bool = False
+) -> dict[int, int]:
     """Write the trace; OutputError where the file exists (without `force`) or cannot be written.
 
-    Times count from `origin_ns`, by default the earliest of all ranks; where it is given, ranks are taken one by one,
-    so that a generator need never hold two of them.
+    Times count from `origin_ns`. Ranks are taken one by one, so that a generator need never hold two of them. Returns
+    by rank how many of its events were left out, because they have no time that can be used; ranks without any are not
+    in it.
     """
-    if origin_ns is None:
-        ranks = list(ranks)
-        origin_ns = min((start for rank in ranks for start in _first_starts(rank)), default=0)
     with open_new(path, force=force) as file:
         if str(path).endswith(".gz"):
             with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=5, mtime=0) as compressed:
-                _write(compressed, ranks, origin_ns)
-        else:
-            _write(file, ranks, origin_ns)
+                return _write(compressed, ranks, origin_ns)
+        return _write(file, ranks, origin_ns)
 
 
-def _first_starts(rank: PerfettoRank) -> list[int]:
-    starts = [int(rank.events.start_ns[0]) + rank.clock_offset_ns] if rank.events.num_events else []
-    return starts + ([int(rank.segments.start_ns[0])] if len(rank.segments.part) else [])
-
-
-def _write(file: BinaryIO | gzip.GzipFile, ranks: Iterable[PerfettoRank], origin_ns: int) -> None:
+def _write(file: BinaryIO | gzip.GzipFile, ranks: Iterable[PerfettoRank], origin_ns: int) -> dict[int, int]:
     file.write(f'{{"displayTimeUnit":"ns","otherData":{{"flatout":"{__version__}"}},"traceEvents":[\n'.encode())
-    pending: list[str] = []
-    separator = ""
+    pending: list[bytes] = []
+    separator = b""
+    left_out: dict[int, int] = {}
+    metadata: list[bytes] = []
     for rank in ranks:
-        for line in _rank_lines(rank, origin_ns):
+        tracks = lay_out(rank.originals)
+        if tracks.num_without_time:
+            left_out[rank.rank] = tracks.num_without_time
+        for line in _rank_lines(rank, tracks, origin_ns):
             pending.append(line)
             if len(pending) >= EVENTS_PER_WRITE:
-                file.write((separator + ",\n".join(pending)).encode())
+                file.write(separator + b",\n".join(pending))
                 pending.clear()
-                separator = ",\n"
+                separator = b",\n"
+        metadata.append(b'"%d":%b' % (rank.rank, _object(rank.originals.metadata.items())))
     if pending:
-        file.write((separator + ",\n".join(pending)).encode())
-    file.write(b"\n]}\n")
+        file.write(separator + b",\n".join(pending))
+    file.write(b'\n],"ranks":{%b}}\n' % b",\n".join(metadata))
+    return left_out
 
 
-def _rank_lines(rank: PerfettoRank, origin_ns: int) -> Iterator[str]:
+def _rank_lines(rank: PerfettoRank, tracks: Tracks, origin_ns: int) -> Iterator[bytes]:
     process = rank.rank + 1  # process 0 is Perfetto's idle process
     first_track = process * TRACKS_PER_RANK
-    yield _metadata(process, 0, "process_name", f"rank {rank.rank}")
-    yield f'{{"ph":"M","pid":{process},"tid":0,"name":"process_sort_index","args":{{"sort_index":{rank.rank}}}}}'
+    yield _metadata(process, 0, "process_name", f'"name":{_quoted(f"rank {rank.rank}")}')
+    yield _metadata(process, 0, "process_sort_index", f'"sort_index":{rank.rank}')
     yield from _track(process, first_track + PARTS_TRACK, "Flatout parts")
     yield from _slice_lines(_part_slices(rank.segments), process, first_track + PARTS_TRACK, origin_ns)
     if rank.slices:
         yield from _track(process, first_track + BLAME_TRACK, "Flatout blame")
         waits = _blame_slices(rank.slices, rank.segments)
         yield from _slice_lines(waits, process, first_track + BLAME_TRACK, origin_ns)
-    names = [_quoted(name) for name in rank.events.names]
-    arrows = _arrows(rank.events)
-    for track, (label, rows) in enumerate(_lanes(rank.events), start=first_track + FIRST_ORIGINAL_TRACK):
+    for track, label in enumerate(tracks.labels, start=first_track + FIRST_ORIGINAL_TRACK):
         yield from _track(process, track, label)
-        for first in range(0, len(rows), EVENTS_PER_WRITE):
-            chunk = rows[first : first + EVENTS_PER_WRITE]
-            yield from _event_lines(rank, chunk, names, arrows, track, origin_ns)
+    yield from _original_lines(rank, tracks, process, first_track + FIRST_ORIGINAL_TRACK, origin_ns)
 
 
-def _metadata(process: int, track: int, name: str, value: str) -> str:
-    return f'{{"ph":"M","pid":{process},"tid":{track},"name":"{name}","args":{{"name":{_quoted(value)}}}}}'
+def _metadata(process: int, track: int, name: str, argument: str) -> bytes:
+    return f'{{"ph":"M","pid":{process},"tid":{track},"name":"{name}","args":{{{argument}}}}}'.encode()
 
 
-def _track(process: int, track: int, label: str) -> Iterator[str]:
-    yield _metadata(process, track, "thread_name", label)
-    yield f'{{"ph":"M","pid":{process},"tid":{track},"name":"thread_sort_index","args":{{"sort_index":{track}}}}}'
+def _track(process: int, track: int, label: str) -> Iterator[bytes]:
+    yield _metadata(process, track, "thread_name", f'"name":{_quoted(label)}')
+    yield _metadata(process, track, "thread_sort_index", f'"sort_index":{track}')
 
 
 def _quoted(text: str) -> str:
@@ -184,106 +183,50 @@ def _blame_text(pieces: Sequence[BlameSlice]) -> str:
     return f"waits for {', '.join(texts)}"
 
 
-def _slice_lines(slices: Iterable[tuple[str, int, int]], process: int, track: int, origin_ns: int) -> Iterator[str]:
+def _slice_lines(slices: Iterable[tuple[str, int, int]], process: int, track: int, origin_ns: int) -> Iterator[bytes]:
     for text, start_ns, end_ns in slices:
         if end_ns > start_ns:
             yield (
                 f'{{"ph":"X","cat":"flatout","name":{_quoted(text)},"pid":{process},"tid":{track},'
                 f'"ts":{_time(start_ns - origin_ns)},"dur":{_time(end_ns - start_ns)}}}'
-            )
+            ).encode()
 
 
-def _event_lines(
-    rank: PerfettoRank,
-    rows: NDArray[np.int64],
-    names: Sequence[str],
-    arrows: NDArray[np.int64],
-    track: int,
-    origin_ns: int,
-) -> Iterator[str]:
-    events = rank.events
-    starts = events.start_ns[rows] + (rank.clock_offset_ns - origin_ns)
-    columns = (events.kind, events.name, events.duration_ns, events.correlation, events.num_bytes, arrows)
-    values = zip(starts.tolist(), *(column[rows].tolist() for column in columns), strict=True)
-    for start_ns, kind, name, duration_ns, correlation, num_bytes, arrow in values:
-        arguments = [f'"correlation":{correlation}'] if correlation != NULL else []
-        if num_bytes != NULL:
-            arguments.append(f'"bytes":{num_bytes}')
-        place = f'"pid":{rank.rank + 1},"tid":{track},"ts":{_time(start_ns)}'
-        yield (
-            f'{{"ph":"X","cat":"{_CATEGORIES[kind]}","name":{names[name]},{place},'
-            f'"dur":{_time(duration_ns)},"args":{{{",".join(arguments)}}}}}'
-        )
-        if arrow != NULL:
-            end = '"ph":"s"' if kind == Kind.RUNTIME else '"ph":"f","bp":"e"'
-            yield f'{{{end},"cat":"launch","name":"launch","id":{rank.rank * 2**32 + arrow},{place}}}'
+def _original_lines(
+    rank: PerfettoRank, tracks: Tracks, process: int, first_track: int, origin_ns: int
+) -> Iterator[bytes]:
+    """The file's events; where several begin at once on a track, in the order that Perfetto needs to nest them."""
+    shift_ns = rank.clock_offset_ns - origin_ns
+    ids: dict[bytes, int] = {}
+    held: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+    for index, event in enumerate(rank.originals):
+        fields = event.fields
+        if event.phase == "M":
+            name = bytes(fields.get("name", b"")).strip(b'"').decode("utf-8", "replace")
+            if name in _NAMES_OF_TRACKS:
+                continue  # those of Flatout stand in their place
+        elif event.start_ns is None:
+            continue
+        rewritten = f'"pid":{process},"tid":{first_track + int(tracks.track[index])}'
+        if event.start_ns is not None:
+            rewritten += f',"ts":{_time(event.start_ns + shift_ns)}'
+        if event.phase == "X" or "dur" in fields:
+            rewritten += f',"dur":{_time(event.duration_ns)}'
+        for key in ("id", "bind_id"):
+            if key in fields:
+                number = ids.setdefault(bytes(fields[key]), len(ids))
+                rewritten += f',"{key}":{process * IDS_PER_RANK + number}'
+        line = _object(((key, raw) for key, raw in fields.items() if key not in _REWRITTEN), rewritten.encode())
+        group = int(tracks.group[index])
+        if group < 0:
+            yield line
+            continue
+        held[group].append((int(tracks.position[index]), line))
+        if len(held[group]) == tracks.group_sizes[group]:
+            yield from (text for _, text in sorted(held.pop(group)))
 
 
-def _arrows(events: EventTable) -> NDArray[np.int64]:
-    """The number of the arrow that leaves a launching call and ends at the first GPU work that it launched."""
-    has_correlation = events.correlation != NULL
-    calls = np.flatnonzero(has_correlation & events.is_kind(Kind.RUNTIME))
-    work = np.flatnonzero(has_correlation & events.is_kind(*GPU_WORK))
-    call_ids, first_call = np.unique(events.correlation[calls], return_index=True)
-    work_ids, first_work = np.unique(events.correlation[work], return_index=True)
-    _, in_calls, in_work = np.intersect1d(call_ids, work_ids, assume_unique=True, return_indices=True)
-    arrows = np.full(events.num_events, NULL, dtype=np.int64)
-    arrows[calls[first_call[in_calls]]] = arrows[work[first_work[in_work]]] = np.arange(len(in_calls))
-    return arrows
-
-
-def _lanes(events: EventTable) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """(label, rows) of each lane: host threads, then GPU streams by device and stream; each free of partial overlap."""
-    is_note = events.is_kind(Kind.GPU_ANNOTATION, Kind.SYNC)
-    is_device = events.is_kind(*GPU_WORK) | is_note
-    has_place = is_device & ((events.device != NULL) | (events.stream != NULL))
-    streams, stream = np.unique(events.stream, return_inverse=True)
-    # One number a track, in the order of the tracks: host before device, work before notes on the same stream.
-    track = is_device.astype(np.int64)
-    track = track * (int(events.device.max(initial=0)) + 2) + np.where(is_device, events.device + 1, 0)
-    track = track * (len(streams) + 1) + np.where(is_device, stream, 0)
-    track = track * 2 + is_note
-    track = track * (len(events.threads) + 1) + np.where(has_place, 0, events.thread + 1)
-    order = np.argsort(track, kind="stable")
-    bounds = np.flatnonzero(np.diff(track[order], prepend=-1, append=-1))
-    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        rows = order[first:last]
-        is_host, is_work = not is_device[rows[0]], not is_note[rows[0]]
-        label = _label(events, int(rows[0]), is_host=is_host, is_work=is_work)
-        for number, lane in enumerate(_free_of_overlap(events, rows, may_nest=is_host or not is_work), start=1):
-            yield label if number == 1 else f"{label}, overlapping {number}", lane
-
-
-def _label(events: EventTable, row: int, *, is_host: bool, is_work: bool) -> str:
-    device, stream, thread = int(events.device[row]), int(events.stream[row]), int(events.thread[row])
-    process, name = events.threads[thread] if thread != NULL else ("?", "?")
-    if is_host and process == "-1":  # where Kineto draws its own overhead
-        return "profiler overhead"
-    if is_host:
-        return f"thread {name} (process {process})"
-    if device == NULL and stream == NULL:
-        place = f"device {process} {name}"
-    else:
-        place = f"GPU {'?' if device == NULL else device} stream {'?' if stream == NULL else stream}"
-    return place if is_work else f"{place}, annotations"
-
-
-def _free_of_overlap(events: EventTable, rows: NDArray[np.int64], *, may_nest: bool) -> list[NDArray[np.int64]]:
-    """The rows (by start, longest first) in as few lanes as their overlaps ask for; nested events share a lane."""
-    starts, ends = events.start_ns[rows], events.end_ns[rows]
-    if (starts[1:] >= ends[:-1]).all():
-        return [rows]
-    lane_of = np.zeros(len(rows), dtype=np.int64)
-    open_ends: list[list[int]] = []  # of each lane, the ends of the events that are open, outermost first
-    for index, (start_ns, end_ns) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        for lane, stack in enumerate(open_ends):
-            while stack and stack[-1] <= start_ns:
-                stack.pop()
-            if not stack or (may_nest and end_ns <= stack[-1]):
-                lane_of[index] = lane
-                stack.append(end_ns)
-                break
-        else:
-            lane_of[index] = len(open_ends)
-            open_ends.append([end_ns])
-    return [rows[lane_of == lane] for lane in range(len(open_ends))]
+def _object(fields: Iterable[tuple[str, msgspec.Raw]], last: bytes = b"") -> bytes:
+    parts = [b"%b:%b" % (msgspec.json.encode(key), bytes(raw)) for key, raw in fields]
+    text = b"{" + b",".join([*parts, last] if last else parts) + b"}"
+    return _ESCAPE.sub(lambda match: match[1] or rb"\\" + match[2], text) if b"\\u00" in text else text

@@ -14,6 +14,8 @@ def job_summary(diagnosis: Diagnosis) -> list[str]:
     num_ranks = counted(job.num_ranks, "rank")
     if job.world_size and job.world_size > job.num_ranks:
         num_ranks = f"{job.num_ranks:,} of {job.world_size:,} ranks"
+    if isinstance(job.hosts, tuple):
+        num_ranks += f" on {len(job.hosts):,} hosts"
     facts = [num_ranks]
     if job.device:
         facts.append(job.device)

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from flatout.records.events import COLUMNS, NULL, CollectiveArgs, EventTable, Kind, ProcessGroup, TraceMeta
+from flatout.records.events import COLUMNS, NULL, CollectiveArgs, EventTable, Kind, TraceMeta
 from flatout.testing.trace_json import BuiltEvent, json_events
 
 MAIN_THREAD = 1  # of the host: runs the training loop
@@ -77,9 +77,8 @@ class TraceBuilder:
         *,
         thread: int = MAIN_THREAD,
         shapes: Sequence[Sequence[int]] | None = None,
-        types: Sequence[str] | None = None,
     ) -> Self:
-        """An operator, with the shapes and types of its inputs where given."""
+        """An operator, with the shapes of its inputs where given."""
         self._add(
             Kind.CPU_OP,
             name,
@@ -88,7 +87,6 @@ class TraceBuilder:
             self._host(thread),
             external_id=self._next_id(),
             shape=None if shapes is None else _compact(shapes),
-            type=None if types is None else _compact(types),
         )
         return self
 
@@ -146,11 +144,10 @@ class TraceBuilder:
         thread: int = MAIN_THREAD,
         op: str | None = None,
         shapes: Sequence[Sequence[int]] | None = None,
-        types: Sequence[str] | None = None,
     ) -> Self:
         """A kernel, the `cudaLaunchKernel` that started it, and where named the operator around that, of equal span."""
         if op is not None:
-            self.op(op, launch_at, launch_duration, thread=thread, shapes=shapes, types=types)
+            self.op(op, launch_at, launch_duration, thread=thread, shapes=shapes)
         fields: dict[str, Any] = {
             "correlation": self._next_id(),
             "external_id": NULL if op is None else self._last_id - 1,
@@ -293,14 +290,12 @@ class TraceBuilder:
         names, name = _encode([event.name for event in events])
         threads, thread = _encode([event.thread for event in events])
         shapes, shape = _encode([event.shape for event in events])
-        types, type_ = _encode([event.type for event in events])
         collectives, collective = _encode([event.collective for event in events])
         columns: dict[str, list[int]] = {
             "start_ns": [event.start_ns + self.base_ns for event in events],
             "name": name,
             "thread": thread,
             "shape": shape,
-            "type": type_,
             "collective": collective,
         }
         for column in COLUMNS.keys() - columns.keys():
@@ -311,7 +306,6 @@ class TraceBuilder:
             names=names,
             threads=threads,
             shapes=shapes,
-            types=types,
             collectives=collectives,
             **arrays,
         )
@@ -323,9 +317,10 @@ class TraceBuilder:
         meta = self._meta()
         devices = [] if meta.device_name is None else [{"id": self.rank, "name": meta.device_name}]
         groups = [
-            {"pg_name": group.name, "pg_desc": group.description, "backend_config": f"cuda:{meta.backend}",
-             "pg_size": len(group.ranks or ()), "ranks": list(group.ranks or ())}
-            for group in meta.groups
+            {"pg_name": args.group_name, "pg_desc": args.group_description, "backend_config": f"cuda:{meta.backend}",
+             "pg_size": len(args.group_ranks or ()), "ranks": list(args.group_ranks or ())}
+            for args in {e.collective.group_name: e.collective for e in self._events if e.collective}.values()
+            if args.group_name is not None
         ]  # fmt: skip
         return {
             "schemaVersion": 1,
@@ -353,12 +348,6 @@ class TraceBuilder:
 
     def _meta(self) -> TraceMeta:
         on_device = any(event.kind in _ON_DEVICE for event in self._events)
-        groups: dict[str, ProcessGroup] = {}
-        for event in self._events:
-            args = event.collective
-            if args is not None and args.group_name is not None:
-                group = ProcessGroup(name=args.group_name, description=args.group_description, ranks=args.group_ranks)
-                groups[args.group_name] = group
         return TraceMeta(
             path=f"rank{self.rank}.json",
             rank=self.rank,
@@ -366,7 +355,6 @@ class TraceBuilder:
             backend="nccl" if on_device else "gloo",
             device_name=self._device_name if on_device else None,
             base_ns=self.base_ns,
-            groups=tuple(groups.values()),
         )
 
     def _work(self, kind: Kind, name: str, start: float, duration: float, stream: int, **fields: Any) -> Self:

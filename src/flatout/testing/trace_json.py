@@ -37,7 +37,6 @@ class BuiltEvent(msgspec.Struct, frozen=True, kw_only=True):
     external_id: int = NULL
     num_bytes: int = NULL
     shape: str | None = None
-    type: str | None = None
     collective: CollectiveArgs | None = None
     sequence: int = NULL
 
@@ -68,9 +67,8 @@ def _json_args(event: BuiltEvent) -> dict[str, Any]:
         ("Seq", event.sequence),
     )
     args |= {key: number for key, number in numbers if number != NULL}
-    for key, text in (("Input Dims", event.shape), ("Input type", event.type)):
-        if text is not None:
-            args[key] = json.loads(text)
+    if event.shape is not None:
+        args["Input Dims"] = json.loads(event.shape)
     collective = event.collective
     if collective is not None:
         recorded = {
