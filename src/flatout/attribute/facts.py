@@ -16,7 +16,7 @@ from flatout.attribute.launches import GpuWork
 from flatout.attribute.steps import HostSteps
 from flatout.records.diagnosis import Part
 from flatout.records.events import NULL, EventTable, Kind
-from flatout.records.timeline import CallCount, RankFacts, Segments, StepSpan
+from flatout.records.timeline import CallCount, CommunicationKernels, RankFacts, Segments, StepSpan
 
 SHORT_KERNEL_NS = 10_000
 DENSE_GAP_NS = 5_000  # kernels this close are a run that the GPU itself is slow to switch between
@@ -35,6 +35,7 @@ def rank_facts(
     marks: HostSteps,
     steps: Sequence[StepSpan],
     segments: Segments,
+    communication: CommunicationKernels,
 ) -> RankFacts:
     """Collect the facts of one rank."""
     in_step = _in_host_steps(table, marks)
@@ -89,7 +90,7 @@ def rank_facts(
         num_optimizer_steps=int(optimizer.sum()),
         num_optimizer_launches=_num_inside(table, launches, optimizer),
         num_passes=len(passes),
-        communication_pass=np.searchsorted(passes, work.launched_ns[is_comm], side="right") - 1,
+        communication_pass=np.searchsorted(passes, communication.launched_ns, side="right") - 1,
         input_elements=_input_elements(table, marks),
     )
 

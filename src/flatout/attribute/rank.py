@@ -39,6 +39,7 @@ def attribute_rank(table: EventTable, rank: int | None = None) -> RankTimeline:
         segments = cpu_parts(table, marks, states, (window_start, window_end))
     quality = list(table.quality)
     quality += _quality(work, has_steps=bool(steps), has_gpu=has_gpu, has_launches=_has_launches(table))
+    communication = communication_kernels(table, work, is_comm)
     return RankTimeline(
         meta=table.meta,
         rank=rank if rank is not None else (table.meta.rank or 0),
@@ -48,9 +49,9 @@ def attribute_rank(table: EventTable, rank: int | None = None) -> RankTimeline:
         window_end_ns=window_end,
         steps=steps,
         segments=segments,
-        communication=communication_kernels(table, work, is_comm),
+        communication=communication,
         quality=tuple(quality),
-        facts=rank_facts(table, work, is_comm, states, marks, steps, segments),
+        facts=rank_facts(table, work, is_comm, states, marks, steps, segments, communication),
     )
 
 

@@ -87,11 +87,13 @@ def passes_per_step(timeline: RankTimeline) -> int:
 
 
 def _reductions(timeline: RankTimeline) -> list[CommunicationCall]:
-    return [c for c in timeline.communication.calls if c.operation in REDUCTIONS and c.num_elements is not None]
+    """Those whose sizes are known; of a job that records no sizes (gloo), all."""
+    found = [call for call in timeline.communication.calls if call.operation in REDUCTIONS]
+    return [call for call in found if call.num_elements is not None] or found
 
 
 def _needless(timeline: RankTimeline, passes: int) -> NDArray[np.int64]:
-    """Kernels of those passes, the last of each step apart, that reduce as many elements as the last; else none."""
+    """Kernels of those passes, the last of each step apart, that reduce as much as the last; else none."""
     none = np.zeros(0, dtype=np.int64)
     facts = timeline.facts
     if passes < 2 or facts is None or facts.num_passes % passes:
@@ -101,7 +103,7 @@ def _needless(timeline: RankTimeline, passes: int) -> NDArray[np.int64]:
     for call in _reductions(timeline):
         launched_in = int(facts.communication_pass[call.kernel])
         if launched_in >= 0:
-            elements[launched_in] += call.num_elements or 0
+            elements[launched_in] += call.num_elements or 1  # without sizes, as many reductions
             kernels.append((call.kernel, launched_in))
     by_step = elements.reshape(-1, passes)
     last = by_step[:, -1]
