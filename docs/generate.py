@@ -23,10 +23,13 @@ from flatout.change.catalogue import FAMILIES, KNOBS
 from flatout.change.fence import FENCES
 from flatout.cli import app
 from flatout.diagnose.explain import explanation, listed
-from flatout.records.change import Knob, ValidRange
+from flatout.records.change import Knob, Patch, ValidRange
 from flatout.records.diagnosis import Blame, Diagnosis, Finding, Job, RankDiagnosis, StepDiagnosis
 from flatout.records.events import Quality
+from flatout.records.tuning import Bound
+from flatout.records.verdict import NoiseFloor
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
+from flatout.report.tuning_json import AdoptedChange, TriedChange, TuningReport
 
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
@@ -77,17 +80,27 @@ def findings() -> str:
 
 def json() -> str:
     """The contract `flatout/diagnosis`, from the records that are written."""
+    records = (Diagnosis, Job, RankDiagnosis, StepDiagnosis, Blame, Finding, Quality)
+    return _contract("flatout/diagnosis", records)
+
+
+def tuning_json() -> str:
+    """The contract `flatout/tuning`, from the records that are written."""
+    return _contract("flatout/tuning", (TuningReport, AdoptedChange, TriedChange, Patch, Bound, NoiseFloor))
+
+
+def _contract(schema: str, records: Sequence[type[msgspec.Struct]]) -> str:
+    """What every object of Flatout begins with, then the records, the first of which has the other keys."""
     envelope = table(
         ["Key", "Type", "Meaning"],
         [
-            ["`schema`", "string", "`flatout/diagnosis`"],
+            ["`schema`", "string", f"`{schema}`"],
             ["`version`", "integer", "1"],
             ["`tool_version`", "string", "of Flatout"],
             ["`command`", "array of strings", "the command line; values that look like secrets are masked"],
         ],
     )
-    records = (Diagnosis, Job, RankDiagnosis, StepDiagnosis, Blame, Finding, Quality)
-    sections = [f"## The object\n\n{envelope}\n\nand the keys of `Diagnosis`:"]
+    sections = [f"{envelope}\n\nand the keys of `{records[0].__name__}`:"]
     sections += [f"### {record.__name__}\n\n{_summary(record)}{_fields(record)}" for record in records]
     return "\n\n".join(sections)
 
@@ -139,6 +152,10 @@ def _json_type(info: msgspec.inspect.Type) -> str:
             return " or ".join(_json_type(each) for each in types)
         case msgspec.inspect.VarTupleType(item_type=item) | msgspec.inspect.ListType(item_type=item):
             return f"array of {_plural(_json_type(item))}"
+        case msgspec.inspect.TupleType(item_types=items):
+            return f"array of {len(items)} {_plural(_json_type(items[0]))}"
+        case msgspec.inspect.LiteralType(values=values):
+            return " or ".join(f"`{value}`" for value in values)
         case msgspec.inspect.DictType(value_type=value):
             return "object" if isinstance(value, msgspec.inspect.AnyType) else f"object of {_plural(_json_type(value))}"
         case msgspec.inspect.StructType(cls=cls):
@@ -148,6 +165,10 @@ def _json_type(info: msgspec.inspect.Type) -> str:
 
 
 def _plural(name: str) -> str:
+    if " or " in name:
+        return f"({name})"
+    if name.startswith("array "):
+        return f"arrays {name.removeprefix('array ')}"
     return name if name.startswith("[") else f"{name}s"
 
 
@@ -245,5 +266,6 @@ def changelog() -> str:
 
 
 GENERATORS: Mapping[str, Callable[[], str]] = {
-    generator.__name__: generator for generator in (cli, findings, json, parts, safety, gpus, changes, changelog)
+    generator.__name__: generator
+    for generator in (cli, findings, json, tuning_json, parts, safety, gpus, changes, changelog)
 }

@@ -42,7 +42,7 @@ STAGES = {
     ),
     *SHARED,
 }
-COMPOSERS = {"loop", "engine", "watch", "schedule", "testing"}
+COMPOSERS = {"loop", "engine", "tune", "watch", "schedule", "testing"}
 EVERYTHING = NOUNS | STAGES | COMPOSERS
 
 # Room -> the rooms that it may import besides itself.

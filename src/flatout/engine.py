@@ -83,7 +83,7 @@ def _over_ray(function: Callable[[Given], Made], inputs: Sequence[Given], unpack
                 f"this machine alone and the cluster has {num_nodes} nodes",
                 hint="unpack it into a folder that all nodes share and give that, or take --engine processes",
             )
-        remote = ray.remote(max_retries=1)(function)
+        remote = ray.remote(max_retries=1)(lambda given: function(given))  # Ray takes no partial
         pending = [remote.remote(item) for item in inputs]
         for reference in pending:
             try:

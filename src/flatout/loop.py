@@ -6,6 +6,7 @@ Each function composes stages and holds no rule of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,9 +79,11 @@ def diagnose_paths(
     untraced_step_s: float | None = None,
     progress: Progress | None = None,
     then: Callable[[Diagnosed], None] | None = None,
+    with_tracks: bool = False,
 ) -> Diagnosed:
     """Read, attribute and diagnose the traces of one job: files, folders, archives, or a recording's folder.
 
+    `with_tracks` keeps what `predict/` replays.
     `then` is called with the result while unpacked archives still exist. Raises InputError where nothing can be read;
     of several traces those that cannot be read are left out and told in the data quality.
     """
@@ -88,8 +91,9 @@ def diagnose_paths(
     if recording is not None:
         untraced_step_s = untraced_step_s if untraced_step_s is not None else recording.measured.step_s
         _check_traced(recording)
-    with open_sources(paths) as sources:
-        timelines, quality, kept = _read_all(sources, engine, given_ranks, progress)
+    traces = paths if recording is None else [Path(recording.traces_path)]
+    with open_sources(traces) as sources:
+        timelines, quality, kept = _read_all(sources, engine, given_ranks, progress, with_tracks)
         job = attribute_job(timelines)
         diagnosis = diagnose(job, untraced_step_s=untraced_step_s, quality=quality)
         if recording is not None:
@@ -135,8 +139,10 @@ def _read_all(
     engine: str,
     given_ranks: Mapping[str, int] | None,
     progress: Progress | None,
+    with_tracks: bool,
 ) -> tuple[list[RankTimeline], list[Quality], dict[int, TraceSource]]:
-    read = _read_alone if len(sources) == 1 else _read_one
+    # Of several traces a whole process works on each; on a lone one all cores do.
+    read = partial(_attributed, num_workers=num_cores() if len(sources) == 1 else 1, with_track=with_tracks)
     made: list[RankTimeline] = []
     good: list[TraceSource] = []
     quality: list[Quality] = []
@@ -165,18 +171,8 @@ def _read_all(
     return timelines, [*quality, *assigned.quality], kept
 
 
-def _read_one(source: TraceSource) -> RankTimeline | _Unreadable:
-    """One of several traces: a whole process works on each."""
-    return _attributed(source, num_workers=1)
-
-
-def _read_alone(source: TraceSource) -> RankTimeline | _Unreadable:
-    """The only trace: all cores work on it."""
-    return _attributed(source, num_workers=num_cores())
-
-
-def _attributed(source: TraceSource, num_workers: int) -> RankTimeline | _Unreadable:
+def _attributed(source: TraceSource, *, num_workers: int, with_track: bool) -> RankTimeline | _Unreadable:
     try:
-        return attribute_rank(read_trace(source, num_workers=num_workers))
+        return attribute_rank(read_trace(source, num_workers=num_workers), with_track=with_track)
     except InputError as error:
         return _Unreadable(message=str(error), hint=error.hint)

@@ -21,7 +21,7 @@ Diagnose = Callable[..., Diagnosed]
 
 @cache
 def _diagnosed(*paths: Path) -> Diagnosed:
-    return diagnose_paths(paths)
+    return diagnose_paths(paths, with_tracks=True)  # predict replays them too
 
 
 def _folder(*names: str) -> Path:

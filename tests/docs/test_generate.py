@@ -16,6 +16,7 @@ from flatout.cli import VERBS
 from flatout.diagnose.explain import HEADINGS
 from flatout.diagnose.rules import RULES
 from flatout.records.diagnosis import PART_NAMES
+from flatout.report.tuning_json import AdoptedChange, TriedChange, TuningReport
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -71,6 +72,16 @@ def test_every_key_of_the_contract_is_in_the_reference(generate: ModuleType) -> 
     assert "| `world_size` | integer or null |" in text
     assert "| `missing_ranks` | array of integers |" in text
     assert "| `ranks` | array of [RankDiagnosis](#rankdiagnosis) |" in text
+
+
+def test_every_key_of_a_tuning_is_in_the_reference(generate: ModuleType) -> None:
+    text = page("reference/json.md", generate).split("## flatout/tuning")[1]
+    for record in (TuningReport, AdoptedChange, TriedChange):
+        for key in record.__struct_fields__:
+            assert f"| `{key}` |" in text
+    assert "| `interval` | array of 2 numbers or null |" in text
+    assert "| `safety` | `exact` or `rounding` or `semantic` |" in text
+    assert "| `launch` | object of arrays of strings |" in text
 
 
 def test_comments_behind_and_above_a_field_are_its_meaning(generate: ModuleType) -> None:

@@ -51,7 +51,7 @@ def test_samples_and_tokens_of_a_batch(batch: object, expected: tuple[int | None
 def test_a_steps_loss_is_the_sum_of_its_passes() -> None:
     losses = Losses()
     for value in (1.5, 2.5):
-        losses.backward(torch.tensor(value))
+        losses.add(losses.take(torch.tensor(value)))
     assert losses.settle(0, losses.close_step()) == StepLoss(4.0, None)
     assert losses.settle(1, losses.close_step()) == StepLoss(None, None)
 
@@ -61,7 +61,7 @@ def test_a_loss_is_taken_before_it_was_scaled() -> None:
     unscaled = torch.tensor(2.0)
     scaled = unscaled * 1024
     losses.scaled(scaled, unscaled)
-    losses.backward((scaled,))
+    losses.add(losses.take((scaled,)))
     assert losses.settle(0, losses.close_step()) == StepLoss(2.0, None)
 
 
@@ -73,18 +73,17 @@ def test_what_is_no_plain_scalar_has_no_loss(what: str) -> None:
         loss = torch.zeros(3)
     elif what == "part of a large tensor":
         loss = torch.zeros(10_000)[0]
-    losses.backward((loss, loss) if what == "two" else loss)
+    losses.add(losses.take((loss, loss) if what == "two" else loss))
     if what == "changed":
         loss.mul_(2)
-    closed = losses.settle(0, losses.close_step())
-    assert closed is None or closed.loss is None
+    assert losses.settle(0, losses.close_step()).loss is None
 
 
 def test_losses_on_a_device_wait_for_a_fetch_and_are_bounded() -> None:
     losses = Losses()
     for step in range(3 * MAX_KEPT):
-        losses.backward(torch.tensor(float(step)).to("meta"))
-        assert losses.settle(step, losses.close_step()) is None
+        losses.add(losses.take(torch.tensor(float(step)).to("meta")))
+        assert losses.settle(step, losses.close_step()) == StepLoss(None, None)
     assert len(losses._kept) <= MAX_KEPT
     assert set(losses._kept) == set(range(0, 3 * MAX_KEPT, 4))
 
@@ -176,7 +175,7 @@ def test_a_second_process_of_the_same_rank_is_refused(tmp_path: Path) -> None:
 def test_lines_are_held_for_a_second(tmp_path: Path) -> None:
     file = StepFile(tmp_path, 0, {})
     for number, now in enumerate((0, 1, 999_999_999, 1_000_000_001)):
-        file.row(row(number))
+        file.rows([row(number)])
         file.flush(now)
         written = len(lines_of(tmp_path)) - 1
         assert written == (1 if now < 10**9 else 4)
@@ -197,7 +196,7 @@ def small_files() -> Iterator[None]:
 def test_a_full_disk_loses_no_line_once_it_has_space_again(tmp_path: Path, small_files: None) -> None:
     file = StepFile(tmp_path, 0, {})
     for number in range(200):
-        file.row(row(number))
+        file.rows([row(number)])
         file.flush(number * 10**9)
     assert (tmp_path / "rank0.steps.jsonl").stat().st_size <= 2_000
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

@@ -139,7 +139,32 @@ def own_profiler(model: nn.Module, arguments: argparse.Namespace, rank: int) -> 
             print(len(profiler.events()) > 0, flush=True)
 
 
+def checkpointing(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
+    """Saves after every step: by torch.save, and every other time by torch.distributed.checkpoint."""
+    import tempfile
+
+    from torch.distributed.checkpoint import save
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    state = {"weights": torch.zeros(4_000_000)}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, tokens in enumerate(batches(arguments, rank)):
+            loss_of(model, tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number % 2:
+                torch.save(state, os.path.join(folder, "state.pt"))
+            else:
+                save(state, checkpoint_id=os.path.join(folder, "state"), no_dist=True)
+        try:
+            torch.save(state, os.path.join(folder, "no", "such", "folder"))
+        except RuntimeError as error:
+            sys.stdout.write(str(error).replace(folder, "folder") + "\n")
+        sys.stdout.write(f"{len(torch.load(os.path.join(folder, 'state.pt'))['weights'])}\n")
+
+
 MODES = {
+    "checkpointing": checkpointing,
     "ordinary": ordinary,
     "scaler": scaled,
     "fused-scaler": scaled,
@@ -153,6 +178,10 @@ MODES = {
 
 
 def end_early(arguments: argparse.Namespace, rank: int, step: int) -> None:
+    if arguments.end == "first-attempt":
+        if step == arguments.steps // 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 1:
+            sys.exit(7)
+        return
     if step < arguments.steps - 2 or rank != torch.distributed.is_initialized():
         return
     if arguments.end == "kill":
@@ -172,7 +201,11 @@ def train(rank: int, world_size: int, arguments: argparse.Namespace) -> None:
     if world_size > 1:
         if "RANK" not in os.environ:
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": arguments.port}
-        torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+        store = None
+        if arguments.end == "first-attempt":  # torchrun's own store still has addresses of the first attempt
+            port = int(arguments.port) + int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+            store = torch.distributed.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
+        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         model = nn.parallel.DistributedDataParallel(model)
     print("standard error", rank, file=sys.stderr, flush=True)
     MODES[arguments.mode](model, arguments, rank)
@@ -188,7 +221,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--spawn", choices=["spawn", "fork"])
     parser.add_argument("--port", default="29533")
-    parser.add_argument("--end", choices=["kill", "raise", "exit", "lose-folder"])
+    parser.add_argument("--end", choices=["kill", "raise", "exit", "lose-folder", "first-attempt"])
     parser.add_argument("--profile-at", type=int, default=-1)
     arguments = parser.parse_args()
     if arguments.spawn:

@@ -9,9 +9,10 @@ from html import escape
 from pathlib import Path
 
 import pytest
-from tests.report import builder
+from tests.report import builder, tuning_builder
 
 from flatout.report.html import diagnosis_html
+from flatout.report.tuning_html import tuning_html
 
 BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
 WIDTHS = (360, 900, 1280)
@@ -36,10 +37,12 @@ const lines = e => Math.round(box(e).height / parseFloat(getComputedStyle(e).lin
 const broken = [...document.querySelectorAll(".tag, .chip, .name")].filter(e => box(e).height && lines(e) > 1);
 const numbers = [...document.querySelectorAll(".steps .axis:not(.ticks) span")].map(box).filter(b => b.width);
 const over = numbers.filter((b, i) => i && b.left < numbers[i - 1].right - .5);
+const inRows = [...document.querySelectorAll(".plot .axis .lane")].map(lane => [...lane.children].map(box));
+const overMarks = inRows.flatMap(marks => marks.filter((b, i) => i && b.left < marks[i - 1].right));
 const root = document.documentElement;
 parent.document.documentElement.dataset[window.name] =
   [innerWidth, root.scrollWidth, named(wide), cut.length, shown.length,
-   named(broken), over.length, numbers.length].join(",");
+   named(broken), over.length, numbers.length, overMarks.length].join(",");
 </script></html>"""
 
 pytestmark = pytest.mark.skipif(not BROWSER, reason="needs the browser Chromium, which is not installed")
@@ -54,9 +57,13 @@ def dumped(page: Path, width: int, profile: Path) -> str:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What the script measured of each page, in frames as wide as a phone and as a desk."""
     folder = tmp_path_factory.mktemp("browser")
+    pages = {
+        name: diagnosis_html(make(), ["flatout", "diagnose", "traces"], explain={"straggler": "x " * 50})
+        for name, make in builder.ALL.items()
+    }
+    pages |= {f"tuning_{name}": tuning_html(make(), ["flatout", "tune"]) for name, make in tuning_builder.ALL.items()}
     frames = []
-    for name, make in builder.ALL.items():
-        page = diagnosis_html(make(), ["flatout", "diagnose", "traces"], explain={"straggler": "x " * 50})
+    for name, page in pages.items():
         page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page).replace("</html>", MEASURE)
         frames += [
             f'<iframe name="{name.replace("_", "")}{width}" srcdoc="{escape(page)}" width="{width}" frameborder="0">'
@@ -69,7 +76,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", sorted(builder.ALL))
+@pytest.mark.parametrize("name", [*sorted(builder.ALL), *(f"tuning_{name}" for name in sorted(tuning_builder.ALL))])
 def test_no_page_is_wider_than_a_phone_or_a_desk(name: str, width: int, measured: dict[str, list[str]]) -> None:
     inner_width, scroll_width, wide, num_cut = measured[f"{name.replace('_', '')}{width}"][:4]
     assert int(inner_width) == width
@@ -87,10 +94,18 @@ def test_labels_are_shown_where_they_fit(measured: dict[str, list[str]]) -> None
 def test_no_name_is_broken_and_no_number_of_a_step_lies_over_another(
     name: str, width: int, measured: dict[str, list[str]]
 ) -> None:
-    broken, num_over, num_shown = measured[f"{name.replace('_', '')}{width}"][5:]
+    broken, num_over, num_shown = measured[f"{name.replace('_', '')}{width}"][5:8]
     assert broken == ""
     assert num_over == "0"
     assert int(num_shown) > 0 or not builder.ALL[name]().job.num_steps
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", sorted(tuning_builder.ALL))
+def test_no_mark_of_a_ratio_lies_over_another(name: str, width: int, measured: dict[str, list[str]]) -> None:
+    found = measured[f"tuning{name.replace('_', '')}{width}"]
+    assert found[5] == "", "a name or a chip is broken"
+    assert found[8] == "0"
 
 
 def test_the_page_as_it_is_shows_its_content_without_scripts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import sys
-from tests.report import builder
+from tests.report import builder, tuning_builder
 {code}
 print(" ".join(sorted({{name.split(".")[0] for name in sys.modules}} & {{"jinja2", "rich", "markupsafe", "scipy"}})))
 """
@@ -30,6 +30,12 @@ print(" ".join(sorted({{name.split(".")[0] for name in sys.modules}} & {{"jinja2
             "jinja2 markupsafe",
         ),
         ("import flatout.report.perfetto", ""),
+        ("from flatout.report.tuning_text import tuning_text\ntuning_text(tuning_builder.better(), 'out')", ""),
+        ("from flatout.report.tuning_json import tuning_json\ntuning_json(tuning_builder.better(), [])", ""),
+        (
+            "from flatout.report.tuning_html import tuning_html\ntuning_html(tuning_builder.better(), [])",
+            "jinja2 markupsafe",
+        ),
     ],
 )
 def test_a_report_loads_no_more_than_it_needs(code: str, loaded: str) -> None:

@@ -135,6 +135,7 @@ def _shifted(timeline: RankTimeline, offset_ns: int) -> RankTimeline:
     """The same timeline on the common clock."""
     kernels = timeline.communication
     launched = kernels.launched_ns
+    track = timeline.track
     return msgspec.structs.replace(
         timeline,
         first_event_ns=timeline.first_event_ns + offset_ns,
@@ -155,4 +156,5 @@ def _shifted(timeline: RankTimeline, offset_ns: int) -> RankTimeline:
             end_ns=kernels.end_ns + offset_ns,
             launched_ns=np.where(launched == BEFORE_RECORDING, launched, launched + offset_ns),
         ),
+        track=track and msgspec.structs.replace(track, origin_ns=track.origin_ns + offset_ns),
     )

@@ -40,6 +40,7 @@ COLLECTIVE_OPERATION = re.compile(
     r"^(?:nccl|rccl|gloo|ucc|mpi|xccl|hccl):|^c10d::|^_?c10d_functional::|^record_param_comms$"
 )
 OPTIMIZER = re.compile(r"^Optimizer\.step#")
+ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
 FORWARD = re.compile(r"^DistributedDataParallel\.forward$")
 STEP = re.compile(r"^ProfilerStep\s*#\s*(\d+)$")
 LAUNCH = re.compile(r"^(?:cuda|hip)(?:Ext)?(?:Module)?Launch|^cuLaunchKernel|^hipGraphLaunch|^urEnqueueKernelLaunch")

@@ -15,16 +15,21 @@ from flatout.attribute.host import HostStates, host_states
 from flatout.attribute.intervals import Flags, Times, clip, covers, distinct, gaps, union
 from flatout.attribute.launches import GpuWork, link_launches
 from flatout.attribute.segments import merged_segments
-from flatout.attribute.steps import host_steps, step_spans, window_of
+from flatout.attribute.steps import HostSteps, host_steps, step_spans, window_of
+from flatout.attribute.track import cpu_track, rank_track
 from flatout.records.diagnosis import Part
 from flatout.records.events import EventTable, Kind, Quality
-from flatout.records.timeline import RankTimeline, Segments
+from flatout.records.timeline import CommunicationKernels, RankTimeline, Segments
+from flatout.records.track import RankTrack
 
 MIN_UNLINKED_SHARE = 0.25  # a host that runs a whole step ahead of three recorded ones leaves as much
 
 
-def attribute_rank(table: EventTable, rank: int | None = None) -> RankTimeline:
-    """Give every nanosecond of the rank's window to one part; `rank` overrides what the trace says of itself."""
+def attribute_rank(table: EventTable, rank: int | None = None, *, with_track: bool = False) -> RankTimeline:
+    """Give every nanosecond of the rank's window to one part; `rank` overrides what the trace says of itself.
+
+    `with_track` keeps what a replay needs beside it: each launch and each kernel.
+    """
     work = link_launches(table)
     marks = host_steps(table)
     window_start, window_end = window_of(table, marks, work)
@@ -52,7 +57,22 @@ def attribute_rank(table: EventTable, rank: int | None = None) -> RankTimeline:
         communication=communication,
         quality=tuple(quality),
         facts=rank_facts(table, work, is_comm, states, marks, steps, segments, communication),
+        track=_track(table, work, is_comm, states, marks, segments, communication) if with_track else None,
     )
+
+
+def _track(
+    table: EventTable,
+    work: GpuWork,
+    is_comm: Flags,
+    states: HostStates,
+    marks: HostSteps,
+    segments: Segments,
+    communication: CommunicationKernels,
+) -> RankTrack | None:
+    if not marks.number:
+        return None
+    return rank_track(table, work, is_comm, states, marks) if len(work) else cpu_track(segments, communication, marks)
 
 
 def _gpu_parts(

@@ -35,12 +35,7 @@ class Plan:
 
 def make_plan(*, settled: int, step_s: float, num_steps: int, is_light: bool, identity: Identity) -> Plan:
     """The plan of rank 0, whose steps take `step_s` once settled at step `settled`."""
-    notice_s, most = 0.0, _MOST_STEPS_AHEAD
-    if identity.world_size > 1:
-        is_one_node = identity.num_nodes in (None, 1)
-        notice_s, most = (_NOTICE_S, most) if is_one_node else (_NOTICE_ACROSS_NODES_S, 10 * most)
-    ahead = max(NUM_UNTRACED_STEPS, min(ceil(notice_s / step_s), most) if step_s > 0 else 0)
-    flops_step = settled + ahead
+    flops_step = settled + max(NUM_UNTRACED_STEPS, steps_ahead(step_s, identity))
     affordable = int(_MAX_TRACED_S / step_s) if step_s > 0 else num_steps
     return Plan(
         settled=settled,
@@ -48,6 +43,15 @@ def make_plan(*, settled: int, step_s: float, num_steps: int, is_light: bool, id
         start=None if is_light else flops_step + NUM_RECOVERY_STEPS + 2,  # one of them prepares the profiler
         num_steps=max(min(num_steps, affordable), 1),
     )
+
+
+def steps_ahead(step_s: float, identity: Identity) -> int:
+    """So many steps from now, all ranks will have read what rank 0 writes now."""
+    if identity.world_size == 1 or step_s <= 0:
+        return 0
+    is_one_node = identity.num_nodes in (None, 1)
+    notice_s = _NOTICE_S if is_one_node else _NOTICE_ACROSS_NODES_S
+    return min(ceil(notice_s / step_s), _MOST_STEPS_AHEAD if is_one_node else 10 * _MOST_STEPS_AHEAD)
 
 
 class Agreement:

@@ -13,15 +13,19 @@ import torch
 
 _TOKEN_KEYS = ("input_ids", "tokens", "input", "inputs", "src", "text")
 _MAX_DEPTH = 3
-_INTEGERS = (torch.int64, torch.int32, torch.int16)
+_INTEGERS = frozenset((torch.int64, torch.int32, torch.int16))
+_SEQUENCES = (list, tuple)
+_Tensor = torch.Tensor
 
 
 Count = tuple[int | None, int | None]  # samples and tokens
 
 
 def count_batch(batch: object) -> Count:
-    if type(batch) is torch.Tensor:
+    if type(batch) is _Tensor:
         first: torch.Tensor | None = batch
+    elif type(batch) in _SEQUENCES and batch and type(batch[0]) is _Tensor:  # type: ignore[index]
+        first = batch[0]  # type: ignore[index]
     else:
         if isinstance(batch, Mapping):
             for key in _TOKEN_KEYS:
@@ -32,8 +36,8 @@ def count_batch(batch: object) -> Count:
     if first is None:
         return None, None
     shape = first.shape
-    if len(shape) == 2 and _holds_tokens(first):
-        return shape[0], first.numel()
+    if len(shape) == 2 and shape[1] > 1 and first.dtype in _INTEGERS:
+        return shape[0], shape[0] * shape[1]
     return shape[0] if shape else None, None
 
 

@@ -1,4 +1,4 @@
-"""Puts the hooks into torch: optimizer steps, backward passes, DataLoader batches, GradScaler.
+"""Puts the hooks into torch: optimizer steps, backward passes, DataLoader batches, GradScaler, checkpoints.
 
 Called once a process, right after `torch` was imported. Nothing is recorded before the first event; a process that has
 none (a launcher, an inspector) leaves no file. After a fork the child begins afresh, as it may be a rank of its own.
@@ -20,12 +20,18 @@ import torch.optim
 import torch.utils.data.dataloader
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from flatout.inside.checkpoints import CheckpointHooks
+from flatout.inside.divert import divert
+from flatout.inside.ending import ENDING
+from flatout.inside.failures import note_failures
 from flatout.inside.identity import is_loader_worker
 from flatout.inside.log import LOG, guarded
+from flatout.inside.patches.apply import apply_patches
 from flatout.inside.recorder import Recorder
 from flatout.inside.settings import read_settings
 
-_is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+# Dynamo knows it as true. Else it costs a call only, where `is_compiling` first looks whether TorchScript runs.
+_is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 class _Process:
@@ -45,8 +51,9 @@ class _Process:
         if settings is None or is_loader_worker():
             self.is_out = True
             return None
-        self.recorder = self.active = Recorder(settings, self.leave)
+        self.recorder = self.active = Recorder(settings, self.leave, between_steps=_CHECKPOINTS.look)
         LOG.on_silence = self.leave
+        ENDING.at_stop(_finish)
         atexit.register(_finish)
         if parent_process() is not None:  # such a process ends without atexit
             multiprocessing_util.Finalize(None, _finish, exitpriority=-1)
@@ -60,6 +67,20 @@ PROCESS = _Process()
 
 
 @guarded
+def _checkpoint_begins() -> Any:
+    return None if PROCESS.active is None or _is_compiling() else PROCESS.active.checkpoint_begins()
+
+
+@guarded
+def _checkpoint_ends(begun: Any) -> None:
+    if PROCESS.recorder is not None:
+        PROCESS.recorder.checkpoint_ends(begun)
+
+
+_CHECKPOINTS = CheckpointHooks(_checkpoint_begins, _checkpoint_ends)
+
+
+@guarded
 def _finish() -> None:
     if PROCESS.recorder is not None:
         PROCESS.recorder.finish()
@@ -68,19 +89,24 @@ def _finish() -> None:
 @guarded
 def _after_fork() -> None:
     global PROCESS
+    ENDING.forget_stop()
     if PROCESS.recorder is not None:
         PROCESS.recorder.forget()
     PROCESS = _Process()
 
 
 def install() -> list[Callable[[], None]]:
-    """Hook torch, if FLATOUT_RECORDING is set; what undoes each of the hooks."""
+    """Apply patches and hook torch, as the environment asks; what undoes each of the hooks."""
     settings = read_settings()
+    if settings is not None:
+        LOG.folder = settings.recording
+    guarded(divert)(LOG.folder)
+    guarded(apply_patches)(LOG.folder)
     if settings is None:
         return []
-    LOG.folder = settings.recording
+    guarded(note_failures)(settings.recording)
     os.register_at_fork(after_in_child=_after_fork)
-    parts = (_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers)
+    parts = (_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints)
     return [undo for part in parts if (undo := guarded(part)()) is not None]
 
 
@@ -122,10 +148,10 @@ def _hook_loaders() -> Callable[[], None]:
 
     @wraps(original)
     def next_batch(self: Any) -> Any:
-        active = None
+        active, began = None, 0
         try:
             if (active := PROCESS.active or PROCESS.begin()) is not None:
-                active.loader_begins()
+                began = active.loader_begins()
         except Exception:  # noqa: BLE001
             LOG.error("loader")
         if active is None:
@@ -135,7 +161,7 @@ def _hook_loaders() -> Callable[[], None]:
             batch = original(self)
         finally:
             try:
-                active.loader_ends(batch)
+                active.loader_ends(batch, began)
             except Exception:  # noqa: BLE001
                 LOG.error("loader")
         return batch
@@ -179,3 +205,8 @@ def _hook_scalers() -> Callable[[], None]:
         scaler_class.scale, scaler_class.step = original_scale, original_step
 
     return undo
+
+
+def _hook_checkpoints() -> Callable[[], None]:
+    _CHECKPOINTS.put_in()
+    return _CHECKPOINTS.take_out

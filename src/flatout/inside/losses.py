@@ -7,45 +7,57 @@ in place since. On a GPU at most `MAX_KEPT` steps are held; beyond that every ot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 MAX_KEPT = 512
 _MAX_A_STEP = 64
+_Tensor = torch.Tensor
 _MAX_STORAGE_BYTES = 4096  # a scalar cut out of a large tensor would hold all of it
 
 
-@dataclass(frozen=True, slots=True)
-class StepLoss:
+class StepLoss(NamedTuple):
     loss: float | None
     is_skipped: bool | None  # None: no GradScaler took part
 
 
+Taken = tuple[torch.Tensor, int]  # a scalar, with the version that it had
+_NONE = StepLoss(None, None)
+
+
 class Kept:
-    """What one step leaves: scalars with the version that they had, and a fused optimizer's flag."""
+    """What one step leaves: its scalars, and a fused optimizer's flag."""
 
     __slots__ = ("found_inf", "is_whole", "tensors")
 
     def __init__(self) -> None:
-        self.tensors: list[tuple[torch.Tensor, int]] = []
+        self.tensors: list[Taken] = []
         self.found_inf: torch.Tensor | None = None
         self.is_whole = True
 
     @property
     def is_on_cpu(self) -> bool:
-        return all(tensor.is_cpu for tensor, _ in self.tensors) and (self.found_inf is None or self.found_inf.is_cpu)
+        if self.found_inf is not None and not self.found_inf.is_cpu:
+            return False
+        return all([tensor.is_cpu for tensor, _ in self.tensors])  # noqa: C419 - a generator takes twice the time
 
     def value(self) -> StepLoss:
         """Waits for the device, if it is on one."""
         is_skipped = None if self.found_inf is None else bool(self.found_inf.item())
-        if not self.is_whole or not self.tensors or any(tensor._version != version for tensor, version in self.tensors):
+        if not self.is_whole or not self.tensors:
             return StepLoss(None, is_skipped)
-        return StepLoss(sum(float(tensor.item()) for tensor, _ in self.tensors), is_skipped)
+        total = 0.0
+        for tensor, version in self.tensors:
+            if tensor._version != version:
+                return StepLoss(None, is_skipped)
+            total += float(tensor.item())
+        return StepLoss(total, is_skipped)
 
 
 class Losses:
+    """`take` and `take_flag` when it happens; all else when there is time."""
+
     def __init__(self) -> None:
         self._open: Kept | None = None
         self._kept: dict[int, Kept] = {}
@@ -56,43 +68,53 @@ class Losses:
         """A GradScaler has made `scaled` of `unscaled`."""
         self._scaled = (scaled, unscaled)
 
-    def backward(self, tensors: object) -> None:
-        """`backward` is called on `tensors`."""
-        tensor: Any = tensors[0] if isinstance(tensors, (tuple, list)) and len(tensors) == 1 else tensors
+    def take(self, tensors: object) -> Taken | None:
+        """`backward` is called on `tensors`: for `add`. It keeps no graph alive, and no large tensor."""
+        tensor: Any = tensors
+        if type(tensor) is not _Tensor and isinstance(tensor, (tuple, list)) and len(tensor) == 1:
+            tensor = tensor[0]
         if self._scaled is not None:
             scaled, unscaled = self._scaled
             self._scaled = None
             if tensor is scaled:
                 tensor = unscaled
+        if (
+            type(tensor) is not _Tensor
+            or (tensor.dim() and tensor.numel() != 1)
+            or (tensor._is_view() and tensor.untyped_storage().nbytes() > _MAX_STORAGE_BYTES)
+        ):
+            return None
+        return tensor.detach(), tensor._version
+
+    def take_flag(self, optimizer: object) -> torch.Tensor | None:
+        """A fused optimizer stepped with this flag of a GradScaler: 1 where it changed nothing."""
+        flag = getattr(optimizer, "found_inf", None)
+        return flag.detach() if isinstance(flag, torch.Tensor) else None
+
+    def add(self, taken: Taken | None) -> None:
+        """One more backward pass of the step; None: its loss is not known."""
         kept = self._open
         if kept is None:
             kept = self._open = Kept()
-        if (
-            type(tensor) is torch.Tensor
-            and (tensor.dim() == 0 or tensor.numel() == 1)
-            and len(kept.tensors) < _MAX_A_STEP
-            and not (tensor._is_view() and tensor.untyped_storage().nbytes() > _MAX_STORAGE_BYTES)
-        ):
-            kept.tensors.append((tensor.detach(), tensor._version))
+        if taken is not None and len(kept.tensors) < _MAX_A_STEP:
+            kept.tensors.append(taken)
         else:
             kept.is_whole = False
 
-    def found_inf(self, found_inf: object) -> None:
-        """A fused optimizer stepped with this flag of a GradScaler: 1 where it changed nothing."""
-        if isinstance(found_inf, torch.Tensor):
-            if self._open is None:
-                self._open = Kept()
-            self._open.found_inf = found_inf.detach()
+    def add_flag(self, found_inf: torch.Tensor) -> None:
+        if self._open is None:
+            self._open = Kept()
+        self._open.found_inf = found_inf
 
     def close_step(self) -> Kept | None:
         """What the step that ends has left, for `settle`."""
         kept, self._open = self._open, None
         return kept
 
-    def settle(self, step: int, kept: Kept | None) -> StepLoss | None:
-        """The step's loss where the CPU has it already, else None and it is kept for `fetch`."""
+    def settle(self, step: int, kept: Kept | None) -> StepLoss:
+        """The step's loss where the CPU has it already; else nothing yet, and it is kept for `fetch`."""
         if kept is None:
-            return StepLoss(None, None)
+            return _NONE
         if kept.is_on_cpu:
             return kept.value()
         if step % self._stride == 0:
@@ -100,7 +122,7 @@ class Losses:
             if len(self._kept) > MAX_KEPT:
                 self._stride *= 2
                 self._kept = {number: value for number, value in self._kept.items() if number % self._stride == 0}
-        return None
+        return _NONE
 
     def restart(self) -> None:
         """All steps so far were a part of the first, whose loss is not known."""

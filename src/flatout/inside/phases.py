@@ -12,12 +12,15 @@ from typing import Any
 
 from flatout.inside.agree import NUM_RECOVERY_STEPS, Agreement, Plan, make_plan
 from flatout.inside.detect import Source
+from flatout.inside.ending import end_now
+from flatout.inside.facts import Facts
 from flatout.inside.flops import FlopsStep
 from flatout.inside.identity import Identity
-from flatout.inside.log import LOG
+from flatout.inside.log import LOG, guarded
 from flatout.inside.settings import Settings
 from flatout.inside.settle import Settling
 from flatout.inside.step_file import StepFile
+from flatout.inside.stop import Stopping
 from flatout.inside.window import State, Window
 
 _MIN_STEPS_BEFORE_LOOKING = 3
@@ -38,18 +41,26 @@ class Phases:
     def _begin_again(self) -> None:
         self._settling = Settling(warmup=self._settings.warmup)
         self._agreement = Agreement(self._settings.state, self._identity, self._generation)
+        self._stopping = Stopping(self._settings, self._identity, self._generation)
         self._plan: Plan | None = None
         self._flops: FlopsStep | None = None
         self._window: Window | None = None
         self.is_over = False
         self._recovery = 0
+        self._facts = Facts() if self._settings.has_facts else None
 
     @property
     def is_exact(self) -> bool:
         """Something is to be done between two certain steps: each step's end must be told at once."""
+        if self._stopping.needs_each_step:
+            return True
         if self._plan is None:
             return self._settings.warmup is not None
         return not self.is_over or self._recovery > 0
+
+    @property
+    def is_tracing(self) -> bool:
+        return self._window is not None and self._window.state is State.TRACING
 
     @property
     def is_decided(self) -> bool:
@@ -72,6 +83,10 @@ class Phases:
 
     def advance(self, step: int, source: Source, *, is_training: bool) -> str:
         """Step number `step` has just ended: do what is due before the next one; that one's kind."""
+        if self._stopping.is_asked:
+            self._stopping.look(step + 1, self._settling.step_s)
+            if self._stopping.is_due(step + 1):
+                self._stop(step)
         if self.is_over:
             if self._recovery:
                 self._recovery -= 1
@@ -106,6 +121,7 @@ class Phases:
             return
         self._plan = plan
         self._file.event("plan", generation=self._generation, **asdict(plan))
+        self._stopping.agreed(plan)
         if step + 1 > plan.flops_step:
             self.is_over = True
             self._file.event("window", steps=[], problem="this rank read the plan after its first step: it was ahead")
@@ -119,6 +135,8 @@ class Phases:
                 return "traced" if self._window.state is State.TRACING else self._end_window()
             return "traced" if self._window.next_step() else self._end_window()
         if following == plan.flops_step:
+            if self._facts is not None:
+                guarded(self._facts.watch)()
             self._flops = FlopsStep()
             self._flops.begin([one for reference in self.optimizers if (one := reference()) is not None])
             return "flops" if self._flops.reason is None else ""
@@ -128,11 +146,12 @@ class Phases:
             if ended >= plan.flops_step:
                 self.is_over = True
                 self._recovery = NUM_RECOVERY_STEPS - 1
+                self._write_facts()
                 return "recovery"
             return ""
         if following == window_begins:
             self._window = Window(
-                self._settings.recording / f"rank{self._identity.rank}.json", plan.num_steps, self._num_operators
+                self._settings.folder / f"rank{self._identity.rank}.json", plan.num_steps, self._num_operators
             )
             self._window.prepare()
             return "prepare"
@@ -157,10 +176,23 @@ class Phases:
         self._file.event("window", steps=window.steps, problem=window.problem)
         self.has_exported = True
         self.is_over = True
+        self._write_facts()
         self._recovery = NUM_RECOVERY_STEPS - 1
         return "recovery"
 
+    def _write_facts(self) -> None:
+        facts, self._facts = self._facts, None
+        if facts is not None:
+            optimizers = [one for reference in self.optimizers if (one := reference()) is not None]
+            guarded(facts.write)(self._settings.recording, self._identity, optimizers)
+
+    def _stop(self, step: int) -> None:
+        """End the process after this step. Never returns."""
+        self._file.event("stop", after_step=step, reason=self._stopping.reason)
+        end_now(self._settings.state, self._identity)
+
     def finish(self) -> None:
         """The job ends; a window that is open is closed with what it has."""
+        self._write_facts()
         if self._window is not None and not self.is_over:
             self._end_window()

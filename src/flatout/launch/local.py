@@ -39,6 +39,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None
     start_unix_s: float
     end_unix_s: float
+    is_timed_out: bool = False  # it ran past its limit, and was ended
 
     @property
     def shell_code(self) -> int:
@@ -87,15 +88,19 @@ def _start(command: Sequence[str], environment: Mapping[str, str], mask: set[int
             close_fds=False,  # a scheduler may have handed open files to the job
             preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
         )
-    except FileNotFoundError as error:
-        raise InputError(
-            f"the command `{command[0]}` was not found", hint="check its name, and that its environment is active"
-        ) from error
     except OSError as error:
-        raise InputError(
-            f"the command `{command[0]}` cannot be started: {(error.strerror or str(error)).lower()}",
-            hint="start a script with its interpreter: python train.py",
-        ) from error
+        raise cannot_start(command, error) from error
+
+
+def cannot_start(command: Sequence[str], error: OSError) -> InputError:
+    if isinstance(error, FileNotFoundError):
+        return InputError(
+            f"the command `{command[0]}` was not found", hint="check its name, and that its environment is active"
+        )
+    return InputError(
+        f"the command `{command[0]}` cannot be started: {(error.strerror or str(error)).lower()}",
+        hint="start a script with its interpreter: python train.py",
+    )
 
 
 @contextmanager

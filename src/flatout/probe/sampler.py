@@ -1,6 +1,7 @@
 """`python -m flatout.probe.sampler FILE`: writes what this host does to FILE, a JSON object a line, until told to stop.
 
-It stops when its standard input ends, which it does when its parent ends, however that happens. The first line says
+It stops when its standard input ends, which it does when its parent ends, however that happens; or with `--watch PID`
+when that process ends. The first line says
 what does not change; each further line has `unix_s` and the counters that could be read. Signals that are meant for the
 job (Ctrl-C in a terminal) pass it by.
 """
@@ -15,6 +16,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import psutil
@@ -33,11 +35,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write what this host does to a file until standard input ends.")
     parser.add_argument("file")
     parser.add_argument("--interval", type=float, default=INTERVAL_S)
+    parser.add_argument("--watch", type=int, metavar="PID", help="end with this process, not with standard input")
     arguments = parser.parse_args()
+    has_ended = _has_ended if arguments.watch is None else _Watched(arguments.watch).has_ended
     gpus = Gpus()
     with open(arguments.file, "x", encoding="utf-8") as file:
         _write(file, about_host(gpus, arguments.interval))
-        sample(file, gpus, arguments.interval)
+        sample(file, gpus, arguments.interval, has_ended)
     return 0
 
 
@@ -60,7 +64,7 @@ def about_host(gpus: Gpus, interval_s: float) -> dict[str, Any]:
     }
 
 
-def sample(file: TextIO, gpus: Gpus, interval_s: float) -> None:
+def sample(file: TextIO, gpus: Gpus, interval_s: float, has_ended: Callable[[float], bool]) -> None:
     """Write a line at each multiple of the interval; a sample that comes late does not move those after it."""
     host = HostCounters()
     due = time.monotonic()
@@ -70,7 +74,7 @@ def sample(file: TextIO, gpus: Gpus, interval_s: float) -> None:
             line["gpus"] = gpus.read()
         _write(file, line)
         due = max(due + interval_s, time.monotonic())
-        if _has_ended(due - time.monotonic()):
+        if has_ended(due - time.monotonic()):
             return
 
 
@@ -87,6 +91,28 @@ def _has_ended(wait_s: float) -> bool:
     """Whether standard input ended within so many seconds."""
     readable, _, _ = select.select([sys.stdin], [], [], max(wait_s, 0))
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
+
+
+class _Watched:
+    """A process, told from a later one of the same number by its start."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._start = self._read()
+
+    def has_ended(self, wait_s: float) -> bool:
+        """Whether it has ended, after so many seconds."""
+        time.sleep(max(wait_s, 0))
+        return self._start is None or self._read() != self._start
+
+    def _read(self) -> str | None:
+        """Its start, in ticks; None where it is gone or a zombie."""
+        try:
+            with open(f"/proc/{self._pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return None if fields[0] in "ZX" else fields[19]
 
 
 if __name__ == "__main__":

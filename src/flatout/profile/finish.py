@@ -39,9 +39,11 @@ def pack_traces(path: Path, hostname: str, *, all_have_ended: bool) -> list[str]
 
     The training process writes them plain, as packing there would hold the job up.
     """
-    traces = [file for file in path.glob("rank*.json") if _is_of(file, hostname)]
+    folders = [path, *path.glob("attempts/*")]
+    traces = [file for folder in folders for file in folder.glob("rank*.json") if _is_of(file, hostname)]
     if all_have_ended:
-        for part in path.glob(".rank*.json.part"):  # of a rank that was killed while it wrote
+        parts = [part for folder in folders for part in folder.glob(".rank*.json.part")]
+        for part in parts:  # of a rank that was killed while it wrote
             if _is_of(part, hostname):
                 part.unlink(missing_ok=True)
     with ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), 8)) as pool:

@@ -5,6 +5,11 @@
     host-<hostname>.samples.jsonl  what that host did meanwhile
     rank<R>.steps.jsonl            the steps of a rank
     rank<R>.json.gz                its trace
+    facts-rank<R>.json             what the job is: its wrapper, loaders, optimizer
+    patches-<hostname>-<pid>.jsonl what patches did, where some were asked for
+    diverted-<hostname>-<pid>.jsonl where a trial's checkpoints went
+    failure-<hostname>-<pid>.json  how a rank failed, if it did
+    attempts/<N>/                  the same two of a rank that torchrun started again, N times
     inside-<hostname>.log          errors of the recorder, if any
     .state/                        what processes tell each other while the job runs
 
@@ -17,6 +22,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Mapping
@@ -31,6 +37,7 @@ from flatout.errors import OutputError
 SCHEMA, VERSION = "flatout/recording", 1
 _OURS = re.compile(
     r"recording\.json|host-.+\.json|host-.+\.samples\.jsonl|rank\d+\.steps\.jsonl|\.?rank\d+\.json(\.gz)?(\.part)?|inside-.+\.log"
+    r"|\.?facts-rank\d+\.json(\.part)?|patches-.+\.jsonl|diverted-.+\.jsonl|\.?failure-.+\.json(\.part)?"
 )
 _ALIVE_S = 120.0
 _MOMENT_S = 0.3
@@ -155,16 +162,24 @@ def _clear(path: Path, *, force: bool) -> None:
             f"`{path}` exists already, and nothing is overwritten unasked",
             hint="give another folder with --out, or --force to replace the recording there",
         )
-    others = [entry.name for entry in entries if not _OURS.fullmatch(entry.name)]
+    others = [entry.name for entry in entries if not _is_ours(entry)]
     if others:
         raise OutputError(
             f"`{path}` holds more than a recording, such as `{min(others)}`, and is not replaced",
             hint="give another folder with --out",
         )
-    for entry in entries:
-        entry.unlink()
-    for entry in (path / ".state").glob("*"):
-        entry.unlink()
+    for entry in [*entries, *(path / ".state").glob("*")]:
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _is_ours(entry: Path) -> bool:
+    if entry.name == "attempts" and not entry.is_symlink() and entry.is_dir():
+        inner = [file for folder in entry.iterdir() for file in (folder.iterdir() if folder.is_dir() else [folder])]
+        return all(_OURS.fullmatch(file.name) and file.is_file() for file in inner)
+    return bool(_OURS.fullmatch(entry.name))
 
 
 def _host_files(path: Path) -> tuple[Path, Path | None]:

@@ -17,12 +17,14 @@ _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
 _FRESH = {"sudo", "docker", "podman", "apptainer", "singularity", "ssh", "kubectl", "enroot"}
 
 
-def problems(runs: Sequence[Run], ranks: Sequence[RankRecording], traced: Sequence[int]) -> list[Quality]:
-    """`traced`: the ranks whose trace file is there."""
+def problems(
+    runs: Sequence[Run], ranks: Sequence[RankRecording], traced: Sequence[int], sampled: Sequence[str]
+) -> list[Quality]:
+    """`traced`: the ranks whose trace file is there; `sampled`: the hosts whose samples are."""
     found = [Quality(problem=f"{run.hostname}: {problem}", effect="") for run in runs for problem in run.problems]
     if not ranks:
         return [*found, *(_nothing(run) for run in runs if run.end_unix_s is not None)]
-    found += _whole_job(runs, ranks)
+    found += _whole_job(runs, ranks, sampled)
     for rank in ranks:
         found += [Quality(rank=rank.rank, problem=problem, effect=_effect(problem)) for problem in rank.problems]
         found += _without_trace(rank, runs, rank.rank in traced)
@@ -58,7 +60,7 @@ def _why_not_loaded(command: Sequence[str]) -> str:
     return "the command starts no Python, or with an environment without PYTHONPATH, or with the option -I, -E or -S"
 
 
-def _whole_job(runs: Sequence[Run], ranks: Sequence[RankRecording]) -> list[Quality]:
+def _whole_job(runs: Sequence[Run], ranks: Sequence[RankRecording], sampled: Sequence[str]) -> list[Quality]:
     found = []
     world_size = max(rank.world_size for rank in ranks)
     missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
@@ -70,6 +72,12 @@ def _whole_job(runs: Sequence[Run], ranks: Sequence[RankRecording]) -> list[Qual
                 effect="what they waited for, or made others wait for, is unknown",
             )
         )
+    unsampled = sorted({rank.hostname for rank in ranks} - set(sampled))
+    if unsampled:
+        shown = ", ".join(unsampled[:8]) + (", ..." if len(unsampled) > 8 else "")
+        problem = f"{len(unsampled)} of {len({rank.hostname for rank in ranks})} hosts were not sampled: {shown}"
+        effect = "what their cores, disks, networks and GPUs did is unknown; the job's Python there may lack psutil"
+        found.append(Quality(problem=problem, effect=effect))
     for run in runs:
         if run.end_unix_s is None:
             found.append(

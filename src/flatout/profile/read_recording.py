@@ -1,4 +1,8 @@
-"""A recording's folder -> `Recording`. Needs nothing but the folder: no torch, no GPU, not its machine."""
+"""A recording's folder -> `Recording`. Needs nothing but the folder: no torch, no GPU, not its machine.
+
+Where torchrun has started the ranks again, each attempt was recorded apart. Read is the last one that has a trace;
+where none has, the last whose step times had settled; where none had, the last.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from flatout.profile.measure import measure
 from flatout.profile.problems import problems
 from flatout.profile.sample_lines import read_host
 from flatout.profile.step_lines import read_rank
+from flatout.records.events import Quality
 from flatout.records.recording import HostUse, RankRecording, Recording, Run
 
 _STEPS = re.compile(r"rank\d+\.steps\.jsonl")
@@ -33,9 +38,10 @@ def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> R
         raise InputError(f"{path} is no recording", hint="record one: flatout profile -- COMMAND")
     try:
         files = sorted(path.iterdir())
-        ranks = [rank for file in files if _STEPS.fullmatch(file.name) and (rank := read_rank(file)) is not None]
+        attempts = {number: _Attempt(folder) for number, folder in _attempt_folders(path)}
+        number = max(attempts, key=lambda number: (attempts[number].worth, number))
+        ranks = attempts[number].ranks
         runs = [run for file in files if re.fullmatch(r"host-.+\.json", file.name) and (run := _run(file)) is not None]
-        ranks.sort(key=lambda rank: rank.rank)
         hosts = [
             host for file in files if file.name.endswith(".samples.jsonl") and (host := _host(file, ranks)) is not None
         ]
@@ -44,15 +50,53 @@ def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> R
             f"{error.filename or path} cannot be read: {(error.strerror or str(error)).lower()}",
             hint="check its permissions",
         ) from error
-    traced = [int(found[1]) for file in files if (found := _TRACE.fullmatch(file.name))]
     return Recording(
         path=str(path),
         ranks=tuple(ranks),
         hosts=tuple(hosts),
         runs=tuple(runs),
         measured=measure(ranks, peaks),
-        problems=tuple(problems(runs, ranks, traced)),
+        problems=(
+            *_restarts(number, attempts),
+            *problems(runs, ranks, attempts[number].traced, [host.hostname for host in hosts]),
+        ),
+        attempt=number,
+        num_attempts=len(attempts),
     )
+
+
+class _Attempt:
+    """The files of the ranks in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        files = sorted(folder.iterdir())
+        ranks = [rank for file in files if _STEPS.fullmatch(file.name) and (rank := read_rank(file)) is not None]
+        self.ranks = sorted(ranks, key=lambda rank: rank.rank)
+        self.traced = [int(found[1]) for file in files if (found := _TRACE.fullmatch(file.name))]
+
+    @property
+    def worth(self) -> int:
+        """3: it has a trace, 2: a settled step time, 1: steps, 0: nothing."""
+        if any(rank.rank in self.traced for rank in self.ranks):
+            return 3
+        return 2 if any(rank.settled_step is not None for rank in self.ranks) else int(bool(self.ranks))
+
+
+def _attempt_folders(path: Path) -> list[tuple[int, Path]]:
+    again = [(int(folder.name), folder) for folder in path.glob("attempts/*") if folder.name.isdecimal()]
+    return [(0, path), *sorted(again)]
+
+
+def _restarts(number: int, attempts: Mapping[int, _Attempt]) -> list[Quality]:
+    if len(attempts) == 1:
+        return []
+    why = {3: "the last with a trace", 2: "the last whose step times had settled"}
+    return [
+        Quality(
+            problem=f"torchrun started the ranks again: {len(attempts)} attempts were recorded",
+            effect=f"all numbers are of attempt {number + 1}, {why.get(attempts[number].worth, 'the last')}",
+        )
+    ]
 
 
 def _run(file: Path) -> Run | None:

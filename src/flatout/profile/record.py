@@ -10,21 +10,23 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from flatout import __version__
-from flatout.launch import Ended, run_local
+from flatout.launch import Ended, run_local, with_inside
 from flatout.profile.finish import count_processes, pack_traces, tidy, wait_for
 from flatout.profile.folder import Folder, open_folder, output_error
 from flatout.records.recording import Run
 
-_STARTUP = Path(__file__).parent.parent / "inside" / "startup"
-_VARIABLES = {"FLATOUT_RECORDING", "FLATOUT_STEPS", "FLATOUT_WARMUP", "FLATOUT_LIGHT"}  # as in inside/settings.py
+# As in inside/settings.py; those that it does not set are left to whoever calls.
+_VARIABLES = {"FLATOUT_RECORDING", "FLATOUT_STEPS", "FLATOUT_WARMUP", "FLATOUT_LIGHT"}
 _SAMPLER_PATIENCE_S = 10.0
+
+RunCommand = Callable[[Sequence[str], Mapping[str, str]], Ended]  # command and environment -> how it ended
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int | None = None  # None: until step times have settled
     is_light: bool = False
     force: bool = False
+    variables: dict[str, str] = {}  # more of the job's environment: what a trial asks of it
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,11 +51,13 @@ def record(
     shown_command: Sequence[str],
     sampler: Sequence[str] | None,
     environment: Mapping[str, str] = os.environ,
+    run_command: RunCommand = run_local,
 ) -> Recorded:
     """Run `command` to its end and record it in `path`.
 
     `shown_command` is the command with its secrets masked, for the files. `sampler` is a command that samples this host
-    to the file that is added to it, until its standard input ends. Raises OutputError and InputError before the start.
+    to the file that is added to it, until its standard input ends. `run_command` starts the job and waits for it.
+    Raises OutputError and InputError before the start.
     """
     folder = open_folder(path, force=options.force, environment=environment)
     run = Run(
@@ -67,7 +72,7 @@ def record(
     try:
         write_run(folder, run)
         sampling = _start_sampler(sampler, folder)
-        ended = run_local(command, job_environment(environment, folder.path, options))
+        ended = run_command(command, job_environment(environment, folder.path, options))
     except OSError as error:
         _abandon(folder, sampling)
         raise output_error(path, error) from error
@@ -104,15 +109,14 @@ def record(
 
 def job_environment(environment: Mapping[str, str], recording: Path, options: Options) -> dict[str, str]:
     """The job's environment: what is loaded comes first on PYTHONPATH."""
-    job = {name: value for name, value in environment.items() if name not in _VARIABLES}
-    job["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *filter(None, [environment.get("PYTHONPATH")])])
+    job = with_inside({name: value for name, value in environment.items() if name not in _VARIABLES})
     job["FLATOUT_RECORDING"] = str(recording)
     job["FLATOUT_STEPS"] = str(options.num_steps)
     if options.warmup is not None:
         job["FLATOUT_WARMUP"] = str(options.warmup)
     if options.is_light:
         job["FLATOUT_LIGHT"] = "1"
-    return job
+    return job | options.variables
 
 
 def _start_sampler(sampler: Sequence[str] | None, folder: Folder) -> subprocess.Popen[bytes] | None:

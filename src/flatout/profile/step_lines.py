@@ -126,6 +126,7 @@ def _steps(lines: _Lines) -> Steps:
         start_ns=columns["start_ns"].astype(np.int64) + header["base_unix_ns"],
         duration_s=columns["duration_ns"] / 1e9,
         loader_s=columns["loader_ns"] / 1e9,
+        checkpoint_s=columns.get("checkpoint_ns", np.zeros(len(lines.rows))) / 1e9,  # not in recordings of 0.1
         num_samples=columns["num_samples"],
         num_tokens=columns["num_tokens"],
         num_backward=columns["num_backward"].astype(np.int64),

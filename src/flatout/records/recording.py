@@ -21,10 +21,11 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     start_ns: NDArray[np.int64]  # unix time
     duration_s: NDArray[np.float64]
     loader_s: NDArray[np.float64]  # of it, waiting for batches
+    checkpoint_s: NDArray[np.float64]  # of it, writing checkpoints on the training thread
     num_samples: NDArray[np.float64]
     num_tokens: NDArray[np.float64]
     num_backward: NDArray[np.int64]
-    loss: NDArray[np.float64]  # the sum of what backward was called on
+    loss: NDArray[np.float64]  # the sum of what backward was called on; of short steps after the 512th, every eighth
     is_skipped: NDArray[np.bool_]  # by a GradScaler
     kind: tuple[str, ...]  # "": ordinary; what the recorder did else: first, flops, prepare, traced, recovery
 
@@ -142,6 +143,13 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     runs: tuple[Run, ...]
     measured: Measured
     problems: tuple[Quality, ...]
+    attempt: int = 0  # of torchrun's restarts: the one that the ranks are of
+    num_attempts: int = 1  # that were recorded
+
+    @property
+    def traces_path(self) -> str:
+        """The folder with the traces of that attempt."""
+        return f"{self.path}/attempts/{self.attempt}" if self.attempt else self.path
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flatout.records.diagnosis import Part
 from flatout.records.events import Quality, TraceMeta
+from flatout.records.track import RankTrack
 
 NUM_PARTS = len(Part)
 
@@ -148,6 +149,7 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     communication: CommunicationKernels
     quality: tuple[Quality, ...]
     facts: RankFacts | None = None
+    track: RankTrack | None = None  # None without steps
 
     @property
     def first_step_ns(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 MASK = "***"
@@ -39,6 +40,16 @@ def masked_command(command: Sequence[str]) -> tuple[str, ...]:
         argument = _URL_PASSWORD.sub(rf"\1{MASK}@", argument)
         masked.append(_BEARER.sub(rf"\1 {MASK}", argument))
     return tuple(masked)
+
+
+def command_line(command: Sequence[str]) -> str:
+    """The command as a shell takes it, secrets masked."""
+    return " ".join(map(quoted, masked_command(command)))
+
+
+def quoted(word: str) -> str:
+    """A word of a masked command as a shell takes it."""
+    return shlex.quote(word).replace(f"'{MASK}'", MASK)
 
 
 def _names_a_secret(name: str) -> bool:

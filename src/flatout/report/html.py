@@ -8,9 +8,7 @@ content policy in the page forbids scripts and outside references.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
 
 import msgspec
 
@@ -18,13 +16,13 @@ from flatout import __version__, units
 from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, StepDiagnosis
 from flatout.report.axis import step_labels, ticks
 from flatout.report.blame import SMALLEST_SHARE, STRONGEST_SHARE, Cell, charges, matrix
-from flatout.report.command import MASK, masked_command
+from flatout.report.command import command_line
 from flatout.report.evidence import evidence_texts
 from flatout.report.parts import PART_LABELS, PART_MEANINGS, SAFETY_MEANINGS, part_label, part_values, rounded_shares
 from flatout.report.phrases import cost, counted, job_summary, ranks_of_job, ranks_text
 from flatout.report.quality import shared_notes
 from flatout.report.rows import MOST_NAMED_RANKS, Row, Rows, rank_rows
-from flatout.report.terminal import visible
+from flatout.report.template import rendered
 
 MOST_RANKS = 64
 MOST_ROWS = 40
@@ -34,10 +32,6 @@ MOST_BLAMED = 16  # columns of the blame matrix
 MOST_CHARGES = 40
 MOST_FINDINGS = 50
 MOST_NOTES = 100
-
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[num]?s|[KMGT]?i?B|[KMGT]?FLOP)\b|%)")
-_LONG_WORD = re.compile(r"[\w.(=/:-]{30,}")  # longer than a line on a phone
-_JOINT = re.compile(r"(?<=\w)([.(/]+)(?=\w)")
 LONGEST_TAG = 17  # characters of a finding's name that fit beside the bars
 
 
@@ -61,34 +55,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 def diagnosis_html(diagnosis: Diagnosis, command: Sequence[str], *, explain: Mapping[str, str] | None = None) -> str:
     """The page; `explain` gives "when this is wrong" by finding name."""
-    import jinja2
-    import markupsafe
-
-    def whole(text: str) -> markupsafe.Markup:
-        """Escaped text in which a line ends between words, or where a long name has a joint, never before a unit."""
-        escaped = str(markupsafe.escape(_BEFORE_UNIT.sub("\u00a0", visible(text))))
-        return markupsafe.Markup(_LONG_WORD.sub(lambda word: _JOINT.sub(r"\1<wbr>", word[0]), escaped))
-
-    def code(text: str) -> markupsafe.Markup:
-        """The same, in which what stands between backticks is code."""
-        pieces = [whole(piece) for piece in text.split("`")]
-        if len(pieces) % 2 == 0:
-            return markupsafe.Markup("`").join(pieces)
-        return markupsafe.Markup("").join(
-            markupsafe.Markup("<code>{}</code>").format(piece) if index % 2 else piece
-            for index, piece in enumerate(pieces)
-        )
-
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: (files("flatout.report") / name).read_text(encoding="utf-8")),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: visible(value) if type(value) is str else value,
-    )
-    environment.filters |= {"code": code, "whole": whole}
-    return environment.get_template("diagnosis.html.j2").render(page_content(diagnosis, command, explain or {}))
+    return rendered("diagnosis.html.j2", page_content(diagnosis, command, explain or {}))
 
 
 def page_content(diagnosis: Diagnosis, command: Sequence[str], explain: Mapping[str, str]) -> dict[str, object]:
@@ -97,7 +64,7 @@ def page_content(diagnosis: Diagnosis, command: Sequence[str], explain: Mapping[
     findings = diagnosis.findings
     return {
         "tool_version": __version__,
-        "command": _command_line(command),
+        "command": command_line(command),
         "facts": job_summary(diagnosis),
         "missing": ranks_text(diagnosis.job.missing_ranks, 0) if diagnosis.job.missing_ranks else "",
         "has_long_tags": any(len(name) > LONGEST_TAG for row in rows.rows for name in _findings_of(row, diagnosis)),
@@ -123,12 +90,6 @@ def page_content(diagnosis: Diagnosis, command: Sequence[str], explain: Mapping[
         ],
         "safety": SAFETY_MEANINGS,
     }
-
-
-def _command_line(command: Sequence[str]) -> str:
-    import shlex
-
-    return shlex.join(masked_command(command)).replace(f"'{MASK}'", MASK)
 
 
 def _all_findings(diagnosis: Diagnosis) -> str:

@@ -1,13 +1,14 @@
-"""What Python runs at its start when `flatout profile` has put this folder first on PYTHONPATH.
+"""What Python runs at its start when Flatout has put this folder first on PYTHONPATH.
 
-In: FLATOUT_RECORDING, the folder to record to. It runs the user's own `sitecustomize` too, notes that it was loaded,
-and waits for `torch` to be imported; until then it costs a process about 0.1 ms. It never raises an error of its own
-and is written so that old Pythons can read it.
+In: FLATOUT_RECORDING, the folder to record to, or another variable of `_ASKED`. It runs the user's own `sitecustomize`
+too, notes that it was loaded, and waits for `torch` to be imported; until then it costs a process about 0.1 ms. It
+never raises an error of its own and is written so that old Pythons can read it.
 """
 
 import os
 import sys
 
+_ASKED = ("FLATOUT_RECORDING", "FLATOUT_PATCHES", "FLATOUT_DIVERT")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -17,6 +18,8 @@ def _is_here(entry: str) -> bool:
 
 def _note(recording: str, event: str) -> None:
     """Add one line to the list of this host's Python processes; short appends to one file do not mix."""
+    if not recording:
+        return
     try:
         line = "%d %d %s\n" % (os.getpid(), os.getppid(), event)  # noqa: UP031 - old Pythons read this file too
         path = os.path.join(recording, ".state", "processes-" + os.uname().nodename)
@@ -108,8 +111,8 @@ def _run_own_sitecustomize() -> None:
     spec.loader.exec_module(module)
 
 
-_recording = os.environ.get("FLATOUT_RECORDING")
-if _recording:
+if any(os.environ.get(_name) for _name in _ASKED):
+    _recording = os.environ.get("FLATOUT_RECORDING", "")
     _note(_recording, "python")
     if sys.implementation.name == "cpython":
         sys.meta_path.insert(0, _WaitForTorch(_recording))  # type: ignore[arg-type]

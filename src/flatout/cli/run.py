@@ -1,0 +1,35 @@
+"""`flatout run`: a command with the changes of a tuning, and else as if Flatout were not there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="The training command, after `--`.", show_default=False)],
+    config: Annotated[Path, typer.Option(metavar="FILE", help="What `flatout tune` wrote: tuned.toml.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
+) -> None:
+    """Run a training command with the changes of a tuned.toml. Ends with the command's own exit code.
+
+    Example: flatout run --config tuned.toml -- torchrun --standalone --nproc-per-node 2 train.py
+    """
+    from flatout.emit import tuned_toml
+    from flatout.launch import end_like, run_local, with_inside
+    from flatout.trial.command import describe, trial_command
+
+    tuned = tuned_toml.read(config)
+    made = trial_command(command, tuned.change_set(), Path.cwd())
+    if dry_run:
+        print(describe(made.variables, made.words))
+        return
+    names = ", ".join(change.name for change in tuned.change_set().changes)
+    print(f"flatout: with {names or 'no change'}", file=sys.stderr, flush=True)
+    ended = run_local(made.words, with_inside(os.environ) | made.variables)
+    sys.stdout.flush()
+    raise typer.Exit(end_like(ended))

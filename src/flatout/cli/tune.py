@@ -1,0 +1,131 @@
+"""`flatout tune`: the closed loop on a command; its report, and the configuration that won."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from flatout.records.change import Safety
+    from flatout.records.tuning import TuneResult
+    from flatout.records.verdict import Objective
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+
+
+def tune(
+    command: Annotated[list[str], typer.Argument(help="The training command, after `--`.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder for all of it.  [default: flatout-out/tune-TIME]")
+    ] = None,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="The time to spend: 90s, 10m, 2h.")] = "30m",
+    trials: Annotated[int | None, typer.Option(min=4, metavar="N", help="At most so many trials.")] = None,
+    allow: Annotated[
+        str, typer.Option(metavar="SAFETY", help="What may be tried: exact, rounding, or semantic.")
+    ] = "exact",
+    objective: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="samples/s, tokens/s, steps/s, memory or energy.  [default: samples/s]"),
+    ] = None,
+    knob: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KNOB", help="An argument of the script to try: 'batch={8,16}:--batch-size={}'."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=5, metavar="N", help="Settled steps a trial.  [default: as the noise asks for]")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Steps before they count.  [default: until they settle]")
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Write the files for other tools too.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a tuning that is in DIR.")] = False,
+) -> None:
+    """Find the changes that make a training command faster, without touching its code. Exits with 0 if one won, else 1.
+
+    Example: flatout tune --budget 20m -- torchrun --standalone --nproc-per-node 2 train.py --out {trial_dir}
+    """
+    from flatout.tune.files import open_tuning, write_results
+    from flatout.tune.loop import Tuner, is_better
+    from flatout.tune.options import TuneOptions
+
+    options = TuneOptions(
+        allowed_safety=_safety(allow),
+        objective=_objective(objective),
+        budget_s=_duration(budget),
+        max_trials=trials,
+        num_steps=steps,
+        knobs=tuple(knob or ()),
+    )
+    began = time.monotonic()
+    folder = out or Path("flatout-out") / f"tune-{time.strftime('%Y%m%d-%H%M%S')}"
+    runner = open_tuning(
+        command,
+        folder,
+        options,
+        warmup=warmup,
+        force=force,
+        left_s=lambda: options.budget_s - (time.monotonic() - began),
+        say=_say,
+    )
+    try:
+        result = Tuner(runner, options, _say).tune()
+    except KeyboardInterrupt:
+        _say(f"interrupted; the same command with --out {folder} goes on where it stopped")
+        raise
+    written = write_results(result, folder, apply=apply, command=["flatout", *sys.argv[1:]])
+    _report(result, folder, json=json)
+    for line in written:
+        _say(line)
+    raise typer.Exit(0 if is_better(result) else 1)
+
+
+def _report(result: TuneResult, folder: Path, *, json: bool) -> None:
+    if json:
+        from flatout.report.tuning_json import tuning_json
+
+        sys.stdout.write(tuning_json(result, ["flatout", *sys.argv[1:]]).decode())
+        return
+    from flatout.report.tuning_text import tuning_text
+
+    print(tuning_text(result, folder))
+
+
+def _say(line: str) -> None:
+    print(f"flatout: {line}", file=sys.stderr, flush=True)
+
+
+def _safety(text: str) -> Safety:
+    from flatout.errors import UsageError
+    from flatout.records.change import SAFETIES
+
+    for safety in SAFETIES:
+        if text == safety:
+            return safety
+    raise UsageError(f"`--allow` must be one of {', '.join(SAFETIES)}, but got {text}")
+
+
+def _objective(text: str | None) -> Objective | None:
+    from flatout.errors import UsageError
+    from flatout.tune.options import OBJECTIVES
+
+    if text is None:
+        return None
+    if text not in OBJECTIVES:
+        raise UsageError(f"`--objective` must be one of {', '.join(OBJECTIVES)}, but got {text}")
+    return OBJECTIVES[text]
+
+
+def _duration(text: str) -> float:
+    from flatout.errors import UsageError
+
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not 1 <= float(match[1]) * _SECONDS[match[2]] <= 30 * 86400:
+        raise UsageError(f"`--budget` is a time such as 90s, 10m or 2h, at most 30 days, but got {text}")
+    return float(match[1]) * _SECONDS[match[2]]

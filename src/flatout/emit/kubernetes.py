@@ -1,0 +1,48 @@
+"""A JobSet (jobset.x-k8s.io/v1alpha2) that runs the user's command, one pod a host.
+
+Image and number of GPUs are the user's: the image is a place to fill in. A command that needs patches expects flatout
+and `tuned.toml` in the image's working folder.
+"""
+
+from __future__ import annotations
+
+from flatout.emit.command import CONFIG, tuned_command, unplaced
+from flatout.emit.heading import commented
+from flatout.emit.yaml_text import Value, yaml_text
+from flatout.records.tuning import Emitted, Tuning
+
+IMAGE = "REPLACE-WITH-YOUR-IMAGE"
+
+
+def emit(tuning: Tuning) -> Emitted:
+    hosts = _whole(tuning.machine.get("num_hosts"), 1)
+    gpus = _whole(tuning.machine.get("ranks_per_host") or tuning.machine.get("num_ranks"), 0)
+    container: dict[str, Value] = {"name": "train", "image": IMAGE, "command": list(tuned_command(tuning))}
+    if tuning.changes.environment and not tuning.needs_patches:
+        container["env"] = [
+            {"name": name, "value": value} for name, value in sorted(tuning.changes.environment.items())
+        ]
+    if gpus and tuning.machine.get("device", "").upper().startswith("NVIDIA"):
+        container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+    job: dict[str, Value] = {
+        "parallelism": hosts,
+        "completions": hosts,
+        "backoffLimit": 0,
+        "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
+    }
+    text = yaml_text(
+        {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": "flatout-tuned"},
+            "spec": {"replicatedJobs": [{"name": "workers", "replicas": 1, "template": {"spec": job}}]},
+        }
+    )
+    notes = [f"set `image`: {IMAGE} is a place to fill in", *unplaced(tuning)]
+    if tuning.needs_patches:
+        notes.append(f"the image must have flatout, and {CONFIG} in its working folder")
+    return Emitted(path="jobset.yaml", text=commented(tuning) + text, notes=tuple(notes))
+
+
+def _whole(text: str | None, default: int) -> int:
+    return int(text) if text is not None and text.isdigit() else default

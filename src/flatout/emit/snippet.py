@@ -1,0 +1,252 @@
+"""The changes as lines for the user's own code, so that no patch is needed. The file is Python, and does nothing.
+
+One function a patch of `change.patches`; a patch without one would be an error of ours, which a test looks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from flatout.emit.heading import commented
+from flatout.records.change import Patch, Scalar
+from flatout.records.tuning import Emitted, Tuning
+
+Lines = list[str]
+
+
+def emit(tuning: Tuning) -> Emitted:
+    changes = tuning.changes
+    parts = ["from __future__ import annotations\n\nimport contextlib\nimport os\n\nimport torch\n"]
+    if changes.environment:
+        lines = ["# Before torch is imported, or better in the environment:"]
+        lines += [f"os.environ[{name!r}] = {value!r}" for name, value in sorted(changes.environment.items())]
+        parts.append("\n".join(lines) + "\n")
+    parts += ["\n".join(SNIPPETS[patch.name](patch)) + "\n" for patch in changes.patches]
+    notes = [f"{' '.join(words)}: an argument of {launcher}" for launcher, words in changes.launch.items()]
+    notes += [f"{' '.join(word)}: an argument of the script" for each in changes.arguments for word in each.words]
+    body = "\n\n".join(parts)
+    if not changes.patches and not changes.environment:
+        body = "# Nothing of it is set in the code.\n"
+    return Emitted(path="tuned_snippet.py", text=commented(tuning) + body, notes=tuple(notes))
+
+
+def keywords(parameters: Mapping[str, Scalar]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in parameters.items())
+
+
+def _function(name: str, *body: str) -> Lines:
+    return [f"def {name}:", *(f"    {line}" if line else "" for line in body)]
+
+
+def _dataloader(patch: Patch) -> Lines:
+    return _function(
+        "make_loader(dataset, **yours)",
+        "# Your own keywords, with these exchanged or added.",
+        f"return torch.utils.data.DataLoader(dataset, **(yours | dict({keywords(patch.parameters)})))",
+    )
+
+
+def _non_blocking(patch: Patch) -> Lines:
+    del patch
+    return _function(
+        "to_device(batch, device)",
+        "# Only from pinned memory to the device; never the other way.",
+        "return batch.to(device, non_blocking=True)",
+    )
+
+
+def _ddp(patch: Patch) -> Lines:
+    return _function(
+        "wrap(model, **yours)",
+        f"tuned = dict({keywords(patch.parameters)})",
+        "return torch.nn.parallel.DistributedDataParallel(model, **(yours | tuned))",
+    )
+
+
+def _ddp_no_sync(patch: Patch) -> Lines:
+    return _function(
+        "accumulate(ddp_model, batches, loss_of)",
+        f"# One step of {patch.parameters['passes']} passes: gradients are reduced in the last one only.",
+        "for number, batch in enumerate(batches, 1):",
+        "    is_last = number == len(batches)",
+        "    with contextlib.nullcontext() if is_last else ddp_model.no_sync():",
+        "        loss_of(ddp_model, batch).backward()",
+    )
+
+
+def _ddp_hook(patch: Patch) -> Lines:
+    match patch.parameters["hook"]:
+        case "bf16":
+            return _function(
+                "compress(ddp_model)",
+                "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook",
+                "",
+                "ddp_model.register_comm_hook(None, bf16_compress_hook)",
+            )
+        case "powersgd":
+            return _function(
+                "compress(ddp_model)",
+                "# The state keeps the error of each step: save it with your checkpoints.",
+                "from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook",
+                "",
+                "state = powerSGD_hook.PowerSGDState(",
+                f"    process_group=None, matrix_approximation_rank={patch.parameters['rank']!r},",
+                f"    start_powerSGD_iter={patch.parameters['start']!r},",
+                ")",
+                "ddp_model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)",
+                "return state",
+            )
+        case _:
+            return [f"# Top-K {patch.parameters['percent']} %: torch has no hook for it; use `flatout run`."]
+
+
+def _fsdp2(patch: Patch) -> Lines:
+    parameters = dict(patch.parameters)
+    forward, backward = parameters.pop("forward_prefetch", 0), parameters.pop("backward_prefetch", 0)
+    return _function(
+        "shard(model, layers, **yours)",
+        "from torch.distributed.fsdp import fully_shard",
+        "",
+        f"tuned = dict({keywords(parameters)})",
+        "for layer in (*layers, model):",
+        "    fully_shard(layer, **(yours | tuned))",
+        "for place, layer in enumerate(layers):",
+        f"    if ahead := layers[place + 1 : place + 1 + {forward}]:",
+        "        layer.set_modules_to_forward_prefetch(list(ahead))",
+        f"    if behind := layers[max(place - {backward}, 0) : place][::-1]:",
+        "        layer.set_modules_to_backward_prefetch(list(behind))",
+        "return model",
+    )
+
+
+def _fsdp2_no_sync(patch: Patch) -> Lines:
+    return _function(
+        "accumulate(fsdp_model, batches, loss_of)",
+        f"# One step of {patch.parameters['passes']} passes: gradients are reduced in the last one only.",
+        "for number, batch in enumerate(batches, 1):",
+        "    fsdp_model.set_requires_gradient_sync(number == len(batches))",
+        "    loss_of(fsdp_model, batch).backward()",
+    )
+
+
+def _optimizer(patch: Patch) -> Lines:
+    return _function(
+        "make_optimizer(optimizer_class, parameters, **yours)",
+        "yours = {name: value for name, value in yours.items() if name not in ('fused', 'foreach')}",
+        f"return optimizer_class(parameters, **yours, {keywords(patch.parameters)})",
+    )
+
+
+def _zero_grad(patch: Patch) -> Lines:
+    del patch
+    return _function("zero_gradients(optimizer)", "optimizer.zero_grad(set_to_none=True)")
+
+
+def _cudnn_benchmark(patch: Patch) -> Lines:
+    del patch
+    return ["torch.backends.cudnn.benchmark = True"]
+
+
+def _channels_last(patch: Patch) -> Lines:
+    del patch
+    return _function(
+        "to_channels_last(model_or_images)",
+        "# The model once, and each batch of images (4 dimensions).",
+        "return model_or_images.to(memory_format=torch.channels_last)",
+    )
+
+
+def _tf32(patch: Patch) -> Lines:
+    del patch
+    return ['torch.set_float32_matmul_precision("high")', "torch.backends.cudnn.allow_tf32 = True"]
+
+
+def _autocast(patch: Patch) -> Lines:
+    return _function(
+        "loss_in_lower_precision(model, batch, loss_of)",
+        "# Around the forward and the loss; backward() stays outside.",
+        f'with torch.autocast("cuda", dtype=torch.{patch.parameters["dtype"]}):',
+        "    return loss_of(model, batch)",
+    )
+
+
+def _compile(patch: Patch) -> Lines:
+    return _function(
+        "compiled(model)",
+        "# Before DistributedDataParallel is put around it.",
+        f"model.compile(mode={patch.parameters['mode']!r})",
+        "return model",
+    )
+
+
+def _fused_attention(patch: Patch) -> Lines:
+    return _function(
+        "load(auto_class, name, **yours)",
+        f"return auto_class.from_pretrained(name, **yours, attn_implementation={patch.parameters['implementation']!r})",
+    )
+
+
+def _activation_checkpointing(patch: Patch) -> Lines:
+    return _function(
+        "run_blocks(blocks, hidden)",
+        "from torch.utils.checkpoint import checkpoint",
+        "",
+        "for number, block in enumerate(blocks):",
+        f"    if number % {patch.parameters['every']} == 0:",
+        "        hidden = checkpoint(block, hidden, use_reentrant=False)",
+        "    else:",
+        "        hidden = block(hidden)",
+        "return hidden",
+    )
+
+
+def _keep_cache(patch: Patch) -> Lines:
+    del patch
+    return ["# Remove torch.cuda.empty_cache() from the training loop."]
+
+
+def _background_checkpoint(patch: Patch) -> Lines:
+    del patch
+    return _function(
+        "save_in_background(state, checkpoint_id)",
+        "# Returns at once after the copy to the host: wait for the last one with .result() before the job ends.",
+        "from torch.distributed.checkpoint import async_save",
+        "",
+        "return async_save(state, checkpoint_id=checkpoint_id)",
+    )
+
+
+def _bind_cores(patch: Patch) -> Lines:
+    if patch.parameters["by"] == "numa":
+        return ["# Bind by NUMA node: torchrun --numa-binding=node (torch 2.9 and later)."]
+    return _function(
+        "bind_to_cores()",
+        "# At the start of each rank, before threads are made.",
+        'rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])',
+        "cores = sorted(os.sched_getaffinity(0))",
+        "share = len(cores) // ranks",
+        "os.sched_setaffinity(0, cores[rank * share : (rank + 1) * share])",
+    )
+
+
+SNIPPETS: Mapping[str, Callable[[Patch], Lines]] = {
+    "dataloader": _dataloader,
+    "non_blocking_copies": _non_blocking,
+    "ddp": _ddp,
+    "ddp_no_sync": _ddp_no_sync,
+    "ddp_hook": _ddp_hook,
+    "fsdp2": _fsdp2,
+    "fsdp2_no_sync": _fsdp2_no_sync,
+    "optimizer": _optimizer,
+    "zero_grad_to_none": _zero_grad,
+    "cudnn_benchmark": _cudnn_benchmark,
+    "channels_last": _channels_last,
+    "tf32": _tf32,
+    "autocast": _autocast,
+    "compile": _compile,
+    "fused_attention": _fused_attention,
+    "activation_checkpointing": _activation_checkpointing,
+    "keep_cache": _keep_cache,
+    "background_checkpoint": _background_checkpoint,
+    "bind_cores": _bind_cores,
+}

@@ -1,0 +1,240 @@
+"""`tuned.toml`: the winning changes, each with what was measured of it, written and read back.
+
+Reading gives the changes of the catalogue by their knob's name; the user's own arguments come back as they were stored.
+What does not fit the schema, the catalogue's ranges or its fence is an InputError of one line.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flatout import __version__
+from flatout.change.arguments import FAMILY as ARGUMENTS
+from flatout.change.catalogue import KNOBS
+from flatout.change.combine import combine
+from flatout.change.setting import setting
+from flatout.emit.heading import commented
+from flatout.errors import InputError, UsageError
+from flatout.records.change import SAFETIES, Argument, Change, ChangeSet, JobFacts, Knob, Patch
+from flatout.records.tuning import Emitted, TunedChange, Tuning
+from flatout.records.verdict import Verdict
+
+SCHEMA = "flatout/tuned"
+VERSION = 1
+
+
+class _StoredVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    verdict: str
+    speedup: float | None = None
+    interval: tuple[float, float] | None = None
+    num_pairs: int = 0
+    order: str = ""
+    objective: str = "step_s"
+
+
+class _StoredPrediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    speedup: float
+    interval: tuple[float, float]
+
+
+class _StoredPatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+    parameters: dict[str, bool | int | float | str] = {}
+
+
+class _StoredChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    name: str
+    knob: str
+    family: str
+    safety: str
+    value: str = ""
+    summary: str = ""
+    environment: dict[str, str] = {}
+    launch: dict[str, tuple[str, ...]] = {}
+    patch: _StoredPatch | None = None
+    arguments: tuple[tuple[str, ...], ...] = ()
+    measured: _StoredVerdict | None = None
+    predicted: _StoredPrediction | None = None
+
+
+class Tuned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the file holds, as read; `change_set` is what a job is started with."""
+
+    schema: str
+    version: int
+    tool_version: str = ""
+    command: tuple[str, ...] = ()
+    date: str = ""
+    num_trials: int | None = None
+    machine: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    measured: _StoredVerdict | None = None
+    change: tuple[_StoredChange, ...] = ()
+
+    def change_set(self, facts: JobFacts | None = None) -> ChangeSet:
+        """InputError in one line where a change is unknown, out of its range, fenced off, or contradicts another."""
+        changes = [_change(stored) for stored in self.change]
+        try:
+            return combine(changes, facts if facts is not None else _as_tuned(changes))
+        except UsageError as error:
+            raise InputError(f"the changes cannot be applied: {error}", hint=error.hint) from None
+
+
+def emit(tuning: Tuning) -> Emitted:
+    """The command must have its secrets masked already."""
+    each = {tuned.change.name: tuned for tuned in tuning.each}
+    stored = Tuned(
+        schema=SCHEMA,
+        version=VERSION,
+        tool_version=__version__,
+        command=tuning.command,
+        date=tuning.date,
+        num_trials=tuning.num_trials,
+        machine=tuning.machine,
+        versions=tuning.versions,
+        measured=_verdict(tuning.verdict),
+        change=tuple(_stored(change, each.get(change.name)) for change in tuning.changes.changes),
+    )
+    return Emitted(path="tuned.toml", text=commented(tuning) + _toml(msgspec.to_builtins(stored)))
+
+
+def read(path: Path) -> Tuned:
+    """InputError in one line where the file is missing or is not what `emit` writes."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is no TOML: {error}") from None
+    if found.get("schema") != SCHEMA:
+        raise InputError(f'{path} must begin with `schema = "{SCHEMA}"`, but has {found.get("schema")!r}')
+    if found.get("version") != VERSION:
+        raise InputError(f"{path} has version {found.get('version')!r}, and this flatout reads {VERSION}")
+    try:
+        tuned = msgspec.convert(found, Tuned)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: {error}") from None
+    try:
+        tuned.change_set()
+    except InputError as error:
+        raise InputError(f"{path}: {error}", hint=error.hint) from None
+    return tuned
+
+
+def _stored(change: Change, tuned: TunedChange | None) -> _StoredChange:
+    prediction = tuned.prediction if tuned is not None else None
+    return _StoredChange(
+        name=change.name,
+        knob=change.knob.name,
+        family=change.family,
+        safety=change.safety,
+        value=change.value,
+        summary=change.knob.summary,
+        environment=change.environment,
+        launch=change.launch,
+        patch=_StoredPatch(name=change.patch.name, parameters=change.patch.parameters) if change.patch else None,
+        arguments=change.argument.words if change.argument else (),
+        measured=_verdict(tuned.verdict if tuned is not None else None),
+        predicted=_StoredPrediction(speedup=prediction.speedup, interval=(prediction.low, prediction.high))
+        if prediction is not None
+        else None,
+    )
+
+
+def _verdict(verdict: Verdict | None) -> _StoredVerdict | None:
+    if verdict is None:
+        return None
+    return _StoredVerdict(
+        verdict=verdict.verdict,
+        speedup=verdict.speedup,
+        interval=verdict.interval,
+        num_pairs=verdict.num_pairs,
+        order=verdict.order,
+        objective=verdict.objective,
+    )
+
+
+def _change(stored: _StoredChange) -> Change:
+    knob = next((knob for knob in KNOBS if knob.name == stored.knob), None)
+    if knob is None:
+        if stored.family != ARGUMENTS:
+            raise InputError(f"there is no knob `{stored.knob}` in this version's catalogue")
+        knob = _own_knob(stored)
+    elif stored.safety != knob.safety:
+        raise InputError(f"`{stored.name}` is {knob.safety}, and not {stored.safety}, in this version's catalogue")
+    patch = Patch(name=stored.patch.name, parameters=stored.patch.parameters) if stored.patch else None
+    change = setting(
+        knob,
+        stored.value or None,
+        environment=stored.environment,
+        launch=stored.launch,
+        argument=Argument(words=stored.arguments) if stored.arguments else None,
+    )
+    if change.name != stored.name:
+        raise InputError(f"`name` must be `{change.name}` for its knob and value, but is `{stored.name}`")
+    return msgspec.structs.replace(change, patch=patch)
+
+
+def _own_knob(stored: _StoredChange) -> Knob:
+    safety = next((safety for safety in SAFETIES if safety == stored.safety), None)
+    if safety is None:
+        raise InputError(f"`safety` of {stored.name} must be one of {', '.join(SAFETIES)}, but is `{stored.safety}`")
+    if not stored.arguments or stored.environment or stored.launch or stored.patch:
+        raise InputError(f"{stored.name} is of the user's own arguments, and must have `arguments` and nothing else")
+    return msgspec.convert(
+        {
+            "name": stored.knob,
+            "family": ARGUMENTS,
+            "summary": stored.summary,
+            "safety": safety,
+            "valid": {"choices": [stored.value]},
+            "gates": ["loss", "memory"],
+            "doc": "An argument of the script, as the user gave it with --knob.",
+            "source": "--knob",
+        },
+        Knob,
+    )
+
+
+def _as_tuned(changes: list[Change]) -> JobFacts:
+    """What a change requires and is not among the changes was the script's own when it was tuned."""
+    required = {name for change in changes for name in change.knob.requires}
+    return JobFacts(
+        loader_workers=1 if "dataloader-workers" in required else None,
+        loader_pins_memory=True if "dataloader-pin-memory" in required else None,
+        loader_has_persistent_workers=True if "dataloader-persistent-workers" in required else None,
+    )
+
+
+def _toml(table: dict[str, Any]) -> str:
+    """Plain values first, then a table each, then each change as `[[change]]`."""
+    plain = {name: value for name, value in table.items() if not isinstance(value, dict) and name != "change"}
+    lines = [f"{_key(name)} = {_value(value)}" for name, value in plain.items() if value is not None]
+    for name, value in table.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{_key(name)}]", *_pairs(value)]
+    for change in table.get("change", ()):
+        lines += ["", "[[change]]", *_pairs(change)]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(table: dict[str, Any]) -> list[str]:
+    return [f"{_key(name)} = {_value(value)}" for name, value in table.items() if value is not None]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(_pairs(value)) + " }" if value else "{}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value(each) for each in value) + "]"
+    # Texts and numbers of JSON are those of TOML, but for the delete character.
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _value(name)

@@ -1,0 +1,71 @@
+"""FLATOUT_PATCHES -> patches in this process, right after torch was imported; see `change.patches` for names and
+parameters.
+
+Without a recording, FLATOUT_REPORTS names a folder for the reports and the log; without both there are none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+
+from flatout.inside.log import LOG
+from flatout.inside.patches.report import REPORTS
+
+PATCHES_VARIABLE = "FLATOUT_PATCHES"
+REPORTS_VARIABLE = "FLATOUT_REPORTS"
+
+# The module of each patch, which has a function of the patch's name. In the order of applying: what is put on later is
+# outermost, so that the layers of one model are autocast(checkpoint(block)), compiled as a whole.
+MODULES: Mapping[str, str] = {
+    "bind_cores": "bind_cores",
+    "dataloader": "dataloader",
+    "non_blocking_copies": "copies",
+    "optimizer": "optimizer",
+    "zero_grad_to_none": "optimizer",
+    "cudnn_benchmark": "kernels",
+    "tf32": "kernels",
+    "keep_cache": "kernels",
+    "fused_attention": "attention",
+    "channels_last": "channels_last",
+    "activation_checkpointing": "activation_checkpointing",
+    "autocast": "autocast",
+    "compile": "compile",
+    "ddp": "ddp",
+    "ddp_hook": "ddp_hook",
+    "ddp_no_sync": "ddp_no_sync",
+    "fsdp2": "fsdp2",
+    "fsdp2_no_sync": "fsdp2",
+    "background_checkpoint": "background_checkpoint",
+}
+
+
+def apply_patches(recording: Path | None, environment: Mapping[str, str] = os.environ) -> None:
+    text = environment.get(PATCHES_VARIABLE)
+    if not text:
+        return
+    if recording is None and environment.get(REPORTS_VARIABLE):
+        recording = LOG.folder = Path(environment[REPORTS_VARIABLE])
+    asked = read_patches(text)
+    REPORTS.begin(recording)
+    for name in sorted(asked, key=lambda name: list(MODULES).index(name) if name in MODULES else -1):
+        report = REPORTS.add(name, asked[name])
+        if name not in MODULES:
+            report.note("this version has no such patch")
+            continue
+        try:
+            module = import_module(f"{__package__}.{MODULES[name]}")
+            getattr(module, name)(report, **asked[name])
+        except Exception:  # noqa: BLE001 - the job runs without it
+            report.failed("installing")
+
+
+def read_patches(text: str) -> dict[str, dict[str, object]]:
+    """By name; of several of one name the parameters are merged. Raises ValueError where it is no such list."""
+    found: dict[str, dict[str, object]] = {}
+    for item in json.loads(text):
+        found.setdefault(str(item["name"]), {}).update(item.get("parameters", {}))
+    return found

@@ -1,0 +1,159 @@
+"""Each rank on cores of its own: an equal share of those allowed, or those of the NUMA node of its GPU.
+
+Set for all threads that there are; later threads and loader workers inherit it. A rank that is not started by a
+launcher knows its number only once its process group is there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.inside.patches.report import Report
+
+_SYS = Path("/sys")
+_LOCAL = (
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+def bind_cores(report: Report, *, by: str = "exclusive") -> None:
+    place = local_place(os.environ)
+    if place is not None:
+        _bind(report, by, *place)
+        return
+    report.waits("it is not known which of how many ranks of its host this one is")
+    if not torch.distributed.is_available():
+        return
+    original = torch.distributed.init_process_group
+
+    @wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if not report.is_applied:
+            report.guarded(bind_spawned)()
+        return result
+
+    def bind_spawned() -> None:
+        numbers = multiprocessing.current_process()._identity
+        size = torch.distributed.get_world_size()
+        if (
+            len(numbers) == 1
+            and numbers[0] - 1 == torch.distributed.get_rank()
+            and os.environ.get("MASTER_ADDR", "localhost") in ("localhost", "127.0.0.1")
+        ):
+            _bind(report, by, torch.distributed.get_rank(), size)
+
+    torch.distributed.init_process_group = init_process_group
+    torch.distributed.distributed_c10d.init_process_group = init_process_group
+
+
+def local_place(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    """(this rank, how many) of this host, by a launcher's variables."""
+    for rank_name, size_name in _LOCAL:
+        rank, size = environment.get(rank_name, ""), re.match(r"\d+", environment.get(size_name, ""))
+        if rank.isdigit() and size is not None and int(rank) < int(size[0]):
+            return int(rank), int(size[0])
+    return None
+
+
+def _bind(report: Report, by: str, rank: int, size: int) -> None:
+    allowed = os.sched_getaffinity(0)
+    nodes = nodes_of(allowed)
+    if by == "exclusive":
+        cores = share_of(allowed, nodes, rank, size)
+    elif len(nodes) < 2:
+        report.note("there is one NUMA node")
+        return
+    else:
+        node = _node_of_gpu(rank)
+        cores = nodes.get(node if node is not None else list(nodes)[rank * len(nodes) // size], set())
+    if not cores or len(allowed) < size:
+        report.note("there are not enough cores for the ranks")
+        return
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # it has ended
+            os.sched_setaffinity(int(thread), cores)
+    report.details["cores"] = ",".join(map(str, sorted(cores)))
+    report.did("processes", is_process_wide=True)
+
+
+def nodes_of(allowed: set[int], sys: Path = _SYS) -> dict[int, set[int]]:
+    """The allowed cores by NUMA node, without nodes that have none."""
+    nodes = {}
+    for folder in sorted((sys / "devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
+        cores = _listed(folder / "cpulist") & allowed
+        if cores:
+            nodes[int(folder.name[4:])] = cores
+    return nodes or {0: set(allowed)}
+
+
+def share_of(allowed: set[int], nodes: dict[int, set[int]], rank: int, size: int, sys: Path = _SYS) -> set[int]:
+    """An equal share, of one node where it can be; the two threads of a core stay together."""
+
+    def siblings(core: int) -> int:
+        return min(_listed(sys / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list") or {core})
+
+    node_of = {core: node for node, cores in nodes.items() for core in cores}
+    ordered = sorted(allowed, key=lambda core: (node_of.get(core, 0), siblings(core), core))
+    return set(ordered[rank * len(ordered) // size : (rank + 1) * len(ordered) // size])
+
+
+def _listed(path: Path) -> set[int]:
+    """`0-3,8` as the kernel writes lists."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return set()
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _node_of_gpu(rank: int) -> int | None:
+    """Asked of the driver, as CUDA must not be woken here."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name for name in visible.split(",") if name] if visible is not None else [str(rank)]
+    name = names[rank] if rank < len(names) else (names[0] if len(names) == 1 else "")
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2() != 0:
+            return None
+        device, info = ctypes.c_void_p(), _PciInfo()
+        if name.isdigit():
+            found = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(device))
+        else:
+            found = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device))
+        if found != 0 or nvml.nvmlDeviceGetPciInfo_v3(device, ctypes.byref(info)) != 0:
+            return None
+        domain, _, rest = info.bus_id.decode().lower().partition(":")
+        node = int((_SYS / f"bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text())
+    except (OSError, AttributeError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+class _PciInfo(ctypes.Structure):
+    _fields_ = (
+        ("bus_id_legacy", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("pci_device_id", ctypes.c_uint),
+        ("pci_subsystem_id", ctypes.c_uint),
+        ("bus_id", ctypes.c_char * 32),
+    )

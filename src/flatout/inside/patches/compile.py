@@ -1,0 +1,49 @@
+"""`torch.compile` of the model that a wrapper holds, of the units that FSDP2 shards, or of the whole model, in place.
+
+Where the compiler fails, the part runs as it did before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.inside.patches.models import MODELS, is_compiled
+from flatout.inside.patches.report import Report
+
+
+def compile(report: Report, *, mode: str = "default") -> None:
+    report.waits("no model was found")
+    asked: list[int] = []
+
+    def found(model: Any) -> None:
+        if is_compiled(model):
+            report.note("the script compiles its model itself")
+            return
+        import torch._dynamo
+
+        torch._dynamo.config.suppress_errors = True
+        units = [module for module in model.modules() if module is not model and _is_sharded(module)]
+        for module in units or [model]:
+            module.compile(mode=mode)
+        asked.append(len(units or [model]))
+        report.reason = "nothing was compiled yet"
+        report.details["modules"] = sum(asked)
+
+    def count() -> None:
+        if not asked:
+            return
+        from torch._dynamo.utils import counters
+
+        graphs = int(counters["stats"]["unique_graphs"])
+        if graphs:
+            report.is_applied, report.reason = True, None
+            report.details["graphs"] = graphs
+        else:
+            report.reason = "nothing was compiled: the model is not called, or the compiler failed"
+
+    MODELS.on_model(report, found)
+    report.before_writing = report.guarded(count)
+
+
+def _is_sharded(module: Any) -> bool:
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)

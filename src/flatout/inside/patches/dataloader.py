@@ -1,0 +1,256 @@
+"""DataLoaders: how many worker processes, how far ahead, pinned memory, workers kept between epochs.
+
+All loaders that the process makes, by whatever subclass, get the values when they are made; what they load and in which
+order stays: the base seed is drawn at each epoch as without kept workers, and an iterable dataset, which gives every
+worker all of its samples unless it shares them out itself, gets one worker at most. If the first batch of an iterator
+fails in our way, the script's own way is taken from the same random state.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import weakref
+from functools import wraps
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import dataloader as loaders
+
+from flatout.inside.patches.arguments import bind, value
+from flatout.inside.patches.report import Report
+
+_MAX_DEPTH, _MAX_LOOKED_AT = 4, 200
+_SETTINGS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+_FALLBACK = "_flatout_fallback"
+
+
+def dataloader(
+    report: Report,
+    *,
+    num_workers: int | None = None,
+    prefetch_factor: int | None = None,
+    pin_memory: bool | None = None,
+    persistent_workers: bool | None = None,
+) -> None:
+    asked = {
+        "num_workers": num_workers,
+        "prefetch_factor": prefetch_factor,
+        "pin_memory": pin_memory,
+        "persistent_workers": persistent_workers,
+    }
+    own_settings: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+    report.waits("no DataLoader was made")
+    _patch_init(report, {name: wanted for name, wanted in asked.items() if wanted is not None}, own_settings)
+    _patch_iterators(report, own_settings)
+
+
+def _patch_init(report: Report, asked: dict[str, Any], own_settings: Any) -> None:
+    original = DataLoader.__init__
+
+    @report.guarded
+    def changed(bound: Any) -> dict[str, Any]:
+        """The script's own values of what was changed."""
+        wanted = _legal(report, asked, bound)
+        own = {name: value(bound, name) for name in _SETTINGS}
+        if all(own[name] == setting for name, setting in wanted.items()):
+            # Trainers make theirs from the script's, which has our values already.
+            dataset = bound.arguments.get("dataset")
+            return next((one for loader, one in list(own_settings.items()) if loader.dataset is dataset), {})
+        bound.arguments.update(wanted)
+        return own
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            bound = bind(original, (self, *args), kwargs)
+        except TypeError:
+            original(self, *args, **kwargs)
+            return
+        own = changed(bound)
+        if not own:
+            original(self, *args, **kwargs)
+            return
+        before = _random_states(value(bound, "generator"))
+        try:
+            original(*bound.args, **bound.kwargs)
+        except Exception:  # noqa: BLE001 - if the script's own way fails too, it says so
+            _restore(before, value(bound, "generator"))
+            report.failed("making a loader")
+            original(self, *args, **kwargs)
+            return
+        remember(self, own)
+
+    @report.guarded
+    def remember(self: Any, own: dict[str, Any]) -> None:
+        own_settings[self] = own
+        report.details["workers"] = max(int(report.details.get("workers", 0)), self.num_workers)
+        report.did("loaders")
+
+    DataLoader.__init__ = init
+
+
+def _legal(report: Report, asked: dict[str, Any], bound: Any) -> dict[str, Any]:
+    """What of the wanted settings this loader can have."""
+    dataset = bound.arguments.get("dataset")
+    own = int(value(bound, "num_workers"))
+    wanted = dict(asked)
+    if "num_workers" in wanted:
+        problem = _why_no_workers(dataset, bound) if own == 0 else None
+        if isinstance(dataset, IterableDataset) and wanted["num_workers"] != own:
+            wanted["num_workers"] = 1 if own == 0 and wanted["num_workers"] > 0 else own
+            report.note("an iterable dataset keeps its number of workers, or gets one: more would load samples twice")
+        if problem is not None:
+            report.note(problem)
+            wanted["num_workers"] = own
+        elif (num_batches := _num_batches(dataset, bound)) is not None and num_batches < wanted["num_workers"]:
+            wanted["num_workers"] = max(num_batches, own)
+    workers = wanted.get("num_workers", own)
+    if workers == 0:
+        for name in ("prefetch_factor", "persistent_workers"):
+            if wanted.pop(name, None) is not None:
+                report.note(f"{name} needs workers, and a loader has none")
+        if own > 0:  # what the script gave for its workers is not allowed without any
+            wanted.update(prefetch_factor=None, persistent_workers=False)
+    if wanted.get("pin_memory") and not (torch.cuda.is_initialized() or torch.cuda.device_count() > 0):
+        del wanted["pin_memory"]
+        report.note("pin_memory needs a GPU")
+    return wanted
+
+
+def _why_no_workers(dataset: Any, bound: Any) -> str | None:
+    if multiprocessing.current_process().daemon:
+        return "a loader is made in a process that may have no children"
+    if _holds_device_tensors(dataset):
+        return "a dataset holds tensors on the GPU, which workers cannot use"
+    method = value(bound, "multiprocessing_context") or multiprocessing.get_start_method(allow_none=True) or "fork"
+    name = method if isinstance(method, str) else method.get_start_method()
+    if name != "fork":
+        try:
+            for part in (dataset, value(bound, "collate_fn"), value(bound, "worker_init_fn")):
+                ForkingPickler(_Nowhere()).dump(part)
+        except Exception:  # noqa: BLE001 - whatever its own pickling raises
+            return "a dataset cannot be sent to workers that are spawned"
+    return None
+
+
+class _Nowhere(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return memoryview(data).nbytes
+
+
+def _num_batches(dataset: Any, bound: Any) -> int | None:
+    if isinstance(dataset, IterableDataset):
+        return None
+    try:
+        batch_sampler, batch_size = value(bound, "batch_sampler"), value(bound, "batch_size")
+        if batch_sampler is not None:
+            return len(batch_sampler)
+        sampler = value(bound, "sampler")
+        return -(-len(dataset if sampler is None else sampler) // (batch_size or 1))
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _holds_device_tensors(found: Any, depth: int = _MAX_DEPTH) -> bool:
+    """Looks at the attributes and their first elements, not at all the data."""
+    if isinstance(found, torch.Tensor):
+        return bool(found.is_cuda)
+    if depth == 0 or found is None or isinstance(found, (str, bytes, int, float, type)):
+        return False
+    parts: list[Any] = []
+    if isinstance(found, dict):
+        parts = list(found.values())[:_MAX_LOOKED_AT]
+    elif isinstance(found, (list, tuple)):
+        parts = list(found[:4])
+    elif hasattr(found, "__dict__"):
+        parts = list(vars(found).values())[:_MAX_LOOKED_AT]
+    return any(_holds_device_tensors(part, depth - 1) for part in parts)
+
+
+def _patch_iterators(report: Report, own_settings: Any) -> None:
+    base, several = loaders._BaseDataLoaderIter, loaders._MultiProcessingDataLoaderIter
+    original_iter, original_next, original_reset = DataLoader._get_iterator, base.__next__, several._reset
+
+    @wraps(original_iter)
+    def get_iterator(self: Any) -> Any:
+        own = _own(own_settings, self)
+        if own is None:
+            return original_iter(self)
+        before = _random_states(self.generator)
+        try:
+            made = original_iter(self)
+        except Exception:  # noqa: BLE001
+            report.failed("starting workers")
+            _give_back(self, own, own_settings)
+            _restore(before, self.generator)
+            return original_iter(self)
+        made.__dict__[_FALLBACK] = (weakref.ref(self), before)
+        return made
+
+    @wraps(original_next)
+    def next_batch(self: Any) -> Any:
+        state = self.__dict__.get(_FALLBACK)
+        if state is None:
+            return original_next(self)
+        if not isinstance(state, tuple):  # the iterator that took over
+            return original_next(state)
+        try:
+            batch = original_next(self)
+        except StopIteration:
+            raise
+        except Exception as error:
+            loader = state[0]()
+            own = None if loader is None else _own(own_settings, loader)
+            if own is None:
+                raise
+            report.note(f"a loader failed with it and went on without: {type(error).__name__}")
+            report.details["fallbacks"] = int(report.details.get("fallbacks", 0)) + 1
+            _give_back(loader, own, own_settings)
+            _restore(state[1], loader.generator)
+            with_own = original_iter(loader)
+            self.__dict__[_FALLBACK] = with_own
+            return original_next(with_own)
+        del self.__dict__[_FALLBACK]
+        return batch
+
+    @wraps(original_reset)
+    def reset(self: Any, loader: Any, first_iter: bool = False) -> Any:
+        own = None if first_iter else _own(own_settings, loader)
+        if own is not None and self._persistent_workers and not own["persistent_workers"]:
+            # A new iterator draws it, and what the script draws next depends on it.
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        return original_reset(self, loader, first_iter)
+
+    DataLoader._get_iterator, base.__next__, several._reset = get_iterator, next_batch, reset
+
+
+def _own(own_settings: Any, loader: Any) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] | None = own_settings.get(loader)
+    except TypeError:  # a subclass without a hash
+        return None
+    return found
+
+
+def _give_back(loader: Any, own: dict[str, Any], own_settings: Any) -> None:
+    """The loader as the script made it."""
+    del own_settings[loader]
+    for name, setting in own.items():
+        loader.__dict__[name] = setting
+    loader.__dict__["_iterator"] = None
+
+
+def _random_states(generator: Any) -> tuple[Any, Any]:
+    return torch.get_rng_state(), None if generator is None else generator.get_state()
+
+
+def _restore(states: tuple[Any, Any], generator: Any) -> None:
+    torch.set_rng_state(states[0])
+    if generator is not None:
+        generator.set_state(states[1])

@@ -1,0 +1,124 @@
+"""The models that a process trains, found when they are wrapped or when an optimizer gets their parameters.
+
+What is done to a model is done to its class, for the instances that carry a mark: a model is copied and pickled as
+ever, with the same names for its parameters, and without anything of ours in its hooks.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from flatout.inside.patches.report import Report
+
+_Around = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class _Models:
+    def __init__(self) -> None:
+        self._callbacks: list[tuple[Report, Callable[[Any], None]]] = []
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def on_model(self, report: Report, callback: Callable[[Any], None]) -> None:
+        """`callback` with each model, once, before it is first trained (if it is found before)."""
+        if not self._callbacks:
+            self._hook_optimizers()
+            self._hook_ddp()
+        self._callbacks.append((report, callback))
+
+    def _found(self, model: Any) -> None:
+        model = unwrapped(model)
+        if model in self._seen or not isinstance(model, torch.nn.Module):
+            return
+        self._seen.add(model)
+        for report, callback in self._callbacks:
+            report.guarded(callback)(model)
+
+    def _hook_optimizers(self) -> None:
+        original = Optimizer.__init__
+
+        @wraps(original)
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            try:
+                for model in models_of(optimizer):
+                    self._found(model)
+            except Exception:  # noqa: BLE001 - never the job's
+                for report, _ in self._callbacks:
+                    report.failed("finding the model")
+
+        Optimizer.__init__ = init
+
+    def _hook_ddp(self) -> None:
+        if not torch.distributed.is_available():
+            return
+        from torch.nn.parallel import DistributedDataParallel
+
+        original = DistributedDataParallel.__init__
+
+        @wraps(original)
+        def init(ddp: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+            self._found(module)
+            original(ddp, module, *args, **kwargs)
+
+        DistributedDataParallel.__init__ = init
+
+
+MODELS = _Models()
+
+
+def unwrapped(model: Any) -> Any:
+    """Without DistributedDataParallel and `torch.compile` around it."""
+    while isinstance(model, torch.nn.Module):
+        if type(model).__name__ == "OptimizedModule":
+            model = model._orig_mod
+        elif isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            break
+    return model
+
+
+def models_of(optimizer: Any) -> list[Any]:
+    """The outermost modules that hold a parameter of the optimizer."""
+    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and "_modules" in one.__dict__]
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    roots = [module for module in modules if id(module) not in inner]
+    return [root for root in roots if any(id(parameter) in wanted for parameter in root.parameters())]
+
+
+def is_compiled(model: Any) -> bool:
+    return any(
+        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+_wrapped: set[tuple[type, str]] = set()
+
+
+def around_forward(module: Any, mark: str, around: _Around) -> None:
+    """`around(forward, module, args, kwargs)` instead of this module's forward."""
+    module.__dict__[mark] = True
+    kind = type(module)
+    if (kind, mark) in _wrapped or any(
+        (base, mark) in _wrapped and "forward" not in vars(kind) for base in kind.__mro__
+    ):
+        return
+    _wrapped.add((kind, mark))
+    original = kind.forward
+
+    @wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if mark in self.__dict__:
+            return around(original, self, args, kwargs)
+        return original(self, *args, **kwargs)
+
+    kind.forward = forward

@@ -1,0 +1,105 @@
+"""Run a command apart from this terminal, with its output in a file and a time limit, and leave no process behind.
+
+In: the command, its environment, a file for its output, a limit. Out: `Ended`. The command leads a session of its own,
+so that Ctrl-C reaches Flatout alone, which then ends the command. Launchers give their ranks sessions of their own:
+whoever descends from the command is remembered, and ended with it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from flatout.launch.local import Ended, cannot_start
+
+_GRACE_S = 10.0  # between being asked to end and being made to
+_POLL_S = 0.1
+_LOOK_S = 1.0  # between looks for new descendants: each costs a millisecond or more
+
+
+def run_limited(command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
+    """Run `command` to its end, or end it after `limit_s` seconds. Raises InputError where it cannot be started."""
+    start_unix_s = time.time()
+    deadline = time.monotonic() + limit_s
+    with output.open("wb") as file:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise cannot_start(command, error) from error
+    family = Family(process.pid)
+    is_timed_out = False
+    try:
+        while process.poll() is None:
+            family.look()
+            if time.monotonic() >= deadline:
+                is_timed_out = True
+                break
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_S)
+    finally:
+        family.end()
+        process.wait()
+    code = process.returncode
+    return Ended(
+        code=code if code >= 0 else None,
+        signal=-code if code < 0 else None,
+        start_unix_s=start_unix_s,
+        end_unix_s=time.time(),
+        is_timed_out=is_timed_out,
+    )
+
+
+class Family:
+    """A process and all that it has started, those included whose parent has ended since."""
+
+    def __init__(self, pid: int) -> None:
+        self._members: dict[int, psutil.Process] = {}
+        self._next_look = 0.0
+        with suppress(psutil.Error):
+            self._members[pid] = psutil.Process(pid)
+
+    def look(self, *, is_forced: bool = False) -> None:
+        now = time.monotonic()
+        if now < self._next_look and not is_forced:
+            return
+        self._next_look = now + _LOOK_S
+        for member in list(self._members.values()):
+            with suppress(psutil.Error):
+                for child in member.children(recursive=True):
+                    self._members.setdefault(child.pid, child)
+
+    def end(self) -> None:
+        """Ask all to end, children last: a launcher ends its own ranks better than we do. Then make them."""
+        self.look(is_forced=True)
+        left = [member for member in self._members.values() if _lives(member)]
+        for member in left[:1]:
+            with suppress(psutil.Error):
+                member.terminate()
+        deadline = time.monotonic() + _GRACE_S
+        while left and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            self.look(is_forced=True)
+            left = [member for member in self._members.values() if _lives(member)]
+        for member in left:
+            with suppress(psutil.Error):
+                member.kill()
+
+
+def _lives(process: psutil.Process) -> bool:
+    """A process whose number was given to another one since does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False

@@ -1,0 +1,27 @@
+"""How each change edits the replay, one file a family of the catalogue: `MODELS` is knob name -> model.
+
+A model takes the situation and the change, and gives `Scenarios`, or a text that says why there is none. The numbers
+in it that no trace can show are priors; each is named with where it comes from, and `calibrate` corrects them from use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from flatout.predict.families import checkpoint, dataloader, ddp, fsdp2, kernels, memory, nccl, optimizer, process
+from flatout.predict.situation import Scenarios, Situation
+from flatout.records.change import Change
+
+Model = Callable[[Situation, Change], Scenarios | str]
+
+MODELS: Mapping[str, Model] = {
+    **dataloader.MODELS,
+    **ddp.MODELS,
+    **fsdp2.MODELS,
+    **nccl.MODELS,
+    **optimizer.MODELS,
+    **checkpoint.MODELS,
+    **memory.MODELS,
+    **process.MODELS,
+    **kernels.MODELS,
+}

@@ -1,0 +1,24 @@
+"""Checkpoints in the background: the copy to the host stays, the writing goes."""
+
+from __future__ import annotations
+
+from flatout.predict.families.host_time import host_time
+from flatout.predict.situation import Scenarios, Situation
+from flatout.records.change import Change
+from flatout.records.track import Spent
+
+
+def background(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return host_time(
+        situation,
+        (Spent.CHECKPOINT,),
+        likely=0.05,
+        worst=0.3,
+        best=0.0,
+        how="what a checkpoint takes beside its copies to the host is done in the background",
+        assumption="the thread that writes does not slow the training, and is done before the next checkpoint",
+    )
+
+
+MODELS = {"background-checkpoint": background}

@@ -1,0 +1,49 @@
+"""What a collective costs by its size: alpha + beta * bytes, fitted to the transfers of the trace itself.
+
+Where all of one operation have one size, alpha is a prior of the transport.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from flatout.predict.situation import Situation
+
+# Fixed cost of one collective in ns where the trace cannot show it (nccl-tests, small messages; gloo by its sockets).
+ALPHA_NS = {"nvlink": 20e3, "shared_memory": 30e3, "pcie": 30e3, "infiniband": 40e3, "socket": 150e3}
+DEFAULT_ALPHA_NS = 50e3
+
+
+class CollectiveCost(msgspec.Struct, frozen=True, kw_only=True):
+    alpha_ns: float
+    beta_ns_per_byte: float
+    num_seen: int
+
+    def transfer_ns(self, num_bytes: float) -> float:
+        return self.alpha_ns + self.beta_ns_per_byte * num_bytes
+
+
+def fitted(situation: Situation, *operations: str) -> CollectiveCost | None:
+    """From the transfers of all ranks; None where no size is known. The shortest of a collective counts: the others
+    wait for what their own compute holds up."""
+    sizes, transfers = [], []
+    seen = situation.edits()
+    for rank in situation.tracks:
+        for row, call in situation.calls(rank, *operations):
+            if call.num_bytes and seen[rank].duration_ns[row] > 0:
+                sizes.append(float(call.num_bytes))
+                transfers.append(float(seen[rank].duration_ns[row]))
+    if not sizes:
+        return None
+    x, y = np.array(sizes), np.array(transfers)
+    prior = min(ALPHA_NS.get(situation.facts.transport or "", DEFAULT_ALPHA_NS), float(y.min()))
+    alpha, beta = prior, float(((y - prior).sum()) / x.sum())
+    if len(np.unique(x)) >= 3 and x.max() >= 4 * x.min():
+        # Relative errors count, so that small messages show alpha.
+        weights = 1 / y
+        design = np.stack((weights, x * weights), axis=1)
+        (free_alpha, free_beta), *_ = np.linalg.lstsq(design, np.ones(len(y)), rcond=None)
+        if free_alpha >= 0 and free_beta >= 0:
+            alpha, beta = float(free_alpha), float(free_beta)
+    return CollectiveCost(alpha_ns=alpha, beta_ns_per_byte=max(beta, 0.0), num_seen=len(sizes))

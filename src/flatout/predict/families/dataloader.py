@@ -1,0 +1,157 @@
+"""The DataLoader: batches made beside the steps, and copies that are faster or wait for nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flatout.predict.replay import Edits
+from flatout.predict.situation import SINGLE_PROCESS, Scenarios, Situation, scale
+from flatout.records.change import Change
+from flatout.records.track import Node, Spent, Work
+
+HAND_OVER_S = 0.5e-3  # to take a finished batch from a worker
+PINNED_BYTES_PER_S = 40e9  # prior: host to device over PCIe 5 x16, 50 GB/s by design; PCIe 4: 25
+
+
+def workers(situation: Situation, change: Change) -> Scenarios | str:
+    """A step takes at least what one batch costs over the workers; the loader's time in the step goes."""
+    asked = int(change.value)
+    facts = situation.facts
+    cost_s = _batch_s(situation)
+    if isinstance(cost_s, str):
+        return cost_s
+    ranks = facts.ranks_per_host or facts.num_ranks or len(situation.tracks)
+    cores = max(facts.cores_allowed / ranks - 1, 1.0) if facts.cores_allowed is not None else float(asked)
+    at_once = min(float(asked), cores)
+
+    def apply(edits: Edits, factor: float) -> float:
+        for rank, track in situation.tracks.items():
+            loading = track.spent_ns[:, Spent.DATA_LOADING]
+            batches = max(int((loading > 0).sum()), 1)
+            left = min(1.0, HAND_OVER_S * 1e9 * batches / max(float(loading.sum()), 1.0))
+            edits[rank].spent_ns[:, Spent.DATA_LOADING] *= left
+        return cost_s / at_once * factor
+
+    return Scenarios(
+        apply=apply,
+        likely=1.1,
+        worst=1.7,  # workers share memory bandwidth and cores
+        best=1.0,
+        how=f"a batch costs {cost_s * 1e3:.1f} ms; {at_once:g} workers make batches beside the steps",
+        assumptions=("a batch costs a worker what it costs the training process",),
+        frees_pace=True,
+    )
+
+
+def _batch_s(situation: Situation) -> float | str:
+    """Seconds of work that the batches of one step cost one process, of the slowest rank."""
+    seen_s = situation.spent_s(Spent.DATA_LOADING)
+    if seen_s <= 0:
+        return "no time of the trace is the loader's"
+    names = [t.facts.loader_name for t in situation.job.timelines if t.facts and t.facts.loader_name]
+    if situation.facts.loader_workers == 0 or any(SINGLE_PROCESS in name for name in names):
+        return seen_s
+    if situation.facts.loader_workers is None:
+        return "how many workers make batches now is not known"
+    if not situation.pace_s:
+        return "the workers keep up, so the trace does not show what a batch costs"
+    return situation.pace_s * situation.facts.loader_workers
+
+
+def prefetch(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    if situation.spent_s(Spent.DATA_LOADING) <= 0:
+        return "no time of the trace is the loader's"
+
+    def apply(edits: Edits, factor: float) -> None:
+        for edit in edits.values():
+            edit.spent_ns[:, Spent.DATA_LOADING] *= factor
+
+    return Scenarios(
+        apply=apply,
+        likely=0.9,
+        worst=1.0,
+        best=0.5,
+        how="waits for batches that take unequally long are evened out",
+        assumptions=("how unequal batches are does not show in a few steps: a prior of 10 % of the waits",),
+    )
+
+
+def pin_memory(situation: Situation, change: Change) -> Scenarios | str:
+    """Pageable copies to the device run at the rate of pinned ones; the host still waits for them."""
+    del change
+    rows = situation.works(Work.PAGEABLE_TO_DEVICE)
+    if not sum(len(r) for r in rows.values()):
+        return "the trace has no copy from pageable memory"
+    pinned = _pinned_rate(situation)
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank, track in situation.tracks.items():
+            mine = rows[rank]
+            now = (track.end_ns - track.start_ns)[mine].astype(np.float64)
+            faster = np.minimum(track.num_bytes[mine] / (pinned * factor) * 1e9, now)
+            scale(edits, rank, mine, np.where(now > 0, faster / np.maximum(now, 1.0), 1.0))
+
+    return Scenarios(
+        apply=apply,
+        likely=1.0,
+        worst=0.4,
+        best=1.4,
+        how=f"copies from pageable memory run at {pinned / 1e9:.0f} GB/s",
+        assumptions=("the batches come from the DataLoader: other pageable tensors stay as they are",),
+    )
+
+
+def _pinned_rate(situation: Situation) -> float:
+    """Bytes a second of the pinned copies in the trace where there are large ones, else a prior."""
+    rows = situation.works(Work.COPY_TO_DEVICE)
+    best = 0.0
+    for rank, track in situation.tracks.items():
+        mine = rows[rank][track.num_bytes[rows[rank]] >= 1 << 20]
+        if len(mine):
+            taken = np.maximum(track.end_ns[mine] - track.start_ns[mine], 1)
+            best = max(best, float(np.median(track.num_bytes[mine] / taken)) * 1e9)
+    return best or PINNED_BYTES_PER_S
+
+
+def non_blocking(situation: Situation, change: Change) -> Scenarios | str:
+    """The host no longer waits for copies to the device."""
+    del change
+    kinds = (Work.COPY_TO_DEVICE, Work.PAGEABLE_TO_DEVICE)
+    nodes = {
+        rank: np.flatnonzero(
+            np.isin(track.node, (Node.SYNC, Node.COPY_SYNC))
+            & (track.waits_for >= 0)
+            & np.isin(track.work[track.waits_for], kinds)
+        )
+        for rank, track in situation.tracks.items()
+    }
+    if not sum(len(n) for n in nodes.values()):
+        return "the host waits for no copy to the device"
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank, found in nodes.items():
+            edits[rank].is_waiting[found[: round(len(found) * factor)]] = False
+
+    return Scenarios(
+        apply=apply,
+        likely=1.0,
+        worst=0.0,
+        best=1.0,
+        how="the host does not wait for copies to the device",
+        assumptions=("what is copied is in pinned memory",),
+    )
+
+
+def persistent(situation: Situation, change: Change) -> str:
+    del situation, change
+    return "the start of an epoch is in no recording of a few steps"
+
+
+MODELS = {
+    "dataloader-workers": workers,
+    "dataloader-prefetch": prefetch,
+    "dataloader-pin-memory": pin_memory,
+    "non-blocking-copies": non_blocking,
+    "dataloader-persistent-workers": persistent,
+}

@@ -1,0 +1,177 @@
+"""DistributedDataParallel: fewer or smaller all-reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.predict.families.collective_cost import fitted
+from flatout.predict.replay import Edits
+from flatout.predict.situation import Scenarios, Situation, remove, scale
+from flatout.records.change import Change
+from flatout.records.track import Work
+
+MIB = 1 << 20
+Rows = NDArray[np.int64]
+FULL = 0.97  # a bucket is closed by the parameter that fills it: what is so full counts as full
+
+
+def bucket(situation: Situation, change: Change) -> Scenarios | str:
+    """All-reduces that follow each other are one, launched where the last of them was; its cost by its size."""
+    size = int(change.value) * MIB
+    cost = fitted(situation, "all_reduce")
+    if cost is None:
+        return "the trace has no all-reduce whose size is known"
+    groups = {rank: list(_groups(situation, rank, size)) for rank in situation.tracks}
+    if not any(len(rows) > 1 for found in groups.values() for rows, _ in found):
+        return "the buckets of the trace are not smaller: how gradients would be divided does not show"
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank, found in groups.items():
+            for rows, num_bytes in found:
+                if len(rows) == 1:
+                    continue
+                # Never cheaper than the bytes alone, nor dearer than the parts together.
+                together = float(edits[rank].duration_ns[rows].sum())
+                one = min(max(cost.transfer_ns(num_bytes), together - cost.alpha_ns * (len(rows) - 1)), together)
+                saved = (together - one) * factor
+                remove(edits, rank, rows[:-1])
+                edits[rank].duration_ns[rows[-1]] = together - saved
+
+    return Scenarios(
+        apply=apply,
+        likely=1.0,
+        worst=0.0,
+        best=3.0,  # larger messages also use a network better than a straight line says
+        how=(
+            f"all-reduces are joined up to {change.value} MiB; one costs "
+            f"{cost.alpha_ns / 1e3:.0f} us and {1 / max(cost.beta_ns_per_byte, 1e-9):.3g} GB/s"
+        ),
+        assumptions=("the rate of large messages is that of the trace's",),
+    )
+
+
+def _groups(situation: Situation, rank: int, size: int) -> Iterator[tuple[Rows, int]]:
+    """Rows of consecutive all-reduces of one pass that fit into one bucket, with their bytes."""
+    rows: list[int] = []
+    total, place = 0, (-1, -1)
+    passes = situation.timelines[rank].facts
+    for row, call in situation.calls(rank, "all_reduce"):
+        if not call.num_bytes:
+            continue
+        step = int(situation.steps_of(rank, np.array([row]))[0])
+        kernel = int(situation.tracks[rank].communication[row])
+        here = (step, int(passes.communication_pass[kernel]) if passes is not None else 0)
+        if rows and (here != place or total >= FULL * size or total + call.num_bytes > 1.5 * size):
+            yield np.array(rows), total
+            rows, total = [], 0
+        rows.append(row)
+        total += call.num_bytes
+        place = here
+    if rows:
+        yield np.array(rows), total
+
+
+def no_sync(situation: Situation, change: Change) -> Scenarios | str:
+    """The reductions of all passes of a step but the last are gone."""
+    return without_early_reductions(situation, change, "all_reduce")
+
+
+def without_early_reductions(situation: Situation, change: Change, operation: str) -> Scenarios | str:
+    del change
+    needless = {rank: _of_early_passes(situation, rank, operation) for rank in situation.tracks}
+    if not sum(len(rows) for rows in needless.values()):
+        return "the trace shows no reduction before a step's last pass"
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank, rows in needless.items():
+            remove(edits, rank, rows[: round(len(rows) * factor)])
+
+    return Scenarios(
+        apply=apply,
+        likely=1.0,
+        worst=0.9,
+        best=1.0,
+        how="reductions before the last pass of a step are left out",
+        assumptions=("the script takes gradients only after the last pass",),
+    )
+
+
+def _of_early_passes(situation: Situation, rank: int, operation: str) -> Rows:
+    facts = situation.timelines[rank].facts
+    rows = np.array([row for row, _ in situation.calls(rank, operation)], dtype=np.int64)
+    if facts is None or not len(rows):
+        return rows[:0]
+    passes = facts.communication_pass[situation.tracks[rank].communication[rows]]
+    steps = situation.steps_of(rank, rows)
+    last = {step: passes[steps == step].max() for step in np.unique(steps).tolist()}
+    return rows[passes < np.array([last[step] for step in steps.tolist()])]
+
+
+# Share of the bytes that stay, and how long a gradient's byte takes to compress and restore on the GPU (ns): reads and
+# writes of it at about 2 TB/s. Top-K sorts. Agarwal et al., MLSys 2022, arXiv:2103.00543, measured such overheads.
+_COMPRESSION = {"bf16": (0.5, 0.002), "powersgd": (0.03, 0.01), "topk-1%": (0.04, 0.05), "topk-10%": (0.4, 0.05)}
+
+
+def compression(situation: Situation, change: Change) -> Scenarios | str:
+    cost = fitted(situation, "all_reduce")
+    if cost is None:
+        return "the trace has no all-reduce whose size is known"
+    kind = "powersgd" if change.value.startswith("powersgd") else change.value
+    if kind not in _COMPRESSION:
+        return f"there is no model of {change.value}"
+    share, ns_per_byte = _COMPRESSION[kind]
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank in situation.tracks:
+            for row, call in situation.calls(rank, "all_reduce"):
+                now = float(edits[rank].duration_ns[row])
+                fixed = min(cost.alpha_ns, now)
+                small = fixed + (now - fixed) * share
+                edits[rank].duration_ns[row] = small + (call.num_bytes or 0) * ns_per_byte * factor
+
+    return Scenarios(
+        apply=apply,
+        likely=1.0,
+        worst=5.0,
+        best=0.2,
+        how=f"all-reduces carry {share:.0%} of their bytes, and compressing them takes GPU time",
+        assumptions=("compression takes as long as the bytes it reads and writes: a prior",),
+    )
+
+
+def bucket_view(situation: Situation, change: Change) -> Scenarios | str:
+    """Copies between gradients and buckets are gone."""
+    del change
+    rows = situation.works(Work.COPY_ON_DEVICE)
+    if not sum(len(r) for r in rows.values()):
+        return "the trace has no copies on the device"
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank, mine in rows.items():
+            scale(edits, rank, mine, factor)
+
+    return Scenarios(
+        apply=apply,
+        likely=0.4,
+        worst=1.0,
+        best=0.0,
+        how="copies between gradients and buckets, of those on the device, are gone",
+        assumptions=("which copies are DDP's does not show: 60 % of their time",),
+    )
+
+
+def static_graph(situation: Situation, change: Change) -> str:
+    del situation, change
+    return "what the search for unused parameters costs does not show in a trace"
+
+
+MODELS = {
+    "ddp-bucket": bucket,
+    "ddp-no-sync": no_sync,
+    "ddp-compression": compression,
+    "ddp-bucket-view": bucket_view,
+    "ddp-static-graph": static_graph,
+}

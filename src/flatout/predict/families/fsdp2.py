@@ -1,0 +1,67 @@
+"""FSDP2: gathers that are left out, begin earlier, or reductions of the last pass only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flatout.predict.families.ddp import without_early_reductions
+from flatout.predict.replay import Edits
+from flatout.predict.situation import Scenarios, Situation, remove, scale
+from flatout.records.change import Change
+
+
+def keep_gathered(situation: Situation, change: Change) -> Scenarios | str:
+    """The gathers of backward, the later half of a step's, are gone."""
+    del change
+    later = {}
+    for rank in situation.tracks:
+        rows = np.array([row for row, _ in situation.calls(rank, "all_gather")], dtype=np.int64)
+        steps = situation.steps_of(rank, rows) if len(rows) else rows
+        halves = [rows[steps == step] for step in np.unique(steps)]
+        later[rank] = np.concatenate([half[(len(half) + 1) // 2 :] for half in halves]) if halves else rows
+    if not sum(len(rows) for rows in later.values()):
+        return "the trace has no all-gather"
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank, rows in later.items():
+            remove(edits, rank, rows[: round(len(rows) * factor)])
+
+    return Scenarios(
+        apply=apply,
+        likely=1.0,
+        worst=0.5,
+        best=1.0,
+        how="the later half of each step's all-gathers is left out",
+        assumptions=("each unit is gathered once for forward and once for backward",),
+    )
+
+
+def prefetch(situation: Situation, change: Change) -> Scenarios | str:
+    """Gathers begin earlier, as if they took less time."""
+    del change
+    rows = {
+        rank: np.array([row for row, _ in situation.calls(rank, "all_gather")], dtype=np.int64)
+        for rank in situation.tracks
+    }
+    if not sum(len(r) for r in rows.values()):
+        return "the trace has no all-gather"
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank, mine in rows.items():
+            scale(edits, rank, mine, factor)
+
+    return Scenarios(
+        apply=apply,
+        likely=0.8,
+        worst=1.1,
+        best=0.2,
+        how="all-gathers begin one or more units earlier",
+        assumptions=("a prior: reports range from -7.6 % (SpecForge#566) to a third faster (NeMo Automodel#1711)",),
+    )
+
+
+def no_sync(situation: Situation, change: Change) -> Scenarios | str:
+    return without_early_reductions(situation, change, "reduce_scatter")
+
+
+MODELS = {"fsdp2-keep-gathered": keep_gathered, "fsdp2-prefetch": prefetch, "fsdp2-no-sync": no_sync}

@@ -1,0 +1,36 @@
+"""Models that scale what the host spends time on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flatout.predict.replay import Edits
+from flatout.predict.situation import Scenarios, Situation
+from flatout.records.track import Node, Spent
+
+
+def host_time(
+    situation: Situation,
+    spent: tuple[Spent, ...],
+    *,
+    likely: float,
+    worst: float,
+    best: float,
+    how: str,
+    assumption: str,
+    without: tuple[Node, ...] = (),
+) -> Scenarios | str:
+    """Host time of these kinds times a ratio; below 1, waits at nodes `without` go in the same share."""
+    waits = {
+        rank: np.flatnonzero(np.isin(track.node, without) & (track.waits_for >= 0))
+        for rank, track in situation.tracks.items()
+    }
+    if sum(situation.spent_s(kind) for kind in spent) <= 0 and not sum(len(nodes) for nodes in waits.values()):
+        return f"no host time of the trace is {', '.join(kind.name.lower().replace('_', ' ') for kind in spent)}"
+
+    def apply(edits: Edits, ratio: float) -> None:
+        for rank, nodes in waits.items():
+            edits[rank].spent_ns[:, list(spent)] *= ratio
+            edits[rank].is_waiting[nodes[: round(len(nodes) * (1.0 - min(ratio, 1.0)))]] = False
+
+    return Scenarios(apply=apply, likely=likely, worst=worst, best=best, how=how, assumptions=(assumption,))

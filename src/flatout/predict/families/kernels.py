@@ -1,0 +1,124 @@
+"""Other kernels: durations times a ratio by kind, and fewer launches where kernels are fused.
+
+No trace shows how fast kernels would be that it does not have, so all ratios here are priors with wide intervals.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flatout.predict.replay import Edits
+from flatout.predict.situation import Scenarios, Situation, scale
+from flatout.records.change import Change
+from flatout.records.track import Spent, Work
+
+
+def _ratios(
+    situation: Situation,
+    ratios: dict[Work, float],
+    *,
+    worst: float,
+    best: float,
+    how: str,
+    assumption: str,
+    host: float = 1.0,
+) -> Scenarios | str:
+    """Kernels of each kind times its ratio to the power of the uncertain factor: 0 is no gain, 1 the likely one."""
+    rows = {kind: situation.works(kind) for kind in ratios}
+    if not sum(len(r) for found in rows.values() for r in found.values()):
+        return "the trace has no GPU kernel that it works on"
+
+    def apply(edits: Edits, factor: float) -> None:
+        for kind, ratio in ratios.items():
+            for rank, mine in rows[kind].items():
+                in_optimizer = situation.tracks[rank].phase[mine] == Spent.OPTIMIZER
+                scale(edits, rank, mine, np.where(in_optimizer, 1.0, ratio**factor))
+        for edit in edits.values():
+            edit.spent_ns[:, Spent.HOST] *= host**factor
+
+    return Scenarios(apply=apply, likely=1.0, worst=worst, best=best, how=how, assumptions=(assumption,))
+
+
+def tf32(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return _ratios(
+        situation,
+        {Work.PLAIN_MATMUL: 0.2},
+        worst=0.4,
+        best=1.3,
+        how="matrix products in fp32 run on tensor cores",
+        assumption="a prior: on H100 TF32 has 7 times the rate of fp32, and gets there in part",
+    )
+
+
+def autocast(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    has_plain = any(len(rows) for rows in situation.works(Work.PLAIN_MATMUL).values())
+    return _ratios(
+        situation,
+        {Work.PLAIN_MATMUL: 0.12, Work.MATMUL: 1.0 if has_plain else 0.55, Work.OTHER: 0.85},
+        worst=0.3,
+        best=1.3,
+        how="matrix products run in bf16, other kernels move fewer bytes",
+        assumption="a prior: bf16 has 15 times the rate of fp32 on H100 and twice that of TF32; casts take time",
+        host=1.1,
+    )
+
+
+def compile_(situation: Situation, change: Change) -> Scenarios | str:
+    graphs = change.value == "reduce-overhead"
+    return _ratios(
+        situation,
+        {Work.OTHER: 0.6, Work.COPY_ON_DEVICE: 0.8, Work.SET: 0.5},
+        worst=0.1,
+        best=1.8,
+        how="kernels between matrix products are fused, and the host launches fewer",
+        assumption="a prior: torchtitan reports 1.16 times the tokens on 8 H100",
+        host=0.3 if graphs else 0.65,
+    )
+
+
+def channels_last(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return _ratios(
+        situation,
+        {Work.OTHER: 0.9, Work.MATMUL: 0.95, Work.PLAIN_MATMUL: 0.97},
+        worst=-0.5,
+        best=4.0,
+        how="transposes around convolutions are gone",
+        assumption="a prior: it gains with half precision, and may lose without",
+    )
+
+
+def cudnn_benchmark(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return _ratios(
+        situation,
+        {Work.MATMUL: 0.95, Work.PLAIN_MATMUL: 0.93},
+        worst=-0.2,
+        best=4.0,
+        how="convolutions run with the fastest algorithm",
+        assumption="a prior: cuDNN's own choice is mostly right",
+    )
+
+
+def fused_attention(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return _ratios(
+        situation,
+        {Work.OTHER: 0.8},
+        worst=-0.2,
+        best=3.0,
+        how="attention never writes its scores",
+        assumption="a prior: which kernels are attention's does not show",
+    )
+
+
+MODELS = {
+    "tf32": tf32,
+    "autocast": autocast,
+    "compile": compile_,
+    "channels-last": channels_last,
+    "cudnn-benchmark": cudnn_benchmark,
+    "fused-attention": fused_attention,
+}

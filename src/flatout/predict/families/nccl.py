@@ -1,0 +1,142 @@
+"""NCCL: transfers that take another time, by the size of the message."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from flatout.predict.replay import Edits
+from flatout.predict.situation import Scenarios, Situation, scale
+from flatout.records.change import Change
+from flatout.records.track import Work
+
+MIB = 1 << 20
+# All-reduce of 256 MB on four H200 over TCP: 3.0 GB/s by default, 13.5 with 2x2+8 (the project's own measurement);
+# at 16 KB the default is the fastest. Between, by the logarithm of the size.
+SOCKET_LARGE = 3.0 / 13.5
+SMALL_BYTES, LARGE_BYTES = 256 << 10, 32 * MIB
+
+
+def sockets(situation: Situation, change: Change) -> Scenarios | str:
+    is_measured = change.value == "2x2+8"
+    return _by_size(
+        situation,
+        large=SOCKET_LARGE if is_measured else 0.3,
+        worst=0.6 if is_measured else 1.0,
+        best=0.8 * SOCKET_LARGE,
+        how="large messages move over more sockets at once",
+        assumption="large messages gain as on four H200 over TCP, 3.0 to 13.5 GB/s; small ones do not",
+    )
+
+
+def _by_size(
+    situation: Situation, *, large: float, worst: float, best: float, how: str, assumption: str
+) -> Scenarios | str:
+    """Transfers times a ratio that goes from 1 for small messages to `large` for large ones."""
+    sizes = {
+        rank: [(row, float(call.num_bytes)) for row, call in situation.calls(rank) if call.num_bytes]
+        for rank in situation.tracks
+    }
+    if not sum(len(s) for s in sizes.values()):
+        return "the trace has no collective whose size is known"
+
+    def apply(edits: Edits, ratio: float) -> None:
+        for rank, found in sizes.items():
+            for row, num_bytes in found:
+                share = math.log(num_bytes / SMALL_BYTES) / math.log(LARGE_BYTES / SMALL_BYTES)
+                edits[rank].duration_ns[row] *= ratio ** min(max(share, 0.0), 1.0)
+
+    return Scenarios(apply=apply, likely=large, worst=worst, best=best, how=how, assumptions=(assumption,))
+
+
+def channels(situation: Situation, change: Change) -> Scenarios | str:
+    is_socket = situation.facts.transport == "socket"
+    return _by_size(
+        situation,
+        large=0.6 if is_socket else 0.97,
+        worst=1.1,
+        best=0.3 if is_socket else 0.7,
+        how=f"collectives run in at least {change.value} channels",
+        assumption="a prior: on fast links NCCL's own choice is mostly right",
+    )
+
+
+def buffer(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return _by_size(
+        situation,
+        large=0.97,
+        worst=1.1,
+        best=0.75,
+        how="each channel has another buffer",
+        assumption="a prior: reports range from nothing to a quarter (NVIDIA/nccl#1530, PR 691)",
+    )
+
+
+def queue_pairs(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return _by_size(
+        situation,
+        large=0.9,
+        worst=1.05,
+        best=0.5,
+        how="a connection uses several paths",
+        assumption="a prior: it helped on bonded RoCE ports (NVIDIA/nccl#1015)",
+    )
+
+
+def no_nvls(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return _by_size(
+        situation,
+        large=1.0,
+        worst=1.5,
+        best=0.88,
+        how="rings instead of NVLink SHARP",
+        assumption="a prior: 69 % slower at 2-16 MB to 11 % faster at 64 MB on 8 B300, one measurement",
+    )
+
+
+def max_ctas(situation: Situation, change: Change) -> Scenarios | str:
+    """Compute that ran beside communication gets cores back; transfers may take longer."""
+    del change
+    beside = {}
+    for rank, track in situation.tracks.items():
+        comm = np.flatnonzero(track.work == Work.COMMUNICATION)
+        kernels = np.flatnonzero(
+            np.isin(track.work, (Work.OTHER, Work.MATMUL, Work.PLAIN_MATMUL)) & (track.launched_by >= 0)
+        )
+        order = np.argsort(track.start_ns[comm], kind="stable")
+        starts = track.start_ns[comm][order]
+        reach = np.maximum.accumulate(track.end_ns[comm][order]) if len(comm) else starts
+        at = np.searchsorted(starts, track.end_ns[kernels], side="left") - 1
+        inside = (at >= 0) & (reach[np.maximum(at, 0)] > track.start_ns[kernels]) if len(comm) else kernels < 0
+        beside[rank] = kernels[inside]
+    if not sum(len(rows) for rows in beside.values()):
+        return "no compute of the trace ran beside communication"
+    transfers = situation.works(Work.COMMUNICATION)
+
+    def apply(edits: Edits, ratio: float) -> None:
+        for rank, rows in beside.items():
+            scale(edits, rank, rows, ratio)
+            scale(edits, rank, transfers[rank], 1.0 + 2 * (1.0 - ratio))
+
+    return Scenarios(
+        apply=apply,
+        likely=0.96,
+        worst=1.0,
+        best=0.85,
+        how="compute beside communication gets cores back, and transfers take longer",
+        assumptions=("a prior: compute runs 9-32 % longer beside a collective that waits",),
+    )
+
+
+MODELS = {
+    "nccl-sockets": sockets,
+    "nccl-channels": channels,
+    "nccl-buffer": buffer,
+    "nccl-queue-pairs": queue_pairs,
+    "nccl-no-nvls": no_nvls,
+    "nccl-max-ctas": max_ctas,
+}

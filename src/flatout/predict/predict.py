@@ -1,0 +1,125 @@
+"""A change -> what it would bring to an attributed job: the middle of three replays, and the others as its interval.
+
+What is no model's is no number: `NoPrediction` says why, and the bound from the findings stays all that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from flatout.predict.calibrate import Calibration
+from flatout.predict.families import MODELS
+from flatout.predict.situation import Scenarios, Situation
+from flatout.records.change import Change, JobFacts
+from flatout.records.job import JobAttribution
+from flatout.records.prediction import NoPrediction, Prediction
+
+UNSURE_EFFECT = 0.15  # of the logarithm of the gain: durations that depend on what runs beside them are not replayed
+UNSURE = 0.03  # of the speedup: what steps differ by anyway
+UNKNOWN_DILATION = 0.1  # more, where the recorder's cost is not known
+
+
+def situation_of(
+    job: JobAttribution, facts: JobFacts, untraced_step_s: float | None = None
+) -> Situation | NoPrediction:
+    """The job ready for `predict`; with the untraced step time host times are scaled to it."""
+    try:
+        return Situation(job, facts, untraced_step_s)
+    except ValueError as error:
+        return NoPrediction(change="", family="", reason=str(error))
+
+
+def predict(situation: Situation, change: Change, calibration: Calibration | None = None) -> Prediction | NoPrediction:
+    """What the change would bring. Never above the change's own bound (`Change.predicted_speedup`)."""
+    return predict_together(situation, (change,), calibration, bound=change.predicted_speedup)
+
+
+def predict_together(
+    situation: Situation,
+    changes: Sequence[Change],
+    calibration: Calibration | None = None,
+    *,
+    bound: float | None = None,
+) -> Prediction | NoPrediction:
+    """What several changes would bring at once: one replay with all of them, since they share what they save.
+
+    Changes that have no model count as bringing nothing, and are named; if none has one, there is no prediction.
+    """
+    found: list[Scenarios] = []
+    left_out: list[str] = []
+    for change in changes:
+        model = MODELS.get(change.knob.name)
+        scenarios = model(situation, change) if model is not None else "there is no model of it"
+        if isinstance(scenarios, str):
+            left_out.append(scenarios if len(changes) == 1 else f"{change.name} is left out: {scenarios}")
+        else:
+            found.append(scenarios)
+    name = " + ".join(change.name for change in changes)
+    family = "+".join(dict.fromkeys(change.family for change in changes))
+    if not found:
+        return NoPrediction(change=name, family=family, reason="; ".join(left_out) or "there is no change")
+    likely, *others = (
+        _speedup(situation, [(each, getattr(each, which)) for each in found]) for which in ("likely", "worst", "best")
+    )
+    width = 1.0 + UNSURE + min(situation.error, 0.5) + (0.0 if situation.is_dilation_known else UNKNOWN_DILATION)
+    # A change that touches nothing that matters is known to bring nothing.
+    width = 1.0 + (width - 1.0) * min(1.0, 0.3 + 2 * abs(likely - 1.0))
+    low, high = min(likely, *others), max(likely, *others)
+    low = low ** (1 - UNSURE_EFFECT if low > 1 else 1 + UNSURE_EFFECT) / width
+    high = high ** (1 + UNSURE_EFFECT if high > 1 else 1 - UNSURE_EFFECT) * width
+    factor = 1.0
+    if calibration is not None:
+        factor, spread = calibration.of(family)
+        likely, low, high = likely * factor, low * factor / spread, high * factor * spread
+    most = bound if bound is not None else float("inf")
+    return Prediction(
+        change=name,
+        family=family,
+        speedup=min(likely, most),
+        low=min(low, most),
+        high=min(high, most),
+        how="; ".join(each.how for each in found),
+        assumptions=(*(line for each in found for line in each.assumptions), *left_out, *_of_situation(situation)),
+        bound=bound,
+        correction=min(likely, most) / (likely / factor),
+    )
+
+
+def predict_all(
+    job: JobAttribution,
+    changes: Iterable[Change],
+    facts: JobFacts,
+    *,
+    untraced_step_s: float | None = None,
+    calibration: Calibration | None = None,
+) -> dict[str, Prediction | NoPrediction]:
+    """By the change's name."""
+    situation = situation_of(job, facts, untraced_step_s)
+    if isinstance(situation, NoPrediction):
+        return {change.name: _none(change, situation.reason) for change in changes}
+    return {change.name: predict(situation, change, calibration) for change in changes}
+
+
+def _speedup(situation: Situation, scenarios: Sequence[tuple[Scenarios, float]]) -> float:
+    edits = situation.edits()
+    least_s = [each.apply(edits, value) or 0.0 for each, value in scenarios]
+    if not any(each.frees_pace for each, _ in scenarios):
+        least_s.append(situation.pace_s)
+    return situation.step_s / max(situation.replay.step_s(edits), *least_s, 1e-9)
+
+
+def _of_situation(situation: Situation) -> tuple[str, ...]:
+    found = []
+    if situation.pace_s:
+        found.append("loader workers set the pace, so how much the recorder prolongs host work does not show")
+    elif not situation.is_dilation_known:
+        found.append("host times are those under the recorder: the step without it is not known")
+    elif situation.error > 0.02:
+        found.append(f"the replay misses the untraced step by {situation.error:.0%}")
+    if situation.job.missing_ranks:
+        found.append(f"{len(situation.job.missing_ranks)} ranks have no trace")
+    return tuple(found)
+
+
+def _none(change: Change, reason: str) -> NoPrediction:
+    return NoPrediction(change=change.name, family=change.family, reason=reason)

@@ -1,0 +1,283 @@
+"""The tracks of all ranks -> when each step would begin, with host times, durations and waits as an `Edit` has them.
+
+A discrete-event replay. A host node happens when the host time since the node before has passed and, for a wait, when
+the work that it waits for has ended. GPU work begins when it was launched, when its stream is free and when the work of
+another stream before it has ended, each with the delay that was seen. A collective transfers from when the last rank
+that it needs has arrived. Nothing is drawn at random: without an edit the recording comes out.
+
+Not modelled: communication kernels that slow compute beside them, caches, clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.records.job import JobAttribution, Match
+from flatout.records.track import Node, RankTrack, Spent
+
+LAUNCH_NS = 3_000  # at least so long from a launching call to its work; less is seen where clocks differ
+FROM_ROOT, TO_ROOT = {"broadcast", "scatter"}, {"reduce", "gather"}
+Floats = NDArray[np.float64]
+Place = tuple[int, int]  # rank and row of its work
+
+
+class Edit(msgspec.Struct, kw_only=True, eq=False):
+    """What may be changed of one rank before its replay; as made by `Replay.edits`, nothing is."""
+
+    spent_ns: Floats  # shape (nodes, Spent)
+    duration_ns: Floats  # of each work; of a collective only its transfer
+    is_waiting: NDArray[np.bool_]  # by node: false where the host no longer waits
+    is_there: NDArray[np.bool_]  # by work: false where it is gone
+
+
+Edits = dict[int, Edit]
+
+
+class _Delays(msgspec.Struct, frozen=True, eq=False):
+    """As seen: from the launch, from the end of the work before on the stream, from that of another stream's."""
+
+    launch: list[float]
+    gap: list[float]
+    after: list[float]
+    previous: list[int]  # row of the work before on the stream, -1: none
+
+
+class Replay:
+    """All ranks of a job, ready to be replayed many times."""
+
+    def __init__(self, job: JobAttribution) -> None:
+        self.tracks: dict[int, RankTrack] = {t.rank: t.track for t in job.timelines if t.track is not None}
+        self._delays = {rank: _delays(track) for rank, track in self.tracks.items()}
+        self._rows = {rank: _rows_of_kernels(track) for rank, track in self.tracks.items()}
+        self._needs = self._all_needs(job.matches)
+        self._transfer = {t.rank: self._transfers(job, t.rank) for t in job.timelines if t.rank in self.tracks}
+        self.num_forced = 0  # collectives of the last replay whose partners never came
+
+    def edits(self, host_scale: float = 1.0) -> Edits:
+        """Everything as it was recorded; host time, which the profiler prolongs, times `host_scale`."""
+        result = {}
+        for rank, track in self.tracks.items():
+            spent = track.spent_ns.astype(np.float64)
+            spent[:, [Spent.HOST, Spent.OPTIMIZER, Spent.ZERO_GRAD, Spent.ALLOCATOR]] *= host_scale
+            result[rank] = Edit(
+                spent_ns=spent,
+                duration_ns=self._transfer[rank].copy(),
+                is_waiting=np.ones(len(track.node), dtype=np.bool_),
+                is_there=np.ones(len(track.work), dtype=np.bool_),
+            )
+        return result
+
+    def step_s(self, edits: Edits) -> float:
+        """The mean step over ranks and whole steps."""
+        begins = self.step_begins_ns(edits)
+        return float(np.mean([(at[-1] - at[0]) / (len(at) - 1) for at in begins.values()])) / 1e9
+
+    def step_begins_ns(self, edits: Edits) -> dict[int, Floats]:
+        """By rank, where each step begins and the last one ends, on the common clock."""
+        origin = min(track.origin_ns for track in self.tracks.values())
+        runs = {
+            rank: _Run(track, self._delays[rank], edits[rank], self._needs[rank], track.origin_ns - origin)
+            for rank, track in self.tracks.items()
+        }
+        self.num_forced = _run_all(runs)
+        return {rank: _begins(self.tracks[rank], run) for rank, run in runs.items()}
+
+    def seen_step_s(self, job: JobAttribution) -> float:
+        """The mean step that the traces show."""
+        spans = [t.steps for t in job.timelines if t.rank in self.tracks]
+        return float(np.mean([(steps[-1].end_ns - steps[0].start_ns) / len(steps) for steps in spans])) / 1e9
+
+    def _all_needs(self, matches: Sequence[Match]) -> dict[int, dict[int, list[Place]]]:
+        """By rank and row of its work: the works of other ranks that must have begun before it transfers."""
+        result: dict[int, dict[int, list[Place]]] = {rank: {} for rank in self.tracks}
+        for match in matches:
+            places = {rank: self._rows[rank].get(kernel, -1) for rank, kernel in match.kernels.items()}
+            for rank, row in places.items():
+                if row >= 0:
+                    needed = [(other, at) for other, at in places.items() if other != rank and at >= 0]
+                    result[rank].setdefault(row, []).extend(_required(match, rank, needed))
+        return result
+
+    def _transfers(self, job: JobAttribution, rank: int) -> Floats:
+        """Durations, and of collectives of which it is known when the others arrived only what comes after."""
+        track, arrivals = self.tracks[rank], job.arrivals[rank]
+        duration = (track.end_ns - track.start_ns).astype(np.float64)
+        comm = np.flatnonzero(track.communication >= 0)
+        kernel = track.communication[comm]
+        begin = np.maximum(arrivals.until_ns[kernel] - track.origin_ns, track.start_ns[comm])
+        seen = track.end_ns[comm] - track.start_ns[comm]
+        known = arrivals.is_known[kernel]
+        duration[comm] = np.where(known, np.maximum(track.end_ns[comm] - begin, 0), seen)
+        for row in comm[~known].tolist():
+            self._needs[rank].pop(row, None)
+        return duration
+
+
+class _Run:
+    """One rank while it is replayed."""
+
+    def __init__(
+        self, track: RankTrack, delays: _Delays, edit: Edit, needs: Mapping[int, list[Place]], offset_ns: int
+    ) -> None:
+        self.delays, self.needs, self.offset = delays, needs, float(offset_ns)
+        self.host = edit.spent_ns.sum(axis=1).tolist()
+        self.wait_of = np.where(edit.is_waiting, track.waits_for, -1).tolist()
+        self.tail = track.tail_ns.tolist()
+        self.is_mark = (track.node == Node.MARK).tolist()
+        self.duration = edit.duration_ns.tolist()
+        self.is_there = edit.is_there.tolist()
+        self.after = track.after.tolist()
+        self.launched_by = track.launched_by.tolist()
+        num = len(self.duration)
+        self.start: list[float | None] = [None] * num
+        self.end: list[float | None] = [None] * num
+        self.marks: list[float] = []
+        self.stuck: int | None = None
+        self.first = 0
+        for row in range(num):  # launched before the first step: as it was
+            if self.launched_by[row] >= 0:
+                break
+            self.start[row] = float(track.start_ns[row]) + self.offset
+            self.end[row] = float(track.end_ns[row]) + self.offset
+            self.first = row + 1
+
+    def go(self, runs: Mapping[int, _Run]) -> Generator[None]:
+        """Runs until the end, and yields where it must wait for another rank."""
+        now, row, num = self.offset, self.first, len(self.duration)
+        start, end, launch = self.start, self.end, self.delays.launch
+        previous, gap, after_delay = self.delays.previous, self.delays.gap, self.delays.after
+        for node, spent in enumerate(self.host):
+            now += spent
+            if self.is_mark[node]:
+                self.marks.append(now)
+            waits_for = self.wait_of[node]
+            if waits_for >= 0:
+                while (done := self._end(waits_for, runs)) is None:
+                    self.stuck = waits_for
+                    yield
+                now = max(now, done) + self.tail[node]
+            while row < num and self.launched_by[row] == node:
+                begin = now + launch[row]
+                before = previous[row]
+                if before >= 0:
+                    while (done := self._end(before, runs)) is None:
+                        self.stuck = before
+                        yield
+                    begin = max(begin, done + gap[row]) if self.is_there[row] else done
+                before = self.after[row]
+                if before >= 0 and self.is_there[row] and before < row:
+                    while (done := self._end(before, runs)) is None:
+                        self.stuck = before
+                        yield
+                    begin = max(begin, done + after_delay[row])
+                start[row] = begin
+                if not self.is_there[row]:
+                    end[row] = begin
+                elif row not in self.needs:
+                    end[row] = begin + self.duration[row]
+                row += 1
+        for row in self.needs:
+            while row >= self.first and self._end(row, runs) is None:
+                self.stuck = row
+                yield
+
+    def _end(self, row: int, runs: Mapping[int, _Run]) -> float | None:
+        done = self.end[row]
+        if done is not None:
+            return done
+        arrived = self.start[row]
+        if arrived is None:
+            return None
+        for rank, other in self.needs.get(row, ()):
+            theirs = runs[rank].start[other]
+            if theirs is None:
+                return None
+            arrived = max(arrived, theirs)
+        self.end[row] = arrived + self.duration[row]
+        return self.end[row]
+
+    def force(self) -> bool:
+        """Ends the collective that it is stuck at as if all had arrived."""
+        if self.stuck is None or self.end[self.stuck] is not None:
+            return False
+        arrived = self.start[self.stuck]
+        assert arrived is not None
+        self.end[self.stuck] = arrived + self.duration[self.stuck]
+        return True
+
+
+def _run_all(runs: Mapping[int, _Run]) -> int:
+    """Lets every rank run; returns how many collectives had to be ended without their partners."""
+    active = {rank: run.go(runs) for rank, run in runs.items()}
+    forced = 0
+    before: dict[int, tuple[int | None, int]] = {}
+    while active:
+        for rank in list(active):
+            if next(active[rank], active) is active:
+                del active[rank]
+        now = {rank: (runs[rank].stuck, len(runs[rank].marks)) for rank in active}
+        if active and now == before:
+            forced += next((1 for rank in active if runs[rank].force()), 0)
+        before = now
+    return forced
+
+
+def _begins(track: RankTrack, run: _Run) -> Floats:
+    """Each mark, or the end of the last work launched before it where that is later; the last: the end of all."""
+    ends = np.array([end if end is not None else 0.0 for end in run.end])
+    reach = np.maximum.accumulate(ends) if len(ends) else ends
+    marks = np.flatnonzero(track.node == Node.MARK)
+    num_before = np.searchsorted(track.launched_by, marks, side="left")
+    num_before[-1] = len(ends)
+    drained = np.where(num_before > 0, reach[np.maximum(num_before - 1, 0)] if len(ends) else 0.0, 0.0)
+    return np.asarray(np.maximum(np.array(run.marks), drained))
+
+
+def _required(match: Match, rank: int, others: list[Place]) -> list[Place]:
+    if match.operation in FROM_ROOT and match.root is not None:
+        root = _member(match, match.root)
+        return [place for place in others if place[0] == root]
+    if match.operation in TO_ROOT and match.root is not None and rank != _member(match, match.root):
+        return []
+    return others
+
+
+def _member(match: Match, root: int) -> int:
+    if match.members is None or root in match.members:
+        return root
+    return match.members[root] if 0 <= root < len(match.members) else root
+
+
+def _rows_of_kernels(track: RankTrack) -> dict[int, int]:
+    rows = np.flatnonzero(track.communication >= 0)
+    return dict(zip(track.communication[rows].tolist(), rows.tolist(), strict=True))
+
+
+def _delays(track: RankTrack) -> _Delays:
+    """The delay behind whatever held each work last, as seen; behind the others the usual one."""
+    num = len(track.work)
+    previous = _previous(track.stream)
+    start = track.start_ns
+    launched = np.where(track.launched_by >= 0, track.node_ns[np.maximum(track.launched_by, 0)], np.iinfo(np.int64).min)
+    never = np.iinfo(np.int64).min // 2
+    free = np.where(previous >= 0, track.end_ns[previous], never) if num else start
+    other = np.where(track.after >= 0, track.end_ns[track.after], never) if num else start
+    binding = np.argmax(np.stack((launched + LAUNCH_NS, free, other)), axis=0) if num else start
+    return _Delays(
+        np.where(binding == 0, start - launched, np.minimum(start - launched, LAUNCH_NS)).astype(float).tolist(),
+        np.where(binding == 1, start - free, np.minimum(start - free, 1_000)).astype(float).tolist(),
+        np.where(binding == 2, start - other, np.minimum(start - other, 1_000)).astype(float).tolist(),
+        previous.tolist(),
+    )
+
+
+def _previous(stream: NDArray[np.int64]) -> NDArray[np.int64]:
+    order = np.argsort(stream, kind="stable")
+    result = np.full(len(stream), -1, dtype=np.int64)
+    same = stream[order[1:]] == stream[order[:-1]]
+    result[order[1:][same]] = order[:-1][same]
+    return result

@@ -1,0 +1,39 @@
+"""What a change is expected to bring before it is measured, and what was measured afterwards."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """A step's time now over its time with the change: above 1 is faster. No claim: only a trial makes one."""
+
+    change: str  # its name
+    family: str
+    speedup: float
+    low: float  # it is expected to lie between these
+    high: float
+    how: str  # one sentence: what the replay did
+    assumptions: tuple[str, ...] = ()
+    bound: float | None = None  # the most that the findings allow; the three are never above it
+    correction: float = 1.0  # by calibration, already in the three
+    origin: str = "predicted"
+
+
+class NoPrediction(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing can be said beyond the bound from the findings."""
+
+    change: str
+    family: str
+    reason: str
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction and what a trial measured: one line of the history."""
+
+    family: str
+    change: str
+    predicted: float  # speedup as replayed, before any correction
+    measured: float
+    machine: str
+    date: str  # ISO 8601

@@ -1,0 +1,105 @@
+"""What a tuning ended with: the winning changes with what was measured of them, and on what machine and job."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from flatout.records.change import Change, ChangeSet, Safety
+from flatout.records.prediction import Prediction
+from flatout.records.verdict import NoiseFloor, Objective, Verdict
+
+TriedOutcome = Literal["adopted", "not better", "unsafe", "failed", "out of memory", "not applied", "not confirmed"]
+
+
+class TunedChange(msgspec.Struct, frozen=True, kw_only=True):
+    change: Change
+    verdict: Verdict | None = None  # alone against what was on before it; None: measured only together
+    prediction: Prediction | None = None
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """What `emit/` writes from."""
+
+    command: tuple[str, ...]  # the user's, a word each, as it was tuned
+    changes: ChangeSet  # all that won, merged
+    each: tuple[TunedChange, ...] = ()
+    verdict: Verdict | None = None  # of all together against the baseline, on fresh pairs
+    num_trials: int | None = None  # of the whole tuning
+    machine: dict[str, str] = {}  # {"device": "NVIDIA H200", "num_ranks": "4", ...}
+    versions: dict[str, str] = {}  # {"torch": "2.11.0", "nccl": "2.28.9", ...}
+    date: str = ""  # ISO 8601
+
+    @property
+    def needs_patches(self) -> bool:
+        return bool(self.changes.patches)
+
+
+class Emitted(msgspec.Struct, frozen=True, kw_only=True):
+    """One file for another tool; nothing is written yet."""
+
+    path: str  # suggested file name
+    text: str
+    notes: tuple[str, ...] = ()  # changes that the tool has no setting for, and what to do about them
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """A change, or several together, as it was tried against what was on before it."""
+
+    name: str  # of the arm: names of changes joined by " + "
+    changes: tuple[str, ...]
+    safety: Safety
+    round: int
+    bound: float | None  # the most that the findings allow
+    predicted_from: tuple[str, ...] = ()
+    prediction: Prediction | None = None
+    outcome: TriedOutcome
+    screened: float | None = None  # an estimate from one trial, no claim
+    verdict: Verdict | None = None
+    reason: str = ""  # one line: why it ended so
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step would gain if a finding were mended wholly: the most that any change for it can bring."""
+
+    finding: str
+    speedup: float
+
+
+class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole tuning: what won, what was tried, and what it was judged against."""
+
+    tuning: Tuning
+    objective: Objective
+    allowed_safety: Safety
+    tried: tuple[Tried, ...]
+    bounds: tuple[Bound, ...]  # of the job as it came
+    floor: NoiseFloor | None
+    num_steps: int  # a trial
+    baseline_step_s: float | None
+    tuned_step_s: float | None
+    baseline_peak_memory_bytes: int | None = None
+    tuned_peak_memory_bytes: int | None = None
+    num_trials: int
+    num_resumed: int  # of them, from the journal
+    took_s: float
+    why_ended: str  # one line
+    notes: tuple[str, ...] = ()  # what a reader must know: outputs that were diverted, what was not checked
+
+    @property
+    def prediction_errors(self) -> tuple[float, ...]:
+        """Of each change that has pairs, the relative error of its predicted speedup.
+
+        What is predicted is time, so there are none for another objective; an unsafe change has no speed.
+        """
+        if self.objective not in ("step_s", "s_per_sample", "s_per_token"):
+            return ()
+        return tuple(
+            abs(one.prediction.speedup / one.verdict.speedup - 1)
+            for one in self.tried
+            if one.prediction is not None
+            and one.verdict is not None
+            and one.verdict.speedup is not None
+            and one.outcome != "unsafe"
+        )

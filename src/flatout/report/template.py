@@ -1,0 +1,58 @@
+"""A page from its template: every text is escaped, and no control character of a job reaches it.
+
+In: a template in this folder and its content. Out: HTML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+
+from flatout.report.terminal import visible
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[num]?s|[KMGT]?i?B|[KMGT]?FLOP)\b|%)")
+_LONG_WORD = re.compile(r"[\w.(=/:-]{30,}")  # longer than a line on a phone
+_RANGE = re.compile(r"\(?\b\d[\d.]*-\d[\d.]*\)?")
+_JOINT = re.compile(r"(?<=\w)([.(/]+)(?=\w)")
+
+
+def rendered(template: str, content: Mapping[str, object]) -> str:
+    """The template with the content; a name that is missing in it is an error."""
+    import jinja2
+    import markupsafe
+
+    def whole(text: str) -> markupsafe.Markup:
+        """Escaped text in which a line ends between words, or where a long name has a joint, never before a unit."""
+        escaped = str(markupsafe.escape(_BEFORE_UNIT.sub("\u00a0", visible(text))))
+        return markupsafe.Markup(_LONG_WORD.sub(lambda word: _JOINT.sub(r"\1<wbr>", word[0]), escaped))
+
+    def spaced(piece: str) -> markupsafe.Markup:
+        """A piece of a longer text: the spaces at its ends stay."""
+        before, after = " " * piece[:1].isspace(), " " * piece[-1:].isspace()
+        return markupsafe.Markup(f"{before}{whole(piece)}{after}" if piece.strip() else before)
+
+    def code(text: str) -> markupsafe.Markup:
+        """The same, in which what stands between backticks is code."""
+        pieces = [spaced(piece) for piece in text.split("`")]
+        if len(pieces) % 2 == 0:
+            return markupsafe.Markup("`").join(pieces)
+        return markupsafe.Markup("").join(
+            markupsafe.Markup("<code>{}</code>").format(piece) if index % 2 else piece
+            for index, piece in enumerate(pieces)
+        )
+
+    def figures(text: str) -> markupsafe.Markup:
+        """The same as `whole`, in which a range, `(1.79-1.87)`, is never broken."""
+        return markupsafe.Markup(_RANGE.sub(r'<span class="figure">\g<0></span>', str(whole(text))))
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: (files("flatout.report") / name).read_text(encoding="utf-8")),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )
+    environment.filters |= {"code": code, "figures": figures, "whole": whole}
+    return environment.get_template(template).render(content)

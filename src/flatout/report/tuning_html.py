@@ -1,0 +1,307 @@
+"""A tuning as one self-contained HTML file: no script, no outside reference, under 1 MB however much was tried.
+
+In: a `TuneResult`, the command line, and optionally the folder of the tuning. Out: a string. Texts from the job are
+hostile: the template escapes all of them, and a content policy in the page forbids scripts and outside references.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flatout import __version__, units
+from flatout.records.change import Change
+from flatout.records.prediction import Prediction
+from flatout.records.tuning import Tried, TuneResult
+from flatout.records.verdict import Verdict
+from flatout.report.command import command_line, masked_command, quoted
+from flatout.report.parts import SAFETY_MEANINGS
+from flatout.report.phrases import counted
+from flatout.report.ratio_axis import RatioAxis, ratio_axis
+from flatout.report.template import rendered
+from flatout.report.tuning_phrases import (
+    OBJECTIVE_WORDS,
+    OUTCOME_MEANINGS,
+    OUTCOME_ORDER,
+    UNKNOWN,
+    adopted_rows,
+    end_sentence,
+    error_sentence,
+    facts,
+    final_sentences,
+    gain,
+    has_predictions,
+    headline,
+    is_better,
+    measured_text,
+    next_reason,
+    next_words,
+    noise_sentence,
+    not_adopted,
+    predicted_text,
+    ratio,
+    why,
+)
+
+MOST_TRIED = 200
+MOST_BOUNDS = 40
+MOST_NOTES = 100
+MOST_COMPARED = 40
+VERDICT_MEANINGS = {
+    "better": "the interval of the ratio excludes 1, and the gain is above the smallest that counts",
+    "worse": "the interval excludes 1, and the loss is above the smallest that counts",
+    "equivalent": "any difference is smaller than what counts",
+    "undecided": "none of these: the pairs that were run leave it open",
+}
+
+
+def tuning_html(result: TuneResult, command: Sequence[str], *, folder: Path | str = "") -> str:
+    """The page. `folder` is the tuning's `--out` as the next command names it; empty: where the page lies."""
+    return rendered("tuning.html.j2", page_content(result, command, folder))
+
+
+def page_content(result: TuneResult, command: Sequence[str], folder: Path | str) -> dict[str, object]:
+    """What the template shows, as texts and numbers ready to print."""
+    left = not_adopted(result)
+    notes = list(dict.fromkeys(result.notes))
+    return {
+        "tool_version": __version__,
+        "command": command_line(command),
+        "job_command": command_line(result.tuning.command),
+        "date": result.tuning.date,
+        "headline": headline(result).replace("->", "\N{RIGHTWARDS ARROW}"),
+        "facts": facts(result),
+        "is_better": is_better(result),
+        "answers": _answers(result),
+        "next": {"why": next_reason(result), "words": [quoted(word) for word in next_words(result, folder)]},
+        "before_after": _before_after(result),
+        "forest": _forest(result),
+        "adopted": [
+            {
+                "name": row.name,
+                "safety": row.safety,
+                "predicted": predicted_text(row.prediction, row.bound, result.objective),
+                "measured": measured_text(row.verdict),
+                "changes": [_change(change) for change in row.changes],
+            }
+            for row in adopted_rows(result)
+        ],
+        "compared": _compared(result),
+        "error": error_sentence(result),
+        "has_predictions": has_predictions(result),
+        "tried": [_tried(one, result) for one in left[:MOST_TRIED]],
+        "num_tried": len(result.tried),
+        "num_left": len(left),
+        "num_more_tried": max(0, len(left) - MOST_TRIED),
+        "outcomes": _outcomes(left),
+        "bounds": [
+            {
+                "finding": bound.finding,
+                "speedup": ratio(bound.speedup),
+                "bar": _percent(1 - 1 / bound.speedup) if bound.speedup > 1 else "0.00",
+                "share": units.percent(1 - 1 / bound.speedup) if bound.speedup > 1 else "0 %",
+            }
+            for bound in result.bounds[:MOST_BOUNDS]
+        ],
+        "how": _how(result),
+        "notes": notes[:MOST_NOTES],
+        "num_more_notes": max(0, len(notes) - MOST_NOTES),
+        "safety": SAFETY_MEANINGS,
+        "verdicts": VERDICT_MEANINGS,
+        "outcome_meanings": OUTCOME_MEANINGS,
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{min(1.0, max(0.0, share)) * 100:.2f}"
+
+
+def _answers(result: TuneResult) -> list[dict[str, str]]:
+    """Two short answers beside the command: how much, and how sure."""
+    verdict = result.tuning.verdict
+    if not result.tuning.changes.changes:
+        outcomes = Counter(one.outcome for one in result.tried)
+        small = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOME_ORDER if outcomes[name])
+        return [
+            {"term": "What won", "big": "nothing", "small": "the job stays as it came"},
+            {"term": "What was tried", "big": str(len(result.tried)), "small": small or "nothing"},
+        ]
+    if verdict is None or verdict.speedup is None:
+        sure = verdict.reason if verdict is not None else "no pairs were run"
+        return [
+            {"term": "What it brings", "big": UNKNOWN, "small": "not measured against the job as it came"},
+            {"term": "How sure", "big": "undecided", "small": sure},
+        ]
+    big, _, around = gain(verdict).partition(" (")
+    return [
+        {"term": "What it brings", "big": big, "small": around.rstrip(")") if verdict.interval else "no interval yet"},
+        {"term": "How sure", "big": verdict.verdict, "small": f"on {counted(verdict.num_pairs, 'fresh pair')}"},
+    ]
+
+
+def _before_after(result: TuneResult) -> list[dict[str, object]]:
+    """Bars of the job as it came and as tuned, for a step and for peak memory; the first is what it was tuned for."""
+    has_changes = bool(result.tuning.changes.changes)
+    sides = ("as it came", "tuned") if has_changes else ("as it came",)
+    step = (result.baseline_step_s, result.tuned_step_s)
+    memory = (result.baseline_peak_memory_bytes, result.tuned_peak_memory_bytes)
+    measures = [_bars("A step", sides, step, units.seconds), _bars("Peak memory", sides, memory, units.num_bytes)]
+    return measures[::-1] if result.objective == "peak_memory_bytes" else measures
+
+
+def _bars(
+    title: str, sides: Sequence[str], values: Sequence[float | None], form: Callable[[float], str]
+) -> dict[str, object]:
+    longest = max((value for value in values[: len(sides)] if value), default=1.0)
+    return {
+        "title": title,
+        "bars": [
+            {
+                "label": side,
+                "text": form(value) if value is not None else UNKNOWN,
+                "width": _percent(value / longest) if value is not None else None,
+                "is_tuned": side == "tuned",
+            }
+            for side, value in zip(sides, values, strict=False)
+        ],
+    }
+
+
+def _forest(result: TuneResult) -> dict[str, object] | None:
+    """Each confirmed change and all together on one axis."""
+    rows = [(row.name, row.verdict, False) for row in adopted_rows(result) if _is_drawn(row.verdict)]
+    if _is_drawn(result.tuning.verdict):
+        rows.append(("all, against the job as it came", result.tuning.verdict, True))
+    drawn = [(name, verdict, is_all) for name, verdict, is_all in rows if verdict is not None]
+    if not drawn:
+        return None
+    axis = ratio_axis(value for _, verdict, _ in drawn for value in _values(verdict))
+    return {
+        "rows": [
+            {
+                "label": name,
+                "text": measured_text(verdict),
+                "spoken": f"{name}: {measured_text(verdict)}, {verdict.verdict}",
+                "is_all": is_all,
+                **_mark(axis, verdict.speedup, verdict.interval),
+            }
+            for name, verdict, is_all in drawn
+        ],
+        **_axis(axis),
+    }
+
+
+def _is_drawn(verdict: Verdict | None) -> bool:
+    return verdict is not None and verdict.speedup is not None
+
+
+def _values(verdict: Verdict) -> tuple[float, ...]:
+    assert verdict.speedup is not None
+    return (verdict.speedup, *(verdict.interval or ()))
+
+
+def _mark(axis: RatioAxis, value: float | None, interval: tuple[float, float] | None) -> dict[str, str | None]:
+    """Places of an estimate and its interval, per cent of the axis."""
+    assert value is not None
+    return {
+        "at": _percent(axis.place(value)),
+        "low": _percent(axis.place(interval[0])) if interval is not None else None,
+        "high": _percent(axis.place(interval[1])) if interval is not None else None,
+    }
+
+
+def _axis(axis: RatioAxis) -> dict[str, object]:
+    return {
+        "one": _percent(axis.place(1.0)),
+        "marks": [{"at": _percent(place), "text": text} for place, text in axis.marks()],
+    }
+
+
+def _compared(result: TuneResult) -> dict[str, object] | None:
+    """Every prediction that has a measurement, the two above one another on one axis."""
+    pairs: list[tuple[Tried, Prediction, Verdict]] = [
+        (one, one.prediction, one.verdict)
+        for one in result.tried
+        if one.prediction is not None and one.verdict is not None and one.verdict.speedup is not None
+        if one.outcome != "unsafe" and has_predictions(result)
+    ]
+    if not pairs:
+        return None
+    pairs = pairs[:MOST_COMPARED]
+    axis = ratio_axis(
+        value for _, said, found in pairs for value in (said.speedup, said.low, said.high, *_values(found))
+    )
+    return {
+        "rows": [
+            {
+                "label": one.name,
+                "predicted_text": predicted_text(said, None, result.objective),
+                "measured_text": measured_text(found),
+                "error": units.percent(abs(said.speedup / (found.speedup or 1.0) - 1)),
+                "predicted": _mark(axis, said.speedup, (said.low, said.high)),
+                "measured": _mark(axis, found.speedup, found.interval),
+            }
+            for one, said, found in pairs
+        ],
+        **_axis(axis),
+    }
+
+
+def _change(change: Change) -> dict[str, object]:
+    """What a change sets, a line each."""
+    sets = [f"{name}={shlex.quote(value)}" for name, value in change.environment.items()]
+    sets += [f"{launcher}: {shlex.join(words)}" for launcher, words in change.launch.items()]
+    if change.argument is not None:
+        sets += [shlex.join(masked_command(words)) for words in change.argument.words]
+    if change.patch is not None:
+        values = ", ".join(f"{name}={value}" for name, value in change.patch.parameters.items())
+        sets.append(f"inside the processes: {change.patch.name}" + (f" ({values})" if values else ""))
+    return {"name": change.name, "summary": change.knob.summary, "sets": sets}
+
+
+def _tried(one: Tried, result: TuneResult) -> dict[str, object]:
+    is_unsafe = one.outcome == "unsafe"
+    measured = "not shown" if is_unsafe else "no pairs"
+    if one.verdict is not None and one.verdict.speedup is not None and not is_unsafe:
+        measured = measured_text(one.verdict)
+    return {
+        "name": one.name,
+        "safety": one.safety,
+        "round": one.round,
+        "outcome": one.outcome,
+        "css": one.outcome.replace(" ", "-"),
+        "predicted": predicted_text(one.prediction, one.bound, result.objective),
+        "measured": measured,
+        "why": why(one),
+    }
+
+
+def _outcomes(left: Sequence[Tried]) -> str:
+    counts = Counter(one.outcome for one in left)
+    return ", ".join(f"{counts[name]} {name}" for name in OUTCOME_ORDER if counts[name])
+
+
+def _how(result: TuneResult) -> list[dict[str, str]]:
+    """Terms and texts: pairs, order, looks, noise floor, trials, time, machine."""
+    verdict = result.tuning.verdict
+    found = [("What counts", f"{OBJECTIVE_WORDS[result.objective]}, as a ratio: above 1 is better.")]
+    if verdict is not None:
+        sentences = final_sentences(verdict)
+        found.append(("Final pairs", " ".join(sentences)))
+        found.append(("Smallest gain", f"Less than {units.percent(verdict.min_effect)} is not called better or worse."))
+    else:
+        found.append(("Final pairs", "None: no set of changes was held against the job as it came."))
+    found += [
+        ("Trials", f"Fresh processes each, {counted(result.num_steps, 'settled step')}; the warm-up does not count."),
+        (
+            "Gates",
+            "Losses and peak memory of each trial are held against those of the job as it came. What differs by more "
+            "than it may is unsafe.",
+        ),
+        ("Noise floor", noise_sentence(result)),
+        ("Step times", "Means over all trials of that kind. Ratios come from pairs only, so the two differ a little."),
+        ("End", end_sentence(result)),
+    ]
+    return [{"term": term, "text": text} for term, text in found]

@@ -1,0 +1,194 @@
+"""A tuning as the JSON of the contract `flatout/tuning`, version 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from flatout.records.change import Patch, Safety
+from flatout.records.prediction import Prediction
+from flatout.records.tuning import Bound, Tried, TriedOutcome, TuneResult
+from flatout.records.verdict import NoiseFloor, Objective, VerdictName
+from flatout.report.command import masked_command
+from flatout.report.json import enveloped_json
+from flatout.report.tuning_phrases import Adopted, adopted_rows, median_error
+
+SCHEMA = "flatout/tuning"
+VERSION = 1
+
+
+class AdoptedChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the final set. Several that were confirmed only together have no `speedup` of their own."""
+
+    name: str  # `dataloader-workers=15`, as in tuned.toml
+    safety: Safety
+    family: str  # of the [catalogue](changes.md)
+    summary: str
+    bound: float | None  # the most that the findings allow
+    predicted_speedup: float | None  # of a step's time; null where nothing was predicted
+    predicted_interval: tuple[float, float] | None
+    verdict: VerdictName | None  # against what was on before it, on pairs of its own
+    speedup: float | None
+    interval: tuple[float, float] | None
+    num_pairs: int | None
+    measured_in: str | None  # the name in `tried` of the changes that it was measured together with; null: alone
+    environment: dict[str, str]
+    launch: dict[str, tuple[str, ...]]  # by launcher, arguments that are added to its own
+    patch: Patch | None  # what is set inside the training processes
+    arguments: tuple[tuple[str, ...], ...]  # of the script
+
+
+class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A change, or several together, as it was tried. An unsafe one has no speed: it computes something else."""
+
+    name: str  # names of changes joined by ` + `
+    changes: tuple[str, ...]
+    safety: Safety
+    round: int
+    outcome: TriedOutcome
+    reason: str
+    bound: float | None  # the most that the findings allow
+    predicted_speedup: float | None
+    predicted_interval: tuple[float, float] | None
+    screened_speedup: float | None  # an estimate from one trial, no claim
+    verdict: VerdictName | None  # null where no pairs were run, and where it is unsafe
+    speedup: float | None
+    interval: tuple[float, float] | None  # null before the first look
+    num_pairs: int | None
+    num_void: int | None  # pairs that were left out
+
+
+class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
+    verdict: VerdictName  # of all changes together against the job as it came; `undecided` where that was not measured
+    speedup: float | None  # the cost as it came over the cost with the changes; null where it was not measured
+    interval: tuple[float, float] | None  # null where it was not measured, or before the first look
+    changes: tuple[AdoptedChange, ...]  # empty: nothing won
+    num_trials: int
+    num_resumed: int  # of them, from the journal of an interrupted tuning
+    took_s: float
+    why_ended: str
+    objective: Objective  # the cost that verdicts are on
+    allowed_safety: Safety
+    num_pairs: int | None  # that `verdict` rests on
+    num_void: int | None  # pairs that were left out of it
+    void_reasons: tuple[str, ...]
+    order: str | None  # in which the pairs ran: `AB BA AB BA`, A the job as it came
+    error_rate: float | None  # that `interval` holds to, at all looks together
+    min_effect: float | None  # a smaller gain or loss is not called better or worse
+    reason: str | None  # why the verdict is what it is
+    job_command: tuple[str, ...]  # the user's command; values that look like secrets are masked
+    baseline_step_s: float | None
+    tuned_step_s: float | None  # null where nothing won, and where it was not measured
+    baseline_peak_memory_bytes: int | None
+    tuned_peak_memory_bytes: int | None
+    num_steps: int  # settled steps of a trial
+    tried: tuple[TriedChange, ...]  # in the order in which they were tried, adopted ones too
+    bounds: tuple[Bound, ...]
+    noise_floor: NoiseFloor | None
+    median_prediction_error: float | None  # relative; null where no prediction has a measurement
+    num_predictions: int  # that have a measurement
+    machine: dict[str, str]
+    versions: dict[str, str]
+    date: str
+    notes: tuple[str, ...]
+
+
+def tuning_json(result: TuneResult, command: Sequence[str], *, pretty: bool = True) -> bytes:
+    """The contract object: `schema`, `version`, `tool_version`, `command` (secrets masked), then the report."""
+    return enveloped_json(SCHEMA, VERSION, command, tuning_report(result), pretty=pretty)
+
+
+def tuning_report(result: TuneResult) -> TuningReport:
+    tuning, verdict = result.tuning, result.tuning.verdict
+    has_changes = bool(tuning.changes.changes)
+    return TuningReport(
+        verdict=verdict.verdict if verdict is not None else "undecided",
+        speedup=verdict.speedup if verdict is not None else None,
+        interval=verdict.interval if verdict is not None else None,
+        changes=tuple(change for row in adopted_rows(result) for change in _changes(row)),
+        num_trials=result.num_trials,
+        num_resumed=result.num_resumed,
+        took_s=result.took_s,
+        why_ended=result.why_ended,
+        objective=result.objective,
+        allowed_safety=result.allowed_safety,
+        num_pairs=verdict.num_pairs if verdict is not None else None,
+        num_void=verdict.num_void if verdict is not None else None,
+        void_reasons=verdict.void_reasons if verdict is not None else (),
+        order=verdict.order if verdict is not None else None,
+        error_rate=verdict.error_rate if verdict is not None else None,
+        min_effect=verdict.min_effect if verdict is not None else None,
+        reason=verdict.reason if verdict is not None else None,
+        job_command=masked_command(tuning.command),
+        baseline_step_s=result.baseline_step_s,
+        tuned_step_s=result.tuned_step_s if has_changes else None,
+        baseline_peak_memory_bytes=result.baseline_peak_memory_bytes,
+        tuned_peak_memory_bytes=result.tuned_peak_memory_bytes if has_changes else None,
+        num_steps=result.num_steps,
+        tried=tuple(_tried(one) for one in result.tried),
+        bounds=result.bounds,
+        noise_floor=result.floor,
+        median_prediction_error=median_error(result),
+        num_predictions=len(result.prediction_errors),
+        machine=tuning.machine,
+        versions=tuning.versions,
+        date=tuning.date,
+        notes=result.notes,
+    )
+
+
+def _changes(row: Adopted) -> list[AdoptedChange]:
+    is_alone = len(row.changes) == 1
+    verdict = row.verdict if is_alone else None
+    return [
+        AdoptedChange(
+            name=change.name,
+            safety=change.safety,
+            family=change.family,
+            summary=change.knob.summary,
+            bound=_finite(row.bound if is_alone else change.predicted_speedup),
+            predicted_speedup=_finite(row.prediction.speedup) if row.prediction is not None else None,
+            predicted_interval=_interval(row.prediction),
+            verdict=verdict.verdict if verdict is not None else None,
+            speedup=verdict.speedup if verdict is not None else None,
+            interval=verdict.interval if verdict is not None else None,
+            num_pairs=verdict.num_pairs if verdict is not None else None,
+            measured_in=None if is_alone else row.name,
+            environment=change.environment,
+            launch=change.launch,
+            patch=change.patch,
+            arguments=tuple(map(masked_command, change.argument.words)) if change.argument is not None else (),
+        )
+        for change in row.changes
+    ]
+
+
+def _tried(one: Tried) -> TriedChange:
+    verdict = one.verdict if one.outcome != "unsafe" else None
+    return TriedChange(
+        name=one.name,
+        changes=one.changes,
+        safety=one.safety,
+        round=one.round,
+        outcome=one.outcome,
+        reason=one.reason,
+        bound=_finite(one.bound),
+        predicted_speedup=_finite(one.prediction.speedup) if one.prediction is not None else None,
+        predicted_interval=_interval(one.prediction),
+        screened_speedup=_finite(one.screened) if one.outcome != "unsafe" else None,
+        verdict=verdict.verdict if verdict is not None else None,
+        speedup=verdict.speedup if verdict is not None else None,
+        interval=verdict.interval if verdict is not None else None,
+        num_pairs=verdict.num_pairs if verdict is not None else None,
+        num_void=verdict.num_void if verdict is not None else None,
+    )
+
+
+def _interval(prediction: Prediction | None) -> tuple[float, float] | None:
+    return (prediction.low, prediction.high) if prediction is not None else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,382 @@
+"""What the reports of a tuning word alike: the verdict, ratios with their intervals, outcomes, the next command.
+
+In: a `TuneResult`. Out: texts. A ratio that has an interval is never worded without it, and the speed of a change that
+failed a gate is not worded at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from flatout import units
+from flatout.records.change import SAFETIES, Change, Safety
+from flatout.records.prediction import Prediction
+from flatout.records.tuning import Tried, TriedOutcome, TuneResult
+from flatout.records.verdict import Objective, Verdict
+from flatout.report.command import masked_command
+from flatout.report.phrases import counted
+
+UNKNOWN = "unknown"
+LONGEST_REASON = 200  # characters; the JSON has all of it
+
+# As `--objective` has them. Energy of a step is no objective that can be asked for.
+OBJECTIVE_WORDS: Mapping[Objective, str] = {
+    "s_per_sample": "samples/s",
+    "s_per_token": "tokens/s",
+    "step_s": "steps/s",
+    "peak_memory_bytes": "memory",
+    "j_per_sample": "energy",
+    "j_per_step": "energy a step",
+}
+_SAVED: Mapping[Objective, str] = {
+    "peak_memory_bytes": "peak memory",
+    "j_per_sample": "energy a sample",
+    "j_per_step": "energy a step",
+}
+_DEFAULT_OBJECTIVES = ("s_per_sample", "step_s")
+
+OUTCOME_MEANINGS: Mapping[TriedOutcome, str] = {
+    "adopted": "better on pairs of its own, and kept",
+    "not confirmed": "looked better in one trial, and pairs did not bear it out",
+    "not better": "not better in one trial of its own; that is an estimate, no verdict",
+    "unsafe": "does not train what the job trains, or takes too much memory: whatever its speed, it is not used",
+    "out of memory": "a rank ran out of device memory",
+    "failed": "the job ended with an error, or did not show what is judged",
+    "not applied": "the setting did not reach the job, so nothing is known of it",
+}
+OUTCOME_ORDER: tuple[TriedOutcome, ...] = tuple(OUTCOME_MEANINGS)
+
+
+class Adopted(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of what won: a change, or several that were confirmed only together."""
+
+    changes: tuple[Change, ...]
+    verdict: Verdict | None
+    prediction: Prediction | None
+    bound: float | None
+
+    @property
+    def name(self) -> str:
+        return " + ".join(change.name for change in self.changes)
+
+    @property
+    def safety(self) -> Safety:
+        return max((change.safety for change in self.changes), key=SAFETIES.index)
+
+
+def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
+    """All changes of the final set in the order in which they were adopted, each in one row."""
+    final = {change.name: change for change in result.tuning.changes.changes}
+    tuned = {one.change.name: one for one in result.tuning.each}
+    ways = {name: one for one in result.tried if one.outcome == "adopted" for name in one.changes}
+    rows: list[Adopted] = []
+    shown: set[str] = set()
+    for name in final:
+        if name in shown:
+            continue
+        alone, way = tuned.get(name), ways.get(name)
+        names = [name]
+        verdict = alone.verdict if alone is not None else None
+        if verdict is None and way is not None:
+            names = [other for other in way.changes if other in final and other not in shown]
+            verdict = way.verdict
+        prediction = alone.prediction if alone is not None else None
+        if way is not None and len(way.changes) == 1:
+            prediction = prediction or way.prediction
+        shown.update(names)
+        bound = way.bound if way is not None and len(names) == 1 else None
+        rows.append(
+            Adopted(
+                changes=tuple(final[other] for other in names),
+                verdict=verdict,
+                prediction=prediction if len(names) == 1 else None,
+                bound=bound if bound is not None or len(names) > 1 else final[name].predicted_speedup,
+            )
+        )
+    return tuple(rows)
+
+
+def not_adopted(result: TuneResult) -> tuple[Tried, ...]:
+    """What was tried and is not in the final set: what came furthest first, then as it was tried."""
+    final = {change.name for change in result.tuning.changes.changes}
+    left = [one for one in result.tried if one.outcome != "adopted" or not final.issuperset(one.changes)]
+    return tuple(sorted(left, key=lambda one: OUTCOME_ORDER.index(one.outcome)))
+
+
+def is_better(result: TuneResult) -> bool:
+    return result.tuning.verdict is not None and result.tuning.verdict.verdict == "better"
+
+
+# Ratios.
+
+
+def ratio(value: float) -> str:
+    """`1.83x`; a ratio near 1 has three decimals, so that it does not read as 1."""
+    return f"{value:.{_digits((value,))}f}x"
+
+
+def ratio_range(low: float, high: float) -> str:
+    """`1.79-1.87`."""
+    digits = _digits((low, high))
+    return f"{low:.{digits}f}-{high:.{digits}f}"
+
+
+def ratio_with_range(value: float, interval: tuple[float, float] | None) -> str:
+    """`1.83x (1.79-1.87)`; without an interval it is said that there is none."""
+    if interval is None:
+        return f"{ratio(value)} (no interval)"
+    digits = _digits((value, *interval))
+    return f"{value:.{digits}f}x ({interval[0]:.{digits}f}-{interval[1]:.{digits}f})"
+
+
+def _digits(values: Sequence[float]) -> int:
+    if max(values) >= 19.995:
+        return 1
+    if any(value != 1 and abs(value - 1) < 0.0095 for value in values):
+        return 3
+    return 2
+
+
+def measured_text(verdict: Verdict | None) -> str:
+    """`1.83x (1.79-1.87)`, or that it is not known."""
+    if verdict is None or verdict.speedup is None:
+        return UNKNOWN
+    return ratio_with_range(verdict.speedup, verdict.interval)
+
+
+def predicted_text(prediction: Prediction | None, bound: float | None, objective: Objective) -> str:
+    """`1.60x (1.30-1.90)`; where only the bound of the findings is known, `at most 3.70x`.
+
+    Both are of time: of memory and energy nothing is predicted.
+    """
+    if objective in _SAVED:
+        return UNKNOWN
+    if prediction is not None:
+        return ratio_with_range(prediction.speedup, (prediction.low, prediction.high))
+    if bound is not None and math.isfinite(bound):
+        return f"at most {ratio(bound)}"
+    return UNKNOWN
+
+
+def gain(verdict: Verdict) -> str:
+    """What a verdict claims: `1.83x faster (1.79-1.87)`, `44 % less peak memory (42 % to 46 %)`."""
+    if verdict.speedup is None:
+        return "nothing was measured"
+    what = _SAVED.get(verdict.objective)
+    if what is None:
+        if verdict.verdict == "worse" and verdict.speedup < 1:
+            interval = verdict.interval and (1 / verdict.interval[1], 1 / verdict.interval[0])
+            value, _, around = ratio_with_range(1 / verdict.speedup, interval).partition(" ")
+            return f"{value} slower {around}"
+        value, _, around = ratio_with_range(verdict.speedup, verdict.interval).partition(" ")
+        return f"{value} faster {around}" if verdict.verdict == "better" else f"{value} {around}"
+    shares = [1 - 1 / value for value in (verdict.speedup, *(verdict.interval or ()))]
+    sign = 1 if shares[0] >= 0 else -1
+    word = "less" if sign > 0 else "more"
+    low, high = sorted(sign * share * 100 for share in shares[1:]) if verdict.interval else (0.0, 0.0)
+    digits = 0 if high - low >= 2 else 1
+    around = f"({low:.{digits}f} % to {high:.{digits}f} %)" if verdict.interval else "(no interval)"
+    return f"{sign * shares[0] * 100:.{digits}f} % {word} {what} {around}"
+
+
+# Sentences.
+
+
+def headline(result: TuneResult) -> str:
+    """The verdict in plain words; its first letter is small."""
+    verdict = result.tuning.verdict
+    if not result.tuning.changes.changes:
+        return _nothing(result)
+    if verdict is None:
+        return "not confirmed: the changes were never held against the job as it came"
+    if verdict.verdict == "better":
+        pairs = f"confirmed on {counted(verdict.num_pairs, 'fresh pair')}"
+        costs = before_after(result)
+        return f"{gain(verdict)}, {pairs}" + (f"; {costs}" if costs else "")
+    on_pairs = f"on {counted(verdict.num_pairs, 'fresh pair')}"
+    if verdict.verdict == "worse":
+        return f"do not use the changes: all together they are worse, {gain(verdict)} {on_pairs}"
+    if verdict.verdict == "equivalent":
+        return f"no gain: the job with all changes and the job as it came are equivalent, {gain(verdict)} {on_pairs}"
+    estimate = f", {gain(verdict)} {on_pairs}" if verdict.speedup is not None else ""
+    return f"not confirmed: whether all changes together help is undecided{estimate}"
+
+
+def _nothing(result: TuneResult) -> str:
+    outcomes = Counter(one.outcome for one in result.tried)
+    if not outcomes:
+        return "no change helps: none was found to try" if result.floor is not None else "no change was tried"
+    if outcomes["adopted"]:
+        return "no change is kept: what was better on its own pairs did not pass as a whole"
+    if not outcomes["not better"] and not outcomes["not confirmed"]:
+        words = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOME_ORDER if outcomes[name])
+        return f"no change can be used: {words}"
+    num_undecided = sum(is_undecided_gain(one) for one in result.tried)
+    if num_undecided:
+        return f"no change is shown to help: {num_undecided} of {len(result.tried)} stayed undecided"
+    return "no change helps: nothing was better than the job as it came"
+
+
+def is_undecided_gain(one: Tried) -> bool:
+    """Not refuted: its pairs leave open that it is better by more than the smallest gain that counts."""
+    verdict = one.verdict
+    if one.outcome != "not confirmed" or verdict is None or verdict.verdict != "undecided":
+        return False
+    return verdict.best_case is None or verdict.best_case > 1 + verdict.min_effect
+
+
+def before_after(result: TuneResult) -> str:
+    """`254 ms -> 79.0 ms a step`; empty where either is unknown, or where a step is no measure of the objective."""
+    before_s, after_s = result.baseline_step_s, result.tuned_step_s
+    if result.objective == "peak_memory_bytes":
+        before, after = result.baseline_peak_memory_bytes, result.tuned_peak_memory_bytes
+        return f"{units.num_bytes(before)} -> {units.num_bytes(after)}" if before and after else ""
+    if before_s is None or after_s is None or result.objective in ("j_per_sample", "j_per_step"):
+        return ""
+    if result.objective != "step_s" and after_s >= before_s:  # steps of more samples: longer, and yet faster
+        return ""
+    return f"{units.seconds(before_s)} -> {units.seconds(after_s)} a step"
+
+
+def facts(result: TuneResult) -> list[str]:
+    """The job and what was asked for, in a few words."""
+    machine = dict(result.tuning.machine)
+    found = []
+    num_ranks, num_hosts = machine.pop("num_ranks", None), machine.pop("num_hosts", None)
+    if num_ranks is not None:
+        found.append("1 rank" if num_ranks == "1" else f"{num_ranks} ranks")
+    if num_hosts not in (None, "1"):
+        found.append(f"{num_hosts} hosts")
+    found += [value if name == "device" else f"{name.replace('_', ' ')} {value}" for name, value in machine.items()]
+    found += [f"{name} {version}" for name, version in result.tuning.versions.items()]
+    found.append(f"tuned for {OBJECTIVE_WORDS[result.objective]}")
+    allowed = SAFETIES[: SAFETIES.index(result.allowed_safety) + 1]
+    found.append(f"changes allowed: {', '.join(allowed)}")
+    return found
+
+
+def why(one: Tried) -> str:
+    """Why a change was not adopted; of an unsafe one only what it fails by, never its speed."""
+    reason = one.reason.removeprefix("not applied: ") or "no reason is recorded"
+    if len(reason) > LONGEST_REASON:
+        reason = reason[:LONGEST_REASON].rstrip() + "..."
+    if one.outcome == "adopted":
+        return "better on its own pairs, but not in the final set"
+    verdict = one.verdict
+    if one.outcome != "not confirmed" or verdict is None:
+        return reason
+    if verdict.speedup is None:
+        return f"{verdict.verdict}: {reason}"
+    pairs = counted(verdict.num_pairs, "pair")
+    return f"{verdict.verdict}, {ratio_with_range(verdict.speedup, verdict.interval)} on {pairs}: {reason}"
+
+
+def noise_sentence(result: TuneResult) -> str:
+    floor = result.floor
+    if floor is None:
+        return "The noise floor is unknown: the job as it came was not run often enough."
+    num_steps = result.num_steps
+    sd = floor.trial_sd(num_steps)
+    size = units.percent(sd) if sd >= 0.0005 else "less than 0.1 %"
+    text = (
+        f"Runs of the very same job differ by {size} (standard deviation of a trial "
+        f"of {counted(num_steps, 'step')}, from {counted(floor.num_trials, 'trial')})"
+    )
+    if floor.spike_share > 0:
+        text += f"; {units.percent(floor.spike_share)} of the steps are spikes"
+    return text + "."
+
+
+def final_sentences(verdict: Verdict) -> list[str]:
+    """How the final verdict came about; the last is on the interval."""
+    text = f"All changes together: {verdict.verdict}"
+    text += f" ({verdict.reason})" if verdict.reason else ""
+    text += f", on {counted(verdict.num_pairs, 'fresh pair')}"
+    if verdict.order:
+        text += f" in the order {verdict.order} (A: the job as it came)"
+    found = [f"{text}."]
+    if verdict.num_void:
+        found.append(f"Left out of it: {counted(verdict.num_void, 'pair')} ({'; '.join(verdict.void_reasons)}).")
+    if verdict.interval is not None:
+        risk = units.percent(verdict.error_rate)
+        found.append(f"The interval holds at all looks together: it misses the truth with a chance of at most {risk}.")
+    return found
+
+
+def has_predictions(result: TuneResult) -> bool:
+    """Whether predictions are of what is measured: they are of time."""
+    return result.objective not in _SAVED
+
+
+def median_error(result: TuneResult) -> float | None:
+    errors = result.prediction_errors
+    return median(errors) if errors else None
+
+
+def error_sentence(result: TuneResult) -> str:
+    error = median_error(result)
+    if error is None:
+        return "No prediction can be set beside a measurement."
+    num = len(result.prediction_errors)
+    return f"Predictions were off by {units.percent(error)} (median absolute error of {counted(num, 'prediction')})."
+
+
+def end_sentence(result: TuneResult) -> str:
+    resumed = f", {result.num_resumed:,} of them from the journal" if result.num_resumed else ""
+    reason = result.why_ended or "the reason is not recorded"
+    return f"Ended because {reason}. {counted(result.num_trials, 'trial')}{resumed}, in {duration(result.took_s)}."
+
+
+def duration(value_s: float) -> str:
+    """`45 s`, `9 min 58 s`, `2 h 05 min`."""
+    whole = round(value_s)
+    if whole < 120:
+        return units.seconds(value_s) if whole < 10 else f"{whole} s"
+    minutes, seconds = divmod(whole, 60)
+    if minutes < 120:
+        return f"{minutes} min {seconds:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def next_words(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
+    """The next command to type; secrets in the user's command are masked."""
+    command = masked_command(result.tuning.command)
+    if is_better(result):
+        return ("flatout", "run", "--config", str(Path(folder) / "tuned.toml"), "--", *command)
+    words: tuple[str, ...]
+    if _is_open(result):
+        words = ("--budget", f"{max(1, math.ceil(2 * result.took_s / 60))}m")
+        if result.allowed_safety != "exact":
+            words += ("--allow", result.allowed_safety)
+    elif result.allowed_safety == "exact":
+        words = ("--allow", "rounding")
+    else:
+        return ("flatout", "profile", "--", *command)
+    if result.objective not in (*_DEFAULT_OBJECTIVES, "j_per_step"):
+        words += ("--objective", OBJECTIVE_WORDS[result.objective])
+    return ("flatout", "tune", *words, "--", *command)
+
+
+def _is_open(result: TuneResult) -> bool:
+    """Whether more time could show more."""
+    if result.tuning.changes.changes:
+        return result.tuning.verdict is None or result.tuning.verdict.verdict == "undecided"
+    return result.floor is None or any(is_undecided_gain(one) for one in result.tried)
+
+
+def next_reason(result: TuneResult) -> str:
+    """Why that is the next command, a few words."""
+    words = next_words(result, "")
+    if words[1] == "run":
+        return "run the job with the changes"
+    if words[1] == "profile":
+        return "see where its time goes"
+    if "--budget" in words:
+        return "decide it with more time"
+    return "let changes that round otherwise be tried, too"

@@ -1,0 +1,175 @@
+"""A tuning as text for a terminal: what won, what was tried and why not, and how it was measured, in 80 columns.
+
+In: a `TuneResult` and the folder of the tuning. Out: a string that ends with the next command to type.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from flatout import units
+from flatout.records.tuning import TuneResult
+from flatout.records.verdict import Verdict
+from flatout.report.command import quoted
+from flatout.report.terminal import TextStyle
+from flatout.report.text_table import text_table
+from flatout.report.tuning_phrases import (
+    OUTCOME_ORDER,
+    UNKNOWN,
+    adopted_rows,
+    before_after,
+    end_sentence,
+    error_sentence,
+    facts,
+    final_sentences,
+    headline,
+    is_better,
+    measured_text,
+    next_reason,
+    next_words,
+    noise_sentence,
+    not_adopted,
+    predicted_text,
+    ratio,
+    why,
+)
+
+MOST_TRIED = 16
+MOST_NOTES = 20
+
+
+def tuning_text(result: TuneResult, folder: Path | str, *, style: TextStyle | None = None) -> str:
+    """The whole report. `folder` is the tuning's `--out`, where tuned.toml is."""
+    style = style or TextStyle()
+    sections = [
+        _head(result, style),
+        _adopted(result, style),
+        _tried(result, style),
+        _bounds(result, style),
+        _measured(result, style),
+        _notes(result, style),
+        _next(result, folder, style),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+def _head(result: TuneResult, style: TextStyle) -> list[str]:
+    separator = " · " if style.has_unicode else ", "
+    text = headline(result)
+    lines = [style.bold(line) for line in style.wrapped(text[0].upper() + text[1:])]
+    return lines + style.wrapped(separator.join(facts(result)))
+
+
+def _title(text: str, style: TextStyle) -> str:
+    rule = ("─" if style.has_unicode else "-") * (style.width - len(text) - 1)
+    return f"{style.bold(text)} {style.dim(rule)}"
+
+
+def _adopted(result: TuneResult, style: TextStyle) -> list[str]:
+    rows = adopted_rows(result)
+    if not rows:
+        return []
+    title = "What won" if is_better(result) else "What was better on pairs of its own"
+    cells = [
+        [
+            row.name,
+            row.safety,
+            predicted_text(row.prediction, row.bound, result.objective),
+            measured_text(row.verdict),
+        ]
+        for row in rows
+    ]
+    cells.append(["all, against the job as it came", "", "", _final_text(result.tuning.verdict)])
+    header = ("change", "safety", "predicted", "measured (interval)")
+    lines = [_title(title, style), *text_table(header, cells, style=style, flexible=(0,))]
+    if any(len(row.changes) > 1 for row in rows):
+        lines += style.wrapped("Changes joined by + were measured only together.")
+    if len(rows) > 1:
+        lines += style.wrapped("Each row is measured against the rows above it: the ratios multiply, roughly.")
+    return lines
+
+
+def _final_text(verdict: Verdict | None) -> str:
+    return "not measured" if verdict is None else measured_text(verdict)
+
+
+def _tried(result: TuneResult, style: TextStyle) -> list[str]:
+    left = not_adopted(result)
+    if not left:
+        return [] if result.tried else [_title("Tried", style), "Nothing was tried."]
+    cells = [[one.name, one.safety, one.outcome, why(one)] for one in left[:MOST_TRIED]]
+    lines = [_title("Tried, and not adopted", style)]
+    lines += text_table(("change", "safety", "outcome", "why"), cells, style=style, flexible=(0, 3))
+    rest = Counter(one.outcome for one in left[MOST_TRIED:])
+    if rest:
+        words = ", ".join(f"{rest[name]} {name}" for name in OUTCOME_ORDER if rest[name])
+        lines += style.wrapped(f"and {sum(rest.values())} more, in tuning.json: {words}")
+    return lines
+
+
+def _bounds(result: TuneResult, style: TextStyle) -> list[str]:
+    lines = [_title("What mending a finding wholly could bring", style)]
+    if not result.bounds:
+        return lines + style.wrapped("Unknown: the job as it came shows no finding that gives a bound.")
+    cells = [[bound.finding, ratio(bound.speedup)] for bound in result.bounds]
+    return lines + text_table(("finding", "a step is faster by at most"), cells, style=style, flexible=(0,))
+
+
+def _measured(result: TuneResult, style: TextStyle) -> list[str]:
+    lines = [_title("How it was measured", style)]
+    verdict = result.tuning.verdict
+    if verdict is not None:
+        lines += style.wrapped(" ".join(final_sentences(verdict)))
+    lines += style.wrapped(noise_sentence(result))
+    lines += style.wrapped(error_sentence(result))
+    costs = _costs(result)
+    if costs:
+        lines += style.wrapped(costs)
+    return lines + style.wrapped(end_sentence(result))
+
+
+def _costs(result: TuneResult) -> str:
+    """What the headline does not say of a step and of memory."""
+    has_changes = bool(result.tuning.changes.changes)
+    parts = []
+    for name, before, after, form in (
+        ("A step", result.baseline_step_s, result.tuned_step_s, units.seconds),
+        ("Peak memory", result.baseline_peak_memory_bytes, result.tuned_peak_memory_bytes, units.num_bytes),
+    ):
+        before_text = form(before) if before is not None else UNKNOWN
+        after_text = form(after) if after is not None else UNKNOWN
+        if not has_changes:
+            parts.append(f"{name}: {before_text}.")
+        elif f"{before_text} -> {after_text}" not in before_after(result):
+            parts.append(f"{name}: {before_text} as it came, {after_text} with the changes.")
+    return " ".join(parts)
+
+
+def _notes(result: TuneResult, style: TextStyle) -> list[str]:
+    notes = list(dict.fromkeys(result.notes))
+    lines = [_title("Notes", style)] if notes else []
+    for note in notes[:MOST_NOTES]:
+        lines += style.wrapped(note, label="  ")
+    if len(notes) > MOST_NOTES:
+        lines.append(f"  and {len(notes) - MOST_NOTES} more, in tuning.json")
+    return lines
+
+
+def _next(result: TuneResult, folder: Path | str, style: TextStyle) -> list[str]:
+    label = f"Next, to {next_reason(result)}:"
+    return [style.bold(line) for line in (label, *command_lines(next_words(result, folder), style))]
+
+
+def command_lines(words: Sequence[str], style: TextStyle) -> list[str]:
+    """A command that can be copied: where it is too long for a line, it goes on behind a backslash."""
+    lines = ["  " + style.clean(quoted(words[0]))]
+    for word in words[1:]:
+        text = style.clean(quoted(word))
+        if len(lines[-1]) + len(text) + 3 > style.width:
+            lines[-1] += " \\"
+            lines.append("      " + text)
+        else:
+            lines[-1] += f" {text}"
+    return lines

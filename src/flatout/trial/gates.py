@@ -1,0 +1,95 @@
+"""Whether a candidate trains what the baseline trains: losses, memory. What fails is unsafe, however fast it is.
+
+Two runs of the very same script differ in their losses where kernels add up in no fixed order, and that grows with each
+step; a change of the order of sums does the same. Wrong gradients differ in another way: from the first update on, and
+by as much as an update does. So a candidate is held against what the repeated baselines differ by, and where these do
+not differ at all, against float noise at the first updates, and against the spread of the losses themselves later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.records.change import ChangeSet
+from flatout.records.trial import TrialResult
+from flatout.units import num_bytes, percent
+
+FLOAT_NOISE = 2e-3  # relative, over the first updates: bf16 sums in another order differ by 4e-4 to 1e-3
+NUM_FIRST = 5
+SPREADS = 4.0
+BAND = {"exact": 0.005, "rounding": 0.02, "semantic": 1.0}  # relative, of the mean over all steps
+MAX_MORE_MEMORY = 0.10
+RESAMPLES = {"dataloader"}  # families with which a script's own random augmentation may draw other samples
+
+
+class GateResult(msgspec.Struct, frozen=True, kw_only=True):
+    is_passed: bool
+    reason: str
+
+
+def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], changes: ChangeSet) -> GateResult:
+    """Losses of the candidate against those of the baselines, step by step from the first."""
+    base = [_known(trial) for trial in baselines if _known(trial).size]
+    mine = _known(candidate)
+    if not base:
+        return GateResult(is_passed=True, reason="the job's loss is not known: not checked")
+    if not mine.size:
+        return GateResult(is_passed=False, reason="the candidate shows no loss, and the baseline does")
+    length = min(mine.size, *(losses.size for losses in base))
+    mine, together = mine[:length], np.array([losses[:length] for losses in base])
+    if not np.isfinite(mine).all() and np.isfinite(together).all():
+        return GateResult(is_passed=False, reason="its loss is not finite, and the baseline's is")
+    if any(np.array_equal(mine, losses) for losses in together):
+        return GateResult(is_passed=True, reason=f"the losses of {length} steps are bitwise the same")
+    mean = together.mean(axis=0)
+    scale = max(float(np.abs(mean).mean()), 1e-12)
+    own_spread = float(np.abs(together - mean).max()) / scale
+    if changes.safety == "exact" and not _may_resample(changes):
+        first = float(np.abs(mine - mean)[:NUM_FIRST].max()) / scale
+        allowed = max(FLOAT_NOISE, SPREADS * float(np.abs(together - mean)[:, :NUM_FIRST].max()) / scale)
+        if first > allowed:
+            return GateResult(
+                is_passed=False,
+                reason=f"the first {min(NUM_FIRST, length)} losses differ by {first:.1e} of their size, and float"
+                f" noise is at most {allowed:.1e}",
+            )
+    difference = float(abs((mine - mean).mean())) / scale
+    noise = _step_noise(mean) / scale / length**0.5
+    allowed = max(BAND[changes.safety], SPREADS * own_spread, SPREADS * noise if _may_resample(changes) else 0.0)
+    if difference > allowed:
+        return GateResult(
+            is_passed=False,
+            reason=f"the mean loss differs by {percent(difference)}, and {percent(allowed)} is allowed",
+        )
+    return GateResult(
+        is_passed=True, reason=f"the mean loss of {length} steps differs by {difference:.1e}; {allowed:.1e} is allowed"
+    )
+
+
+def check_memory(candidate: TrialResult, baselines: Sequence[TrialResult]) -> GateResult:
+    before = [trial.peak_memory_bytes for trial in baselines if trial.peak_memory_bytes]
+    after = candidate.peak_memory_bytes
+    if not before or not after:
+        return GateResult(is_passed=True, reason="peak memory is not known: not checked")
+    words = f"peak memory {num_bytes(after)} against {num_bytes(max(before))}"
+    return GateResult(is_passed=after <= (1 + MAX_MORE_MEMORY) * max(before), reason=words)
+
+
+def _known(trial: TrialResult) -> NDArray[np.float64]:
+    """Losses up to the first that is not known."""
+    losses = np.asarray(trial.losses, dtype=np.float64)
+    unknown = np.flatnonzero(np.isnan(losses))
+    return losses[: int(unknown[0])] if len(unknown) else losses
+
+
+def _may_resample(changes: ChangeSet) -> bool:
+    return any(change.family in RESAMPLES for change in changes.changes)
+
+
+def _step_noise(losses: NDArray[np.float64]) -> float:
+    """How much losses differ from batch to batch: from differences of neighbours, which a trend hardly touches."""
+    return float(np.diff(losses).std() / 2**0.5) if len(losses) > 2 else 0.0

@@ -1,0 +1,76 @@
+"""The journal of a tuning: each trial as a line, from which an interrupted tuning goes on.
+
+A line is written when its trial is over, so what an interruption cuts short is run again. The first line says of which
+tuning: with another command, or other files of ours, nothing is resumed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import InputError
+from flatout.records.trial import TrialResult
+
+
+class Heading(msgspec.Struct, frozen=True, kw_only=True, tag="heading"):
+    tool_version: str
+    command: tuple[str, ...]
+    options: dict[str, str]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
+    key: str  # what was run: the changes, and the number of steps
+    result: TrialResult
+
+
+_LINE = msgspec.json.Decoder(Heading | Entry)
+
+
+class Journal:
+    """Trials of before are given back once each, in their order, by what was run."""
+
+    def __init__(self, path: Path, heading: Heading) -> None:
+        """Raises InputError where the file is of another tuning."""
+        self.path = path
+        self.num_damaged = 0
+        self.num_before = 0
+        self._before: dict[str, list[TrialResult]] = {}
+        text = path.read_bytes() if path.exists() else b""
+        if text and not text.endswith(b"\n"):  # cut short by an interruption
+            with path.open("ab") as file:
+                file.write(b"\n")
+        lines = text.splitlines()
+        decoded = [line for raw in lines if (line := self._decoded(raw)) is not None]
+        headings = [line for line in decoded if isinstance(line, Heading)]
+        if headings and headings[0] != heading:
+            raise InputError(
+                f"{path} is the journal of another tuning", hint="choose another --out, or replace it with --force"
+            )
+        for line in decoded:
+            if isinstance(line, Entry):
+                self._before.setdefault(line.key, []).append(line.result)
+                self.num_before += 1
+        if not headings:
+            self._write(heading)
+
+    def recall(self, key: str) -> TrialResult | None:
+        """The next trial of before that was the same; None: run it."""
+        found = self._before.get(key)
+        return found.pop(0) if found else None
+
+    def add(self, key: str, result: TrialResult) -> None:
+        self._write(Entry(key=key, result=result))
+
+    def _write(self, line: Heading | Entry) -> None:
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+
+    def _decoded(self, raw: bytes) -> Heading | Entry | None:
+        try:
+            line: Heading | Entry = _LINE.decode(raw)
+            return line
+        except msgspec.DecodeError:
+            self.num_damaged += 1
+            return None

@@ -1,0 +1,183 @@
+"""A trial's recording and how its command ended -> TrialResult."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from flatout.records.recording import HostUse, RankRecording, Recording
+from flatout.records.trial import Covariates, Outcome, TrialResult
+
+
+class _Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank left in the recording of an exception that ended it."""
+
+    rank: int | None = None
+    kind: str
+    exception: str
+    message: str = ""
+    unix_s: float = 0.0
+
+
+# In what a process printed that could not leave a word: a launcher, a rank that was killed.
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|DefaultCPUAllocator: can't allocate memory|^MemoryError",
+    re.MULTILINE,
+)
+_ERROR_LINE = re.compile(r"^(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
+_TAIL_BYTES = 200_000
+MIN_STEPS = 3
+
+
+def trial_result(
+    recording: Recording | None,
+    *,
+    index: int,
+    arm: str,
+    exit_code: int | None,
+    is_timed_out: bool,
+    limit_s: float,
+    start_unix_s: float,
+    output: Path,
+) -> TrialResult:
+    """What the trial measured. `exit_code`: None where a signal ended it; `output`: the file with all it printed."""
+    ranks = recording.ranks if recording is not None else ()
+    outcome, problem = _outcome(recording, exit_code, is_timed_out, limit_s, output)
+    step_s = mean_steps(ranks)
+    if outcome == "completed" and len(step_s) < MIN_STEPS:
+        outcome = "failed"
+        problem = f"it made {len(step_s)} settled steps, and at least {MIN_STEPS} are needed"
+        if recording is not None and recording.problems:
+            problem += f" ({recording.problems[0].problem})"
+    mean_s = float(np.mean(step_s)) if len(step_s) else math.nan
+    measured = recording.measured if recording is not None else None
+    hosts = recording.hosts if recording is not None else ()
+    return TrialResult(
+        index=index,
+        arm=arm,
+        outcome=outcome,
+        problem=problem,
+        step_s=step_s,
+        samples_per_step=_a_step(measured.samples_per_s, measured.step_s) if measured else None,
+        tokens_per_step=_a_step(measured.tokens_per_s, measured.step_s) if measured else None,
+        peak_memory_bytes=measured.peak_memory_bytes if measured else None,
+        energy_j_per_step=_energy(hosts, mean_s),
+        losses=mean_losses(ranks),
+        start_s=_start_s(ranks, start_unix_s),
+        covariates=_covariates(hosts),
+    )
+
+
+def mean_steps(ranks: Sequence[RankRecording]) -> tuple[float, ...]:
+    """Seconds of each settled step that all ranks have, the mean over the ranks."""
+    columns = []
+    for rank in ranks:
+        if rank.settled_step is None:
+            return ()
+        rows = rank.steps.is_ordinary & (rank.steps.number >= rank.settled_step)
+        columns.append(dict(zip(rank.steps.number[rows].tolist(), rank.steps.duration_s[rows].tolist(), strict=True)))
+    common = sorted(set.intersection(*(set(column) for column in columns))) if columns else []
+    return tuple(float(np.mean([column[number] for column in columns])) for number in common)
+
+
+def mean_losses(ranks: Sequence[RankRecording]) -> tuple[float, ...]:
+    """The loss of each step from the first, the mean over the ranks; NaN where a rank has none."""
+    losses = [rank.steps.loss for rank in ranks]
+    length = min((len(loss) for loss in losses), default=0)
+    if not length:
+        return ()
+    return tuple(np.mean([loss[:length] for loss in losses], axis=0).tolist())
+
+
+def error_line(output: Path) -> str:
+    """The last line in what a job printed that names an error, else its last line."""
+    text = _tail(output)
+    found = _ERROR_LINE.findall(text)
+    named = [line for line in found if not line.startswith(("torch.distributed.elastic", "ChildFailedError"))]
+    lines = [line for line in text.splitlines() if line.strip()]
+    return (named or found or lines or ["it printed nothing"])[-1].strip()
+
+
+def _outcome(
+    recording: Recording | None, exit_code: int | None, is_timed_out: bool, limit_s: float, output: Path
+) -> tuple[Outcome, str]:
+    text = _tail(output)
+    failures = sorted(_failures(Path(recording.path)) if recording is not None else [], key=lambda one: one.unix_s)
+    memory = [failure for failure in failures if failure.kind == "out_of_memory"]
+    if is_timed_out:
+        return "timed_out", f"it ran for more than {limit_s:.0f} s, and was ended"
+    if exit_code == 0:
+        return "completed", ""
+    if memory or (not failures and _OUT_OF_MEMORY.search(text)):
+        return "out_of_memory", _words(memory[0]) if memory else error_line(output)
+    how = f"exit code {exit_code}" if exit_code is not None else "ended by a signal"
+    return "failed", f"{how}: {_words(failures[0]) if failures else error_line(output)}"
+
+
+def _failures(recording: Path) -> list[_Failure]:
+    """Of all ranks, whoever was first: that one is the cause, and the others fail because of it."""
+    found = []
+    for file in recording.glob("failure-*.json"):
+        try:
+            found.append(msgspec.json.decode(file.read_bytes(), type=_Failure))
+        except (OSError, msgspec.DecodeError):
+            continue  # cut short by the end of its process
+    return found
+
+
+def _words(failure: _Failure) -> str:
+    where = f"rank {failure.rank}: " if failure.rank is not None else ""
+    lines = failure.message.splitlines()
+    return f"{where}{failure.exception}" + (f": {lines[0][:200]}" if lines else "")
+
+
+def _tail(output: Path) -> str:
+    try:
+        with output.open("rb") as file:
+            file.seek(max(output.stat().st_size - _TAIL_BYTES, 0))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _a_step(per_s: float | None, step_s: float | None) -> float | None:
+    return per_s * step_s if per_s is not None and step_s is not None else None
+
+
+def _energy(hosts: Sequence[HostUse], step_s: float) -> float | None:
+    powers = [gpu.power_w for host in hosts for gpu in host.gpus]
+    if not powers or math.isnan(step_s) or any(power is None for power in powers):
+        return None
+    return step_s * sum(power for power in powers if power is not None)
+
+
+def _start_s(ranks: Sequence[RankRecording], start_unix_s: float) -> float | None:
+    starts = []
+    for rank in ranks:
+        rows = rank.steps.number >= rank.settled_step if rank.settled_step is not None else np.zeros(0, dtype=np.bool_)
+        if rows.any():
+            starts.append(float(rank.steps.start_ns[int(rows.argmax())]) / 1e9)
+    return max(starts) - start_unix_s if starts else None
+
+
+def _covariates(hosts: Sequence[HostUse]) -> Covariates:
+    clocks = [gpu.sm_clock_hz for host in hosts for gpu in host.gpus if gpu.sm_clock_hz is not None]
+    heats = [gpu.temperature_c for host in hosts for gpu in host.gpus if gpu.temperature_c is not None]
+    shares: dict[str, float] = {}
+    for host in hosts:
+        for gpu in host.gpus:
+            for reason, share in gpu.throttle_share.items():
+                shares[reason] = max(share, shares.get(reason, 0.0))
+    quotas = [host.throttled_s_per_s for host in hosts if host.throttled_s_per_s is not None]
+    return Covariates(
+        sm_clock_hz=float(np.mean(clocks)) if clocks else None,
+        throttle_share=shares,
+        temperature_c=max(heats, default=None),
+        quota_throttled_s_per_s=max(quotas, default=None),
+    )

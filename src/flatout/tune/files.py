@@ -1,0 +1,93 @@
+"""The folder of a tuning: its journal and lock, and what is written at its end."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from flatout import __version__
+from flatout.errors import OutputError
+from flatout.records.tuning import TuneResult
+from flatout.report.command import masked_command
+from flatout.trial.command import keeps_outputs_apart
+from flatout.trial.journal import Heading, Journal
+from flatout.tune.loop import is_better
+from flatout.tune.options import TuneOptions
+from flatout.tune.runner import Runner, Say
+
+JOURNAL = "journal.jsonl"
+RESULTS = ("tuned.toml", "tuning.json", "report.html")
+
+
+def open_tuning(
+    command: Sequence[str],
+    folder: Path,
+    options: TuneOptions,
+    *,
+    warmup: int | None,
+    force: bool,
+    left_s: Callable[[], float],
+    say: Say,
+) -> Runner:
+    """The runner of a new tuning in `folder`, or of one that was interrupted there. Raises OutputError, InputError."""
+    folder = folder.absolute()
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise OutputError(f"{folder} is no folder", hint="choose another --out")
+        is_ours = (folder / JOURNAL).exists()
+        if folder.exists() and any(folder.iterdir()) and not is_ours:
+            raise OutputError(f"{folder} has other files already", hint="choose another --out")
+        if is_ours and force:
+            for name in ("runs", JOURNAL, *RESULTS):
+                _remove(folder / name)
+        elif any((folder / name).exists() for name in RESULTS):
+            raise OutputError(f"{folder} has a finished tuning already", hint="choose another --out, or add --force")
+        folder.mkdir(parents=True, exist_ok=True)
+        shown = masked_command(command)
+        asked = {name: repr(value) for name, value in msgspec.structs.asdict(options).items() if name != "budget_s"}
+        journal = Journal(
+            folder / JOURNAL,
+            Heading(tool_version=__version__, command=tuple(shown), options={**asked, "warmup": repr(warmup)}),
+        )
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written to: {(error.strerror or str(error)).lower()}") from error
+    if journal.num_before:
+        say(f"going on with the {journal.num_before} trials in {folder / JOURNAL}")
+    if not keeps_outputs_apart(command):
+        say(
+            "what torch.save and distributed checkpoints write is kept apart in each trial. Other files of the script"
+            " are not: with {trial_dir} in the command, it can write into a folder of the trial's own"
+        )
+    return Runner(command, folder, journal, shown_command=shown, left_s=left_s, say=say, warmup=warmup)
+
+
+def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Sequence[str]) -> list[str]:
+    """Write tuned.toml (if something won), tuning.json, report.html; a line for each other file, shown or written."""
+    from flatout.emit import tuned_toml
+    from flatout.emit.targets import TARGETS
+    from flatout.emit.write import diff, write
+    from flatout.report.tuning_html import tuning_html
+    from flatout.report.tuning_json import tuning_json
+
+    (folder / "tuning.json").write_bytes(tuning_json(result, command))
+    (folder / "report.html").write_text(tuning_html(result, command), encoding="utf-8")
+    lines = [f"wrote {folder / 'report.html'}"]
+    if not is_better(result):
+        return lines
+    lines.append(f"wrote {write(tuned_toml.emit(result.tuning), folder, force=True)}")
+    for emitted in (emit(result.tuning) for name, emit in TARGETS.items() if name != "tuned-toml"):
+        if apply:
+            lines.append(f"wrote {write(emitted, folder / 'files')}")
+        else:
+            lines += diff(emitted, folder / "files").splitlines()
+    return lines
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,29 @@
+"""What a tuning is asked to do."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flatout.records.change import Safety
+from flatout.records.verdict import Objective
+
+# As users say them: what is to be raised or lowered, and the cost that verdicts are on.
+OBJECTIVES: dict[str, Objective] = {
+    "samples/s": "s_per_sample",
+    "tokens/s": "s_per_token",
+    "steps/s": "step_s",
+    "memory": "peak_memory_bytes",
+    "energy": "j_per_sample",
+}
+
+
+class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
+    allowed_safety: Safety = "exact"
+    objective: Objective | None = None  # None: samples a second where they are known, else steps a second
+    budget_s: float = 3600.0
+    max_trials: int | None = None
+    num_steps: int | None = None  # settled steps a trial; None: as the noise floor asks for
+    knobs: tuple[str, ...] = ()
+    min_effect: float = 0.01
+    max_rounds: int = 6
+    max_screened: int = 10  # candidates a round

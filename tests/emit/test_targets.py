@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.emit.tunings import COMMAND, changes, every_change, own_argument, tuning
+
+from flatout.change.patches import PATCHES
+from flatout.emit import deepspeed, environment, kubernetes, lightning, ray_job, slurm, snippet, torchrun
+from flatout.emit.targets import TARGETS
+from flatout.records.change import Change
+from flatout.records.tuning import Emitted, Tuning
+
+SETTINGS = ("nccl-sockets=2x2+8", "torchrun-numa-binding=node")
+PATCHED = ("ddp-bucket=200", "dataloader-workers=15", "compile=default")
+
+
+def bash_words(script: str, name: str) -> list[str]:
+    """The words with which the script calls a program, by a shell that has a function of that name."""
+    shown = 'printf "%s\\0" "$@"'
+    text = f"{name}() {{ {shown}; }}\nexport -f {name}\n" + script.replace("exec ", "")
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("change", [None, *every_change(), own_argument()], ids=lambda c: c.name if c else "baseline")
+def test_no_target_leaves_a_change_out_in_silence(target: str, change: Change | None) -> None:
+    found = TARGETS[target](tuning(*([change] if change else [])))
+    assert found.text.endswith("\n")
+    if change is None:
+        return
+    words = [change.name, *(w for words in change.launch.values() for w in words)]
+    words += [word for each in (change.argument.words if change.argument else ()) for word in each]
+    is_noted = any(word in note for note in found.notes for word in words)
+    assert is_noted or body(found) != body(TARGETS[target](tuning()))
+
+
+def body(emitted: Emitted) -> str:
+    """The text without what the heading says of the changes."""
+    lines = emitted.text.splitlines()
+    return "\n".join(line for line in lines if "Written by flatout" not in line)
+
+
+@pytest.mark.parametrize("made", [tuning(*changes(*SETTINGS), own_argument()), tuning(*changes(*PATCHED)), tuning()])
+@pytest.mark.parametrize("emit", [environment.emit, torchrun.emit, slurm.emit])
+def test_shell_files_are_valid(emit: Any, made: Tuning, tmp_path: Path) -> None:
+    path = tmp_path / "script"
+    path.write_text(emit(made).text)
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "-s", "bash", str(path)], check=True)
+
+
+def test_the_environment_is_set_when_sourced() -> None:
+    made = tuning(*changes("nccl-sockets=2x2+8", "allocator-expandable"))
+    text = environment.emit(made).text + "env -0"
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True, env={})
+    found = dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
+    assert made.changes.environment.items() <= found.items()
+
+
+def test_the_command_is_kept_and_its_launcher_told() -> None:
+    made = tuning(*changes(*SETTINGS), own_argument())
+    words = bash_words(torchrun.emit(made).text, "torchrun")
+    assert words == ["--numa-binding=node", *COMMAND[1:-1], "16"]
+    assert torchrun.emit(made).notes == ()
+
+
+def test_patches_are_applied_by_flatout_run() -> None:
+    words = bash_words(torchrun.emit(tuning(*changes(*PATCHED))).text, "flatout")
+    assert words == ["run", "--config", "tuned.toml", "--", *COMMAND]
+
+
+def test_a_launcher_that_the_command_does_not_call_is_told() -> None:
+    made = tuning(*changes("srun-binding=cores"))
+    assert torchrun.emit(made).notes == ("--cpu-bind=cores is for srun, which the command does not call",)
+    assert "srun --cpu-bind=cores torchrun" in slurm.emit(made).text
+    assert slurm.emit(made).notes == ()
+
+
+def test_torchrun_by_its_module_is_a_launcher_too() -> None:
+    command = ("python", "-m", "torch.distributed.run", "--numa-binding=socket", "train.py")
+    text = torchrun.emit(tuning(*changes("torchrun-numa-binding=node"), command=command)).text
+    assert "python -m torch.distributed.run --numa-binding=node train.py" in text
+
+
+def test_a_long_command_is_broken_where_the_shell_allows() -> None:
+    command = (*COMMAND, *(f"--option-{n}=some value; rm -rf $HOME" for n in range(12)))
+    assert bash_words(torchrun.emit(tuning(command=command)).text, "torchrun") == list(command[1:])
+
+
+def test_sbatch_directives_come_before_any_command() -> None:
+    lines = slurm.emit(tuning(*changes("nccl-sockets=2x2+8"))).text.splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    assert lines[1:3] == ["#SBATCH --job-name=flatout-tuned", "#SBATCH --ntasks-per-node=1"]
+    assert not any(line.startswith("#SBATCH") for line in lines[3:])
+
+
+def test_the_job_set_has_the_fields_of_its_api() -> None:
+    yaml = pytest.importorskip("yaml")
+    made = tuning(
+        *changes("nccl-sockets=2x2+8"), machine={"num_hosts": "2", "ranks_per_host": "8", "device": "NVIDIA H200"}
+    )
+    found = yaml.safe_load(kubernetes.emit(made).text)
+    assert (found["apiVersion"], found["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    (job,) = found["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    assert (spec["parallelism"], spec["completions"], spec["backoffLimit"]) == (2, 2, 0)
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["command"] == list(COMMAND)
+    assert {each["name"]: each["value"] for each in container["env"]} == made.changes.environment
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+
+
+@pytest.mark.parametrize(
+    "odd", ["yes", "1.0", "null", "a: b", "- x", "#c", "", " ", "é\n", "0x1f", "~", "*a", "{", "1e3"]
+)
+def test_yaml_says_what_was_meant(odd: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    from flatout.emit.yaml_text import yaml_text
+
+    data = {"a": odd, odd: [odd, {"b": odd, "c": [1, True, None, 2.5]}], "empty": {}, "none": []}
+    assert yaml.safe_load(yaml_text(data)) == data
+
+
+def test_the_ray_job_has_the_fields_of_its_api() -> None:
+    made = tuning(*changes("nccl-sockets=2x2+8"))
+    found = json.loads(ray_job.emit(made).text)
+    assert found.keys() == {"entrypoint", "runtime_env", "metadata"}
+    assert shlex.split(found["entrypoint"]) == list(COMMAND)
+    assert found["runtime_env"] == {"env_vars": made.changes.environment}
+    assert all(isinstance(value, str) for value in found["metadata"].values())
+
+
+def test_every_patch_has_a_snippet() -> None:
+    assert snippet.SNIPPETS.keys() == PATCHES.keys()
+
+
+@pytest.mark.parametrize("change", [each for each in every_change() if each.patch], ids=lambda change: change.name)
+def test_snippets_are_python(change: Change) -> None:
+    ast.parse(snippet.emit(tuning(change)).text)
+
+
+def test_the_snippet_has_the_exact_values() -> None:
+    text = snippet.emit(tuning(*changes("dataloader-workers=15", "dataloader-pin-memory", "ddp-bucket=200"))).text
+    assert "num_workers=15, pin_memory=True" in text
+    assert "bucket_cap_mb=200" in text
+    assert "DistributedDataParallel(model" in text
+
+
+def test_settings_of_frameworks() -> None:
+    made = tuning(*changes("ddp-bucket=200", "ddp-compression=bf16", "autocast=bfloat16", "dataloader-workers=15"))
+    found = json.loads(deepspeed.emit(made).text)
+    assert found == {
+        "zero_optimization": {"reduce_bucket_size": 200 * 2**20 // 4},
+        "communication_data_type": "bf16",
+        "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
+    }
+    assert any("dataloader-workers=15: DeepSpeed has no setting" in note for note in deepspeed.emit(made).notes)
+    text = lightning.emit(made).text
+    ast.parse(text)
+    assert "precision='bf16-mixed'" in text
+    assert "DDPStrategy(bucket_cap_mb=200, ddp_comm_hook=default_hooks.bf16_compress_hook)" in text
+
+
+def test_accelerate_reads_its_file(tmp_path: Path) -> None:
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    made = tuning(*changes("autocast=bfloat16", "compile=default", "torchrun-numa-binding=node"))
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(TARGETS["accelerate"](made).text)
+    found = config_args.load_config_from_file(str(path))
+    assert (found.mixed_precision, found.num_processes) == ("bf16", 4)
+    assert found.enable_cpu_affinity is True
+    assert found.dynamo_config == {"dynamo_backend": "INDUCTOR", "dynamo_mode": "default"}
+
+
+def test_a_heading_cannot_end_its_comment() -> None:
+    made = tuning(*changes("tf32"), machine={"device": "x\nrm -rf /"})
+    for target in ("environment", "torchrun", "slurm", "snippet"):
+        found: Emitted = TARGETS[target](made)
+        assert not any(line.startswith("rm") for line in found.text.splitlines())

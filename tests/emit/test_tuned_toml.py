@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.emit.tunings import VERDICT, changes, every_change, own_argument, tuning
+
+from flatout.emit import tuned_toml
+from flatout.emit.write import write
+from flatout.errors import InputError
+from flatout.records.change import Change
+from flatout.records.tuning import Tuning
+
+
+def written(folder: Path, made: Tuning) -> Path:
+    return write(tuned_toml.emit(made), folder, force=True)
+
+
+@pytest.mark.parametrize("change", every_change(), ids=lambda change: change.name)
+def test_each_change_of_the_catalogue_comes_back_as_it_was(tmp_path: Path, change: Change) -> None:
+    plain = msgspec.structs.replace(change, predicted_speedup=None, predicted_from=())
+    found = tuned_toml.read(written(tmp_path, tuning(change)))
+    assert found.change_set().changes == (plain,)
+
+
+def test_a_whole_tuning_comes_back(tmp_path: Path) -> None:
+    made = tuning(
+        *changes("nccl-sockets=2x2+8", "ddp-bucket=200", "torchrun-numa-binding=node", "dataloader-workers=15"),
+        own_argument(),
+    )
+    found = tuned_toml.read(written(tmp_path, made))
+    assert found.command == made.command
+    assert found.machine == made.machine
+    assert found.versions == made.versions
+    assert (found.date, found.num_trials) == (made.date, made.num_trials)
+    assert found.measured is not None
+    assert (found.measured.verdict, found.measured.speedup, found.measured.interval) == ("better", 3.21, (3.1, 3.33))
+    assert all(stored.predicted and stored.predicted.speedup == 2.5 for stored in found.change)
+    back = found.change_set()
+    assert (back.environment, back.launch, back.patches) == (
+        made.changes.environment,
+        made.changes.launch,
+        made.changes.patches,
+    )
+    assert back.arguments == made.changes.arguments
+    assert back.changes[-1].knob == made.changes.changes[-1].knob
+
+
+def test_texts_of_any_kind_survive(tmp_path: Path) -> None:
+    odd = 'q"\\ \x7f\t\n[x] = é 漢 \u2028'
+    made = tuning(*changes("tf32"), machine={"a b": odd, 'quote"': "x", "": "empty"}, command=("python", odd))
+    text = written(tmp_path, made).read_text(encoding="utf-8")
+    assert tomllib.loads(text)["machine"] == made.machine
+    assert tuned_toml.read(tmp_path / "tuned.toml").command == made.command
+
+
+def test_an_empty_tuning_is_a_file_too(tmp_path: Path) -> None:
+    found = tuned_toml.read(written(tmp_path, tuning(verdict=None)))
+    assert found.change_set().name == "baseline"
+    assert found.measured is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ('schema = "flatout/tuned"', 'schema = "other"', "must begin with `schema"),
+        ("version = 1", "version = 2", "has version 2, and this flatout reads 1"),
+        ("version = 1", "version = ", "is no TOML"),
+        ('knob = "ddp-bucket"', 'knob = "ddp-barrel"', "there is no knob `ddp-barrel`"),
+        ("bucket_cap_mb = 200", "bucket_cap_mb = 99999", "does not take bucket_cap_mb = 99999"),
+        ("bucket_cap_mb = 200", 'bucket_cap_mb = "200"', "does not take bucket_cap_mb = 200"),
+        ("bucket_cap_mb", "bucket_cap", "has no parameter `bucket_cap`"),
+        ('name = "ddp"', 'name = "os.system"', "there is no patch `os.system`"),
+        ('value = "200"', 'value = "100"', "`name` must be `ddp-bucket=100`"),
+        ('safety = "exact"', 'safety = "rounding"', "is exact, and not rounding"),
+        ('safety = "exact"', "safety = 3", "Expected `str`"),
+        ('safety = "exact"', 'safety = "exact"\nshell = "rm"', "unknown field `shell`"),
+        ("NCCL_MIN_NCHANNELS", "NCCL_CHUNK_SIZE", "NCCL_CHUNK_SIZE"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(tmp_path: Path, old: str, new: str, what: str) -> None:
+    path = written(tmp_path, tuning(*changes("ddp-bucket=200", "nccl-sockets=2x2+8")))
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(InputError) as caught:
+        tuned_toml.read(path)
+    assert what in str(caught.value)
+    assert "\n" not in str(caught.value).replace(str(path), "")
+
+
+def test_a_missing_file_is_an_error_and_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        tuned_toml.read(tmp_path / "tuned.toml")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_head_says_what_was_measured_and_where() -> None:
+    text = tuned_toml.emit(tuning(*changes("tf32"), verdict=VERDICT)).text
+    assert "# Measured: better, 3.210 times as fast, 3.100 to 3.330 (6 pairs: AB BA AB BA AB BA)\n" in text
+    assert "NVIDIA H200" in text.splitlines()[2]

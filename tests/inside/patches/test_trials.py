@@ -1,0 +1,102 @@
+"""What a trial relies on: the job stopped at one step on all ranks, failures told apart, facts of the job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.inside.patches.runs import Done, run
+
+
+def _events(done: Done, name: str) -> list[dict[str, Any]]:
+    found = []
+    for file in sorted(done.recording.glob("rank*.steps.jsonl")):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        found += [line for line in lines if isinstance(line, dict) and line.get("event") == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks", "light"),
+    [("alone", 1, "1"), ("alone", 1, "0"), ("ranks", 2, "1"), ("ranks", 2, "0"), ("spawn", 1, "1")],
+)
+def test_all_ranks_stop_after_the_same_step_quietly_with_code_0(
+    tmp_path: Path, how: str, ranks: int, light: str
+) -> None:
+    done = run(
+        tmp_path / "recording",
+        "long",
+        how,
+        ranks=ranks,
+        is_recorded=True,
+        FLATOUT_STOP_AFTER="40",
+        FLATOUT_LIGHT=light,
+    )
+    assert (done.code, done.errors if how != "ranks" else "") == (0, "")
+    assert "Traceback" not in done.errors
+    assert done.output == (["parent went on"] if how == "spawn" else [])
+    stops, plans, ends = (_events(done, name) for name in ("stop", "plan", "end"))
+    assert len(stops) == len(ends) == (1 if how == "alone" else 2)
+    assert len({stop["after_step"] for stop in stops}) == 1
+    assert {stop["reason"] for stop in stops} == {"steps"}
+    assert {end["num_steps"] for end in ends} == {stops[0]["after_step"] + 1}
+    rows = [json.loads(line) for line in (done.recording / "rank0.steps.jsonl").read_text().splitlines()]
+    ordinary = [row for row in rows if isinstance(row, list) and row[0] >= plans[0]["settled"] and row[9] == ""]
+    assert len(ordinary) == max(40, plans[0]["flops_step"] - plans[0]["settled"])
+    assert (done.recording / "rank0.json").exists() == (light == "0")
+
+
+def test_a_time_limit_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
+    done = run(
+        tmp_path / "recording", "long", "ranks", ranks=2, is_recorded=True, FLATOUT_STOP_AFTER_S="6", FLATOUT_LIGHT="1"
+    )
+    assert done.code == 0, done.errors
+    stops = _events(done, "stop")
+    assert [stop["reason"] for stop in stops] == ["time", "time"]
+    assert stops[0]["after_step"] == stops[1]["after_step"]
+
+
+def test_a_job_that_ends_before_the_stop_ends_as_ever(tmp_path: Path) -> None:
+    done = run(tmp_path / "recording", "long", "alone", 30, is_recorded=True, FLATOUT_STOP_AFTER="500")
+    assert (done.code, done.said("own_end")) == (0, "30")
+    assert _events(done, "stop") == []
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks", "kinds"),
+    [
+        ("alone-memory", 1, {0: "out_of_memory"}),
+        ("alone-cublas", 1, {0: "out_of_memory"}),
+        ("alone-wrong", 1, {0: "error"}),
+        ("memory", 2, {0: "error", 1: "out_of_memory"}),
+        ("spawn-memory", 1, {1: "out_of_memory"}),
+    ],
+)
+def test_out_of_memory_is_told_from_other_failures(tmp_path: Path, how: str, ranks: int, kinds: dict[int, str]) -> None:
+    done = run(tmp_path / "recording", "long", how, ranks=ranks, is_recorded=True)
+    assert done.code == 1
+    assert "Traceback" in done.errors
+    failures = {line["rank"]: line for line in done.lines("failure-*.json")}
+    told = {rank: line["kind"] for rank, line in failures.items()}
+    # A peer may be killed before its own error reaches it.
+    assert told.items() >= {rank: kind for rank, kind in kinds.items() if kind == "out_of_memory" or ranks == 1}.items()
+    assert told.items() <= {0: "error", **kinds}.items()
+    if told.get(1) == "out_of_memory" or how == "alone-memory":
+        assert failures[max(told)]["exception"] == "OutOfMemoryError"
+
+
+def test_facts_of_the_job_are_written_once_the_window_is_over(tmp_path: Path) -> None:
+    done = run(tmp_path / "recording", "long", "ranks", ranks=2, is_recorded=True, FLATOUT_STOP_AFTER="10")
+    assert done.code == 0, done.errors
+    facts = json.loads((done.recording / "facts-rank1.json").read_text())["facts"]
+    assert facts["wrapper"] == "ddp"
+    assert (facts["optimizer"], facts["optimizer_is_fused"]) == ("AdamW", False)
+    assert (facts["loader_workers"], facts["loader_prefetch"], facts["loader_pins_memory"]) == (1, 2, False)
+    assert facts["zero_grad_sets_to_none"] is False
+    assert facts["is_autocast"] is True
+    assert (facts["has_convolutions"], facts["has_batch_norm"], facts["has_transformers"]) == (True, True, False)
+    assert (facts["backend"], facts["device"], facts["threads_per_rank"]) == ("gloo", "cpu", 1)
+    assert facts["gradient_bytes"] == 4 * (4 * 8 * 3 + 8 + 8 + 8 + 48 * 4 + 4)
+    assert done.log == ""

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from tests.change.jobs import facts
+from tests.diagnose.conftest import Diagnose
+from tests.diagnose.test_known_causes import ALL
+from tests.predict.jobs import FACTS, attributed, change, loading_job, predicted, reason, reducing_job, situation
+
+from flatout.change.candidates import candidates
+from flatout.change.catalogue import KNOBS
+from flatout.change.collectives import with_collectives
+from flatout.predict.families import MODELS
+from flatout.predict.predict import predict, predict_all, predict_together, situation_of
+from flatout.records.prediction import NoPrediction, Prediction
+from flatout.testing import TraceBuilder
+
+
+def test_every_knob_of_the_catalogue_has_a_model_or_says_why_not() -> None:
+    assert MODELS.keys() == {knob.name for knob in KNOBS}
+
+
+def test_enough_workers_leave_the_compute() -> None:
+    made = situation(loading_job(load_us=3000, compute_us=2000))
+    found = predicted(made, "dataloader-workers=7")
+    # 5.0 ms a step, then 2.0 of compute and 0.5 to take the batch from the worker.
+    assert found.speedup == pytest.approx(2.0, rel=0.1)
+    assert found.low <= found.speedup <= found.high
+
+
+def test_too_few_workers_set_the_pace() -> None:
+    made = situation(loading_job(load_us=30_000, compute_us=2000))
+    assert predicted(made, "dataloader-workers=3").speedup == pytest.approx(32 / 11, rel=0.1)
+    assert predicted(made, "dataloader-workers=7").speedup > predicted(made, "dataloader-workers=3").speedup
+
+
+def test_no_more_workers_than_cores_count() -> None:
+    made = situation(
+        loading_job(load_us=30_000, compute_us=2000), facts=msgspec.structs.replace(FACTS, cores_allowed=8.0)
+    )
+    many = msgspec.structs.replace(change("dataloader-workers=3", made.facts), value="30")
+    found = predict(made, many)
+    assert isinstance(found, Prediction)
+    assert found.speedup == pytest.approx(predicted(made, "dataloader-workers=3").speedup)
+
+
+def test_reductions_before_the_last_pass_are_left_out() -> None:
+    made = situation(*reducing_job(passes=2, reduce_us=400))
+    # Two passes of 520 us, of which the first loses its 400 us of transfer.
+    assert predicted(made, "ddp-no-sync=2").speedup == pytest.approx(1040 / 640, rel=0.08)
+
+
+def test_a_job_of_one_pass_has_no_early_reductions() -> None:
+    assert "no reduction before" in reason(situation(*reducing_job(passes=1, reduce_us=400)), "ddp-no-sync=2")
+
+
+def test_sockets_help_large_messages_and_small_ones_not() -> None:
+    large = situation(*reducing_job(passes=1, reduce_us=4000))
+    found = predicted(large, "nccl-sockets=2x2+8")
+    assert 1.3 < found.speedup < 4
+    assert found.low < found.speedup < found.high
+
+
+def test_what_a_change_works_on_must_be_in_the_trace() -> None:
+    made = situation(loading_job(load_us=0, compute_us=1000))
+    assert reason(made, "dataloader-pin-memory") == "the trace has no copy from pageable memory"
+    assert reason(made, "optimizer-fused") == "the trace marks no optimizer step that launches work"
+    assert "no all-reduce" in reason(made, "ddp-bucket=100")
+
+
+def test_a_fused_optimizer_takes_few_launches() -> None:
+    trace = TraceBuilder(rank=0, world_size=1)
+    for number in range(3):
+        at = number * 3000
+        trace.step(number + 1, at, 3000)
+        trace.launch("gemm", launch_at=at + 1, launch_duration=5, start=at + 10, duration=900)
+        trace.annotation("Optimizer.step#AdamW.step", at + 900, 2100)
+        for each in range(100):
+            trace.launch(
+                "adam", launch_at=at + 900 + 20 * each, launch_duration=5, start=at + 915 + 20 * each, duration=5
+            )
+    found = predicted(situation(trace), "optimizer-fused")
+    assert found.speedup == pytest.approx(3000 / (900 + 0.15 * 2100), rel=0.1)
+
+
+def test_pinned_copies_run_at_the_rate_of_the_link() -> None:
+    trace = TraceBuilder(rank=0, world_size=1)
+    for number in range(3):
+        at = number * 10_000
+        trace.step(number + 1, at, 10_000)
+        trace.copy(
+            "HtoD",
+            num_bytes=40_000_000,
+            launch_at=at + 10,
+            launch_duration=8000,
+            start=at + 20,
+            duration=7990,
+            pageable=True,
+        )
+        trace.launch("gemm", launch_at=at + 8050, launch_duration=5, start=at + 8060, duration=1900)
+    # 8 ms become 1 ms at 40 GB/s.
+    assert predicted(situation(trace), "dataloader-pin-memory").speedup == pytest.approx(10 / 3, rel=0.1)
+
+
+def test_changes_together_share_what_they_save() -> None:
+    made = situation(*reducing_job(passes=2, reduce_us=4000))
+    both = predict_together(made, [change("ddp-no-sync=2"), change("nccl-sockets=2x2+8")])
+    assert isinstance(both, Prediction)
+    alone = [predicted(made, name).speedup for name in ("ddp-no-sync=2", "nccl-sockets=2x2+8")]
+    assert max(alone) < both.speedup <= alone[0] * alone[1] * 1.05
+
+
+def test_without_steps_there_is_no_prediction() -> None:
+    trace = TraceBuilder(rank=0, world_size=1).launch("gemm", 0, 5, 10, 50)
+    found = situation_of(attributed(trace), FACTS)
+    assert isinstance(found, NoPrediction)
+    assert found.reason == "the traces mark no steps"
+    every = predict_all(attributed(trace), [change("tf32")], FACTS)
+    assert every["tf32"] == NoPrediction(change="tf32", family="kernels", reason="the traces mark no steps")
+
+
+def test_a_job_on_the_cpu_is_replayed_too() -> None:
+    traces = []
+    for rank in range(2):
+        trace = TraceBuilder(rank=rank, world_size=2)
+        for number in range(3):
+            at = number * 1000
+            trace.step(number + 1, at, 1000)
+            trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 600)
+            trace.op("aten::mm", at + 600, 400)
+        traces.append(trace)
+    made = situation(*traces, facts=msgspec.structs.replace(FACTS, device="cpu"))
+    assert made.step_s == pytest.approx(1e-3, rel=0.02)
+    assert predicted(made, "threads-cpu=8").speedup > 1.1
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_predictions_of_real_jobs_are_quick_and_within_their_bounds(
+    known: Diagnose, untraced_step_s: Callable[[str], float], name: str
+) -> None:
+    done = known(name)
+    job_facts = with_collectives(facts(passes_per_step=4, optimizer_is_fused=False, is_autocast=False), done.job)
+    changes = candidates(done.diagnosis, job_facts, "rounding")
+    start = time.perf_counter()
+    found = predict_all(done.job, changes, job_facts, untraced_step_s=untraced_step_s(name))
+    assert time.perf_counter() - start < 2.0 + 0.5 * len(changes)
+    for each in changes:
+        prediction = found[each.name]
+        if isinstance(prediction, NoPrediction):
+            assert prediction.reason
+            continue
+        assert each.predicted_speedup is not None
+        assert 0 < prediction.low <= prediction.speedup <= prediction.high <= each.predicted_speedup
+
+
+def test_the_cause_that_was_put_there_is_predicted_to_be_worth_mending(
+    known: Diagnose, untraced_step_s: Callable[[str], float]
+) -> None:
+    def speedup(name: str, change_name: str, **values: object) -> float:
+        job_facts = with_collectives(facts(**values), known(name).job)
+        made = situation_of(known(name).job, job_facts, untraced_step_s(name))
+        assert not isinstance(made, NoPrediction)
+        return predicted(made, change_name).speedup
+
+    assert 3 < speedup("data_starved", "dataloader-workers=15", loader_workers=0) < 5
+    assert 3 < speedup("ddp_sockets", "nccl-sockets=2x2+8") < 6
+    assert 2 < speedup("accum_tcp", "ddp-no-sync=4", passes_per_step=4) < 3.5
+    assert 2 < speedup("ckpt_stall", "background-checkpoint") < 15
+    assert 1.05 < speedup("host_bound_small", "optimizer-fused", optimizer_is_fused=False) < 1.6
+    assert speedup("healthy_fsdp", "nccl-buffer=8", transport="nvlink") == pytest.approx(1, abs=0.03)

@@ -1,0 +1,62 @@
+"""Ranks that torchrun starts again are recorded apart, and the last attempt with a trace is read."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from tests.profile.runs import profiling, recorded, run, torchrun
+
+from flatout.errors import OutputError
+from flatout.loop import diagnose_paths
+from flatout.profile import read_recording
+from flatout.profile.folder import open_folder
+
+
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two attempts: the first is ended by rank 1 in its 60th step, the second runs to its end."""
+    out = tmp_path_factory.mktemp("restarted") / "r"
+    command = torchrun("--steps", 120, "--end", "first-attempt", "--port", 29571)
+    command.insert(command.index("--standalone"), "--max-restarts=1")
+    _, done = recorded(out, command, "--warmup", "12")
+    assert "torchrun started the ranks again: 2 attempts were recorded" in done.stderr
+    return out
+
+
+def test_the_last_attempt_with_a_trace_is_read(restarted: Path) -> None:
+    recording = read_recording(restarted)
+    assert (recording.attempt, recording.num_attempts) == (1, 2)
+    assert [len(rank.steps.number) for rank in recording.ranks] == [120, 120]
+    assert sorted(file.name for file in restarted.glob("attempts/1/*")) == sorted(
+        f"rank{rank}.{end}" for rank in (0, 1) for end in ("json.gz", "steps.jsonl")
+    )
+    assert (restarted / "rank1.steps.jsonl").exists()
+    job = diagnose_paths([restarted]).diagnosis.job
+    assert job.num_ranks == 2
+
+
+def test_the_first_attempt_is_read_where_only_it_has_a_trace(restarted: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(restarted, copy)
+    assert (copy / "rank1.json.gz").exists()
+    for trace in copy.glob("attempts/1/*.json.gz"):
+        trace.unlink()
+    recording = read_recording(copy)
+    assert recording.attempt == 0
+    assert all(len(rank.steps.number) < 120 for rank in recording.ranks)
+    assert recording.problems[0].effect == "all numbers are of attempt 1, the last with a trace"
+
+
+def test_attempts_are_replaced_with_the_recording_and_nothing_else_is(restarted: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(restarted, copy)
+    (copy / "attempts" / "1" / "thesis.tex").write_text("years of work")
+    with pytest.raises(OutputError, match="holds more than a recording, such as `attempts`"):
+        open_folder(copy, force=True, environment={})
+    (copy / "attempts" / "1" / "thesis.tex").unlink()
+    done = run([*profiling(copy, "--force"), sys.executable, "-c", "pass"])
+    assert done.returncode == 0
+    assert not (copy / "attempts").exists()

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.report import tuning_builder as builder
+
+from flatout.records.tuning import TuneResult
+from flatout.report.tuning_json import tuning_json
+
+COMMAND = ["flatout", "tune", "--json", "--", "train", "--api-key", "hunter2"]
+
+
+def found(result: TuneResult) -> Any:
+    return json.loads(tuning_json(result, COMMAND))
+
+
+def test_keys_are_those_of_the_contract() -> None:
+    data = found(builder.better())
+    assert list(data)[:8] == [
+        *("schema", "version", "tool_version", "command"),
+        *("verdict", "speedup", "interval", "changes"),
+    ]
+    assert (data["schema"], data["version"]) == ("flatout/tuning", 1)
+    assert (data["verdict"], data["speedup"], data["interval"]) == ("better", 3.21, [3.13, 3.29])
+    assert data["num_trials"] == 61
+    first = data["changes"][0]
+    assert {key: first[key] for key in ("name", "safety", "predicted_speedup", "speedup", "interval")} == {
+        "name": "nccl-sockets=2x2x8",
+        "safety": "exact",
+        "predicted_speedup": 2.9,
+        "speedup": 2.71,
+        "interval": [2.66, 2.76],
+    }
+
+
+def test_a_change_that_was_measured_with_others_has_no_ratio_and_says_where_it_is() -> None:
+    data = found(builder.better())
+    for change in data["changes"][1:]:
+        assert (change["speedup"], change["interval"], change["verdict"]) == (None, None, None)
+        assert change["measured_in"] == "ddp-bucket-mb=100 + optimizer-fused"
+    way = next(one for one in data["tried"] if one["name"] == data["changes"][1]["measured_in"])
+    assert (way["speedup"], way["interval"]) == (1.18, [1.15, 1.21])
+
+
+@pytest.mark.parametrize("name", ["nothing", "unsafe", "out_of_budget", "many"])
+def test_without_a_measured_set_the_verdict_is_undecided_and_the_speedup_unknown(name: str) -> None:
+    data = found(builder.ALL[name]())
+    assert (data["verdict"], data["speedup"], data["interval"]) == ("undecided", None, None)
+    assert data["changes"] == []
+    assert data["tuned_step_s"] is None
+
+
+def test_equivalent_is_said_where_it_was_measured() -> None:
+    one = builder.change("x")
+    data = found(builder.tuning((one,), builder.verdict("equivalent", 1.001, 0.995, 1.007)))
+    assert (data["verdict"], data["speedup"]) == ("equivalent", 1.001)
+
+
+def test_an_unsafe_change_has_a_reason_and_no_speed() -> None:
+    (one,) = found(builder.unsafe())["tried"]
+    assert one["outcome"] == "unsafe"
+    assert one["reason"].startswith("the mean loss differs")
+    assert [one[key] for key in ("verdict", "speedup", "interval", "screened_speedup", "num_pairs")] == [None] * 5
+
+
+def test_nothing_that_was_tried_is_left_out() -> None:
+    data = found(builder.many())
+    assert len(data["tried"]) == 60
+    assert len(data["notes"]) == 30
+
+
+def test_secrets_are_masked_and_every_result_is_an_object() -> None:
+    for make in builder.ALL.values():
+        text = tuning_json(make(), COMMAND).decode()
+        assert "hunter2" not in text
+        assert json.loads(text)["schema"] == "flatout/tuning"
+
+
+def test_without_pretty_it_is_one_line() -> None:
+    assert b"\n" not in tuning_json(builder.better(), COMMAND, pretty=False)

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from tests.report import tuning_builder as builder
+
+from flatout.records.tuning import Tried, TuneResult
+from flatout.records.verdict import Verdict
+from flatout.report.terminal import TextStyle
+from flatout.report.tuning_phrases import (
+    OBJECTIVE_WORDS,
+    OUTCOME_MEANINGS,
+    duration,
+    gain,
+    headline,
+    is_better,
+    next_words,
+    ratio,
+    ratio_with_range,
+)
+from flatout.report.tuning_text import MOST_TRIED, tuning_text
+from flatout.tune.options import OBJECTIVES
+
+OUT = "flatout-out/tune-1"
+
+
+def text_of(result: TuneResult, **style: object) -> str:
+    return tuning_text(result, OUT, style=TextStyle(**style))  # type: ignore[arg-type]
+
+
+def section(text: str, title: str) -> str:
+    """The lines under a title."""
+    lines = text.split("\n\n")
+    return next(lines_of for lines_of in lines if lines_of.startswith(f"{title} ─"))
+
+
+def joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.fixture(params=sorted(builder.ALL))
+def result(request: pytest.FixtureRequest) -> TuneResult:
+    return builder.ALL[request.param]()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_line_is_wider_than_the_terminal(result: TuneResult, width: int) -> None:
+    if result.tuning.command == builder.hostile().tuning.command:  # a command is only broken between its words
+        result = msgspec.structs.replace(result, tuning=msgspec.structs.replace(result.tuning, command=("python",)))
+    assert max(map(len, text_of(result, width=width).splitlines())) <= width
+
+
+def test_no_control_character_of_the_job_reaches_the_terminal() -> None:
+    text = text_of(builder.hostile(), has_unicode=False)
+    assert text.isascii()
+    assert "\x1b" not in text
+
+
+def test_secrets_in_the_command_are_masked() -> None:
+    assert "hunter2" not in text_of(builder.hostile())
+
+
+def test_the_headline_has_the_ratio_its_interval_and_the_pairs() -> None:
+    first = text_of(builder.better()).splitlines()[0]
+    assert first == "3.21x faster (3.13-3.29), confirmed on 6 fresh pairs; 254 ms -> 79.0 ms a step"
+
+
+def test_no_ratio_is_printed_without_an_interval_unless_that_is_said() -> None:
+    text = text_of(builder.undecided())
+    assert "1.04x (no interval)" in joined(text)
+    assert text.startswith("Not confirmed: ")
+    assert "faster" not in text.split("\n\n")[0]
+
+
+def test_what_won_has_prediction_measurement_and_interval() -> None:
+    won = section(text_of(builder.better()), "What won")
+    assert re.search(r"nccl-sockets=2x2x8 +exact +2.90x \(2.20-3.60\) +2.71x \(2.66-2.76\)", won)
+    assert re.search(r"all, against the job as it came +3.21x \(3.13-3.29\)", won)
+
+
+def test_changes_that_were_confirmed_together_share_a_row() -> None:
+    won = section(text_of(builder.better()), "What won")
+    assert re.search(r"ddp-bucket-mb=100 \+ +exact +unknown +1.18x \(1.15-1.21\)\n  optimizer-fused\n", won)
+    assert "measured only together" in won
+
+
+def test_an_unsafe_change_is_called_unsafe_and_has_no_speed() -> None:
+    text = text_of(builder.unsafe())
+    assert text.startswith("No change can be used: 1 unsafe")
+    assert re.search(r"nccl-protocol=LL128 +exact +unsafe +the mean loss differs by 31 %", text)
+    for speed in ("8.88", "8.80", "7.77", "slow"):
+        assert speed not in text
+    assert builder.unsafe().prediction_errors == ()
+
+
+def test_nothing_better_is_a_normal_end_with_the_next_safety_class() -> None:
+    text = text_of(builder.nothing())
+    assert text.startswith("No change helps: nothing was better than the job as it came\n")
+    assert "flatout tune --allow rounding -- torchrun" in text
+    assert "What won" not in text
+
+
+def test_the_next_command_runs_what_won() -> None:
+    assert next_words(builder.better(), OUT)[:5] == ("flatout", "run", "--config", f"{OUT}/tuned.toml", "--")
+    assert next_words(builder.better(), OUT)[5:] == builder.COMMAND
+    assert text_of(builder.better()).endswith(
+        "  flatout run --config flatout-out/tune-1/tuned.toml -- torchrun --standalone \\\n"
+        "      --nproc-per-node 4 train.py --out '{trial_dir}'\n"
+    )
+
+
+@pytest.mark.parametrize("make", [builder.undecided, builder.out_of_budget, builder.many])
+def test_what_is_open_is_given_more_time(make: object) -> None:
+    words = next_words(make(), OUT)  # type: ignore[operator]
+    assert words[:3] == ("flatout", "tune", "--budget")
+
+
+def test_changes_that_are_worse_together_are_not_to_be_used() -> None:
+    text = text_of(builder.worse())
+    assert joined(text).startswith(
+        "Do not use the changes: all together they are worse, 1.09x slower (1.06-1.11) on 6 fresh pairs"
+    )
+    assert "flatout run" not in text
+    assert "What won" not in text
+
+
+def test_with_rounding_allowed_and_nothing_won_the_next_step_is_a_profile() -> None:
+    result = msgspec.structs.replace(builder.nothing(), allowed_safety="rounding")
+    assert next_words(result, OUT)[:3] == ("flatout", "profile", "--")
+
+
+def test_the_next_tuning_keeps_the_objective() -> None:
+    result = msgspec.structs.replace(builder.nothing(), objective="peak_memory_bytes")
+    assert "--objective memory" in " ".join(next_words(result, OUT))
+
+
+def test_objectives_are_named_as_the_option_names_them() -> None:
+    for name, objective in OBJECTIVES.items():
+        assert OBJECTIVE_WORDS[objective] == name
+
+
+def test_every_outcome_has_a_meaning() -> None:
+    outcomes = msgspec.inspect.type_info(Tried).fields  # type: ignore[attr-defined]
+    outcome = next(field.type for field in outcomes if field.name == "outcome")
+    assert set(outcome.values) == set(OUTCOME_MEANINGS)
+
+
+def test_memory_is_told_in_per_cent_and_no_prediction_of_time_is_set_beside_it() -> None:
+    text = joined(text_of(builder.memory()))
+    assert text.startswith(
+        "44.0 % less peak memory (43.8 % to 44.2 %), confirmed on 6 fresh pairs; 30.9 GiB -> 17.3 GiB"
+    )
+    assert "1.20x" not in text
+    assert "A step: 254 ms as it came, 239 ms with the changes." in text
+    assert builder.memory().prediction_errors == ()
+
+
+def test_what_is_unknown_is_said_to_be_unknown() -> None:
+    text = joined(text_of(builder.out_of_budget()))
+    for words in (
+        "No change was tried",
+        "The noise floor is unknown",
+        "A step: unknown. Peak memory: unknown.",
+        "Ended because all 2 trials were made. 2 trials, in 31 s.",
+    ):
+        assert words in text
+
+
+def test_left_out_pairs_and_resumed_trials_are_told() -> None:
+    text = joined(text_of(builder.better()))
+    assert "Left out of it: 1 pair (another process kept 3.1 cores busy)." in text
+    assert "61 trials, 12 of them from the journal, in 9 min 58 s." in text
+    assert "in the order AB BA AB BA AB BA (A: the job as it came)" in text
+    assert "at most 5.0 %" in text
+    assert "Predictions were off by 5.9 % (median absolute error of 2 predictions)." in text
+
+
+def test_of_many_candidates_the_rest_is_counted_by_outcome() -> None:
+    text = text_of(builder.many())
+    assert f"and {60 - MOST_TRIED} more, in tuning.json: " in joined(text)
+    assert len(text.splitlines()) < 200
+    assert "and 10 more, in tuning.json" in text
+
+
+def test_a_set_that_failed_in_the_end_is_not_claimed() -> None:
+    better = builder.better()
+    empty = msgspec.structs.replace(better.tuning, changes=builder.change_set(()), each=(), verdict=None)
+    text = text_of(msgspec.structs.replace(better, tuning=empty))
+    assert text.startswith("No change is kept: ")
+    assert "better on its own pairs, but not in the final set" in joined(text)
+    assert "flatout run" not in text
+
+
+def test_a_step_of_more_samples_is_not_set_beside_a_speedup() -> None:
+    result = msgspec.structs.replace(builder.better(), tuned_step_s=0.4)
+    assert headline(result) == "3.21x faster (3.13-3.29), confirmed on 6 fresh pairs"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (builder.verdict("better", 1.013, 1.004, 1.022), "1.013x faster (1.004-1.022)"),
+        (builder.verdict("better", 1.83, 1.79, 1.87), "1.83x faster (1.79-1.87)"),
+        (builder.verdict("better", 31.26, 30.1, 32.4), "31.3x faster (30.1-32.4)"),
+        (builder.verdict("worse", 0.8, 0.75, 0.86), "1.25x slower (1.16-1.33)"),
+        (
+            builder.verdict("worse", 0.8, 0.75, 0.85, objective="j_per_sample"),
+            "25 % more energy a sample (18 % to 33 %)",
+        ),
+    ],
+)
+def test_a_gain_in_plain_words(verdict: Verdict, words: str) -> None:
+    assert gain(verdict) == words
+
+
+def test_a_ratio_that_is_not_one_never_reads_as_one() -> None:
+    assert ratio(1.004) == "1.004x"
+    assert ratio(1.0) == "1.00x"
+    assert ratio_with_range(1.002, None) == "1.002x (no interval)"
+
+
+@pytest.mark.parametrize(
+    ("value_s", "text"), [(3.21, "3.21 s"), (45, "45 s"), (598, "9 min 58 s"), (7500, "2 h 05 min")]
+)
+def test_durations_are_in_words(value_s: float, text: str) -> None:
+    assert duration(value_s) == text
+
+
+def test_only_a_better_verdict_is_better() -> None:
+    assert [name for name, make in builder.ALL.items() if is_better(make())] == ["better", "memory", "hostile"]
