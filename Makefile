@@ -1,4 +1,4 @@
-# make demo    the main job on shipped traces: `flatout diagnose`, with an HTML report
+# make demo    `flatout diagnose` on shipped traces, then `flatout tune` on a small job with ordinary faults (4 minutes)
 # make test    lint, types, tests and docs, as continuous integration runs them
 # make lint    ruff and mypy only          make docs    the docs site, into build/site
 #
@@ -14,14 +14,21 @@ USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c '$(USABLE)' 2>/dev/null && { echo $$python; break; }; done)
 
-demo: $(VENV)/core.stamp
+DEMO_JOB := $(BIN)/torchrun --standalone --nproc-per-node 2 examples/jobs/train_slow.py
+
+demo: $(VENV)/torch.stamp
 	@mkdir -p build
 	@$(BIN)/flatout diagnose examples/traces/straggler.tar.xz --html build/straggler.html --force
 	@echo
 	@echo "The same as a page to send to a colleague: build/straggler.html"
-	@echo "Another one:       $(BIN)/flatout diagnose examples/traces/healthy_fsdp.tar.xz"
-	@echo "What one means:    $(BIN)/flatout explain straggler"
-	@echo "On your own job:   docs/how-to/get-traces.md"
+	@echo
+	@echo "Now the closed loop, on a job with two gloo ranks: $(DEMO_JOB)"
+	@rm -rf build/tuning
+	@OMP_NUM_THREADS=1 $(BIN)/flatout tune --budget 210s --warmup 3 --steps 12 --out build/tuning -- $(DEMO_JOB); \
+		code=$$?; [ $$code -le 1 ] || exit $$code
+	@echo
+	@echo "Its report: build/tuning/report.html"
+	@echo "On your own job:   docs/how-to/tune.md"
 
 test: lint
 	$(BIN)/python -m pytest -n auto --dist loadfile
@@ -48,6 +55,11 @@ $(VENV)/made.stamp:
 
 $(VENV)/core.stamp: $(VENV)/made.stamp pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+# The same torch as the tests'; on Linux, another requirement may bring several GB for CUDA.
+$(VENV)/torch.stamp: $(VENV)/core.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
 	@touch $@
 
 $(VENV)/docs.stamp: $(VENV)/core.stamp

@@ -40,8 +40,8 @@ class _Verbs(TyperGroup):
 
 app = typer.Typer(
     cls=_Verbs,
-    help="Where every nanosecond of a distributed PyTorch training step went, and which rank and cause made the "
-    "others wait.",
+    help="Where every nanosecond of a distributed PyTorch training step went, which rank and cause made the others "
+    "wait, and what makes your own script faster.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
