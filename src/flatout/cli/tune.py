@@ -51,7 +51,7 @@ def tune(
 
     Example: flatout tune --budget 20m -- torchrun --standalone --nproc-per-node 2 train.py --out {trial_dir}
     """
-    from flatout.tune.files import open_tuning, write_results
+    from flatout.tune.files import history_path, learn, learned, open_tuning, write_results
     from flatout.tune.loop import Tuner, is_better
     from flatout.tune.options import TuneOptions
 
@@ -75,10 +75,11 @@ def tune(
         say=_say,
     )
     try:
-        result = Tuner(runner, options, _say).tune()
+        result = Tuner(runner, options, _say, learned(history_path())).tune()
     except KeyboardInterrupt:
         _say(f"interrupted; the same command with --out {folder} goes on where it stopped")
         raise
+    learn(result, history_path())
     written = write_results(result, folder, apply=apply, command=["flatout", *sys.argv[1:]])
     _report(result, folder, json=json)
     for line in written:

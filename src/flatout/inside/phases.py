@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flatout.inside.agree import NUM_RECOVERY_STEPS, Agreement, Plan, make_plan
+from flatout.inside.data_check import check_data
 from flatout.inside.detect import Source
 from flatout.inside.ending import end_now
 from flatout.inside.facts import Facts
@@ -189,6 +190,7 @@ class Phases:
     def _stop(self, step: int) -> None:
         """End the process after this step. Never returns."""
         self._file.event("stop", after_step=step, reason=self._stopping.reason)
+        guarded(check_data)(self._settings.recording, self._identity)
         end_now(self._settings.state, self._identity)
 
     def finish(self) -> None:

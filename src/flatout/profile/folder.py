@@ -8,6 +8,7 @@
     facts-rank<R>.json             what the job is: its wrapper, loaders, optimizer
     patches-<hostname>-<pid>.jsonl what patches did, where some were asked for
     diverted-<hostname>-<pid>.jsonl where a trial's checkpoints went
+    data-check-rank<R>.json        whether collectives gave known answers, where a trial asked
     failure-<hostname>-<pid>.json  how a rank failed, if it did
     attempts/<N>/                  the same two of a rank that torchrun started again, N times
     inside-<hostname>.log          errors of the recorder, if any
@@ -37,7 +38,7 @@ from flatout.errors import OutputError
 SCHEMA, VERSION = "flatout/recording", 1
 _OURS = re.compile(
     r"recording\.json|host-.+\.json|host-.+\.samples\.jsonl|rank\d+\.steps\.jsonl|\.?rank\d+\.json(\.gz)?(\.part)?|inside-.+\.log"
-    r"|\.?facts-rank\d+\.json(\.part)?|patches-.+\.jsonl|diverted-.+\.jsonl|\.?failure-.+\.json(\.part)?"
+    r"|data-check-rank\d+\.json|\.?facts-rank\d+\.json(\.part)?|patches-.+\.jsonl|diverted-.+\.jsonl|\.?failure-.+\.json(\.part)?"
 )
 _ALIVE_S = 120.0
 _MOMENT_S = 0.3

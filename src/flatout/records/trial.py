@@ -37,6 +37,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: float | None = None
     peak_memory_bytes: int | None = None  # of the caching allocator; the highest rank
     energy_j_per_step: float | None = None  # of all GPUs
+    wrong_data: str | None = None  # what the known-answer check of the collectives found; None: nothing, or not asked
     losses: tuple[float, ...] = ()  # of each step from the first, for the gates
     start_s: float | None = None  # from the start of the command to the first settled step
     covariates: Covariates = Covariates()

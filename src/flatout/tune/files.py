@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from flatout import __version__
-from flatout.errors import OutputError
+from flatout.errors import FlatoutError, OutputError
+from flatout.predict.calibrate import Calibration, calibrate
+from flatout.predict.history import append_history, outcome, read_history
 from flatout.records.tuning import TuneResult
 from flatout.report.command import masked_command
 from flatout.trial.command import keeps_outputs_apart
@@ -62,6 +66,39 @@ def open_tuning(
             " are not: with {trial_dir} in the command, it can write into a folder of the trial's own"
         )
     return Runner(command, folder, journal, shown_command=shown, left_s=left_s, say=say, warmup=warmup)
+
+
+def history_path(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where this user's predictions lie beside what was measured: from use they become better."""
+    state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "flatout" / "predictions.jsonl"
+
+
+def learned(path: Path) -> Calibration | None:
+    """What former tunings say of the predictions; None where there is nothing, or it cannot be read."""
+    try:
+        outcomes = read_history(path).outcomes
+    except (OSError, FlatoutError):
+        return None
+    return calibrate(outcomes) if outcomes else None
+
+
+def learn(result: TuneResult, path: Path) -> None:
+    """Add what this tuning measured of its predictions. A history that cannot be written is no error of the tuning."""
+    machine = result.tuning.machine.get("device", "")
+    outcomes = [
+        outcome(one.prediction, one.verdict.speedup, machine, result.tuning.date)
+        for one in result.tried
+        if one.prediction is not None
+        and one.verdict is not None
+        and one.verdict.speedup is not None
+        and one.verdict.interval is not None
+        and one.outcome != "unsafe"
+    ]
+    if outcomes:
+        with suppress(OSError, FlatoutError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            append_history(path, outcomes)
 
 
 def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Sequence[str]) -> list[str]:

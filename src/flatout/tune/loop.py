@@ -18,9 +18,10 @@ from flatout.change.candidates import candidates
 from flatout.change.combine import combine, conflicts
 from flatout.errors import InputError
 from flatout.predict.calibrate import Calibration
-from flatout.predict.predict import predict_all
+from flatout.predict.predict import predict_all, predict_together, situation_of
+from flatout.predict.situation import Situation
 from flatout.records.change import Change, ChangeSet, JobFacts
-from flatout.records.prediction import Prediction
+from flatout.records.prediction import NoPrediction, Prediction
 from flatout.records.trial import BASELINE, Pair, TrialResult
 from flatout.records.tuning import Bound, Tried, TriedOutcome, TunedChange, TuneResult, Tuning
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
@@ -72,6 +73,7 @@ class Tuner:
         self._last_pairs: list[Pair] = []
         self._against_original: Verdict | None = None  # of the first set that was adopted
         self.predictions: dict[str, Prediction] = {}  # by the change's name, of this round
+        self._situation: Situation | NoPrediction | None = None  # of this round
         self._refused: set[str] = set()  # names of changes that are not tried again
 
     def tune(self) -> TuneResult:
@@ -176,6 +178,7 @@ class Tuner:
             profiled.done.job, found, profiled.facts, untraced_step_s=step_s, calibration=self.calibration
         )
         self.predictions = {name: one for name, one in made.items() if isinstance(one, Prediction)}
+        self._situation = situation_of(profiled.done.job, profiled.facts, step_s)
 
         def promise(change: Change) -> float:
             prediction = self.predictions.get(change.name)
@@ -355,6 +358,8 @@ class Tuner:
         """Against the job as it came, whatever is on now."""
         if not trial.is_complete:
             return GateResult(is_passed=True, reason=trial.problem)
+        if trial.wrong_data is not None:
+            return GateResult(is_passed=False, reason=trial.wrong_data)
         losses = check_losses(trial, self.baselines, made)
         if not losses.is_passed:
             return losses
@@ -412,13 +417,22 @@ class Tuner:
                 round=self._round,
                 bound=alone.predicted_speedup if alone is not None else None,
                 predicted_from=alone.predicted_from if alone is not None else (),
-                prediction=self.predictions.get(alone.name) if alone is not None else None,
+                prediction=self._prediction_of(added),
                 outcome=outcome,
                 screened=screened,
                 verdict=verdict,
                 reason=reason,
             )
         )
+
+    def _prediction_of(self, added: Sequence[Change]) -> Prediction | None:
+        """Of several changes from one replay with all of them: they share what they save."""
+        if len(added) == 1:
+            return self.predictions.get(added[0].name)
+        if self._situation is None or isinstance(self._situation, NoPrediction):
+            return None
+        made = predict_together(self._situation, added, self.calibration)
+        return made if isinstance(made, Prediction) else None
 
     def result(self, verdict: Verdict | None, why_ended: str) -> TuneResult:
         first = self.first

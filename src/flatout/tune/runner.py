@@ -24,6 +24,7 @@ from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.recording import Recording
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.trial.command import trial_command
+from flatout.trial.data import check_data
 from flatout.trial.journal import Journal
 from flatout.trial.patches import unapplied
 from flatout.trial.result import error_line, trial_result
@@ -108,6 +109,8 @@ class Runner:
         folder = self._folder(f"trial-{index:03d}")
         limit_s = self._limit_s()
         variables = {"FLATOUT_STOP_AFTER": str(num_steps), "FLATOUT_STOP_AFTER_S": str(int(limit_s))}
+        if "data" in changes.gates:
+            variables["FLATOUT_DATA_CHECK"] = "1"
         options = Options(is_light=True, warmup=self._warmup)
         began = time.time()
         recording, ended, output = self._record(changes, folder, options, variables, limit_s + _STOP_GRACE_S)
@@ -121,6 +124,9 @@ class Runner:
             start_unix_s=ended.start_unix_s or began,
             output=output,
         )
+        data = check_data(folder / "recording", len(recording.ranks) if recording is not None else 0)
+        if not data.is_passed:
+            result = msgspec.structs.replace(result, wrong_data=data.reason)
         missing = unapplied(folder / "recording", changes)
         if result.is_complete and missing:
             result = msgspec.structs.replace(result, outcome="failed", problem=f"not applied: {missing[0]}")

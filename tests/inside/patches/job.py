@@ -287,6 +287,16 @@ def _rank(rank: int, how: str, steps: int) -> None:
 def _train_long(how: str, steps: int) -> None:
     if how != "alone" and "alone" not in how:
         dist.init_process_group("gloo")
+    if "corrupt" in how:
+        right = dist.all_reduce
+
+        def all_reduce(tensor: torch.Tensor, *args, **kwargs):
+            work = right(tensor, *args, **kwargs)
+            if tensor.numel() == 65_536:
+                tensor[4711] += 1
+            return work
+
+        dist.all_reduce = all_reduce
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8), nn.Flatten(), nn.Linear(48, 4))
     model = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.inside.patches.runs import Done, run
 
+from flatout.trial.data import check_data
+
 
 def _events(done: Done, name: str) -> list[dict[str, Any]]:
     found = []
@@ -100,3 +102,14 @@ def test_facts_of_the_job_are_written_once_the_window_is_over(tmp_path: Path) ->
     assert (facts["backend"], facts["device"], facts["threads_per_rank"]) == ("gloo", "cpu", 1)
     assert facts["gradient_bytes"] == 4 * (4 * 8 * 3 + 8 + 8 + 8 + 48 * 4 + 4)
     assert done.log == ""
+
+
+@pytest.mark.parametrize("how", ["ranks", "ranks-corrupt"])
+def test_wrong_numbers_of_collectives_are_found_at_the_stop(tmp_path: Path, how: str) -> None:
+    done = run(tmp_path / "recording", "long", how, ranks=2, is_recorded=True, FLATOUT_STOP_AFTER="10",
+               FLATOUT_LIGHT="1", FLATOUT_DATA_CHECK="1")  # fmt: skip
+    assert done.code == 0
+    assert {line["rank"] for line in done.lines("data-check-rank*.json")} == {0, 1}
+    found = check_data(done.recording, 2)
+    assert found.is_passed == (how == "ranks")
+    assert ("all_reduce of 65536 elements: 1 are wrong" in found.reason) == (how == "ranks-corrupt")

@@ -1,0 +1,57 @@
+"""A known-answer check of the collectives, where a trial asks for it: some NCCL settings are fast and wrong.
+
+With FLATOUT_DATA_CHECK=1, when the job is stopped at a step boundary, all ranks reduce and gather numbers whose result
+is known exactly, at sizes of which each takes another path inside NCCL or gloo. Out: `data-check-rank<R>.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from flatout.inside.identity import Identity
+
+VARIABLE = "FLATOUT_DATA_CHECK"
+SCHEMA, VERSION = "flatout/data-check", 1
+_NUM_ELEMENTS = (1, 1023, 65_536, 1_048_576 + 1, 16 * 1_048_576)  # of 4 bytes: 4 B to 64 MiB
+_PERIOD = 97  # of the pattern; sums of it stay exact in 32-bit floats for up to 400 ranks
+
+
+def check_data(recording: Path, identity: Identity) -> None:
+    """Only where it was asked for, and where all ranks are at the same step."""
+    if os.environ.get(VARIABLE) != "1" or not (dist.is_available() and dist.is_initialized()):
+        return
+    wrong = [problem for size in _NUM_ELEMENTS for problem in (_reduced(size), _gathered(size)) if problem]
+    content = {"schema": SCHEMA, "version": VERSION, "rank": identity.rank, "wrong": wrong, "sizes": _NUM_ELEMENTS}
+    (recording / f"data-check-rank{identity.rank}.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _pattern(size: int) -> torch.Tensor:
+    is_nccl = "nccl" in str(dist.get_backend())
+    device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
+    return torch.arange(size, device=device).remainder(_PERIOD).add(1).to(torch.float32)
+
+
+def _reduced(size: int) -> str | None:
+    pattern, ranks = _pattern(size), dist.get_world_size()
+    given = pattern * (dist.get_rank() + 1)
+    dist.all_reduce(given)
+    return _difference("all_reduce", given, pattern * (ranks * (ranks + 1) // 2))
+
+
+def _gathered(size: int) -> str | None:
+    part = max(size // dist.get_world_size(), 1)
+    pattern = _pattern(part)
+    parts = [torch.empty_like(pattern) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, pattern * (dist.get_rank() + 1))
+    expected = torch.cat([pattern * (rank + 1) for rank in range(len(parts))])
+    return _difference("all_gather", torch.cat(parts), expected)
+
+
+def _difference(operation: str, got: torch.Tensor, expected: torch.Tensor) -> str | None:
+    wrong = int((got != expected).sum())
+    return f"{operation} of {got.numel()} elements: {wrong} are wrong" if wrong else None
