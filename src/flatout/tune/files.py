@@ -23,6 +23,7 @@ from flatout.tune.options import TuneOptions
 from flatout.tune.runner import Runner, Say
 
 JOURNAL = "journal.jsonl"
+SHOWN_TARGETS = ("environment", "torchrun")  # as a diff, where nothing is written
 RESULTS = ("tuned.toml", "tuning.json", "report.html")
 
 
@@ -102,7 +103,7 @@ def learn(result: TuneResult, path: Path) -> None:
 
 
 def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Sequence[str]) -> list[str]:
-    """Write tuned.toml (if something won), tuning.json, report.html; a line for each other file, shown or written."""
+    """Write tuned.toml (if something won), tuning.json and report.html; lines that tell of those and of the other files."""
     from flatout.emit import tuned_toml
     from flatout.emit.targets import TARGETS
     from flatout.emit.write import diff, write
@@ -115,11 +116,19 @@ def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Seq
     if not is_better(result):
         return lines
     lines.append(f"wrote {write(tuned_toml.emit(result.tuning), folder, force=True)}")
-    for emitted in (emit(result.tuning) for name, emit in TARGETS.items() if name != "tuned-toml"):
+    others = []
+    for name, emit in TARGETS.items():
+        emitted = emit(result.tuning)
+        if name == "tuned-toml":
+            continue
         if apply:
             lines.append(f"wrote {write(emitted, folder / 'files')}")
-        else:
+        elif name in SHOWN_TARGETS:
             lines += diff(emitted, folder / "files").splitlines()
+        else:
+            others.append(emitted.path)
+    if others:
+        lines.append(f"not written without --apply: the two above, and {', '.join(others)}")
     return lines
 
 
