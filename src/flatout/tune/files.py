@@ -103,7 +103,7 @@ def learn(result: TuneResult, path: Path) -> None:
 
 
 def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Sequence[str]) -> list[str]:
-    """Write tuned.toml (if something won), tuning.json and report.html; lines that tell of those and of the other files."""
+    """Write tuned.toml (if something won), tuning.json and report.html; what to print of them and of other files."""
     from flatout.emit import tuned_toml
     from flatout.emit.targets import TARGETS
     from flatout.emit.write import diff, write
