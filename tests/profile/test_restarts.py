@@ -17,9 +17,9 @@ from flatout.profile.folder import open_folder
 
 @pytest.fixture(scope="module")
 def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two attempts: the first is ended by rank 1 in its 60th step, the second runs to its end."""
+    """Two attempts: the first is ended by rank 1 in its 300th step, the second runs to its end."""
     out = tmp_path_factory.mktemp("restarted") / "r"
-    command = torchrun("--steps", 120, "--end", "first-attempt", "--port", 29571)
+    command = torchrun("--steps", 600, "--end", "first-attempt", "--port", 29571)
     command.insert(command.index("--standalone"), "--max-restarts=1")
     _, done = recorded(out, command, "--warmup", "12")
     assert "torchrun started the ranks again: 2 attempts were recorded" in done.stderr
@@ -29,7 +29,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_last_attempt_with_a_trace_is_read(restarted: Path) -> None:
     recording = read_recording(restarted)
     assert (recording.attempt, recording.num_attempts) == (1, 2)
-    assert [len(rank.steps.number) for rank in recording.ranks] == [120, 120]
+    assert [len(rank.steps.number) for rank in recording.ranks] == [600, 600]
     assert sorted(file.name for file in restarted.glob("attempts/1/*")) == sorted(
         f"rank{rank}.{end}" for rank in (0, 1) for end in ("json.gz", "steps.jsonl")
     )
@@ -46,7 +46,7 @@ def test_the_first_attempt_is_read_where_only_it_has_a_trace(restarted: Path, tm
         trace.unlink()
     recording = read_recording(copy)
     assert recording.attempt == 0
-    assert all(len(rank.steps.number) < 120 for rank in recording.ranks)
+    assert all(len(rank.steps.number) < 600 for rank in recording.ranks)
     assert recording.problems[0].effect == "all numbers are of attempt 1, the last with a trace"
 
 
