@@ -29,25 +29,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--example", default="straggler", help="name of an archive in examples/traces")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="RANKS")
+    parser.add_argument("--engines", nargs="+", default=["auto", "serial"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quiet-s", type=float, default=60, help="wait so long before a round for an idle machine")
     parser.add_argument("--out", type=Path, default=repository() / "benchmarks/results/ranks.json")
     args = parser.parse_args()
     job = Job(repository() / f"examples/traces/{args.example}.tar.xz")
-    sizes = [size(job, num_ranks, args.rounds, args.quiet_s) for num_ranks in args.sizes]
-    fitted = {engine: exponent(sizes, engine) for engine in ("auto", "serial")}
+    sizes = [size(job, num_ranks, args.engines, args.rounds, args.quiet_s) for num_ranks in args.sizes]
+    fitted = {engine: exponent(sizes, engine) for engine in args.engines}
     result = {"machine": machine(), "example": args.example, "sizes": sizes, "exponent": fitted}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(sizes))
-    print(f"\nwall time grows as ranks to the power of {fitted['auto']:.2f} (auto), {fitted['serial']:.2f} (serial)")
+    for engine, power in fitted.items():
+        print(f"wall time grows as ranks to the power of {power:.2f} ({engine})")
 
 
-def size(job: Job, num_ranks: int, rounds: int, quiet_s: float) -> dict[str, Any]:
+def size(job: Job, num_ranks: int, names: Sequence[str], rounds: int, quiet_s: float) -> dict[str, Any]:
     """Rounds of one run an engine, in turn; then one run each for the memory."""
     with tempfile.TemporaryDirectory(prefix="flatout-benchmark-") as folder:
         num_bytes = job.write(Path(folder), num_ranks)
-        engines = {e: [flatout(), "diagnose", folder, "--json", "--engine", e] for e in ("auto", "serial")}
-        timed(engines["auto"])  # files into the page cache
+        engines = {e: [flatout(), "diagnose", folder, "--json", "--engine", e] for e in names}
+        timed(engines[names[0]])  # files into the page cache
         runs = []
         for _ in range(rounds):
             wait_for_quiet(quiet_s)
@@ -74,20 +76,19 @@ def exponent(sizes: Sequence[dict[str, Any]], engine: str) -> float:
 
 
 def table(sizes: Sequence[dict[str, Any]]) -> str:
-    """Markdown: median wall time and its range, and the peak memory of all processes."""
+    """Markdown: of each engine its median wall time and range, the time a rank, and the peak memory."""
     lines = [
-        "| Ranks | On disk, MB | All cores, s | A rank, ms | One process, s | Peak MB (all cores; one process) |",
+        "| Ranks | On disk, MB | Engine | Wall time, s | A rank, ms | Peak memory, MB |",
         "|---|---|---|---|---|---|",
     ]
     for each in sizes:
-        auto, serial = each["wall_s"]["auto"], each["wall_s"]["serial"]
-        memory = "; ".join(f"{each['memory'][engine]['peak_pss_bytes'] / 1e6:,.0f}" for engine in ("auto", "serial"))
-        lines.append(
-            f"| {each['num_ranks']:,} | {each['num_bytes'] / 1e6:,.1f} "
-            f"| {auto['median']:.2f} ({auto['min']:.2f} to {auto['max']:.2f}) "
-            f"| {1000 * auto['median'] / each['num_ranks']:.0f} "
-            f"| {serial['median']:.2f} ({serial['min']:.2f} to {serial['max']:.2f}) | {memory} |"
-        )
+        for engine, wall in each["wall_s"].items():
+            lines.append(
+                f"| {each['num_ranks']:,} | {each['num_bytes'] / 1e6:,.1f} | {engine} "
+                f"| {wall['median']:.2f} ({wall['min']:.2f} to {wall['max']:.2f}) "
+                f"| {1000 * wall['median'] / each['num_ranks']:.0f} "
+                f"| {each['memory'][engine]['peak_pss_bytes'] / 1e6:,.0f} |"
+            )
     return "\n".join(lines)
 
 
