@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flatout.records.change import Safety
     from flatout.records.tuning import TuneResult
     from flatout.records.verdict import Objective
@@ -55,6 +57,7 @@ def tune(
     from flatout.tune.loop import Tuner, is_better
     from flatout.tune.options import TuneOptions
 
+    _check_knobs(knob or (), command, _safety(allow))
     options = TuneOptions(
         allowed_safety=_safety(allow),
         objective=_objective(objective),
@@ -110,6 +113,15 @@ def _safety(text: str) -> Safety:
         if text == safety:
             return safety
     raise UsageError(f"`--allow` must be one of {', '.join(SAFETIES)}, but got {text}")
+
+
+def _check_knobs(knobs: Sequence[str], command: Sequence[str], allowed_safety: Safety) -> None:
+    """UsageError for what no job could be tuned by, before any trial is run."""
+    from flatout.change.arguments import knob_changes, parse_knob
+    from flatout.records.change import JobFacts
+
+    for text in knobs:
+        knob_changes(parse_knob(text), command, JobFacts(has_batch_norm=False), allowed_safety)
 
 
 def _objective(text: str | None) -> Objective | None:

@@ -7,6 +7,7 @@ whoever descends from the command is remembered, and ended with it.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,7 @@ class Family:
     """A process and all that it has started, those included whose parent has ended since."""
 
     def __init__(self, pid: int) -> None:
+        self._pid = pid  # it leads a session
         self._members: dict[int, psutil.Process] = {}
         self._next_look = 0.0
         with suppress(psutil.Error):
@@ -81,20 +83,28 @@ class Family:
                     self._members.setdefault(child.pid, child)
 
     def end(self) -> None:
-        """Ask all to end, children last: a launcher ends its own ranks better than we do. Then make them."""
-        self.look(is_forced=True)
-        left = [member for member in self._members.values() if _lives(member)]
-        for member in left[:1]:
-            with suppress(psutil.Error):
-                member.terminate()
+        """Ask the first process to end, which ends its own ranks better than we do; then the rest. Then make them."""
+        asked: set[int] = set()
         deadline = time.monotonic() + _GRACE_S
-        while left and time.monotonic() < deadline:
+        while (left := self._left()) and time.monotonic() < deadline:
+            for member in left[:1] if left[0].pid == self._pid else left:
+                if member.pid not in asked:
+                    asked.add(member.pid)
+                    with suppress(psutil.Error):
+                        member.terminate()
             time.sleep(_POLL_S)
-            self.look(is_forced=True)
-            left = [member for member in self._members.values() if _lives(member)]
         for member in left:
             with suppress(psutil.Error):
                 member.kill()
+
+    def _left(self) -> list[psutil.Process]:
+        """Who lives, the first process first; those included that it started just before it ended."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if os.getsid(process.pid) == self._pid:
+                    self._members.setdefault(process.pid, process)
+        self.look(is_forced=True)
+        return [member for member in self._members.values() if _lives(member)]
 
 
 def _lives(process: psutil.Process) -> bool:

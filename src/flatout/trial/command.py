@@ -54,9 +54,27 @@ def _launched_with(words: Sequence[str], launcher: str, added: Sequence[str]) ->
     place = _place(words, launcher)
     if place is None:
         raise UsageError(f"a change adds {' '.join(added)} to {launcher}, which the command does not call")
-    flags = {word.partition("=")[0] for word in added if word.startswith("-")}
-    kept = [word for word in words[place:] if word.partition("=")[0] not in flags or "=" not in word]
-    return (*words[:place], *added, *kept)
+    end = next((spot for spot in range(place, len(words)) if _begins_a_program(words[spot])), len(words))
+    flags = {_flag(word) for word in added if word.startswith("-")}
+    kept: list[str] = []
+    spot = place
+    while spot < end:  # of two values a launcher takes the last: the user's own would win
+        if _flag(words[spot]) in flags:
+            spot += 1 if "=" in words[spot] else 2
+        else:
+            kept.append(words[spot])
+            spot += 1
+    return (*words[:place], *added, *kept, *words[max(spot, end) :])
+
+
+def _begins_a_program(word: str) -> bool:
+    """Whether a launcher's own arguments end before this word: what follows is of the program that it starts."""
+    return word.endswith(".py") or word in ("-m", "--module") or Path(word).name.startswith(("python", "torchrun"))
+
+
+def _flag(word: str) -> str:
+    """`--numa-binding` of `--numa_binding=node`: launchers take both spellings."""
+    return word.partition("=")[0].replace("_", "-")
 
 
 def _place(words: Sequence[str], launcher: str) -> int | None:

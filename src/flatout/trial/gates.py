@@ -20,6 +20,7 @@ from flatout.units import num_bytes, percent
 
 FLOAT_NOISE = 2e-3  # relative, over the first updates: bf16 sums in another order differ by 4e-4 to 1e-3
 NUM_FIRST = 5
+ALL_KEPT = 512  # the recorder keeps the loss of each step up to this one: where one is absent, it is not a number
 SPREADS = 4.0
 BAND = {"exact": 0.005, "rounding": 0.02, "semantic": 1.0}  # relative, of the mean over all steps
 MAX_MORE_MEMORY = 0.10
@@ -39,9 +40,15 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
         return GateResult(is_passed=True, reason="the job's loss is not known: not checked")
     if not mine.size:
         return GateResult(is_passed=False, reason="the candidate shows no loss, and the baseline does")
+    if mine.size < min(len(candidate.losses), ALL_KEPT, *(losses.size for losses in base)):
+        return GateResult(
+            is_passed=False, reason=f"the loss of its step {mine.size + 1} is not a number, and the baseline's is"
+        )
     length = min(mine.size, *(losses.size for losses in base))
     mine, together = mine[:length], np.array([losses[:length] for losses in base])
-    if not np.isfinite(mine).all() and np.isfinite(together).all():
+    if not np.isfinite(together).all():
+        return GateResult(is_passed=True, reason="the baseline's own loss is not finite: not checked")
+    if not np.isfinite(mine).all():
         return GateResult(is_passed=False, reason="its loss is not finite, and the baseline's is")
     if any(np.array_equal(mine, losses) for losses in together):
         return GateResult(is_passed=True, reason=f"the losses of {length} steps are bitwise the same")
@@ -49,8 +56,9 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
     scale = max(float(np.abs(mean).mean()), 1e-12)
     own_spread = float(np.abs(together - mean).max()) / scale
     if changes.safety == "exact" and not _may_resample(changes):
-        first = float(np.abs(mine - mean)[:NUM_FIRST].max()) / scale
-        allowed = max(FLOAT_NOISE, SPREADS * float(np.abs(together - mean)[:, :NUM_FIRST].max()) / scale)
+        size = max(float(np.abs(mean[:NUM_FIRST]).mean()), 1e-12)  # losses may fall fast
+        first = float(np.abs(mine - mean)[:NUM_FIRST].max()) / size
+        allowed = max(FLOAT_NOISE, SPREADS * float(np.abs(together - mean)[:, :NUM_FIRST].max()) / size)
         if first > allowed:
             return GateResult(
                 is_passed=False,

@@ -6,7 +6,9 @@ tuning: with another command, or other files of ours, nothing is resumed.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,7 +27,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     result: TrialResult
 
 
-_LINE = msgspec.json.Decoder(Heading | Entry)
+# Losses may be no numbers or infinite, for which JSON has no word: they are written as texts.
+_LINE = msgspec.json.Decoder(Heading | Entry, strict=False)
 
 
 class Journal:
@@ -38,16 +41,17 @@ class Journal:
         self.num_before = 0
         self._before: dict[str, list[TrialResult]] = {}
         text = path.read_bytes() if path.exists() else b""
-        if text and not text.endswith(b"\n"):  # cut short by an interruption
-            with path.open("ab") as file:
-                file.write(b"\n")
         lines = text.splitlines()
         decoded = [line for raw in lines if (line := self._decoded(raw)) is not None]
         headings = [line for line in decoded if isinstance(line, Heading)]
-        if headings and headings[0] != heading:
+        is_foreign = not headings and (len(lines) > 1 or bool(decoded))
+        if is_foreign or (headings and headings[0] != heading):
             raise InputError(
                 f"{path} is the journal of another tuning", hint="choose another --out, or replace it with --force"
             )
+        if text and not text.endswith(b"\n"):  # cut short by an interruption
+            with path.open("ab") as file:
+                file.write(b"\n")
         for line in decoded:
             if isinstance(line, Entry):
                 self._before.setdefault(line.key, []).append(line.result)
@@ -64,8 +68,11 @@ class Journal:
         self._write(Entry(key=key, result=result))
 
     def _write(self, line: Heading | Entry) -> None:
+        made: dict[str, Any] = msgspec.to_builtins(line)
+        if isinstance(line, Entry):
+            made["result"]["losses"] = [loss if math.isfinite(loss) else str(loss) for loss in line.result.losses]
         with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
+            file.write(msgspec.json.encode(made) + b"\n")
 
     def _decoded(self, raw: bytes) -> Heading | Entry | None:
         try:

@@ -16,7 +16,7 @@ import msgspec
 from flatout.change.arguments import knob_changes, parse_knob
 from flatout.change.candidates import candidates
 from flatout.change.combine import combine, conflicts
-from flatout.errors import InputError
+from flatout.errors import FlatoutError, InputError
 from flatout.predict.calibrate import Calibration
 from flatout.predict.predict import predict_all, predict_together, situation_of
 from flatout.predict.situation import Situation
@@ -130,7 +130,13 @@ class Tuner:
 
     def improve(self) -> bool:
         """One round: whether something was adopted."""
-        profiled = self.runner.profile(self._now())
+        try:
+            profiled = self.runner.profile(self._now())
+        except FlatoutError as error:
+            if not self.applied:
+                raise
+            self.notes.append(f"what is on now was not profiled again: {error}")
+            return False
         if self.first is None:
             self.first = profiled
             self.bounds = bounds(profiled)
@@ -201,7 +207,7 @@ class Tuner:
                 sets[made.name] = made
             if number % CANDIDATES_BETWEEN_BASELINES == CANDIDATES_BETWEEN_BASELINES - 1:
                 trials.append(self._current_trial())
-        if not sets:
+        if not sets or not any(trial.is_complete and trial.arm == BASELINE for trial in trials):
             return []
         by_change = {self._last_of(made): made for made in sets.values()}
         estimates = {one.arm: one.speedup for one in screen(trials, objective=self.objective)}
@@ -273,10 +279,15 @@ class Tuner:
     # Trials.
 
     def _trial(self, changes: ChangeSet) -> TrialResult:
-        if self.options.max_trials is not None and self.runner.num_trials >= self.options.max_trials:
-            raise OutOfBudgetError(f"all {self.options.max_trials} trials were made")
+        self._check_trials(2 * RESERVED_PAIRS if self.applied else 0)
         self._check_time(self.runner.usual_s or 0.0)
         return self.runner.trial(changes, self.num_steps)
+
+    def _check_trials(self, num_reserved: int) -> None:
+        most = self.options.max_trials
+        if most is not None and self.runner.num_trials + num_reserved >= most:
+            kept = f" but {num_reserved}, which are kept for the final verdict," if num_reserved else ""
+            raise OutOfBudgetError(f"all {most} trials{kept} were made")
 
     def _check_time(self, needed_s: float) -> None:
         reserved_s = 2 * RESERVED_PAIRS * (self.runner.usual_s or 0.0) if self.applied else 0.0
@@ -329,6 +340,7 @@ class Tuner:
     def _pair_trial(self, changes: ChangeSet, is_final: bool) -> TrialResult:
         if not is_final:
             return self._trial(changes)
+        self._check_trials(0)
         if time.monotonic() - self._began > self.options.budget_s + 2 * RESERVED_PAIRS * (self.runner.usual_s or 0.0):
             raise OutOfBudgetError("the budget is used up")
         return self.runner.trial(changes, self.num_steps)

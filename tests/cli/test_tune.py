@@ -1,0 +1,116 @@
+"""`flatout tune` as a user runs it: what is refused before anything is started, and commands that fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flatout as package
+
+
+def flatout(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flatout", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
+    )
+
+
+MARK = "import pathlib; pathlib.Path('started').touch()"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "soon"], "`--budget` is a time such as 90s, 10m or 2h, at most 30 days, but got soon"),
+        (["--budget", ""], "`--budget` is a time"),
+        (["--budget", "-5m"], "`--budget` is a time"),
+        (["--budget", "0"], "`--budget` is a time"),
+        (["--budget", "31x"], "`--budget` is a time"),
+        (["--budget", "721h"], "`--budget` is a time"),
+        (["--budget", f"{'9' * 400}s"], "`--budget` is a time"),
+        (["--allow", "all"], "`--allow` must be one of exact, rounding, semantic, but got all"),
+        (["--objective", "loss"], "`--objective` must be one of samples/s, tokens/s, steps/s, memory, energy, but"),
+        (["--knob", "batch"], "--knob 'batch' must have the form NAME={VALUE,VALUE,...}:ARGUMENT={}"),
+        (["--knob", "batch={8,8}:--batch={}"], "--knob 'batch={8,8}:--batch={}' has the same value twice"),
+        (["--knob", "batch={8}:--batch={}"], "the knob `batch` is semantic"),
+    ],
+)
+def test_arguments_that_are_refused_before_anything_is_started(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    done = flatout("tune", "--out", "out", *arguments, "--", sys.executable, "-c", MARK, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}") and "internal" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, force: list[str]) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    done = flatout("tune", "--out", out, *force, "--", sys.executable, "-c", MARK, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        f"error: {out} has other files already",
+        "hint: choose another --out",
+    ]
+    assert [file.name for file in out.iterdir()] == ["notes.txt"]
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_finished_tuning_is_not_replaced_without_force(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("journal.jsonl", "tuning.json"):
+        (out / name).write_text("{}\n")
+    done = flatout("tune", "--out", out, "--", sys.executable, "-c", MARK, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {out} has a finished tuning already")
+    assert (out / "tuning.json").read_text() == "{}\n"
+
+
+def test_the_tuning_of_another_command_is_not_gone_on_with(tmp_path: Path) -> None:
+    first = flatout("tune", "--out", "out", "--", sys.executable, "-c", "raise SystemExit(3)", cwd=tmp_path)
+    assert first.returncode == 2
+    before = (tmp_path / "out" / "journal.jsonl").read_bytes()
+    done = flatout("tune", "--out", "out", "--", sys.executable, "-c", MARK, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is the journal of another tuning" in done.stderr
+    assert (tmp_path / "out" / "journal.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        ("raise ValueError('bad sample')", "exit code 1: ValueError: bad sample"),
+        ("raise SystemExit(7)", "exit code 7: it printed nothing"),
+        ("import os; os.kill(os.getpid(), 9)", "ended by a signal: it printed nothing"),
+        ("print('done')", "it made 0 settled steps, and at least 3 are needed"),
+    ],
+)
+def test_a_command_that_does_not_train_is_one_line_and_where_its_output_is(
+    tmp_path: Path, program: str, problem: str
+) -> None:
+    done = flatout("tune", "--out", "out", "--", sys.executable, "-c", program, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith(f"error: the command itself does not succeed: {problem}")
+    output = Path(hint.removeprefix("hint: its output is in "))
+    assert output == tmp_path / "out" / "runs" / "trial-000" / "output.log" and output.is_file()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_command_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = flatout("tune", "--out", "out", "--", "no-such-command", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "error: the command `no-such-command` was not found" in done.stderr

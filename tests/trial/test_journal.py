@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.verdict.trials import trial
+
+from flatout.change.catalogue import all_changes
+from flatout.change.combine import combine
+from flatout.errors import InputError
+from flatout.records.change import JobFacts
+from flatout.trial.journal import Heading, Journal
+from flatout.tune.runner import trial_key
+
+HEADING = Heading(tool_version="1", command=("python", "train.py"), options={"num_steps": "30"})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
+
+
+def test_trials_come_back_once_each_in_their_order(path: Path) -> None:
+    first = Journal(path, HEADING)
+    assert (first.num_before, first.recall("a")) == (0, None)
+    for key, index in (("a", 0), ("b", 1), ("a", 2)):
+        first.add(key, trial(index))
+    again = Journal(path, HEADING)
+    assert (again.num_before, again.num_damaged) == (3, 0)
+    assert [again.recall(key) for key in ("a", "a", "a", "b", "c")] == [trial(0), trial(2), None, trial(1), None]
+
+
+def test_what_is_added_in_a_resumed_tuning_is_there_the_next_time_beside_what_was(path: Path) -> None:
+    Journal(path, HEADING).add("a", trial(0))
+    Journal(path, HEADING).add("a", trial(1))
+    last = Journal(path, HEADING)
+    assert [last.recall("a"), last.recall("a")] == [trial(0), trial(1)]
+    assert path.read_text().count("heading") == 1
+
+
+@pytest.mark.parametrize("cut", [1, 10, 200])
+def test_a_last_line_that_was_cut_short_is_run_again(path: Path, cut: int) -> None:
+    journal = Journal(path, HEADING)
+    journal.add("a", trial(0))
+    whole = path.read_bytes()
+    journal.add("b", trial(1))
+    path.write_bytes(path.read_bytes()[: max(len(path.read_bytes()) - cut, len(whole) + 1)])
+    again = Journal(path, HEADING)
+    assert again.recall("a") == trial(0)
+    if cut > 1:  # else only the line's end is missing
+        assert (again.num_damaged, again.recall("b")) == (1, None)
+        again.add("b", trial(1))
+    assert Journal(path, HEADING).recall("b") == trial(1)
+
+
+def test_a_heading_that_was_cut_short_is_written_again(path: Path) -> None:
+    Journal(path, HEADING)
+    path.write_bytes(path.read_bytes()[:20])
+    Journal(path, HEADING).add("a", trial(0))
+    assert Journal(path, HEADING).recall("a") == trial(0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"command": ("python", "other.py")},
+        {"tool_version": "2"},
+        {"options": {"num_steps": "31"}},
+    ],
+)
+def test_the_journal_of_another_tuning_is_refused_and_left_as_it_is(path: Path, other: dict[str, object]) -> None:
+    Journal(path, HEADING).add("a", trial(0))
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="is the journal of another tuning"):
+        Journal(path, msgspec.structs.replace(HEADING, **other))
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_journal_of_ours_is_refused_and_left_as_it_is(path: Path) -> None:
+    path.write_text('{"text": "dear diary"}\n{"text": "no new line at the end"}')
+    before = path.read_bytes()
+    with pytest.raises(InputError):
+        Journal(path, HEADING)
+    assert path.read_bytes() == before
+
+
+def test_losses_that_are_no_finite_numbers_come_back(path: Path) -> None:
+    """Else the trial would be run again, and its successor taken for it."""
+    losses = (1.5, math.nan, math.inf, -math.inf)
+    Journal(path, HEADING).add("a", trial(0, losses=losses))
+    again = Journal(path, HEADING)
+    found = again.recall("a")
+    assert again.num_damaged == 0 and found is not None
+    assert [repr(loss) for loss in found.losses] == [repr(loss) for loss in losses]
+
+
+def test_what_is_predicted_of_a_change_plays_no_part_in_its_key() -> None:
+    change = next(one for one in all_changes(JobFacts(cores_allowed=8.0)) if one.knob.name == "dataloader-workers")
+    plain, predicted = (
+        combine([msgspec.structs.replace(change, predicted_speedup=bound, predicted_from=source)])
+        for bound, source in ((None, ()), (2.0, ("data-loading",)))
+    )
+    assert plain != predicted
+    assert trial_key(plain, 30) == trial_key(predicted, 30)
+
+
+def test_keys_differ_where_what_is_run_differs() -> None:
+    found = list(all_changes(JobFacts(cores_allowed=64.0, num_ranks=2, device="cuda")))
+    keys = {trial_key(combine([]), 30), trial_key(combine([]), 31)}
+    sets = [one for one in found if not one.knob.requires]
+    keys |= {trial_key(combine([change]), 30) for change in sets}
+    assert len(keys) == 2 + len(sets)

@@ -1,0 +1,81 @@
+"""Tiny trainings with known gradients: linear regression over several ranks, right and wrong in known ways.
+
+Each rank has data of its own; the right step uses the mean of all ranks' gradients. Losses are those that a trial has:
+of each step the mean over the ranks, before the update.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from flatout.records.change import Change, ChangeSet, Knob, Safety
+from flatout.records.trial import BASELINE, TrialResult
+
+NUM_RANKS, BATCH, WIDTH = 4, 16, 20
+Fault = Literal[
+    "none", "no sync", "one rank left out", "sum for mean", "twice", "half", "stale", "frozen", "wrong sign"
+]
+FAULTS: tuple[Fault, ...] = (
+    "no sync",
+    "one rank left out",
+    "sum for mean",
+    "twice",
+    "half",
+    "stale",
+    "frozen",
+    "wrong sign",
+)
+
+
+def losses(
+    fault: Fault = "none",
+    *,
+    seed: int = 0,
+    num_steps: int = 30,
+    rate: float = 0.02,
+    float_noise: float = 0.0,
+    noise_seed: int = 0,
+    resample_seed: int | None = None,
+) -> tuple[float, ...]:
+    """`float_noise`: relative, on each gradient, as sums in another order give; `resample_seed`: other samples."""
+    start, noise = np.random.default_rng(seed), np.random.default_rng(noise_seed)
+    truth = start.normal(size=WIDTH)
+    data = np.random.default_rng(seed + 1 if resample_seed is None else 1000 + resample_seed)
+    weights = np.repeat(start.normal(size=(1, WIDTH)), NUM_RANKS, axis=0)
+    before = np.zeros_like(weights)
+    found = []
+    for _ in range(num_steps):
+        inputs = data.normal(size=(NUM_RANKS, BATCH, WIDTH))
+        targets = inputs @ truth + data.normal(scale=0.5, size=(NUM_RANKS, BATCH))
+        errors = np.einsum("rbw,rw->rb", inputs, weights) - targets
+        found.append(float((errors**2).mean()) * (1 + float_noise * noise.normal()))
+        own = 2 * np.einsum("rb,rbw->rw", errors, inputs) / BATCH
+        own *= 1 + float_noise * noise.normal(size=own.shape)
+        mean = own.mean(axis=0, keepdims=True)
+        gradient = {
+            "none": mean,
+            "no sync": own,
+            "one rank left out": own[:-1].mean(axis=0, keepdims=True),
+            "sum for mean": NUM_RANKS * mean,
+            "twice": 2 * mean,
+            "half": 0.5 * mean,
+            "stale": before,
+            "frozen": 0 * mean,
+            "wrong sign": -mean,
+        }[fault]
+        before = mean
+        weights = weights - rate * gradient
+    return tuple(found)
+
+
+def trial(values: tuple[float, ...], *, index: int = 0, memory: int | None = None) -> TrialResult:
+    return TrialResult(
+        index=index, arm=BASELINE, outcome="completed", step_s=(0.1,) * 5, losses=values, peak_memory_bytes=memory
+    )
+
+
+def changes(safety: Safety = "exact", family: str = "ddp") -> ChangeSet:
+    knob = Knob(name="knob", family=family, summary="", safety=safety, doc="", source="")
+    return ChangeSet(changes=(Change(name="knob", knob=knob),))

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import pytest
+
+from flatout.records.prediction import NoPrediction
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_predicted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is simulated has no trace to replay."""
+    if request.path.name == "test_loop.py":
+        monkeypatch.setattr("flatout.tune.loop.predict_all", lambda *_, **__: {})
+        nothing = NoPrediction(change="", family="", reason="it is simulated")
+        monkeypatch.setattr("flatout.tune.loop.situation_of", lambda *_, **__: nothing)

@@ -1,0 +1,102 @@
+"""A job of which is known how fast it is with each change: a runner that starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from tests.change.jobs import diagnosis, facts
+from tests.trial.recordings import measured, recording
+from tests.trial.training import Fault, losses
+
+from flatout.errors import FlatoutError
+from flatout.loop import Diagnosed
+from flatout.records.change import ChangeSet, JobFacts
+from flatout.records.trial import TrialResult
+from flatout.tune.loop import Tuner
+from flatout.tune.options import TuneOptions
+from flatout.tune.runner import Profiled
+
+STEP_S = 0.25
+# Sockets, where the communication is 40 % of a step and loading 30 %: both have changes in the catalogue.
+FACTS = facts(cores_allowed=64.0)
+COSTS = {"exposed-communication": 0.1, "data-loading": 0.075}
+SOCKETS, WORKERS, BUCKET = "nccl-sockets=2x2+8", "dataloader-workers=15", "ddp-bucket=200"
+
+
+class SimulatedRunner:
+    """Has what `Runner` has. `speedups`: by change; a set is as fast as the product of its changes."""
+
+    def __init__(
+        self,
+        speedups: Mapping[str, float],
+        *,
+        seed: int = 0,
+        between_sd: float = 0.01,
+        step_sd: float = 0.03,
+        faults: Mapping[str, Fault] | None = None,
+        ends: Callable[[int, ChangeSet], dict[str, object]] = lambda index, changes: {},
+        start_s: float = 20.0,
+        profile_fails_with: str | None = None,
+        job: JobFacts = FACTS,
+    ) -> None:
+        self.command = ("torchrun", "--nproc-per-node", "4", "train.py", "--batch", "8")
+        self.out = Path("out")
+        self.num_trials = self.num_resumed = 0
+        self.usual_s: float | None = None
+        self.now_s = 0.0
+        self.made: list[tuple[str, TrialResult]] = []
+        self.num_profiles = 0
+        self._speedups, self._faults, self._ends = dict(speedups), dict(faults or {}), ends
+        self._random = np.random.default_rng(seed)
+        self._between_sd, self._step_sd, self._start_s = between_sd, step_sd, start_s
+        self._profile_fails_with = profile_fails_with
+        self._job = job
+
+    def trial(self, changes: ChangeSet, num_steps: int) -> TrialResult:
+        index, self.num_trials = self.num_trials, self.num_trials + 1
+        names = [change.name for change in changes.changes]
+        speedup = float(np.prod([self._speedups.get(name, 1.0) for name in names]))
+        run = STEP_S / speedup * np.exp(self._random.normal(0, self._between_sd))
+        steps = run * np.exp(self._random.normal(0, self._step_sd, num_steps))
+        fault = next((self._faults[name] for name in names if name in self._faults), "none")
+        result = {
+            "index": index,
+            "arm": changes.name,
+            "outcome": "completed",
+            "step_s": tuple(steps.tolist()),
+            "losses": losses(fault, num_steps=20, float_noise=2e-4, noise_seed=int(self._random.integers(1 << 30))),
+            "start_s": self._start_s,
+            "peak_memory_bytes": 1000,
+        } | self._ends(index, changes)
+        found = TrialResult(**result)  # type: ignore[arg-type]
+        took_s = self._start_s + float(steps.sum())
+        self.usual_s = took_s if self.usual_s is None else self.usual_s
+        self.now_s += took_s
+        self.made.append((changes.name, found))
+        return found
+
+    def profile(self, changes: ChangeSet) -> Profiled:
+        self.num_profiles += 1
+        if self._profile_fails_with is not None and self.num_profiles > 1:
+            raise FlatoutError(self._profile_fails_with)
+        on = {change.family for change in changes.changes}
+        left = {
+            name: cost
+            for name, cost in COSTS.items()
+            if {"exposed-communication": "nccl", "data-loading": "dataloader"}[name] not in on
+        }
+        return Profiled(
+            done=Diagnosed(diagnosis=diagnosis(left, step_s=STEP_S), job=None, sources={}),  # type: ignore[arg-type]
+            recording=recording(Path("recording"), numbers=measured(step_s=STEP_S)),
+            facts=self._job,
+        )
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.made]
+
+
+def tuner(runner: SimulatedRunner, **options: object) -> Tuner:
+    asked = {"num_steps": 20, "max_screened": 6, "budget_s": 1e9} | options
+    return Tuner(runner, TuneOptions(**asked), lambda line: None)  # type: ignore[arg-type]
