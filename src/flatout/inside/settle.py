@@ -41,11 +41,12 @@ class Settling:
         return median(list(self._last)[-_HALF:]) if self._last else 0.0
 
     def is_settled(self, source: Source, *, is_training: bool) -> bool:
+        fewest = MIN_STEPS[Source.BACKWARD if source is Source.BATCH and is_training else source]
         if self._warmup is not None:
-            return self.num_steps >= self._warmup
+            # Passes before the first optimizer step are no steps: a plan made of them would differ between ranks.
+            return self.num_steps >= (self._warmup if source is Source.OPTIMIZER else max(self._warmup, fewest))
         if self._elapsed_s >= _LONGEST_S and self.num_steps >= _FEWEST_STEPS:
             return True
-        fewest = MIN_STEPS[Source.BACKWARD if source is Source.BATCH and is_training else source]
         if self.num_steps < fewest:
             return False
         if self.num_steps >= _MAX_STEPS and self._elapsed_s >= _MAX_S:
