@@ -113,7 +113,8 @@ def test_a_file_without_changes_runs_the_command_as_it_is(tmp_path: Path) -> Non
     ("old", "new", "what"),
     [
         ("version = 1", "version = 9", "has version 9"),
-        ('"8" }', '"8", NCCL_CHUNK_SIZE = "1" }', "NCCL_CHUNK_SIZE=1"),
+        ('"8" }', '"8", NCCL_CHUNK_SIZE = "1" }', "may not set the variable NCCL_CHUNK_SIZE"),
+        ('"8" }', '"8", LD_PRELOAD = "/tmp/theirs.so" }', "may not set the variable LD_PRELOAD"),
         ('name = "dataloader"', 'name = "os.system"', "there is no patch `os.system`"),
         ("num_workers = 4 }", "num_workers = 4000 }", "does not take num_workers = 4000"),
     ],

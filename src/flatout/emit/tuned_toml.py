@@ -15,7 +15,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.change.arguments import FAMILY as ARGUMENTS
-from flatout.change.catalogue import KNOBS
+from flatout.change.catalogue import KNOBS, all_changes
 from flatout.change.combine import combine
 from flatout.change.setting import setting
 from flatout.emit.heading import commented
@@ -26,6 +26,11 @@ from flatout.records.verdict import Verdict
 
 SCHEMA = "flatout/tuned"
 VERSION = 1
+
+
+# For these the catalogue gives every kind of change.
+_HOST = JobFacts(num_ranks=2, ranks_per_host=2, num_hosts=1, cores_allowed=64.0, num_numa_nodes=2, threads_per_rank=1)
+_ANY_JOB = tuple(msgspec.structs.replace(_HOST, device=device) for device in ("cuda", "cpu"))
 
 
 class _StoredVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -167,6 +172,8 @@ def _change(stored: _StoredChange) -> Change:
         knob = _own_knob(stored)
     elif stored.safety != knob.safety:
         raise InputError(f"`{stored.name}` is {knob.safety}, and not {stored.safety}, in this version's catalogue")
+    elif foreign := _foreign(stored):
+        raise InputError(f"`{stored.name}` may not set {foreign}: the catalogue's change does not")
     patch = Patch(name=stored.patch.name, parameters=stored.patch.parameters) if stored.patch else None
     change = setting(
         knob,
@@ -178,6 +185,18 @@ def _change(stored: _StoredChange) -> Change:
     if change.name != stored.name:
         raise InputError(f"`name` must be `{change.name}` for its knob and value, but is `{stored.name}`")
     return msgspec.structs.replace(change, patch=patch)
+
+
+def _foreign(stored: _StoredChange) -> str | None:
+    """A variable or a launcher's words that the catalogue never sets for this knob: a file may be anybody's."""
+    known = [change for facts in _ANY_JOB for change in all_changes(facts) if change.knob.name == stored.knob]
+    variables = {name for change in known for name in change.environment}
+    unknown = sorted(stored.environment.keys() - variables)
+    if unknown:
+        return f"the variable {unknown[0]}"
+    if stored.launch and stored.launch not in [change.launch for change in known]:
+        return "words of a launcher"
+    return None
 
 
 def _own_knob(stored: _StoredChange) -> Knob:
