@@ -186,3 +186,23 @@ def test_a_heading_cannot_end_its_comment() -> None:
     for target in ("environment", "torchrun", "slurm", "snippet"):
         found: Emitted = TARGETS[target](made)
         assert not any(line.startswith("rm") for line in found.text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("torchrun --numa-binding node t.py", "torchrun --numa-binding=node t.py"),
+        ("torchrun t.py --numa-binding=mine", "torchrun --numa-binding=node t.py --numa-binding=mine"),
+    ],
+    ids=["the launcher's own value goes", "the script's stays"],
+)
+def test_a_launchers_words_take_the_place_of_its_own_and_of_nothing_else(command: str, expected: str) -> None:
+    made = tuning(*changes("torchrun-numa-binding=node"), command=tuple(command.split()))
+    assert expected in torchrun.emit(made).text
+
+
+def test_a_command_that_calls_srun_is_not_started_by_another() -> None:
+    made = tuning(*changes("nccl-sockets=2x2+8"), command=("srun", "torchrun", "t.py"))
+    text = slurm.emit(made).text
+    assert "srun torchrun t.py" in text and "srun srun" not in text
+    assert "#SBATCH --ntasks-per-node=1" in text

@@ -9,7 +9,7 @@ import pytest
 
 from flatout.errors import UsageError
 from flatout.records.change import Argument, ChangeSet, Patch
-from flatout.trial.command import describe, keeps_outputs_apart, launcher_of, trial_command
+from flatout.trial.command import describe, keeps_outputs_apart, trial_command
 
 HERE = Path("/runs/trial-007/files")
 
@@ -95,22 +95,6 @@ def test_patches_and_variables_are_handed_on_in_the_environment() -> None:
         {"name": "dataloader", "parameters": {"num_workers": 4}},
         {"name": "tf32", "parameters": {}},
     ]
-
-
-@pytest.mark.parametrize(
-    ("command", "launcher"),
-    [
-        ("torchrun t.py", "torchrun"),
-        ("python -m torch.distributed.launch t.py", "torchrun"),
-        ("srun torchrun t.py", "torchrun"),
-        ("srun python t.py", "srun"),
-        ("accelerate launch t.py", "accelerate"),
-        ("/usr/bin/python3.12 t.py", "python"),
-        ("./train.sh", None),
-    ],
-)
-def test_the_innermost_launcher_is_the_one_that_starts_the_ranks(command: str, launcher: str | None) -> None:
-    assert launcher_of(command.split()) == launcher
 
 
 def test_a_described_command_can_be_typed() -> None:

@@ -6,22 +6,18 @@ import shlex
 from collections.abc import Sequence
 
 from flatout.change.arguments import with_arguments
+from flatout.change.launchers import calls, with_launch_words
 from flatout.records.change import ChangeSet
 from flatout.records.tuning import Tuning
 
 CONFIG = "tuned.toml"
-# Words by which a launcher is recognised; its own arguments go right behind them.
-LAUNCHERS = {
-    "torchrun": (("torchrun",), ("-m", "torch.distributed.run")),
-    "srun": (("srun",),),
-}
 
 
 def tuned_command(tuning: Tuning, *, with_patches: bool = True) -> tuple[str, ...]:
     """Arguments of the script and of the launcher set; with patches, `flatout run` around it applies them."""
     words = with_arguments(tuning.command, tuning.changes.arguments)
     for launcher, added in tuning.changes.launch.items():
-        words = _with_launch_words(words, launcher, added)
+        words = with_launch_words(words, launcher, added)
     if with_patches and tuning.needs_patches:
         return ("flatout", "run", "--config", CONFIG, "--", *tuning.command)
     return words
@@ -40,19 +36,12 @@ def script_lines(words: Sequence[str], *, indent: str = "    ") -> str:
     return f" \\\n{indent}".join(shlex.join(part) for part in parts)
 
 
-def launcher_of(command: Sequence[str]) -> str | None:
-    for launcher in LAUNCHERS:
-        if _place(command, launcher) is not None:
-            return launcher
-    return None
-
-
 def unplaced(tuning: Tuning) -> tuple[str, ...]:
     """Launcher arguments that the command has no place for."""
     return tuple(
         f"{' '.join(words)} is for {launcher}, which the command does not call"
         for launcher, words in tuning.changes.launch.items()
-        if _place(tuning.command, launcher) is None
+        if not calls(tuning.command, launcher)
     )
 
 
@@ -62,22 +51,3 @@ def patch_note(changes: ChangeSet) -> tuple[str, ...]:
         return ()
     names = ", ".join(change.name for change in changes.changes if change.patch is not None)
     return (f"{names}: applied inside the process, by `flatout run --config {CONFIG}` or by the snippet in your code",)
-
-
-def _place(words: Sequence[str], launcher: str) -> int | None:
-    """Where the launcher's own arguments begin."""
-    for pattern in LAUNCHERS.get(launcher, ()):
-        for at in range(len(words) - len(pattern) + 1):
-            found = tuple(word.rpartition("/")[2] for word in words[at : at + len(pattern)])
-            if found == pattern:
-                return at + len(pattern)
-    return None
-
-
-def _with_launch_words(words: tuple[str, ...], launcher: str, added: Sequence[str]) -> tuple[str, ...]:
-    at = _place(words, launcher)
-    if at is None:
-        return words
-    flags = {word.partition("=")[0] for word in added}
-    kept = [word for word in words[at:] if "=" not in word or word.partition("=")[0] not in flags]
-    return (*words[:at], *added, *kept)

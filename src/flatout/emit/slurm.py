@@ -5,7 +5,8 @@ Partition, account and time limit are the site's, so they are left to the comman
 
 from __future__ import annotations
 
-from flatout.emit.command import launcher_of, script_lines, tuned_command, unplaced
+from flatout.change.launchers import calls
+from flatout.emit.command import script_lines, tuned_command, unplaced
 from flatout.emit.heading import commented
 from flatout.emit.torchrun import exported
 from flatout.records.tuning import Emitted, Tuning
@@ -13,14 +14,12 @@ from flatout.records.tuning import Emitted, Tuning
 
 def emit(tuning: Tuning) -> Emitted:
     words = tuned_command(tuning)
-    launcher = launcher_of(tuning.command)
-    if launcher != "srun" and not tuning.needs_patches:
-        words = ("srun", *tuning.changes.launch.get("srun", ()), *words)
-    elif launcher != "srun":
-        words = ("srun", *words)
+    if not calls(tuning.command, "srun"):
+        added = () if tuning.needs_patches else tuning.changes.launch.get("srun", ())
+        words = ("srun", *added, *words)
     # torchrun starts a host's ranks itself: one task a node. Under srun alone each rank is a task.
     directives = ["#SBATCH --job-name=flatout-tuned"]
-    if launcher == "torchrun":
+    if calls(tuning.command, "torchrun"):
         directives.append("#SBATCH --ntasks-per-node=1")
     exports = "" if tuning.needs_patches else exported(tuning)
     notes = tuple(note for note in unplaced(tuning) if " is for srun" not in note or tuning.needs_patches)

@@ -1,0 +1,57 @@
+"""Words that a change adds to a launcher, put into the command; `arguments` does the same for the script's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+# Launchers and the words that call them; what a change adds for one follows these words.
+LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "torchrun": (("torchrun",), ("-m", "torch.distributed.run"), ("-m", "torch.distributed.launch")),
+    "srun": (("srun",),),
+}
+
+
+def calls(command: Sequence[str], launcher: str) -> bool:
+    return _place(command, launcher) is not None
+
+
+def with_launch_words(command: Sequence[str], launcher: str, added: Sequence[str]) -> tuple[str, ...]:
+    """`command` with `added` right behind the launcher, in the place of the same arguments of its own.
+
+    A command that does not call the launcher stays as it is: ask `calls` first.
+    """
+    place = _place(command, launcher)
+    if place is None:
+        return tuple(command)
+    end = next((spot for spot in range(place, len(command)) if _begins_a_program(command[spot])), len(command))
+    flags = {_flag(word) for word in added if word.startswith("-")}
+    kept: list[str] = []
+    spot = place
+    while spot < end:  # of two values a launcher takes the last: the user's own would win
+        if _flag(command[spot]) in flags:
+            spot += 1 if "=" in command[spot] else 2
+        else:
+            kept.append(command[spot])
+            spot += 1
+    return (*command[:place], *added, *kept, *command[max(spot, end) :])
+
+
+def _place(words: Sequence[str], launcher: str) -> int | None:
+    """Where the launcher's own arguments begin."""
+    for call in LAUNCHERS.get(launcher, ()):
+        for start in range(len(words) - len(call) + 1):
+            head = (Path(words[start]).name, *words[start + 1 : start + len(call)])
+            if head == call:
+                return start + len(call)
+    return None
+
+
+def _begins_a_program(word: str) -> bool:
+    """Whether a launcher's own arguments end before this word: what follows is of the program that it starts."""
+    return word.endswith(".py") or word in ("-m", "--module") or Path(word).name.startswith(("python", "torchrun"))
+
+
+def _flag(word: str) -> str:
+    """`--numa-binding` of `--numa_binding=node`: launchers take both spellings."""
+    return word.partition("=")[0].replace("_", "-")
