@@ -9,7 +9,7 @@ from tests.verdict.trials import trial
 
 from flatout.change.catalogue import all_changes
 from flatout.change.combine import combine
-from flatout.errors import InputError
+from flatout.errors import InputError, OutputError
 from flatout.records.change import JobFacts
 from flatout.trial.journal import Heading, Journal
 from flatout.tune.runner import trial_key
@@ -112,3 +112,30 @@ def test_keys_differ_where_what_is_run_differs() -> None:
     sets = [one for one in found if not one.knob.requires]
     keys |= {trial_key(combine([change]), 30) for change in sets}
     assert len(keys) == 2 + len(sets)
+
+
+def test_what_failed_is_run_again_when_the_tuning_goes_on(path: Path) -> None:
+    """Its cause may be mended since; a lack of memory is not."""
+    journal = Journal(path, HEADING)
+    journal.add("a", msgspec.structs.replace(trial(0), outcome="failed", step_s=()))
+    journal.add("b", msgspec.structs.replace(trial(1), outcome="out_of_memory", step_s=()))
+    again = Journal(path, HEADING)
+    assert again.recall("a") is None
+    found = again.recall("b")
+    assert found is not None and found.outcome == "out_of_memory"
+
+
+def test_the_journal_of_a_tuning_that_made_no_trial_gives_way(path: Path) -> None:
+    Journal(path, HEADING)
+    other = msgspec.structs.replace(HEADING, command=("python", "right.py"))
+    Journal(path, other).add("a", trial(0))
+    assert Journal(path, other).recall("a") == trial(0)
+    with pytest.raises(InputError, match="journal of another tuning"):
+        Journal(path, HEADING)
+
+
+def test_a_journal_that_cannot_be_written_is_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(path, HEADING)
+    monkeypatch.setattr(journal, "path", Path("/dev/full"))
+    with pytest.raises(OutputError, match="/dev/full cannot be written to: no space left on device"):
+        journal.add("a", trial(0))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.errors import InputError
+from flatout.errors import InputError, OutputError
 from flatout.records.trial import TrialResult
 
 
@@ -31,6 +31,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 _LINE = msgspec.json.Decoder(Heading | Entry, strict=False)
 
 
+def _says_something(result: TrialResult) -> bool:
+    """What failed may have failed for a reason that is mended since: it is run again."""
+    return result.is_complete or result.outcome == "out_of_memory"
+
+
 class Journal:
     """Trials of before are given back once each, in their order, by what was run."""
 
@@ -44,6 +49,9 @@ class Journal:
         lines = text.splitlines()
         decoded = [line for raw in lines if (line := self._decoded(raw)) is not None]
         headings = [line for line in decoded if isinstance(line, Heading)]
+        if headings and len(lines) == 1 and headings[0] != heading:  # of a tuning that made no trial
+            path.unlink()
+            text, decoded, headings, lines = b"", [], [], []
         is_foreign = not headings and (len(lines) > 1 or bool(decoded))
         if is_foreign or (headings and headings[0] != heading):
             raise InputError(
@@ -53,7 +61,7 @@ class Journal:
             with path.open("ab") as file:
                 file.write(b"\n")
         for line in decoded:
-            if isinstance(line, Entry):
+            if isinstance(line, Entry) and _says_something(line.result):
                 self._before.setdefault(line.key, []).append(line.result)
                 self.num_before += 1
         if not headings:
@@ -71,8 +79,14 @@ class Journal:
         made: dict[str, Any] = msgspec.to_builtins(line)
         if isinstance(line, Entry):
             made["result"]["losses"] = [loss if math.isfinite(loss) else str(loss) for loss in line.result.losses]
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(made) + b"\n")
+        try:
+            with self.path.open("ab") as file:
+                file.write(msgspec.json.encode(made) + b"\n")
+        except OSError as error:
+            raise OutputError(
+                f"{self.path} cannot be written to: {(error.strerror or str(error)).lower()}",
+                hint="the trials that are in it are kept: make room, and the same command goes on",
+            ) from error
 
     def _decoded(self, raw: bytes) -> Heading | Entry | None:
         try:

@@ -99,7 +99,11 @@ class Runner:
         if recording is None or not any(rank.traced_steps for rank in recording.ranks):
             why = recording.problems[0].problem if recording is not None and recording.problems else error_line(output)
             raise FlatoutError(f"the job could not be traced: {why}", hint=f"its output is in {output}")
-        done = diagnose_paths([folder / "recording"], with_tracks=True)
+        try:
+            done = diagnose_paths([folder / "recording"], with_tracks=True)
+        except InputError as error:
+            why = "; ".join(dict.fromkeys(note.problem for note in recording.problems)) or str(error)
+            raise FlatoutError(f"the job could not be traced: {why}", hint=f"its output is in {output}") from error
         known = read_facts(folder / "recording", recording)
         facts = with_transport(with_collectives(known, done.job), recording.hosts)
         self._clear(folder)
