@@ -73,11 +73,12 @@ class Tuner:
         self._last_pairs: list[Pair] = []
         self._against_original: Verdict | None = None  # of the first set that was adopted
         self.predictions: dict[str, Prediction] = {}  # by the change's name, of this round
+        self._profiled: Profiled | None = None  # of what is on now
         self._situation: Situation | NoPrediction | None = None  # of this round
         self._refused: set[str] = set()  # names of changes that are not tried again
 
     def tune(self) -> TuneResult:
-        why_ended = "no further change promises 1 % or more"
+        why_ended = "no change is left that promises 1 % or more"
         verdict = None
         try:
             self.measure_noise()
@@ -86,7 +87,7 @@ class Tuner:
                 if not self.improve():
                     break
             else:
-                why_ended = f"{self._round} rounds were made"
+                why_ended = f"{self._round} rounds were made, the most that are"
         except OutOfBudgetError as end:
             why_ended = str(end)
         if self.applied:
@@ -129,9 +130,9 @@ class Tuner:
             )
 
     def improve(self) -> bool:
-        """One round: whether something was adopted."""
+        """One round: whether another one may bring more, as something was adopted, or candidates are left."""
         try:
-            profiled = self.runner.profile(self._now())
+            profiled = self._profiled or self.runner.profile(self._now())
         except FlatoutError as error:
             if not self.applied:
                 raise
@@ -146,7 +147,11 @@ class Tuner:
         if not chosen:
             return False
         screened = self.screen(chosen, profiled.facts)
-        return bool(screened) and self.confirm(screened, profiled.facts)
+        is_adopted = bool(screened) and self.confirm(screened, profiled.facts)
+        self._profiled = None if is_adopted else profiled  # of a job that did not change
+        if not is_adopted:
+            self._refused.update(change.name for change in chosen)
+        return True
 
     def choose(self, profiled: Profiled) -> list[Change]:
         """Candidates for what costs most now, those that promise most first, each knob with few values."""
