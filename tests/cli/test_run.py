@@ -72,6 +72,7 @@ def test_a_dry_run_shows_what_would_be_started_and_starts_nothing(tmp_path: Path
     assert found[split:] == [sys.executable, "-c", program, "--threads=2", "a b"]
     variables = dict(word.split("=", 1) for word in found[:split])
     assert json.loads(variables.pop("FLATOUT_PATCHES")) == PATCHES
+    assert variables.pop("PYTHONPATH").split(":")[0].endswith("inside/startup"), "else the patches are not loaded"
     assert variables == VARIABLES
     assert not (tmp_path / "started").exists()
 
@@ -79,7 +80,9 @@ def test_a_dry_run_shows_what_would_be_started_and_starts_nothing(tmp_path: Path
 def test_variables_patches_and_arguments_reach_the_command(tmp_path: Path) -> None:
     done = run(tmp_path, "--", sys.executable, "-c", SHOW, "--threads=8", "a b")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "flatout: with nccl-sockets=2x2+8, dataloader-workers=4, threads=2\n"
+    said, told = done.stderr.splitlines()
+    assert said == "flatout: with nccl-sockets=2x2+8, dataloader-workers=4, threads=2"
+    assert told == "flatout: not applied on this host: dataloader: no training process reported it"
     arguments, variables = json.loads(done.stdout)
     assert arguments == ["--threads=2", "a b"]
     assert json.loads(variables["FLATOUT_PATCHES"]) == PATCHES

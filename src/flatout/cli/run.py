@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -22,14 +23,20 @@ def run(
     from flatout.emit import tuned_toml
     from flatout.launch import end_like, run_local, with_inside
     from flatout.trial.command import describe, trial_command
+    from flatout.trial.patches import unapplied
 
-    tuned = tuned_toml.read(config)
-    made = trial_command(command, tuned.change_set(), Path.cwd())
+    changes = tuned_toml.read(config).change_set()
+    made = trial_command(command, changes, Path.cwd())
+    environment = with_inside(os.environ) | made.variables
     if dry_run:
-        print(describe(made.variables, made.words))
+        loads = {"PYTHONPATH": environment["PYTHONPATH"]} if changes.patches else {}
+        print(describe(loads | made.variables, made.words))
         return
-    names = ", ".join(change.name for change in tuned.change_set().changes)
+    names = ", ".join(change.name for change in changes.changes)
     print(f"flatout: with {names or 'no change'}", file=sys.stderr, flush=True)
-    ended = run_local(made.words, with_inside(os.environ) | made.variables)
+    with TemporaryDirectory(prefix="flatout-") as reports:
+        ended = run_local(made.words, environment | ({"FLATOUT_REPORTS": reports} if changes.patches else {}))
+        for line in unapplied(Path(reports), changes):
+            print(f"flatout: not applied on this host: {line}", file=sys.stderr)
     sys.stdout.flush()
     raise typer.Exit(end_like(ended))
