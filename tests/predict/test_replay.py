@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from tests.diagnose.conftest import Diagnose
@@ -72,3 +73,16 @@ def test_ranks_that_wait_for_a_collective_nobody_else_has_go_on() -> None:
     replay = Replay(attributed(first, second))
     edits = replay.edits()
     assert replay.step_s(edits) > 0
+
+
+def test_a_wait_for_work_that_is_launched_later_holds_up_nothing() -> None:
+    """On the CPU a call may seem to wait for a collective that another thread begins after it."""
+    job = attributed(*reducing_job(passes=1, reduce_us=50, late_us=(0, 200)))
+    expected_s = Replay(job).step_s(Replay(job).edits())
+    replay = Replay(job)
+    for rank, track in replay.tracks.items():
+        waits = track.waits_for.copy()
+        waits[0] = len(track.work) - 1
+        replay.tracks[rank] = msgspec.structs.replace(track, waits_for=waits)
+    assert replay.step_s(replay.edits()) == pytest.approx(expected_s, rel=0.1)
+    assert replay.num_forced > 0

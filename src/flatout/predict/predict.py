@@ -58,9 +58,13 @@ def predict_together(
     family = "+".join(dict.fromkeys(change.family for change in changes))
     if not found:
         return NoPrediction(change=name, family=family, reason="; ".join(left_out) or "there is no change")
-    likely, *others = (
-        _speedup(situation, [(each, getattr(each, which)) for each in found]) for which in ("likely", "worst", "best")
-    )
+    try:
+        likely, *others = (
+            _speedup(situation, [(each, getattr(each, which)) for each in found])
+            for which in ("likely", "worst", "best")
+        )
+    except ValueError as error:
+        return NoPrediction(change=name, family=family, reason=str(error))
     width = 1.0 + UNSURE + min(situation.error, 0.5) + (0.0 if situation.is_dilation_known else UNKNOWN_DILATION)
     # A change that touches nothing that matters is known to bring nothing.
     width = 1.0 + (width - 1.0) * min(1.0, 0.3 + 2 * abs(likely - 1.0))

@@ -174,7 +174,7 @@ class _Run:
                         self.stuck = before
                         yield
                     begin = max(begin, done + after_delay[row])
-                start[row] = begin
+                start[row], end[row] = begin, None
                 if not self.is_there[row]:
                     end[row] = begin
                 elif row not in self.needs:
@@ -200,13 +200,16 @@ class _Run:
         self.end[row] = arrived + self.duration[row]
         return self.end[row]
 
+    @property
+    def waits_for_others(self) -> bool:
+        return self.stuck is not None and self.start[self.stuck] is not None
+
     def force(self) -> bool:
-        """Ends the collective that it is stuck at as if all had arrived."""
+        """Ends what it is stuck at: a collective as if all had arrived, a wait for work of later at once."""
         if self.stuck is None or self.end[self.stuck] is not None:
             return False
         arrived = self.start[self.stuck]
-        assert arrived is not None
-        self.end[self.stuck] = arrived + self.duration[self.stuck]
+        self.end[self.stuck] = 0.0 if arrived is None else arrived + self.duration[self.stuck]
         return True
 
 
@@ -221,7 +224,10 @@ def _run_all(runs: Mapping[int, _Run]) -> int:
                 del active[rank]
         now = {rank: (runs[rank].stuck, len(runs[rank].marks)) for rank in active}
         if active and now == before:
-            forced += next((1 for rank in active if runs[rank].force()), 0)
+            # First what no other rank can end: waits for work that the rank itself launches later.
+            if not any(runs[rank].force() for rank in sorted(active, key=lambda rank: runs[rank].waits_for_others)):
+                raise ValueError("the recorded waits contradict each other, so that no replay comes to an end")
+            forced += 1
         before = now
     return forced
 
