@@ -242,7 +242,7 @@ def _knob(knob: Knob) -> str:
         ["values", _valid(knob.valid)],
         ["answers", ", ".join(f"[`{name}`](findings.md#{name})" for name in knob.answers)],
         ["works on", ", ".join(f"`{part}`" for part in knob.reduces)],
-        ["saves memory", "yes" if knob.saves_memory else ""],
+        ["saves memory", f"up to {knob.saves_memory:.0%} of the peak" if knob.saves_memory else ""],
         ["needs", "; ".join(f"{need.fact.replace('_', ' ')} {need.relation} {need.value}" for need in knob.needs)],
         ["excludes", ", ".join(f"`{name}`" for name in knob.excludes)],
         ["requires", ", ".join(f"`{name}`" for name in knob.requires)],

@@ -132,6 +132,12 @@ def test_for_memory_those_that_save_it_are_proposed() -> None:
     assert all(change.predicted_speedup is None for change in proposed)
 
 
+def test_for_memory_those_that_save_most_come_first() -> None:
+    proposed = candidates(diagnosis({}), facts(has_convolutions=True, is_autocast=False), "rounding", for_memory=True)
+    names = list(dict.fromkeys(change.knob.name for change in proposed))
+    assert names.index("activation-checkpointing") < names.index("autocast") < names.index("channels-last")
+
+
 # ---- what is on already ----
 
 

@@ -32,7 +32,7 @@ def candidates(
 
     `applied` are changes that are on already: what contradicts them is left out, what requires them may come. `own` are
     changes by the user's own arguments: they have no bound and come last. With `for_memory` the changes that save
-    memory, without a bound, instead of those that save time.
+    memory instead of those that save time: without a bound, those first that are known to save most.
     """
     step_s = _step_s(diagnosis)
     found = []
@@ -47,6 +47,8 @@ def candidates(
         speedup = step_s / (step_s - min(saved_s, MAX_SAVED_SHARE * step_s)) if step_s > 0 else 1.0
         if speedup >= MIN_SPEEDUP:
             found.append(msgspec.structs.replace(change, predicted_speedup=speedup, predicted_from=sources))
+    if for_memory:
+        return sorted(found, key=lambda change: -change.knob.saves_memory)
     return sorted(found, key=lambda change: (-(change.predicted_speedup or 0.0), SAFETIES.index(change.safety)))
 
 

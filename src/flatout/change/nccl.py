@@ -106,7 +106,7 @@ NO_NVLS = Knob(
     summary="leave out NVLink SHARP",
     safety="exact",
     answers=dict.fromkeys(_COMMUNICATION, 0.15),
-    saves_memory=True,
+    saves_memory=0.05,
     needs=(_NCCL, _SEVERAL, _over("nvlink"), Need(fact="gpu_arch", relation="at least", value=9.0), _LARGE),
     gates=("loss", "data"),
     doc=(

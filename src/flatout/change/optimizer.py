@@ -43,7 +43,7 @@ ZERO_GRAD = Knob(
     summary="drop gradients instead of writing zeros",
     safety="exact",
     answers={"small-kernels": 0.3, "host-bound": 0.1, "memory-copy": 0.3},
-    saves_memory=True,
+    saves_memory=0.2,
     needs=(Need(fact="zero_grad_sets_to_none", relation="is", value=False),),
     doc=(
         "torch's default since 2.0, so only where a script asks for zeros. A parameter that got no gradient is then"

@@ -55,7 +55,7 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True):
     # What it can save at most, as a share of the cost of a finding, or of the time in a part of the step.
     answers: dict[str, float] = {}
     reduces: dict[str, float] = {}
-    saves_memory: bool = False
+    saves_memory: float = 0.0  # of the peak, at most; for their order alone, where memory is the objective
     needs: tuple[Need, ...] = ()
     valid: ValidRange = ValidRange()
     excludes: tuple[str, ...] = ()  # knobs; it holds in both directions

@@ -147,6 +147,32 @@ def images() -> None:
     tell("names", *model.state_dict())
 
 
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.norm(self.convolution(x)))
+
+
+def two_stages(path: str) -> None:
+    """Equal blocks in two sequences, with batch norms, as in a ResNet. Its last state is written to `path`."""
+    torch.manual_seed(0)
+    stages = [nn.Sequential(*[Convolutions() for _ in range(2)]) for _ in range(2)]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(5):
+        loss = cross_entropy(model(torch.randn(4, 3, 12, 12)), torch.randint(0, 8, (4,)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    tell_losses(losses)
+    torch.save(model.state_dict(), path)
+
+
 def accumulate(wrapper: str, passes: str = "1", short_step: str = "0", hook: str = "") -> None:
     """With `short_step`, the fourth step has so many passes."""
     dist.init_process_group("gloo")
@@ -326,6 +352,7 @@ KINDS = {
     "plain": plain,
     "load": load,
     "images": images,
+    "two_stages": two_stages,
     "accumulate": accumulate,
     "checkpoints": checkpoints,
     "distributed_checkpoint": distributed_checkpoint,

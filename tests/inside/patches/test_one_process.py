@@ -74,6 +74,24 @@ def test_channels_last_is_the_layout_inside_and_keeps_names(tmp_path: Path) -> N
     assert done.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
+def test_checkpointing_takes_the_blocks_of_all_stages_and_counts_a_batch_once(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    plain = run(tmp_path / "a" / "recording", "two_stages", tmp_path / "a" / "m.pt")
+    done = run(
+        tmp_path / "b" / "recording",
+        "two_stages",
+        tmp_path / "b" / "m.pt",
+        patches=[("activation_checkpointing", {"every": 1})],
+    )
+    assert done.code == 0, done.errors
+    assert done.reports["activation_checkpointing", 0]["details"] == {"blocks": 4, "forwards": 20}
+    assert done.losses == plain.losses
+    assert _hash(tmp_path / "b" / "m.pt") == _hash(
+        tmp_path / "a" / "m.pt"
+    )  # with the running statistics of the batch norms
+
+
 def test_patches_that_do_not_fit_say_why_and_change_nothing(baseline: Done, tmp_path: Path) -> None:
     patches: list[tuple[str, dict[str, Any]]] = [
         ("channels_last", {}),

@@ -1,15 +1,20 @@
 """Activations of repeated blocks are computed again in backward, with the same random states.
 
-The blocks are the members of the largest list of one class in the model. Models of the transformers library have it
-built in, and theirs is used: their blocks write to caches.
+The blocks are of the class that holds most parameters in lists and sequences of the model, wherever these are. Models
+of the transformers library have it built in, and theirs is used: their blocks write to caches. The second forward
+leaves the running statistics of batch norms alone: the first has counted the batch already.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from flatout.inside.patches.models import MODELS, around_forward
@@ -17,6 +22,7 @@ from flatout.inside.patches.report import Report
 
 _MARK = "_flatout_checkpointed"
 _FEWEST = 2
+_LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 
 
 def activation_checkpointing(report: Report, *, every: int = 1) -> None:
@@ -28,7 +34,15 @@ def activation_checkpointing(report: Report, *, every: int = 1) -> None:
             return forward(module, *args, **kwargs)
         if not is_compiling():
             report.did("forwards")
-        return checkpoint(forward, module, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+        return checkpoint(
+            forward,
+            module,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=True,
+            context_fn=partial(_contexts, module),
+            **kwargs,
+        )
 
     def found(model: Any) -> None:
         if hasattr(model, "gradient_checkpointing_enable"):
@@ -46,21 +60,38 @@ def activation_checkpointing(report: Report, *, every: int = 1) -> None:
 
 
 def repeated_blocks(model: Any) -> list[Any]:
-    """Of all lists and sequences in the model, the members of one class that hold most parameters, in order."""
-    best: list[Any] = []
-    most = 0
+    """Of the lists and sequences with several members of one class: all of the class that holds most parameters."""
+    blocks: dict[type, dict[int, Any]] = {}
     for module in model.modules():
-        if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
+        if not isinstance(module, _LISTS):
             continue
-        members = list(module)
-        if not members:
-            continue
-        kind = Counter(type(one) for one in members).most_common(1)[0][0]
-        alike = [one for one in members if type(one) is kind]
-        size = sum(parameter.numel() for one in alike for parameter in one.parameters())
-        if len(alike) >= _FEWEST and size > most:
-            best, most = alike, size
-    return best
+        for kind, count in Counter(type(one) for one in module).items():
+            if count >= _FEWEST and not issubclass(kind, _LISTS):  # a list of lists: the inner ones have the blocks
+                blocks.setdefault(kind, {}).update((id(one), one) for one in module if type(one) is kind)
+    return max(([*alike.values()] for alike in blocks.values()), key=_num_parameters, default=[])
+
+
+def _num_parameters(modules: list[Any]) -> int:
+    return sum(parameter.numel() for one in modules for parameter in one.parameters())
+
+
+def _contexts(module: Any) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Of the first forward, and of the second one."""
+    return nullcontext(), _without_running_statistics(module)
+
+
+@contextmanager
+def _without_running_statistics(module: Any) -> Iterator[None]:
+    """A momentum of 0 keeps them; without them the second forward would save fewer tensors, which is refused."""
+    norms = [one for one in module.modules() if isinstance(one, _BatchNorm) and one.training]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, (momentum, num_batches) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, num_batches
 
 
 def _built_in(model: Any, every: int) -> int:
