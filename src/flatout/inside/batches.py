@@ -33,10 +33,12 @@ def count_batch(batch: object) -> Count:
                 if isinstance(tensor, torch.Tensor) and _holds_tokens(tensor):
                     return tensor.shape[0], tensor.numel()
         first = _first_tensor(batch, _MAX_DEPTH)
-    if first is None:
-        return None, None
-    shape = first.shape
-    if len(shape) == 2 and shape[1] > 1 and first.dtype in _INTEGERS:
+    return (None, None) if first is None else count_shape(first.shape, first.dtype)
+
+
+def count_shape(shape: torch.Size, dtype: torch.dtype) -> Count:
+    """Of a batch whose first tensor is like that."""
+    if len(shape) == 2 and shape[1] > 1 and dtype in _INTEGERS:
         return shape[0], shape[0] * shape[1]
     return shape[0] if shape else None, None
 

@@ -67,6 +67,11 @@ PROCESS = _Process()
 
 
 @guarded
+def _begin() -> Recorder | None:
+    return PROCESS.begin()
+
+
+@guarded
 def _checkpoint_begins() -> Any:
     return None if PROCESS.active is None or _is_compiling() else PROCESS.active.checkpoint_begins()
 
@@ -148,23 +153,8 @@ def _hook_loaders() -> Callable[[], None]:
 
     @wraps(original)
     def next_batch(self: Any) -> Any:
-        active, began = None, 0
-        try:
-            if (active := PROCESS.active or PROCESS.begin()) is not None:
-                began = active.loader_begins()
-        except Exception:  # noqa: BLE001
-            LOG.error("loader")
-        if active is None:
-            return original(self)
-        batch = None
-        try:
-            batch = original(self)
-        finally:
-            try:
-                active.loader_ends(batch, began)
-            except Exception:  # noqa: BLE001
-                LOG.error("loader")
-        return batch
+        active = PROCESS.active or _begin()
+        return original(self) if active is None else active.load(original, self)
 
     iterator.__next__ = next_batch
     return lambda: setattr(iterator, "__next__", original)

@@ -11,6 +11,7 @@ event that may end a step. While something is to be done between two certain ste
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -23,12 +24,13 @@ from typing import Any, NamedTuple
 import torch
 
 from flatout.inside.about import about_process, ended_by, is_gpu_done
-from flatout.inside.batches import Count, count_batch
+from flatout.inside.at_rest import Kinds, rows_at_rest
+from flatout.inside.batches import Count, count_batch, count_shape
 from flatout.inside.detect import StepDetector
 from flatout.inside.identity import find_identity
 from flatout.inside.log import LOG
 from flatout.inside.losses import Kept, Losses, Taken
-from flatout.inside.memory import MemoryReader
+from flatout.inside.memory import MemoryCounts, MemoryReader
 from flatout.inside.phases import Phases
 from flatout.inside.sampling import start_sampler
 from flatout.inside.settings import Settings
@@ -38,8 +40,10 @@ _now = time.perf_counter_ns
 _thread = threading.get_ident
 _MAX_BATCHES = 512  # of one step
 _TOGETHER_NS, _TOGETHER_AT_REST_NS = 50_000_000, 500_000_000
-# Of short steps after so many, only every eighth loss is kept: keeping it is a third of what a step's hooks cost.
-_ALL_LOSSES, _LOSS_EVERY, _SHORT_NS = 512, 8, 50_000_000
+# Of short steps after so many, only every eighth loss is kept: keeping it is a third of what a step's hooks cost. In a
+# trial, which compares them, each is.
+_ALL_LOSSES, _LOSS_EVERY, _SHORT_NS = 64, 8, 50_000_000
+_Tensor = torch.Tensor
 
 
 class _Step(NamedTuple):
@@ -84,7 +88,7 @@ class Recorder:
         self._step = 0
         self._first_ns = self._start_ns = 0  # 0: nothing has happened yet
         self._kind = "first"
-        self._loader_depth = 0
+        self._is_loading = False
         self._loader_ns = 0
         self._checkpoint_ns = 0
         self._is_saving = False
@@ -99,31 +103,53 @@ class Recorder:
         self._keeps_loss = True  # of the step that runs
         self._thins_losses = False
         self._loss_turn = 0
+        self._is_at_rest = False
 
     # What the hooks report. Each may be called on any thread, and counts on the one that trains.
 
-    def loader_begins(self) -> int:
-        """A batch is asked for: the time, for `loader_ends`; 0 where it is not to be counted."""
-        if _thread() != self._thread:
-            return 0
-        self._loader_depth += 1
-        if self._loader_depth > 1:  # a loader that reads from another loader
-            return 0
-        now = _now()
-        if not self._is_by_optimizer:
+    def load(self, original: Callable[[Any], Any], iterator: Any) -> Any:
+        """The loader's next batch, and a note of how long it took: one call, as each costs more than what it does."""
+        if self._is_loading or _thread() != self._thread:
+            return self._load_beside(original, iterator)
+        self._is_loading = True
+        began = _now()
+        first = None
+        try:
+            if not self._is_by_optimizer:
+                self._asked(began)
+            batch = original(iterator)
+            kind = type(batch)
+            if kind is _Tensor:
+                first = batch
+            elif (kind is list or kind is tuple) and batch and type(batch[0]) is _Tensor:
+                first = batch[0]
+            if first is not None:
+                self._note((Recorder._on_tensors, began, _now(), first.shape, first.dtype))
+            else:
+                self._note((Recorder._on_batch, began, _now(), _counted_batch(batch)))
+        except BaseException:
+            self._note((Recorder._on_batch, began, _now(), None))
+            raise
+        finally:
+            self._is_loading = False
+        return batch
+
+    def _load_beside(self, original: Callable[[Any], Any], iterator: Any) -> Any:
+        """By a loader that reads from another loader: counted there. On another thread: nothing waits for it here."""
+        if _thread() == self._thread:
+            return original(iterator)
+        batch = original(iterator)
+        self._note((Recorder._on_batch, 0, 0, _counted_batch(batch)))
+        return batch
+
+    def _asked(self, now: int) -> None:
+        """A batch may end a step."""
+        try:
             self._note((Recorder._on_asked, now))
             if now >= self._next_work_ns:
                 self._work_through(now)
-        return now
-
-    def loader_ends(self, batch: object, began: int) -> None:
-        """The batch, or None where the loader had none left."""
-        if self._loader_depth and (began or _thread() == self._thread):
-            self._loader_depth -= 1
-            if self._loader_depth:
-                return
-        count = None if batch is None else count_batch(batch)
-        self._note((Recorder._on_batch, _now() - began if began else 0, count))
+        except Exception:  # noqa: BLE001 - an error of ours is never the job's
+            LOG.error("loader")
 
     def backward_begins(self, tensors: object) -> None:
         if _thread() != self._thread:
@@ -146,16 +172,17 @@ class Recorder:
         """An optimizer has stepped, or a GradScaler has left its step out."""
         now = _now()
         thread = _thread()
+        name = id(optimizer)
         found_inf = self.losses.take_flag(optimizer) if self._has_scaler else None
-        self._note((Recorder._on_optimizer, now, thread, id(optimizer), is_skipped, found_inf))
+        self._note((Recorder._on_optimizer, now, thread, name, is_skipped, found_inf))
         if self._thins_losses:
             self._loss_turn = (self._loss_turn + 1) % _LOSS_EVERY
             self._keeps_loss = not self._loss_turn
-        if now < self._next_work_ns and thread == self._thread and id(optimizer) in self._known:
-            return
-        if id(optimizer) not in self._known:
-            self._known.add(id(optimizer))
+        if name not in self._known:
+            self._known.add(name)
             self._optimizers.append(weakref.ref(optimizer))
+        elif now < self._next_work_ns and thread == self._thread:
+            return
         self._work_through(now)
 
     def checkpoint_begins(self) -> tuple[int, Any] | None:
@@ -183,6 +210,8 @@ class Recorder:
         if not self._busy.acquire(blocking=False):
             return
         try:
+            if self._is_at_rest and self._take_at_rest(now):
+                return
             is_end = self._take_notes()
             if is_end and not self.is_stopped:
                 self._work(now)
@@ -197,6 +226,37 @@ class Recorder:
             is_end = take(self, *arguments)
         return is_end
 
+    def _take_at_rest(self, now: int) -> bool:
+        """Take and write the notes together, where they are of nothing but plain steps."""
+        file = self._file
+        if file is None or self._num_batches or self._num_backward or self._checkpoint_ns or self._ended:
+            return False
+        notes = self._notes[:]
+        made = rows_at_rest(
+            notes,
+            _KINDS,
+            thread=self._thread,
+            optimizer=next(iter(self._known)),
+            number=self._step,
+            start=self._start_ns,
+            memory=_memory_columns(self._memory.read(now)),
+            loss_of=self._loss_of,
+        )
+        if made is None:
+            return False
+        del self._notes[: len(notes)]  # another thread may have added some
+        began, num_steps = self._start_ns, len(made.rows)
+        self._step += num_steps
+        self._start_ns = made.start
+        file.lines(made.rows)
+        self._end_work(now, file, took_ns=made.start - began, num_steps=num_steps)
+        return True
+
+    def _loss_of(self, step: int, taken: Taken) -> str:
+        self.losses.add(taken)
+        loss = self.losses.settle(step, self.losses.close_step()).loss
+        return json.dumps(_json_number(loss))
+
     def _on_asked(self, now: int) -> bool:
         if not self._start_ns:
             self._first_ns = self._start_ns = now
@@ -209,8 +269,12 @@ class Recorder:
             self._close_step(now)
         return closes
 
-    def _on_batch(self, loader_ns: int, count: Count | None) -> bool:
-        self._loader_ns += loader_ns
+    def _on_tensors(self, began: int, ended: int, shape: torch.Size, dtype: torch.dtype) -> bool:
+        return self._on_batch(began, ended, count_shape(shape, dtype))
+
+    def _on_batch(self, began: int, ended: int, count: Count | None) -> bool:
+        """None: the loader had no more."""
+        self._loader_ns += ended - began
         if count is not None:
             self._num_batches += 1
             if self._num_batches > _MAX_BATCHES:
@@ -232,7 +296,7 @@ class Recorder:
 
     def _on_optimizer(self, now: int, thread: int, optimizer: int, is_skipped: bool | None, found_inf: Any) -> bool:
         if thread != self._thread:
-            self._thread, self._loader_depth = thread, 0
+            self._thread, self._is_loading = thread, False
             self._restart()
         if not self._start_ns:
             self._first_ns = self._start_ns = now
@@ -266,7 +330,7 @@ class Recorder:
             self._file.drop_held_rows()
             self._file.event("restart")
         self.losses.restart()
-        self._thins_losses, self._keeps_loss = False, True
+        self._thins_losses, self._keeps_loss, self._is_at_rest = False, True, False
         self._next_work_ns = 0
         self._step, self._kind, self._start_ns = 0, "first", self._first_ns
 
@@ -312,17 +376,25 @@ class Recorder:
         if phases.has_exported:
             phases.has_exported = False
             self._write_losses()  # the export has waited for the GPU already
+        is_special = bool(self._kind or steps[-1].kind)
+        self._end_work(now, file, took_ns=now - steps[0].start, num_steps=len(steps), is_special=is_special)
+
+    def _end_work(self, now: int, file: StepFile, *, took_ns: int, num_steps: int, is_special: bool = False) -> None:
+        phases = self._phases
+        assert phases is not None
         file.flush(now)
         self._between_steps()
-        if self._kind or steps[-1].kind:
+        if is_special:
             self._start_ns = _now()  # what was done here is the recorder's, and no part of a step
+        is_alone = phases.is_over and len(self._known) == 1
         self._thins_losses = (
-            phases.is_over
+            is_alone
+            and self.settings.stop_after is None
             and self._step >= _ALL_LOSSES
-            and len(self._known) == 1
-            and now - steps[0].start < _SHORT_NS * len(steps)
+            and took_ns < _SHORT_NS * num_steps
         )
         self._keeps_loss = self._keeps_loss or not self._thins_losses
+        self._is_at_rest = is_alone and self._is_by_optimizer and not phases.is_exact and not self._has_scaler
         together = _TOGETHER_AT_REST_NS if phases.is_over else _TOGETHER_NS
         self._next_work_ns = 0 if phases.is_exact else now + together
 
@@ -426,6 +498,21 @@ class Recorder:
         if fetched and self._file is not None:
             values: list[Any] = [[step, _json_number(one.loss), one.is_skipped] for step, one in fetched.items()]
             self._file.event("losses", values=values)
+
+
+_KINDS = Kinds(Recorder._on_tensors, Recorder._on_backward, Recorder._on_optimizer)
+
+
+def _memory_columns(memory: MemoryCounts | None) -> str:
+    return "null,null" if memory is None else f"{memory.peak_bytes},{memory.num_retries}"
+
+
+def _counted_batch(batch: object) -> Count:
+    try:
+        return count_batch(batch)
+    except Exception:  # noqa: BLE001 - an error of ours is never the job's
+        LOG.error("loader")
+        return None, None
 
 
 def _counted(step: _Step) -> Count:

@@ -49,6 +49,10 @@ class StepFile:
         if rows:
             self._held += _encode(rows)[1:-1].replace("],[", "]\n[").split("\n")
 
+    def lines(self, rows: Sequence[str]) -> None:
+        """Rows that are encoded already."""
+        self._held += rows
+
     def event(self, name: str, **fields: object) -> None:
         self._held.append(_encode({"event": name, **fields}))
 
