@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -90,3 +91,27 @@ def test_the_scripts_own_profiler_comes_first(tmp_path: Path, at: int) -> None:
     (rank,) = recording.ranks
     assert len(rank.steps.number) == 40
     assert any("torch.profiler itself" in problem for problem in rank.problems)
+
+
+TEN_STEPS = """
+import time
+import torch
+import torch.distributed
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(10):
+    time.sleep(0.1)
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_ten_steps_are_enough_for_a_trace_where_the_warm_up_is_given(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TEN_STEPS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    recording, _ = recorded(tmp_path / "r", command, "--warmup", "0", "--steps", "2")
+    assert [len(rank.traced_steps) for rank in recording.ranks] == [2, 2]
+    assert recording.ranks[0].traced_steps == recording.ranks[1].traced_steps

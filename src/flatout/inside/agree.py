@@ -33,22 +33,30 @@ class Plan:
     num_steps: int
 
 
-def make_plan(*, settled: int, step_s: float, num_steps: int, is_light: bool, identity: Identity) -> Plan:
-    """The plan of rank 0, whose steps take `step_s` once settled at step `settled`."""
-    flops_step = settled + max(NUM_UNTRACED_STEPS, steps_ahead(step_s, identity))
+def make_plan(
+    *, settled: int, step_s: float, num_steps: int, is_light: bool, identity: Identity, is_short: bool = False
+) -> Plan:
+    """The plan of rank 0, whose steps take `step_s` once settled at step `settled`.
+
+    With `is_short` the window comes as soon as it can: after fewer untraced steps, and fewer to recover in.
+    """
+    flops_step = settled + max(1 if is_short else NUM_UNTRACED_STEPS, steps_ahead(step_s, identity))
+    num_recovery = 0 if is_short else NUM_RECOVERY_STEPS
     affordable = int(_MAX_TRACED_S / step_s) if step_s > 0 else num_steps
     return Plan(
         settled=settled,
         flops_step=flops_step,
-        start=None if is_light else flops_step + NUM_RECOVERY_STEPS + 2,  # one of them prepares the profiler
+        start=None if is_light else flops_step + num_recovery + 2,  # one of them prepares the profiler
         num_steps=max(min(num_steps, affordable), 1),
     )
 
 
 def steps_ahead(step_s: float, identity: Identity) -> int:
     """So many steps from now, all ranks will have read what rank 0 writes now."""
-    if identity.world_size == 1 or step_s <= 0:
+    if identity.world_size == 1:
         return 0
+    if step_s <= 0:  # no step but the first has ended
+        return NUM_UNTRACED_STEPS - 1
     is_one_node = identity.num_nodes in (None, 1)
     notice_s = _NOTICE_S if is_one_node else _NOTICE_ACROSS_NODES_S
     return min(ceil(notice_s / step_s), _MOST_STEPS_AHEAD if is_one_node else 10 * _MOST_STEPS_AHEAD)

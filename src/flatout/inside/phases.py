@@ -10,7 +10,7 @@ import weakref
 from dataclasses import asdict
 from typing import Any
 
-from flatout.inside.agree import NUM_RECOVERY_STEPS, Agreement, Plan, make_plan
+from flatout.inside.agree import NUM_RECOVERY_STEPS, NUM_UNTRACED_STEPS, Agreement, Plan, make_plan
 from flatout.inside.data_check import check_data
 from flatout.inside.detect import Source
 from flatout.inside.ending import end_now
@@ -114,6 +114,7 @@ class Phases:
                 num_steps=self._settings.num_steps,
                 is_light=self._settings.is_light,
                 identity=self._identity,
+                is_short=self._settings.warmup is not None and self._settings.warmup < NUM_UNTRACED_STEPS,
             )
             self._agreement.publish(plan)
         else:
