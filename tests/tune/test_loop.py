@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
+from tests.change.jobs import facts
 from tests.tune.simulated import BUCKET, SOCKETS, STEP_S, WORKERS, SimulatedRunner, tuner
 
 from flatout.errors import InputError, UsageError
@@ -112,6 +114,21 @@ def test_a_change_that_needs_much_more_memory_is_unsafe() -> None:
 
     result = tuner(SimulatedRunner({SOCKETS: 2.0}, ends=ends)).tune()
     assert outcomes(result)[SOCKETS] == "unsafe" and not is_better(result)
+
+
+def test_for_memory_what_saves_most_is_tried_first_and_wins_however_slow_it_is() -> None:
+    shares = {"autocast=bfloat16": 0.6, "activation-checkpointing=1": 0.5}
+
+    def ends(index: int, changes: ChangeSet) -> dict[str, object]:
+        return {"peak_memory_bytes": int(1e9 * math.prod(shares.get(change.name, 1) for change in changes.changes))}
+
+    job = facts(has_convolutions=True, is_autocast=False)
+    runner = SimulatedRunner({"activation-checkpointing=1": 0.8}, ends=ends, job=job)
+    result = tuner(runner, allowed_safety="rounding", objective="peak_memory_bytes", max_screened=2).tune()
+    assert runner.names()[4:6] == list(reversed(shares))
+    assert adopted(result) == set(shares)
+    assert result.tuning.verdict is not None and result.tuning.verdict.verdict == "better"
+    assert result.tuning.verdict.speedup == pytest.approx(1 / 0.3)
 
 
 @pytest.mark.parametrize("most", range(4, 60, 5))

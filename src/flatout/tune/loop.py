@@ -162,15 +162,18 @@ class Tuner:
                 parse_knob(text), self.runner.command, profiled.facts, self.options.allowed_safety
             )
         ]
+        is_for_memory = self.objective == "peak_memory_bytes"
         found = candidates(
             profiled.done.diagnosis,
             profiled.facts,
             self.options.allowed_safety,
             applied=self.applied,
             own=own,
-            for_memory=self.objective == "peak_memory_bytes",
+            for_memory=is_for_memory,
         )
-        found = self._predicted([change for change in found if change.name not in self._refused], profiled)
+        found = [change for change in found if change.name not in self._refused]
+        if not is_for_memory:  # a replay tells of time
+            found = self._predicted(found, profiled)
         return spread_over_knobs(found, min(self.options.max_screened, self._num_affordable()))
 
     def _num_affordable(self) -> int:
