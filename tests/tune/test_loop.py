@@ -125,7 +125,7 @@ def test_for_memory_what_saves_most_is_tried_first_and_wins_however_slow_it_is()
     job = facts(has_convolutions=True, is_autocast=False)
     runner = SimulatedRunner({"activation-checkpointing=1": 0.8}, ends=ends, job=job)
     result = tuner(runner, allowed_safety="rounding", objective="peak_memory_bytes", max_screened=2).tune()
-    assert runner.names()[4:6] == list(reversed(shares))
+    assert runner.names()[:5] == ["baseline"] * 3 + list(reversed(shares))  # memory does not drift
     assert adopted(result) == set(shares)
     assert result.tuning.verdict is not None and result.tuning.verdict.verdict == "better"
     assert result.tuning.verdict.speedup == pytest.approx(1 / 0.3)

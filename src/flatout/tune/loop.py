@@ -203,7 +203,7 @@ class Tuner:
     def screen(self, chosen: Sequence[Change], facts: JobFacts) -> list[tuple[ChangeSet, float]]:
         """A trial each, with baselines between them; those that look better, best first, and all of them together."""
         self.say(f"round {self._round}: screening {', '.join(change.name for change in chosen)}")
-        trials = [self._current_trial()]
+        trials = [self._fresh_baseline()]
         sets: dict[str, ChangeSet] = {}
         for number, change in enumerate(chosen):
             made = self._with([change], facts)
@@ -214,7 +214,7 @@ class Tuner:
                 trials.append(trial)
                 sets[made.name] = made
             if number % CANDIDATES_BETWEEN_BASELINES == CANDIDATES_BETWEEN_BASELINES - 1:
-                trials.append(self._current_trial())
+                trials.append(self._fresh_baseline())
         if not sets or not any(trial.is_complete and trial.arm == BASELINE for trial in trials):
             return []
         by_change = {self._last_of(made): made for made in sets.values()}
@@ -234,7 +234,7 @@ class Tuner:
         if together is not None:
             trial = self._trial(together)
             if self._is_fit(trial, together, together.changes[len(self.applied) :]):
-                trials += [trial, self._current_trial()]
+                trials += [trial, self._fresh_baseline()]
                 speedup = next(s.speedup for s in screen(trials, objective=self.objective) if s.arm == together.name)
                 good.append((together, speedup))
                 good.sort(key=lambda pair: -pair[1])
@@ -308,6 +308,12 @@ class Tuner:
         if trial.is_complete:
             self.current_trials.append(trial)
         return msgspec.structs.replace(trial, arm=BASELINE)
+
+    def _fresh_baseline(self) -> TrialResult:
+        """To screen beside: speed drifts, peak memory does not, and there the last trial of what is on will do."""
+        if self.objective == "peak_memory_bytes" and self.current_trials:
+            return msgspec.structs.replace(self.current_trials[-1], arm=BASELINE)
+        return self._current_trial()
 
     def _pairs(
         self, candidate: ChangeSet, against: ChangeSet, *, is_final: bool = False
