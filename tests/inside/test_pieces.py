@@ -18,6 +18,8 @@ from flatout.inside import log
 from flatout.inside.batches import count_batch
 from flatout.inside.flops import FlopsStep
 from flatout.inside.losses import MAX_KEPT, Losses, StepLoss
+from flatout.inside.patches.fsdp2 import _Order
+from flatout.inside.patches.report import REPORTS, Report
 from flatout.inside.settings import read_settings
 from flatout.inside.step_file import COLUMNS, StepFile
 from flatout.inside.window import State, Window
@@ -109,8 +111,12 @@ def test_flops_are_left_out_where_another_mode_is_active() -> None:
 
 def test_flops_of_sharded_tensors_are_those_of_this_rank() -> None:
     """DTensor works shapes out under a mode of its own, which must neither fail nor count."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
+    try:
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
+    except ImportError:  # before torch 2.6
+        from torch.distributed._composable.fsdp import fully_shard
+        from torch.distributed._tensor import DeviceMesh, Replicate, Shard, distribute_tensor
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -262,3 +268,15 @@ def test_a_disk_without_space_for_the_trace_is_told(tmp_path: Path, monkeypatch:
     window.stop()
     assert window.problem == "the trace was not written: no space left for it (1 MiB are free)"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_prefetch_is_refused_where_torch_has_none() -> None:
+    """As torch 2.4's `fully_shard`: its modules have no such setting."""
+    report = Report("fsdp2", {}, REPORTS)
+    order = _Order(report, forward=1, backward=0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    for unit in (model, model[0]):
+        order.watch(unit)
+    for _ in range(2):
+        model(torch.zeros(1, 2))
+    assert report.notes == ["prefetch needs a torch later than 2.4"]

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed
@@ -163,6 +164,7 @@ def checkpointing(model: nn.Module, arguments: argparse.Namespace, rank: int) ->
         sys.stdout.write(f"{len(torch.load(os.path.join(folder, 'state.pt'))['weights'])}\n")
 
 
+RESTARTED = ["first-attempt", "raise-in-turn-1", "early-in-turn-1"]
 MODES = {
     "checkpointing": checkpointing,
     "ordinary": ordinary,
@@ -181,6 +183,10 @@ def end_early(arguments: argparse.Namespace, rank: int, step: int) -> None:
     if arguments.end == "first-attempt":
         if step == arguments.steps // 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 1:
             sys.exit(7)
+        return
+    if arguments.end in ("raise-in-turn-1", "early-in-turn-1"):
+        if step == arguments.steps - 9 and os.environ["FLATOUT_TEST_TURN"] == "1":
+            raise ArithmeticError("on purpose")
         return
     if step < arguments.steps - 2 or rank != torch.distributed.is_initialized():
         return
@@ -207,6 +213,11 @@ def train(rank: int, world_size: int, arguments: argparse.Namespace) -> None:
             store = torch.distributed.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         model = nn.parallel.DistributedDataParallel(model)
+    if arguments.end == "early-in-turn-1" and os.environ["FLATOUT_TEST_TURN"] == "1":
+        if rank == 1:
+            time.sleep(3)
+            os._exit(5)
+        model = Model()  # it trains on its own, and is recorded before rank 1 ends
     print("standard error", rank, file=sys.stderr, flush=True)
     MODES[arguments.mode](model, arguments, rank)
     if world_size > 1:
@@ -221,7 +232,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--spawn", choices=["spawn", "fork"])
     parser.add_argument("--port", default="29533")
-    parser.add_argument("--end", choices=["kill", "raise", "exit", "lose-folder", "first-attempt"])
+    parser.add_argument("--end", choices=["kill", "raise", "exit", "lose-folder", *RESTARTED])
     parser.add_argument("--profile-at", type=int, default=-1)
     arguments = parser.parse_args()
     if arguments.spawn:

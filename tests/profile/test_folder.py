@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,19 @@ def test_tasks_of_a_slurm_step_share_a_folder(tmp_path: Path) -> None:
     assert (first.is_first, second.is_first) == (True, False)  # and the whole is told once
     with pytest.raises(OutputError, match="nothing is overwritten"):
         open_folder(tmp_path / "r", force=False, environment={**SLURM, "SLURM_JOB_ID": "8"})
+
+
+def test_another_host_joins_a_run_that_is_just_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command is started on two nodes at once, and the folder is there before its host has said so."""
+    as_host(monkeypatch, "one")
+    first = open_folder(tmp_path / "r", force=False, environment={})
+    claimed = first.host_file.rename(tmp_path / "later")
+    timer = threading.Timer(0.3, lambda: claimed.rename(first.host_file))
+    timer.start()
+    as_host(monkeypatch, "two")
+    second = open_folder(tmp_path / "r", force=False, environment={})
+    timer.join()
+    assert (second.run_id, second.is_first) == (first.run_id, False)
 
 
 def test_another_host_joins_a_run_that_is_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts again are recorded apart, and the last attempt with a trace is read."""
+"""Ranks that are started again are recorded apart, and the last attempt with a trace is read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.profile.runs import profiling, run, torchrun
+from tests.profile.runs import job, profiling, run, torchrun
 
 from flatout.errors import OutputError
 from flatout.loop import diagnose_paths
@@ -28,7 +28,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command.insert(command.index("--standalone"), "--max-restarts=1")
         done = run([*profiling(out, "--warmup", "12"), *command])
         if done.returncode == 0 and all((out / f"rank{rank}.json.gz").exists() for rank in (0, 1)):
-            assert "torchrun started the ranks again: 2 attempts were recorded" in done.stderr
+            assert "the ranks were started again: 2 attempts were recorded" in done.stderr
             return out
     assert done is not None
     raise AssertionError(f"the job was not restarted in four runs: {done.stderr}")
@@ -68,3 +68,52 @@ def test_attempts_are_replaced_with_the_recording_and_nothing_else_is(restarted:
     done = run([*profiling(copy, "--force"), sys.executable, "-c", "pass"])
     assert done.returncode == 0
     assert not (copy / "attempts").exists()
+
+
+LOOP = ["bash", "-c", 'for turn in 1 2 3; do FLATOUT_TEST_TURN=$turn "$@" && exit; done', "loop"]
+
+
+def steps_of(folder: Path) -> dict[str, int]:
+    """Rows by file, of all attempts."""
+    files = [*folder.glob("rank*.steps.jsonl"), *folder.glob("attempts/*/rank*.steps.jsonl")]
+    return {
+        str(file.relative_to(folder)): sum(line.startswith("[") for line in file.read_text().splitlines())
+        for file in files
+    }
+
+
+def test_a_script_that_a_loop_starts_again_after_it_failed_is_a_new_attempt(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    done = run([*profiling(out, "--warmup", "12"), *LOOP, *job("--steps", 60, "--end", "raise-in-turn-1")])
+    assert done.returncode == 0, done.stderr
+    assert "the ranks were started again: 2 attempts were recorded" in done.stderr
+    steps = steps_of(out)
+    assert steps.pop("rank0.steps.jsonl") < 60
+    assert steps == {"attempts/1/rank0.steps.jsonl": 60}
+    assert (out / "attempts/1/rank0.json.gz").exists()
+
+
+def test_a_torchrun_that_a_loop_starts_again_does_not_mix_its_ranks(tmp_path: Path) -> None:
+    """Rank 1 of the first one is ended before it was recorded: its place stays empty."""
+    out = tmp_path / "r"
+    ranks = [*torchrun("--steps", 60, "--end", "early-in-turn-1")]
+    done = run([*profiling(out, "--warmup", "12"), *LOOP, *ranks])
+    assert done.returncode == 0, done.stderr
+    steps = steps_of(out)
+    assert {name: count for name, count in steps.items() if name.startswith("attempts")} == {
+        "attempts/1/rank0.steps.jsonl": 60,
+        "attempts/1/rank1.steps.jsonl": 60,
+    }
+    assert "rank1.steps.jsonl" not in steps
+    assert read_recording(out).attempt == 1
+
+
+def test_a_second_program_after_the_first_is_told(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    both = ["bash", "-c", '"$@" && "$@"', "twice", *job("--steps", 40)]
+    done = run([*profiling(out, "--warmup", "12"), *both])
+    assert done.returncode == 0, done.stderr
+    assert steps_of(out) == {"rank0.steps.jsonl": 40}
+    said = "`job.py` was started after the recorded ranks had ended: 1 such process: not recorded, and in no number"
+    assert said in [f"{one.problem}: {one.effect}" for one in read_recording(out).problems]
+    assert "`job.py` was started after the recorded ranks had ended" in done.stderr

@@ -14,6 +14,7 @@ from flatout.errors import FlatoutError
 from flatout.loop import Diagnosed
 from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.trial import TrialResult
+from flatout.trial.outputs import Outputs
 from flatout.tune.loop import Tuner
 from flatout.tune.options import TuneOptions
 from flatout.tune.runner import Profiled
@@ -45,6 +46,7 @@ class SimulatedRunner:
         self.out = Path("out")
         self.num_trials = self.num_resumed = 0
         self.usual_s: float | None = None
+        self.outputs = Outputs()
         self.now_s = 0.0
         self.made: list[tuple[str, TrialResult]] = []
         self.num_profiles = 0

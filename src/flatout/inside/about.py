@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flatout.inside.attempt import script_name
 from flatout.inside.identity import Identity
 
 _PATIENCE_S = 5.0
@@ -23,8 +24,9 @@ def about_process(identity: Identity, base_unix_ns: int, source: str) -> dict[st
         "backend": identity.backend,
         "hostname": os.uname().nodename,
         "pid": os.getpid(),
-        "script": os.path.basename(sys.argv[0]) if sys.argv else "",
+        "script": script_name(),
         "base_unix_ns": base_unix_ns,
+        "recorded_since_unix_ns": time.time_ns(),
         "steps_from": source,
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),

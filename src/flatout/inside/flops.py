@@ -37,6 +37,7 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
 }
 _KNOWN_PARAMETERS = {"Parameter", "Tensor", "DTensor", "FlatParameter"}
+_LEFT: list[Any] = []  # modes that stay: torch 2.4 crashes where one is taken off that nobody else holds
 _NOT_EXECUTED = {"FakeTensor", "FunctionalTensor"}  # shapes that are only worked out
 _NAMES = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
 
@@ -103,6 +104,7 @@ class FlopsStep:
             counter.__exit__(None, None, None)
         else:  # a mode of the script's lies above: ours stays below it and only passes on
             self.reason = "another dispatch mode was active at the end of the step"
+            _LEFT.append(counter)
         was_on, counter.is_on = counter.is_on, False
         if self.reason is None and not was_on:
             self.reason = "a formula of torch's flop counter failed"

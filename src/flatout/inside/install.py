@@ -20,6 +20,7 @@ import torch.optim
 import torch.utils.data.dataloader
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from flatout.inside.attempt import find_attempt
 from flatout.inside.checkpoints import CheckpointHooks
 from flatout.inside.divert import divert
 from flatout.inside.ending import ENDING
@@ -48,7 +49,7 @@ class _Process:
         if self.is_out:
             return None
         settings = read_settings()
-        if settings is None or is_loader_worker():
+        if settings is None or is_loader_worker() or (settings := find_attempt(settings)) is None:
             self.is_out = True
             return None
         self.recorder = self.active = Recorder(settings, self.leave, between_steps=_CHECKPOINTS.look)

@@ -7,10 +7,10 @@
     rank<R>.json.gz                its trace
     facts-rank<R>.json             what the job is: its wrapper, loaders, optimizer
     patches-<hostname>-<pid>.jsonl what patches did, where some were asked for
-    diverted-<hostname>-<pid>.jsonl where a trial's checkpoints went
+    diverted-<hostname>-<pid>.jsonl what a trial wrote, and where it went
     data-check-rank<R>.json        whether collectives gave known answers, where a trial asked
     failure-<hostname>-<pid>.json  how a rank failed, if it did
-    attempts/<N>/                  the same two of a rank that torchrun started again, N times
+    attempts/<N>/                  the same two of a rank that was started again, N times
     inside-<hostname>.log          errors of the recorder, if any
     .state/                        what processes tell each other while the job runs
 
@@ -41,7 +41,8 @@ _OURS = re.compile(
     r"|data-check-rank\d+\.json|\.?facts-rank\d+\.json(\.part)?|patches-.+\.jsonl|diverted-.+\.jsonl|\.?failure-.+\.json(\.part)?"
 )
 _ALIVE_S = 120.0
-_MOMENT_S = 0.3
+_MOMENT_S = 1.0
+_FRESH_S = 10.0
 
 
 class Folder(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +86,7 @@ def open_folder(path: Path, *, force: bool, environment: Mapping[str, str] = os.
             run_id = run_id or uuid.uuid4().hex[:12]
             path.mkdir(parents=True, exist_ok=True)
             is_first = _mark(path, run_id)
+            run_id = run_id if is_first else _run_id(path) or run_id
         else:
             run_id = run_id or _run_id(path) or "unknown"
         (path / ".state").mkdir(exist_ok=True)
@@ -118,13 +120,20 @@ def _run_id(path: Path) -> str | None:
 
 
 def _may_join(path: Path, run_id: str | None) -> bool:
-    """As below; tasks that a launcher starts together give each other a moment to make the folder."""
-    if _is_ours_to_join(path, run_id):
-        return True
-    if run_id is None or not path.exists():
+    """As below; tasks that are started together give each other a moment to make the folder."""
+    deadline = time.monotonic() + _MOMENT_S
+    while not _is_ours_to_join(path, run_id):
+        if not path.exists() or (run_id is None and not _is_being_made(path)) or time.monotonic() > deadline:
+            return False
+        time.sleep(_MOMENT_S / 10)
+    return True
+
+
+def _is_being_made(path: Path) -> bool:
+    """Whether another host has made it a moment ago, and not yet said that it runs there."""
+    if not path.is_dir() or abs(time.time() - path.stat().st_mtime) > _FRESH_S:
         return False
-    time.sleep(_MOMENT_S)
-    return _is_ours_to_join(path, run_id)
+    return {entry.name for entry in path.iterdir()} - {".state"} == {"recording.json"}
 
 
 def _is_ours_to_join(path: Path, run_id: str | None) -> bool:

@@ -1,12 +1,13 @@
 """A recording's folder -> `Recording`. Needs nothing but the folder: no torch, no GPU, not its machine.
 
-Where torchrun has started the ranks again, each attempt was recorded apart. Read is the last one that has a trace;
+Where the ranks were started again, each attempt was recorded apart. Read is the last one that has a trace;
 where none has, the last whose step times had settled; where none had, the last.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> R
         measured=measure(ranks, peaks),
         problems=(
             *_restarts(number, attempts),
+            *_unrecorded(path),
             *problems(runs, ranks, attempts[number].traced, [host.hostname for host in hosts]),
         ),
         attempt=number,
@@ -93,9 +95,21 @@ def _restarts(number: int, attempts: Mapping[int, _Attempt]) -> list[Quality]:
     why = {3: "the last with a trace", 2: "the last whose step times had settled"}
     return [
         Quality(
-            problem=f"torchrun started the ranks again: {len(attempts)} attempts were recorded",
+            problem=f"the ranks were started again: {len(attempts)} attempts were recorded",
             effect=f"all numbers are of attempt {number + 1}, {why.get(attempts[number].worth, 'the last')}",
         )
+    ]
+
+
+def _unrecorded(path: Path) -> list[Quality]:
+    """Training processes that were left out, by what they wrote to the recorder's log: each kind once."""
+    found: Counter[str] = Counter()
+    for file in sorted(path.glob("inside-*.log")):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        found.update(re.findall(r"^\S+ pid \d+: (.+): this (?:process|one) is not recorded$", text, re.MULTILINE))
+    return [
+        Quality(problem=f"{what}: {count} such process{'es' * (count > 1)}", effect="not recorded, and in no number")
+        for what, count in found.items()
     ]
 
 

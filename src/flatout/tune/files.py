@@ -63,8 +63,10 @@ def open_tuning(
         say(f"going on with the {journal.num_before} trials in {folder / JOURNAL}")
     if not keeps_outputs_apart(command):
         say(
-            "what torch.save and distributed checkpoints write is kept apart in each trial. Other files of the script"
-            " are not: with {trial_dir} in the command, it can write into a folder of the trial's own"
+            "your files stay as they are: what a trial's Python code would overwrite, rename or remove is kept apart,"
+            " and so are checkpoints (torch.save, torch.distributed.checkpoint, safetensors). New files are written"
+            " where the script wants them, and what other programs and compiled libraries write is not seen: with"
+            " {trial_dir} in the command, the script can write into a folder of the trial's own"
         )
     return Runner(command, folder, journal, shown_command=shown, left_s=left_s, say=say, warmup=warmup)
 

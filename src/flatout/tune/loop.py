@@ -26,6 +26,7 @@ from flatout.records.trial import BASELINE, Pair, TrialResult
 from flatout.records.tuning import Bound, Tried, TriedOutcome, TunedChange, TuneResult, Tuning
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 from flatout.trial.gates import GateResult, check_losses, check_memory
+from flatout.trial.outputs import output_notes
 from flatout.tune.options import TuneOptions
 from flatout.tune.runner import Profiled, Runner, Say
 from flatout.verdict.cost import missing, trial_cost
@@ -492,7 +493,7 @@ class Tuner:
             num_resumed=self.runner.num_resumed,
             took_s=time.monotonic() - self._began,
             why_ended=why_ended,
-            notes=tuple(self.notes),
+            notes=(*self.notes, *output_notes(self.runner.outputs)),
         )
 
 

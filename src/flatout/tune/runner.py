@@ -26,6 +26,7 @@ from flatout.records.trial import BASELINE, TrialResult
 from flatout.trial.command import trial_command
 from flatout.trial.data import check_data
 from flatout.trial.journal import Journal
+from flatout.trial.outputs import Outputs, settle_outputs
 from flatout.trial.patches import unapplied
 from flatout.trial.result import error_line, trial_result
 
@@ -67,6 +68,7 @@ class Runner:
         self.num_trials = 0
         self.num_resumed = 0
         self.usual_s: float | None = None  # what a trial of the baseline takes
+        self.outputs = Outputs()  # of all trials since the start, or since they were resumed
         self._shown_command = tuple(shown_command)
         self._left_s = left_s
         self._say = say
@@ -183,6 +185,7 @@ class Runner:
 
     def _clear(self, folder: Path) -> None:
         """What the script saved is of a few steps, and worth nothing."""
+        self.outputs |= settle_outputs(folder / "recording", folder / "saved")
         for name in ("saved", "files"):
             shutil.rmtree(folder / name, ignore_errors=True)
 

@@ -187,7 +187,10 @@ def accumulate(wrapper: str, passes: str = "1", short_step: str = "0", hook: str
 
             model.register_comm_hook(None, allreduce_hook)
     else:
-        from torch.distributed.fsdp import fully_shard
+        try:
+            from torch.distributed.fsdp import fully_shard
+        except ImportError:  # before torch 2.6
+            from torch.distributed._composable.fsdp import fully_shard
 
         for block in model[1:5]:
             fully_shard(block)

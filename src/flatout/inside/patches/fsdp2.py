@@ -99,6 +99,9 @@ class _Order:
             (units, self._forward, "set_modules_to_forward_prefetch"),
             (backward, self._backward, "set_modules_to_backward_prefetch"),
         ):
+            if depth and not all(hasattr(unit, setter) for unit in units):
+                self._report.note("prefetch needs a torch later than 2.4")
+                return
             if depth:
                 for place, unit in enumerate(units_in_order):
                     ahead = units_in_order[place + 1 : place + 1 + depth]

@@ -1,0 +1,102 @@
+"""What the script of a trial wrote, by the lines that its processes left in the recording, and what is cleared of it.
+
+In: a trial's folder. Out: `Outputs`. A folder that the trial made for a checkpoint holds only half of it, as the other
+half was diverted: that folder is removed, with what the trial wrote there, so that no later run takes it for a whole
+one. So are folders that it made and left empty. All else that is new is left and told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+_SHOWN = 3
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    kind: str  # diverted, kept, new, folder, in_place: as inside/diverted.py tells them
+    existed: bool
+
+
+class Outputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Paths, each once."""
+
+    overwritten: frozenset[str] = frozenset()  # the user's, that the script would have overwritten
+    removed: frozenset[str] = frozenset()  # the user's, that the script would have removed or renamed
+    wrote: frozenset[str] = frozenset()  # new files that are still there
+    in_place: frozenset[str] = frozenset()  # the user's, that may have been changed: too large to be copied first
+
+    def __or__(self, other: Outputs) -> Outputs:
+        return Outputs(
+            overwritten=self.overwritten | other.overwritten,
+            removed=self.removed | other.removed,
+            wrote=self.wrote | other.wrote,
+            in_place=self.in_place | other.in_place,
+        )
+
+
+_LINE = msgspec.json.Decoder(_Line)
+
+
+def settle_outputs(recording: Path, saved: Path) -> Outputs:
+    """Clear halves of checkpoints, and say what the script wrote. `saved` is where its files were diverted to."""
+    paths: dict[str, dict[str, bool]] = {}
+    for file in sorted(recording.glob("diverted-*.jsonl")):
+        for raw in file.read_bytes().splitlines():
+            with suppress(msgspec.DecodeError):  # cut short by the end of its process
+                line = _LINE.decode(raw)
+                of_kind = paths.setdefault(line.kind, {})
+                of_kind[line.path] = of_kind.get(line.path, False) or line.existed
+    diverted = paths.get("diverted", {})
+    with suppress(OSError):
+        _clear(set(paths.get("folder", ())), diverted, (saved / ".began").stat().st_ctime_ns)
+    return Outputs(
+        overwritten=frozenset(path for path, existed in diverted.items() if existed),
+        removed=frozenset(paths.get("kept", ())),
+        wrote=frozenset(path for path in paths.get("new", ()) if os.path.islink(path) or os.path.isfile(path)),
+        in_place=frozenset(paths.get("in_place", ())),
+    )
+
+
+def output_notes(outputs: Outputs) -> tuple[str, ...]:
+    """What a reader of the tuning must know of these."""
+    notes = []
+    kept = (outputs.overwritten | outputs.removed) - outputs.wrote  # the next trial finds what one has written
+    if kept:
+        notes.append(
+            f"the trials would have overwritten or removed {len(kept)} of your files, which are as they were: "
+            + _shown(kept)
+        )
+    if outputs.in_place:
+        notes.append(
+            "opened by trials to be changed in place, and too large to be copied first; check them: "
+            + _shown(outputs.in_place)
+        )
+    if outputs.wrote:
+        files = "1 new file" if len(outputs.wrote) == 1 else f"{len(outputs.wrote)} new files"
+        notes.append(f"the trials also wrote {files}: {_shown(outputs.wrote)}")
+    return tuple(notes)
+
+
+def _shown(paths: Iterable[str]) -> str:
+    ordered = sorted(paths)
+    return ", ".join(ordered[:_SHOWN]) + (f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else "")
+
+
+def _clear(made: set[str], diverted: Iterable[str], began_ns: int) -> None:
+    checkpoints = made & {os.path.dirname(path) for path in diverted}
+    for folder in checkpoints:
+        for root, _, names in os.walk(folder):
+            for name in names:
+                path = os.path.join(root, name)
+                with suppress(OSError):
+                    if os.lstat(path).st_ctime_ns >= began_ns:
+                        os.unlink(path)
+    for folder in sorted(made, reverse=True):  # the inner ones first
+        with suppress(OSError):
+            os.rmdir(folder)

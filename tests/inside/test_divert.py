@@ -1,0 +1,213 @@
+"""A trial leaves the user's files as they were, and its script sees just what it would see without Flatout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flatout
+from flatout.trial.outputs import Outputs, output_notes, settle_outputs
+
+SCRIPT = Path(__file__).with_name("writes.py")
+STARTUP = Path(flatout.__file__).parent / "inside" / "startup"
+NAMES = ("a", "b", "c", "d", "e", "f", "g")
+
+
+def filled(folder: Path) -> Path:
+    folder.mkdir()
+    for name in NAMES:
+        (folder / f"{name}.txt").write_text(f"the user's {name}")
+    (folder / "log.log").write_text("the user's log\n")
+    (folder / "map.bin").write_bytes(bytes(range(10)))
+    for name in ("array.npy", "arrays.npz", "model.safetensors", "scripted.pt"):
+        (folder / name).write_bytes(b"the user's")
+    (folder / "last").symlink_to("b.txt")
+    (folder / "linked.txt").symlink_to("a.txt")
+    for name in ("old/inner", "older", "renamed", "empty"):
+        (folder / name).mkdir(parents=True)
+    for name in ("old/one.txt", "old/inner/two.txt", "older/one.txt", "renamed/one.txt"):
+        (folder / name).write_text("the user's one")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """Names, bytes, links, modes and times of all that is in a folder."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.is_dir():
+            found[name] = "folder"
+        else:
+            found[name] = (path.read_bytes(), path.stat().st_mode, path.stat().st_mtime_ns)
+    return found
+
+
+def run(command: list[str], cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FLATOUT_")}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env={**environment, "PYTHONWARNINGS": "", "OMP_NUM_THREADS": "1", **more},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def in_trial(command: list[str], cwd: Path, trial: Path) -> subprocess.CompletedProcess[str]:
+    (trial / "recording" / ".state").mkdir(parents=True, exist_ok=True)
+    variables = {"FLATOUT_RECORDING": str(trial / "recording"), "FLATOUT_DIVERT": str(trial / "saved")}
+    return run(command, cwd, PYTHONPATH=str(STARTUP), FLATOUT_LIGHT="1", **variables)
+
+
+def outputs_of(trial: Path) -> Outputs:
+    return settle_outputs(trial / "recording", trial / "saved")
+
+
+@pytest.mark.parametrize("way", ["plain", "names", "folders", "safetensors", "last"])
+def test_the_script_sees_what_it_would_and_the_users_files_stay(tmp_path: Path, way: str) -> None:
+    alone = run([str(SCRIPT), way], filled(tmp_path / "alone"))
+    assert alone.returncode == 0, alone.stderr
+    folder = filled(tmp_path / "work")
+    before = contents(folder)
+    done = in_trial([str(SCRIPT), way], folder, tmp_path / "trial")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == alone.stdout.splitlines()
+    assert not list((tmp_path / "trial" / "recording").glob("inside-*.log"))
+    after = contents(folder)
+    assert {name: after.get(name) for name in before} == before
+    outputs = outputs_of(tmp_path / "trial")
+    new = {str(Path(path).relative_to(folder)) for path in outputs.wrote if Path(path).is_relative_to(folder)}
+    left = {name for name, what in contents(folder).items() if what != "folder"} - set(before)
+    assert new == left
+    assert not any("checkpoint" in name for name in left)
+
+
+def test_a_second_trial_starts_from_the_users_files(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "work")
+    before = contents(folder)
+    code = "import torch; print(open('log.log').read(), end=''); open('log.log', 'a').write('more\\n')"
+    code += "; open('new.csv', 'a').write('row\\n')"
+    said = [in_trial(["-c", code], folder, tmp_path / f"trial{number}").stdout for number in (1, 2)]
+    assert said == ["the user's log\n"] * 2
+    assert (folder / "new.csv").read_text() == "row\n"  # of the first; the second found it, and left it
+    assert {name: what for name, what in contents(folder).items() if name != "new.csv"} == before
+    both = outputs_of(tmp_path / "trial1") | outputs_of(tmp_path / "trial2")
+    assert output_notes(both) == (
+        f"the trials would have overwritten or removed 1 of your files, which are as they were: {folder}/log.log",
+        f"the trials also wrote 1 new file: {folder}/new.csv",
+    )
+
+
+def test_what_one_rank_saves_another_finds(tmp_path: Path) -> None:
+    """Two processes of one trial: the second loads what the first has saved over the user's file."""
+    folder = filled(tmp_path / "work")
+    first = "import torch, os; torch.save(1, 'model.pt'); torch.save(2, 'a.txt'); os.remove('b.txt')"
+    second = "import torch, os; print(torch.load('model.pt'), torch.load('a.txt'), os.path.exists('b.txt'))"
+    for code in (first, second):
+        done = in_trial(["-c", code], folder, tmp_path / "trial")
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "2", "False"]
+
+
+def test_large_files_changed_in_place_are_told(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "work")
+    with (folder / "large.bin").open("wb") as file:
+        file.truncate((256 << 20) + 1)
+    code = "import torch; f = open('large.bin', 'r+b'); f.write(b'1'); f.close(); open('large.bin').close()"
+    assert in_trial(["-c", code], folder, tmp_path / "trial").returncode == 0
+    outputs = outputs_of(tmp_path / "trial")
+    assert outputs.in_place == {str(folder / "large.bin")}
+    assert "too large to be copied first; check them" in output_notes(outputs)[0]
+
+
+def test_half_a_checkpoint_of_a_trial_is_cleared_and_the_users_are_not(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "work")
+    (folder / "theirs").mkdir()
+    code = """if True:
+        import torch, os, json
+        for name in ("ours", "theirs", "run/inner", "data"):
+            os.makedirs(name, exist_ok=True)
+            json.dump({}, open(name + "/config.json", "w"))
+            if name != "data":
+                torch.save(1, name + "/model.pt")
+        os.system("echo from another program > ours/tokenizer.json")
+    """
+    assert in_trial(["-c", code], folder, tmp_path / "trial").returncode == 0
+    outputs = outputs_of(tmp_path / "trial")
+    assert not (folder / "ours").exists()
+    assert not (folder / "run").exists()
+    assert {str(Path(path).relative_to(folder)) for path in outputs.wrote} == {"theirs/config.json", "data/config.json"}
+    assert (folder / "data" / "config.json").exists()
+    assert output_notes(outputs)[0].startswith("the trials also wrote 2 new files: ")
+
+
+def test_libraries_and_caches_and_pipes_are_left_alone(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "index.json").write_text("old")
+    code = """if True:
+        import torch, os
+        open(os.path.join(os.environ["XDG_CACHE_HOME"], "index.json"), "w").write("new")
+        open("/dev/null", "w").write("x")
+        os.mkfifo("pipe")
+        read = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+        open("pipe", "w").write("through")
+        print(os.read(read, 100))
+    """
+    (tmp_path / "trial" / "recording" / ".state").mkdir(parents=True)
+    variables = {
+        "FLATOUT_RECORDING": str(tmp_path / "trial/recording"),
+        "FLATOUT_DIVERT": str(tmp_path / "trial/saved"),
+    }
+    done = run(["-c", code], tmp_path, PYTHONPATH=str(STARTUP), XDG_CACHE_HOME=str(cache), **variables)
+    assert (done.returncode, done.stdout) == (0, "b'through'\n"), done.stderr
+    assert (cache / "index.json").read_text() == "new"
+    assert outputs_of(tmp_path / "trial") == Outputs()
+
+
+def test_a_file_that_may_not_be_written_is_an_error_as_ever(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "work")
+    code = "import torch; open('old', 'w')"
+    done = in_trial(["-c", code], folder, tmp_path / "trial")
+    assert done.returncode == 1
+    assert "IsADirectoryError" in done.stderr
+
+
+def test_opening_and_looking_cost_microseconds(tmp_path: Path) -> None:
+    """Beside 10 ms steps, a look or an `open` more costs nothing that could be measured."""
+    folder = filled(tmp_path / "work")
+    code = """if True:
+        import torch, os, time, json
+        torch.save(1, "model.pt")
+        def cost(call):
+            best = 1e9
+            for _ in range(20):
+                began = time.perf_counter()
+                for _ in range(200): call()
+                best = min(best, (time.perf_counter() - began) / 200)
+            return best
+        original = os.stat.__wrapped__
+        print(json.dumps([cost(lambda: os.stat("c.txt")) - cost(lambda: original("c.txt")),
+            cost(lambda: open("c.txt").close()) - cost(lambda: open.__wrapped__("c.txt").close())]))
+    """
+    done = in_trial(["-c", code], folder, tmp_path / "trial")
+    assert done.returncode == 0, done.stderr
+    assert max(json.loads(done.stdout)) < 50e-6
+
+
+def test_a_killed_line_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "recording").mkdir()
+    (tmp_path / "saved").mkdir()
+    line = {"path": str(tmp_path / "x"), "kind": "new", "existed": False}
+    (tmp_path / "x").write_text("x")
+    (tmp_path / "recording" / "diverted-host-1.jsonl").write_text(json.dumps(line) + "\n" + json.dumps(line)[:20])
+    assert outputs_of(tmp_path).wrote == {str(tmp_path / "x")}
