@@ -12,7 +12,7 @@ import pytest
 
 from flatout.errors import InputError, OutputError
 from flatout.profile import read_recording
-from flatout.profile.folder import default_path, open_folder
+from flatout.profile.folder import default_path, open_folder, shared_run_id
 from flatout.profile.problems import problems
 from flatout.records.recording import Run
 
@@ -21,6 +21,20 @@ SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}
 
 def as_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("flatout.profile.folder._hostname", lambda: name)
+
+
+@pytest.mark.parametrize(
+    ("step", "attempt", "name"),
+    [("0", None, "slurm-7.0"), ("3", "0", "slurm-7.3"), ("3", "2", "slurm-7.3.2"), (None, None, None)]
+    + [(str(special), None, None) for special in range(0xFFFFFFFA, 0xFFFFFFFE)],
+)
+def test_only_a_step_has_tasks_and_a_job_put_back_in_the_queue_is_another_run(
+    step: str | None, attempt: str | None, name: str | None
+) -> None:
+    """Slurm 22.05, slurm.h: an interactive step is 0xfffffffa, the batch script 0xfffffffb, external 0xfffffffc."""
+    given = {"SLURM_STEP_ID": step, "SLURM_RESTART_COUNT": attempt}
+    environment = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", **{n: v for n, v in given.items() if v is not None}}
+    assert shared_run_id(environment) == name
 
 
 def test_tasks_of_a_slurm_step_share_a_folder(tmp_path: Path) -> None:

@@ -124,10 +124,10 @@ def test_ranks_that_a_script_starts(tmp_path: Path, method: str) -> None:
 
 def test_variables_of_slurm_name_the_rank(tmp_path: Path) -> None:
     slurm = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "77", "SLURM_NNODES": "2"}
-    recording, _ = recorded(tmp_path / "r", job("--steps", 4), "--light", **slurm)
+    recording, _ = recorded(tmp_path / "r", job("--steps", 4), "--light", **slurm, SLURM_STEP_ID="2")
     assert [rank.rank for rank in recording.ranks] == [3]
     assert recording.missing_ranks == (0, 1, 2)
-    assert recording.runs[0].run_id == "slurm-77.batch"
+    assert recording.runs[0].run_id == "slurm-77.2"
 
 
 def test_every_task_of_a_slurm_step_may_have_a_parent_of_its_own(tmp_path: Path) -> None:

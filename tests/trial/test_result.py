@@ -110,6 +110,8 @@ def test_memory_that_ran_out_on_any_rank_is_the_cause_though_another_failed_firs
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "RuntimeError: [enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory",
         "MemoryError",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=3.0. Some of the step tasks have been OOM Killed.",
+        "slurmstepd: error: Detected 2 oom-kill event(s) in StepId=3.batch. Some of your processes may be killed",
     ],
 )
 def test_memory_that_ran_out_is_known_from_what_was_printed_where_no_rank_left_a_word(

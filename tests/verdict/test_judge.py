@@ -256,6 +256,17 @@ def clock(hz: float) -> Covariates:
     return Covariates(sm_clock_hz=hz)
 
 
+def test_a_pair_on_different_nodes_is_void() -> None:
+    here, there = Covariates(nodes="n[1-2]"), Covariates(nodes="n[2-3]")
+    moved = pairs([0.1] * 7, covariates=here)
+    moved[3] = msgspec.structs.replace(
+        moved[3], candidate=msgspec.structs.replace(moved[3].candidate, covariates=there)
+    )
+    moved[4:] = pairs([0.1] * 7, covariates=there)[4:]  # both elsewhere: they compare
+    verdict = judge(moved, is_last=True)
+    assert (verdict.num_void, verdict.void_reasons) == (1, ("the two trials ran on different nodes",))
+
+
 def test_a_pair_in_which_a_clock_fell_is_void() -> None:
     verdict = judge(with_covariates({4: (clock(1.9e9), clock(1.5e9))}, (clock(1.9e9), clock(1.9e9))))
     assert (verdict.verdict, verdict.num_pairs, verdict.num_void) == ("better", 6, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 # Launchers and the words that call them; what a change adds for one follows these words.
@@ -12,29 +12,58 @@ LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
+_SWITCHES = {"--standalone"}  # arguments of launchers without a value that may be exchanged
+
+
 def calls(command: Sequence[str], launcher: str) -> bool:
     return _place(command, launcher) is not None
 
 
-def with_launch_words(command: Sequence[str], launcher: str, added: Sequence[str]) -> tuple[str, ...]:
-    """`command` with `added` right behind the launcher, in the place of the same arguments of its own.
+def with_launch_words(
+    command: Sequence[str], launcher: str, added: Sequence[str], *, dropped: Collection[str] = ()
+) -> tuple[str, ...]:
+    """`command` with `added` right behind the launcher, in place of the same arguments of its own, and of `dropped`.
 
     A command that does not call the launcher stays as it is: ask `calls` first.
     """
     place = _place(command, launcher)
     if place is None:
         return tuple(command)
-    end = next((spot for spot in range(place, len(command)) if _begins_a_program(command[spot])), len(command))
-    flags = {_flag(word) for word in added if word.startswith("-")}
+    end = _end(command, place)
+    flags = {_flag(word) for word in added if word.startswith("-")} | set(dropped)
     kept: list[str] = []
     spot = place
     while spot < end:  # of two values a launcher takes the last: the user's own would win
         if _flag(command[spot]) in flags:
-            spot += 1 if "=" in command[spot] else 2
+            spot += 1 if "=" in command[spot] or command[spot] in _SWITCHES else 2
         else:
             kept.append(command[spot])
             spot += 1
     return (*command[:place], *added, *kept, *command[max(spot, end) :])
+
+
+def launch_word(command: Sequence[str], launcher: str, flag: str) -> str | None:
+    """The value that the launcher's own argument has in the command: of two, the last."""
+    place = _place(command, launcher)
+    if place is None:
+        return None
+    found = None
+    for spot in range(place, _end(command, place)):
+        if _flag(command[spot]) == flag:
+            found = command[spot].partition("=")[2] or next(iter(command[spot + 1 : spot + 2]), None)
+    return found
+
+
+def started_by(command: Sequence[str], launcher: str) -> tuple[str, ...]:
+    """The program that the launcher at the head of the command starts; without one, the command."""
+    place = _place(command[:1], launcher)
+    end = _end(command, place) if place is not None else 0
+    return tuple(command[end:]) if end < len(command) else tuple(command)
+
+
+def _end(command: Sequence[str], place: int) -> int:
+    """Where the launcher's own arguments, which begin at `place`, end."""
+    return next((spot for spot in range(place, len(command)) if _begins_a_program(command[spot])), len(command))
 
 
 def _place(words: Sequence[str], launcher: str) -> int | None:

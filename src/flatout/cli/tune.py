@@ -45,6 +45,13 @@ def tune(
     warmup: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Steps before they count.  [default: until they settle]")
     ] = None,
+    launcher: Annotated[
+        str, typer.Option(metavar="WHERE", help="Where trials run: local, or slurm (each as a batch job).")
+    ] = "local",
+    sbatch_options: Annotated[
+        str | None,
+        typer.Option(metavar="OPTIONS", help="For --launcher slurm: '--partition=gpu --nodes=2 --gpus-per-node=8'."),
+    ] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Write the files for other tools too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a tuning that is in DIR.")] = False,
@@ -65,6 +72,7 @@ def tune(
         max_trials=trials,
         num_steps=steps,
         knobs=tuple(knob or ()),
+        sbatch_options=_sbatch_options(launcher, sbatch_options),
     )
     began = time.monotonic()
     folder = out or Path("flatout-out") / f"tune-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -103,6 +111,23 @@ def _report(result: TuneResult, folder: Path, *, json: bool) -> None:
 
 def _say(line: str) -> None:
     print(f"flatout: {line}", file=sys.stderr, flush=True)
+
+
+def _sbatch_options(launcher: str, text: str | None) -> tuple[str, ...] | None:
+    import shlex
+
+    from flatout.errors import UsageError
+
+    if launcher not in ("local", "slurm"):
+        raise UsageError(f"`--launcher` must be local or slurm, but got {launcher}")
+    if launcher == "local":
+        if text is not None:
+            raise UsageError("`--sbatch-options` needs `--launcher slurm`")
+        return None
+    try:
+        return tuple(shlex.split(text or ""))
+    except ValueError as error:
+        raise UsageError(f"`--sbatch-options` is no line that a shell could read: {text}") from error
 
 
 def _safety(text: str) -> Safety:

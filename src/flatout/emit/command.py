@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+import msgspec
+
 from flatout.change.arguments import with_arguments
-from flatout.change.launchers import calls, with_launch_words
+from flatout.change.launchers import calls, started_by, with_launch_words
 from flatout.records.change import ChangeSet
 from flatout.records.tuning import Tuning
 
@@ -21,6 +23,16 @@ def tuned_command(tuning: Tuning, *, with_patches: bool = True) -> tuple[str, ..
     if with_patches and tuning.needs_patches:
         return ("flatout", "run", "--config", CONFIG, "--", *tuning.command)
     return words
+
+
+def without_srun(tuning: Tuning) -> tuple[Tuning, list[str]]:
+    """For where there is no Slurm: the command behind `srun`, and what to say of it."""
+    command = started_by(tuning.command, "srun")
+    if command == tuning.command:
+        return tuning, []
+    left_out = shlex.join(tuning.command[: len(tuning.command) - len(command)])
+    note = f"left out of the command: {left_out}; a script that reads Slurm's variables finds none there"
+    return msgspec.structs.replace(tuning, command=command), [note]
 
 
 def script_lines(words: Sequence[str], *, indent: str = "    ") -> str:

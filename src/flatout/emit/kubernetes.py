@@ -1,23 +1,29 @@
 """A JobSet (jobset.x-k8s.io/v1alpha2) that runs the user's command, one pod a host.
 
-Image and number of GPUs are the user's: the image is a place to fill in. A command that needs patches expects flatout
+The agents of torchrun on several hosts meet in the first pod, by the name that the JobSet gives it. Image and number of
+GPUs are the user's: the image is a place to fill in. A command that needs patches expects flatout
 and `tuned.toml` in the image's working folder.
 """
 
 from __future__ import annotations
 
-from flatout.emit.command import CONFIG, tuned_command, unplaced
+from flatout.emit.command import CONFIG, tuned_command, unplaced, without_srun
 from flatout.emit.heading import commented
+from flatout.emit.rendezvous import PORT, meets, num_nodes, with_rendezvous
 from flatout.emit.yaml_text import Value, yaml_text
 from flatout.records.tuning import Emitted, Tuning
 
 IMAGE = "REPLACE-WITH-YOUR-IMAGE"
 
 
+NAME, PODS = "flatout-tuned", "workers"
+
+
 def emit(tuning: Tuning) -> Emitted:
-    hosts = _whole(tuning.machine.get("num_hosts"), 1)
+    tuning, notes = without_srun(tuning)
+    hosts = num_nodes(tuning)
     gpus = _whole(tuning.machine.get("ranks_per_host") or tuning.machine.get("num_ranks"), 0)
-    container: dict[str, Value] = {"name": "train", "image": IMAGE, "command": list(tuned_command(tuning))}
+    container: dict[str, Value] = {"name": "train", "image": IMAGE, "command": _command(tuning)}
     if tuning.changes.environment and not tuning.needs_patches:
         container["env"] = [
             {"name": name, "value": value} for name, value in sorted(tuning.changes.environment.items())
@@ -27,6 +33,7 @@ def emit(tuning: Tuning) -> Emitted:
     job: dict[str, Value] = {
         "parallelism": hosts,
         "completions": hosts,
+        "completionMode": "Indexed",
         "backoffLimit": 0,
         "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
     }
@@ -34,14 +41,34 @@ def emit(tuning: Tuning) -> Emitted:
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
-            "metadata": {"name": "flatout-tuned"},
-            "spec": {"replicatedJobs": [{"name": "workers", "replicas": 1, "template": {"spec": job}}]},
+            "metadata": {"name": NAME},
+            "spec": {
+                "network": {"enableDNSHostnames": True},
+                "replicatedJobs": [{"name": PODS, "replicas": 1, "template": {"spec": job}}],
+            },
         }
     )
-    notes = [f"set `image`: {IMAGE} is a place to fill in", *unplaced(tuning)]
+    notes = [f"set `image`: {IMAGE} is a place to fill in", *notes, *unplaced(tuning)]
     if tuning.needs_patches:
         notes.append(f"the image must have flatout, and {CONFIG} in its working folder")
     return Emitted(path="jobset.yaml", text=commented(tuning) + text, notes=tuple(notes))
+
+
+def _command(tuning: Tuning) -> list[str]:
+    """Kubernetes puts variables in the place of `$(NAME)`: of ours, and of none of the user's."""
+    words = tuple(word.replace("$(", "$$(") for word in tuned_command(tuning))
+    if meets(tuning):
+        first_pod = f"{NAME}-{PODS}-0-0.{NAME}"
+        words = with_rendezvous(
+            words,
+            (
+                f"--nnodes={num_nodes(tuning)}",
+                "--node-rank=$(JOB_COMPLETION_INDEX)",
+                f"--master-addr={first_pod}",
+                f"--master-port={PORT}",
+            ),
+        )
+    return list(words)
 
 
 def _whole(text: str | None, default: int) -> int:

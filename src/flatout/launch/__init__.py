@@ -1,9 +1,14 @@
-"""Start, watch and stop a job's processes: as if we were not there (`local`), or apart and limited (`limited`)."""
+"""Start, watch and stop a job's processes: as if we were not there (`local`), or apart and limited (`limited`).
+
+`launcher` is the interface behind which a tuning's runs are started, here or as Slurm jobs (`slurm`).
+"""
 
 from __future__ import annotations
 
+from flatout.launch.launcher import Launcher, LocalLauncher
 from flatout.launch.limited import run_limited
 from flatout.launch.loaded import with_inside
 from flatout.launch.local import Ended, end_like, run_local
+from flatout.launch.slurm import SlurmLauncher
 
-__all__ = ["Ended", "end_like", "run_limited", "run_local", "with_inside"]
+__all__ = ["Ended", "Launcher", "LocalLauncher", "SlurmLauncher", "end_like", "run_limited", "run_local", "with_inside"]

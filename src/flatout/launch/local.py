@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 import msgspec
 
@@ -32,6 +33,9 @@ HANDED_ON = (
 )
 
 
+Cause = Literal["void", "out_of_memory", "timed_out"]  # void: what ended it says nothing of the job
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How the job's first process ended: by a code or by a signal."""
 
@@ -40,6 +44,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     start_unix_s: float
     end_unix_s: float
     is_timed_out: bool = False  # it ran past its limit, and was ended
+    cause: Cause | None = None  # where a scheduler ran it, and knows more than the code says
+    reason: str = ""  # the same in words
+    job: str | None = None  # the scheduler's number of it
+    nodes: str | None = None  # that it gave it
 
     @property
     def shell_code(self) -> int:

@@ -9,6 +9,7 @@ import re
 import shutil
 import time
 from collections import Counter
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,29 +35,42 @@ def _has_ended(host_file: Path) -> bool:
         return False
 
 
-def pack_traces(path: Path, hostname: str, *, all_have_ended: bool) -> list[str]:
-    """Pack the plain traces that ranks of this host have left; what went wrong, a line each.
+def hosts_without_parent(path: Path) -> list[str]:
+    """Nodes where ranks ran and no `flatout profile` did, as where `srun` has started them."""
+    found = set()
+    for file in path.glob("rank*.steps.jsonl"):
+        try:
+            with file.open(encoding="utf-8") as lines:
+                found.add(str(json.loads(lines.readline())["hostname"]))
+        except (OSError, ValueError, KeyError):
+            continue
+    found |= {file.name.removeprefix("processes-") for file in (path / ".state").glob("processes-*")}
+    return sorted(host for host in found if not (path / f"host-{host}.json").exists())
+
+
+def pack_traces(path: Path, hostnames: Collection[str], *, all_have_ended: bool) -> list[str]:
+    """Pack the plain traces that ranks of these hosts have left; what went wrong, a line each.
 
     The training process writes them plain, as packing there would hold the job up.
     """
     folders = [path, *path.glob("attempts/*")]
-    traces = [file for folder in folders for file in folder.glob("rank*.json") if _is_of(file, hostname)]
+    traces = [file for folder in folders for file in folder.glob("rank*.json") if _is_of(file, hostnames)]
     if all_have_ended:
         parts = [part for folder in folders for part in folder.glob(".rank*.json.part")]
         for part in parts:  # of a rank that was killed while it wrote
-            if _is_of(part, hostname):
+            if _is_of(part, hostnames):
                 part.unlink(missing_ok=True)
     with ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), 8)) as pool:
         return [problem for problem in pool.map(_pack, traces) if problem]
 
 
-def _is_of(file: Path, hostname: str) -> bool:
+def _is_of(file: Path, hostnames: Collection[str]) -> bool:
     found = re.search(r"rank(\d+)\.json", file.name)
     if not found:
         return False
     try:
         with (file.parent / f"rank{found[1]}.steps.jsonl").open(encoding="utf-8") as lines:
-            return bool(json.loads(lines.readline())["hostname"] == hostname)
+            return bool(json.loads(lines.readline())["hostname"] in hostnames)
     except (OSError, ValueError, KeyError):
         return False
 
@@ -75,14 +89,16 @@ def _pack(file: Path) -> str | None:
     return None
 
 
-def count_processes(state: Path, hostname: str) -> Counter[str]:
+def count_processes(state: Path, hostnames: Iterable[str]) -> Counter[str]:
     """How many Python processes the recorder was loaded into, by what they said: python, torch, old-python."""
-    try:
-        lines = (state / f"processes-{hostname}").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return Counter()
-    said = {(words[0], words[2]) for line in lines if len(words := line.split()) == 3}
-    return Counter(what for _, what in said)
+    said = set()
+    for hostname in hostnames:
+        try:
+            lines = (state / f"processes-{hostname}").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            continue
+        said |= {(hostname, words[0], words[2]) for line in lines if len(words := line.split()) == 3}
+    return Counter(what for _, _, what in said)
 
 
 def tidy(path: Path) -> None:

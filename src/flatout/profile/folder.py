@@ -43,6 +43,9 @@ _OURS = re.compile(
 _ALIVE_S = 120.0
 _MOMENT_S = 1.0
 _FRESH_S = 10.0
+# A batch script and the shell of `salloc` are one process each, and may record several runs one after the other. Slurm
+# numbers them from here on, or not at all (slurm.h: SLURM_INTERACTIVE_STEP is the lowest).
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 class Folder(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +68,10 @@ def default_path(environment: Mapping[str, str] = os.environ) -> Path:
 
 def shared_run_id(environment: Mapping[str, str]) -> str | None:
     """What tells this run's processes on all hosts from other runs; None where no launcher says it."""
-    if "SLURM_JOB_ID" in environment and "SLURM_PROCID" in environment:
-        return f"slurm-{environment['SLURM_JOB_ID']}.{environment.get('SLURM_STEP_ID', 'batch')}"
+    step = environment.get("SLURM_STEP_ID", "")
+    if "SLURM_JOB_ID" in environment and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP:
+        attempt = environment.get("SLURM_RESTART_COUNT", "0")  # of a job that was put back in the queue
+        return f"slurm-{environment['SLURM_JOB_ID']}.{step}" + (f".{attempt}" if attempt != "0" else "")
     if environment.get("TORCHELASTIC_RUN_ID", "none") != "none":
         return f"torchrun-{environment['TORCHELASTIC_RUN_ID']}"
     return None

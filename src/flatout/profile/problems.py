@@ -14,6 +14,7 @@ from flatout.records.recording import RankRecording, Run
 
 # What keeps PYTHONPATH from a process: Python's own options, and programs that begin a fresh environment.
 _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
+_EXPORT_ALL = "use `srun --export=ALL`"
 _FRESH = {"sudo", "docker", "podman", "apptainer", "singularity", "ssh", "kubectl", "enroot"}
 
 
@@ -49,6 +50,8 @@ def _nothing(run: Run) -> Quality:
 def _why_not_loaded(command: Sequence[str]) -> str:
     for position, word in enumerate(command):
         name = os.path.basename(word)
+        if name == "srun" and (kept := _not_exported(command[position + 1 :])):
+            return f"`srun {kept}` gives the ranks an environment without PYTHONPATH and FLATOUT_*: {_EXPORT_ALL}"
         if name in _FRESH or (name == "env" and "-i" in command[position:]):
             return f"`{name}` gives the job an environment without PYTHONPATH"
         if name.startswith("python"):
@@ -57,7 +60,24 @@ def _why_not_loaded(command: Sequence[str]) -> str:
                     break
                 if _ISOLATING.fullmatch(option):
                     return f"Python's option `{option}` ignores PYTHONPATH or `sitecustomize`"
+    if any(os.path.basename(word) == "srun" for word in command):
+        return (
+            f"SLURM_EXPORT_ENV, as `sbatch --export=NONE` sets it, keeps the environment from the ranks: {_EXPORT_ALL}"
+        )
     return "the command starts no Python, or with an environment without PYTHONPATH, or with the option -I, -E or -S"
+
+
+def _not_exported(words: Sequence[str]) -> str | None:
+    """The option of srun by which the environment stays behind; None where it goes along."""
+    for position, word in enumerate(words):
+        if word in ("--export", "--export=") and position + 1 < len(words):
+            word = f"--export={words[position + 1]}"
+        if word.startswith("--export="):
+            names = word.removeprefix("--export=").split(",")
+            return None if "ALL" in names else word
+        if word.endswith(".py") or os.path.basename(word).startswith("python"):
+            break
+    return None
 
 
 def _whole_job(runs: Sequence[Run], ranks: Sequence[RankRecording], sampled: Sequence[str]) -> list[Quality]:

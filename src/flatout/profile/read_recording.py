@@ -46,6 +46,8 @@ def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> R
         hosts = [
             host for file in files if file.name.endswith(".samples.jsonl") and (host := _host(file, ranks)) is not None
         ]
+        at_work = {rank.hostname for rank in ranks}  # not the login node where `srun` was called
+        hosts = [host for host in hosts if host.hostname in at_work or not ranks]
     except OSError as error:
         raise InputError(
             f"{error.filename or path} cannot be read: {(error.strerror or str(error)).lower()}",

@@ -18,7 +18,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.launch import Ended, run_local, with_inside
-from flatout.profile.finish import count_processes, pack_traces, tidy, wait_for
+from flatout.profile.finish import count_processes, hosts_without_parent, pack_traces, tidy, wait_for
 from flatout.profile.folder import Folder, open_folder, output_error
 from flatout.records.recording import Run
 
@@ -80,11 +80,12 @@ def record(
         _abandon(folder, sampling)
         raise
     _end_sampler(sampling)
-    problems = []
+    problems, hostnames = [], [run.hostname]
     if folder.samples_file is not None:
         all_have_ended = wait_for(folder.path, f"host-{run.hostname}*.json", but=folder.host_file)
-        problems = pack_traces(folder.path, run.hostname, all_have_ended=all_have_ended)
-    counts = count_processes(folder.state, run.hostname)
+        hostnames = [run.hostname, *(hosts_without_parent(folder.path) if folder.is_first else ())]
+        problems = pack_traces(folder.path, hostnames, all_have_ended=all_have_ended)
+    counts = count_processes(folder.state, hostnames)
     run = msgspec.structs.replace(
         run,
         start_unix_s=ended.start_unix_s,

@@ -23,6 +23,8 @@ class Covariates(msgspec.Struct, frozen=True, kw_only=True):
     temperature_c: float | None = None  # highest
     cores_busy_by_others: float | None = None  # cores that processes outside the job kept busy
     quota_throttled_s_per_s: float | None = None  # by the control group's CPU quota
+    nodes: str | None = None  # that a scheduler gave it, as it names them
+    job: str | None = None  # the scheduler's number of it
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):

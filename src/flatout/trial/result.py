@@ -27,7 +27,7 @@ class _Failure(msgspec.Struct, frozen=True, kw_only=True):
 # In what a process printed that could not leave a word: a launcher, a rank that was killed.
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED"
-    r"|DefaultCPUAllocator: can't allocate memory|^MemoryError",
+    r"|DefaultCPUAllocator: can't allocate memory|^MemoryError|[Dd]etected \d+ oom[-_]kill event",
     re.MULTILINE,
 )
 _ERROR_LINE = re.compile(r"^(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)

@@ -12,6 +12,8 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import FlatoutError, OutputError
+from flatout.launch import Launcher, LocalLauncher, SlurmLauncher
+from flatout.launch.slurm import job_name
 from flatout.predict.calibrate import Calibration, calibrate
 from flatout.predict.history import append_history, outcome, read_history
 from flatout.records.tuning import TuneResult
@@ -39,6 +41,9 @@ def open_tuning(
 ) -> Runner:
     """The runner of a new tuning in `folder`, or of one that was interrupted there. Raises OutputError, InputError."""
     folder = folder.absolute()
+    launcher: Launcher = LocalLauncher()
+    if options.sbatch_options is not None:
+        launcher = SlurmLauncher(options.sbatch_options, name=job_name(folder), say=say)
     try:
         if folder.exists() and not folder.is_dir():
             raise OutputError(f"{folder} is no folder", hint="choose another --out")
@@ -68,7 +73,9 @@ def open_tuning(
             " where the script wants them, and what other programs and compiled libraries write is not seen: with"
             " {trial_dir} in the command, the script can write into a folder of the trial's own"
         )
-    return Runner(command, folder, journal, shown_command=shown, left_s=left_s, say=say, warmup=warmup)
+    return Runner(
+        command, folder, journal, shown_command=shown, left_s=left_s, say=say, warmup=warmup, launcher=launcher
+    )
 
 
 def history_path(environment: Mapping[str, str] = os.environ) -> Path:

@@ -95,6 +95,10 @@ class Tuner:
             verdict = self._against_original if self._is_confirmed_against_original() else self.final_verdict()
         return self.result(verdict, why_ended)
 
+    def _spent_s(self) -> float:
+        """Of the budget: without the time in a queue."""
+        return time.monotonic() - self._began - self.runner.waited_s
+
     # The stages.
 
     def measure_noise(self) -> None:
@@ -122,7 +126,7 @@ class Tuner:
 
     def _warn_of_budget(self) -> None:
         usual_s = self.runner.usual_s or 0.0
-        left_s = self.options.budget_s - (time.monotonic() - self._began)
+        left_s = self.options.budget_s - self._spent_s()
         needed_s = (LEAST_SCREENED + 2 * RESERVED_PAIRS) * usual_s
         if left_s < needed_s:
             self.say(
@@ -180,7 +184,7 @@ class Tuner:
     def _num_affordable(self) -> int:
         """How many candidates can be screened so that there is time left to confirm the best."""
         usual_s = self.runner.usual_s or 1.0
-        left_s = self.options.budget_s - (time.monotonic() - self._began)
+        left_s = self.options.budget_s - self._spent_s()
         num_trials = left_s / usual_s - 2 * RESERVED_PAIRS * (2 if self.applied else 1) - 2
         if self.options.max_trials is not None:
             num_trials = min(num_trials, self.options.max_trials - self.runner.num_trials - 2 * RESERVED_PAIRS - 2)
@@ -300,7 +304,7 @@ class Tuner:
 
     def _check_time(self, needed_s: float) -> None:
         reserved_s = 2 * RESERVED_PAIRS * (self.runner.usual_s or 0.0) if self.applied else 0.0
-        if time.monotonic() - self._began + needed_s + reserved_s > self.options.budget_s:
+        if self._spent_s() + needed_s + reserved_s > self.options.budget_s:
             raise OutOfBudgetError(f"the budget of {self.options.budget_s:.0f} s is used up")
 
     def _current_trial(self) -> TrialResult:
@@ -356,7 +360,7 @@ class Tuner:
         if not is_final:
             return self._trial(changes)
         self._check_trials(0)
-        if time.monotonic() - self._began > self.options.budget_s + 2 * RESERVED_PAIRS * (self.runner.usual_s or 0.0):
+        if self._spent_s() > self.options.budget_s + 2 * RESERVED_PAIRS * (self.runner.usual_s or 0.0):
             raise OutOfBudgetError("the budget is used up")
         return self.runner.trial(changes, self.num_steps)
 

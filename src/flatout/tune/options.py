@@ -27,3 +27,4 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_effect: float = 0.01
     max_rounds: int = 6
     max_screened: int = 10  # candidates a round
+    sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these; None: it runs here

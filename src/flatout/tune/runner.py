@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 from flatout.change.collectives import with_collectives
 from flatout.change.transport import with_transport
 from flatout.errors import FlatoutError, InputError
-from flatout.launch import Ended, run_limited
+from flatout.launch import Ended, Launcher, LocalLauncher
 from flatout.loop import Diagnosed, diagnose_paths
 from flatout.profile import Options, read_recording, record
 from flatout.profile.read_facts import read_facts
@@ -33,6 +32,7 @@ from flatout.trial.result import error_line, trial_result
 Say = Callable[[str], None]
 _STOP_GRACE_S = 60.0  # beyond the limit that the job itself knows of, before it is ended from outside
 MAX_TRIAL_S = 1800.0
+MAX_VOID = 3  # runs in a row that the cluster ended
 
 
 class Profiled(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -61,6 +61,7 @@ class Runner:
         say: Say,
         environment: Mapping[str, str] = os.environ,
         warmup: int | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         self.command = tuple(command)
         self.out = out
@@ -74,7 +75,13 @@ class Runner:
         self._say = say
         self._environment = dict(environment)
         self._warmup = warmup
+        self._launcher = launcher or LocalLauncher()
         self._began = time.monotonic()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in a queue, which are no part of the budget."""
+        return self._launcher.waited_s
 
     def trial(self, changes: ChangeSet, num_steps: int) -> TrialResult:
         """One trial with these changes; from the journal where it has one that was not used yet."""
@@ -130,6 +137,11 @@ class Runner:
             start_unix_s=ended.start_unix_s or began,
             output=output,
         )
+        if ended.cause is not None and ended.cause != "void":
+            result = msgspec.structs.replace(result, outcome=ended.cause, problem=ended.reason)
+        if ended.nodes is not None:
+            covariates = msgspec.structs.replace(result.covariates, nodes=ended.nodes, job=ended.job)
+            result = msgspec.structs.replace(result, covariates=covariates)
         data = check_data(folder / "recording", len(recording.ranks) if recording is not None else 0)
         if not data.is_passed:
             result = msgspec.structs.replace(result, wrong_data=data.reason)
@@ -147,6 +159,26 @@ class Runner:
         variables: Mapping[str, str],
         limit_s: float | None = None,
     ) -> tuple[Recording | None, Ended, Path]:
+        """Run it; again where it was not the job that ended the run."""
+        num_void = 0
+        while True:
+            recorded = self._record_once(changes, folder, options, variables, limit_s or self._limit_s())
+            ended = recorded[1]
+            if ended.cause != "void":
+                return recorded
+            num_void += 1
+            if num_void == MAX_VOID:
+                break
+            self._say(f"{folder.name} is run again: job {ended.job}: {ended.reason}")
+            self._folder(folder.name)
+        raise FlatoutError(
+            f"{MAX_VOID} times in a row the cluster ended {folder.name}, the last time as {ended.reason}",
+            hint="the same command with its --out goes on where it stopped",
+        )
+
+    def _record_once(
+        self, changes: ChangeSet, folder: Path, options: Options, variables: Mapping[str, str], limit_s: float
+    ) -> tuple[Recording | None, Ended, Path]:
         output = folder / "output.log"
         (folder / "files").mkdir()
         made = trial_command(self.command, changes, folder / "files")
@@ -162,9 +194,7 @@ class Runner:
             shown_command=self._shown_command,
             sampler=[sys.executable, "-m", "flatout.probe.sampler"],
             environment=self._environment,
-            run_command=partial(
-                run_limited, output=output, limit_s=limit_s if limit_s is not None else self._limit_s()
-            ),
+            run_command=lambda words, job: self._launcher.run(words, job, output=output, limit_s=limit_s),
         )
         try:
             recording = read_recording(folder / "recording")
@@ -175,7 +205,7 @@ class Runner:
     def _limit_s(self) -> float:
         """A trial that takes five times as long as the baseline is no improvement."""
         usual = MAX_TRIAL_S if self.usual_s is None else max(5 * self.usual_s, 60.0)
-        return max(min(usual, self._left_s(), MAX_TRIAL_S), 30.0)
+        return max(min(usual, self._left_s() + self.waited_s, MAX_TRIAL_S), 30.0)
 
     def _folder(self, name: str) -> Path:
         folder = self.out / "runs" / name

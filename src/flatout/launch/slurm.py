@@ -1,0 +1,268 @@
+"""Each command as a Slurm batch job: submitted, waited for, and cancelled where it must end.
+
+In: a command, and the options with which the user's jobs are submitted. Out: `Ended`, in which Slurm's word for how the
+job ended tells what it did from what was done to it: a node that failed and a preemption say nothing of the command.
+All jobs of one launcher run on the nodes of the first one, as runs on other nodes do not compare. The folder of the
+output, and Flatout itself, must lie on a file system that the nodes see.
+
+Not one allocation for all, which `salloc flatout tune` is already: with a job for each command, no node is held while
+nothing runs, a preemption costs one run, and a job's state is that of its one command.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import FlatoutError, InputError, UsageError
+from flatout.launch.loaded import STARTUP
+from flatout.launch.local import Cause, Ended
+
+HEAD_NODE = "{head_node}"  # in a word of the command: the first node of the job
+_POLL_S, _SLOWEST_POLL_S = 0.3, 3.0
+_TELL_AFTER_S = _GONE_AFTER_S = 10.0
+_COMMAND_TIMEOUT_S = 120.0
+_MAX_SILENCE_S = 600.0  # of a controller that restarts or is busy
+_CANCEL_PATIENCE_S = 90.0
+_OUTPUT_NOT_OPENED = 53  # slurmstepd's signal in `ExitCode` where the output file could not be opened: nothing ran
+
+# From slurm.h, job_states, and the flags that take their place while they last.
+_WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+_CAUSES: dict[str, tuple[Cause | None, str]] = {
+    "COMPLETED": (None, ""),
+    "FAILED": (None, ""),
+    "CANCELLED": (None, ""),
+    "TIMEOUT": ("timed_out", "Slurm ended it at the time limit of its job"),
+    "OUT_OF_MEMORY": ("out_of_memory", "Slurm ended it at the memory limit of its job (host memory, see sbatch --mem)"),
+    "NODE_FAIL": ("void", "a node failed"),
+    "BOOT_FAIL": ("void", "a node did not start"),
+    "PREEMPTED": ("void", "it was preempted by another job"),
+    "REVOKED": ("void", "another cluster took it"),
+    "DEADLINE": ("void", "its deadline passed"),
+}
+_NODES_ARE_GONE = re.compile(r"UnavailableNodes|DOWN|DRAIN")
+
+
+class _Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What Slurm says of a job."""
+
+    state: str
+    reason: str
+    nodes: str | None
+    exit_code: int
+    signal: int
+    start_unix_s: float | None
+    was_preempted: bool
+    was_suspended: bool
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in _CAUSES
+
+
+class SlurmLauncher:
+    """`name` is that of the jobs, by which those of an earlier process that was killed are found; see `job_name`."""
+
+    def __init__(self, options: Sequence[str], *, name: str, say: Callable[[str], None]) -> None:
+        for option in options:
+            if option.partition("=")[0] in ("--array", "--wrap") or re.match(r"-a($|\d)", option):
+                raise UsageError(f"`--sbatch-options` cannot have {option}: a trial is one job, of the command")
+        for program in ("sbatch", "scontrol", "scancel"):
+            if shutil.which(program) is None:
+                raise InputError(
+                    f"`--launcher slurm` needs {program}, which was not found",
+                    hint="run it where jobs are submitted, as on a login node",
+                )
+        self.waited_s = 0.0
+        self._options = tuple(options)
+        self._name = name
+        self._say = say
+        self._nodes: str | None = None  # where the last job ran, and the next one is to
+        self._is_first = True
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
+        if self._is_first:  # of a tuning in the same folder that was killed
+            self._cancel_all()
+            self._is_first = False
+        is_over = False
+        try:
+            ended = self._follow(self._submit(command, environment, output), output, limit_s)
+            is_over = True
+        finally:
+            if not is_over:  # by name: an interruption of sbatch leaves no number
+                self._cancel_all()
+        self._nodes = ended.nodes if ended.cause != "void" else None
+        return ended
+
+    def _cancel_all(self) -> None:
+        _run(["scancel", f"--user={pwd.getpwuid(os.getuid()).pw_name}", f"--name={self._name}"])
+
+    def _submit(self, command: Sequence[str], environment: Mapping[str, str], output: Path) -> str:
+        # Within a job, its own variables would speak for the new one.
+        is_job = "SLURM_JOB_ID" in environment
+        kept = {n: v for n, v in environment.items() if not (is_job and n.startswith("SLURM_") and n != "SLURM_CONF")}
+        given = [f"--nodelist={self._nodes}"] if self._nodes else []
+        fixed = ["--parsable", f"--job-name={self._name}", "--no-requeue", "--export=ALL"]
+        file = f"--output={str(output).replace('%', '%%')}"
+        submit = ["sbatch", *given, *self._options, *fixed, file, "--open-mode=truncate"]
+        done = _run(submit, environment=kept, text=_script(command, output.parent))
+        if done.returncode and self._nodes:
+            self._nodes = None
+            return self._submit(command, environment, output)
+        if done.returncode:
+            raise InputError(
+                f"Slurm takes no such job: {_last_line(done.stderr)}",
+                hint="what sbatch needs is given with --sbatch-options '--partition=... --nodes=...'",
+            )
+        return done.stdout.split(";")[0].strip()
+
+    def _follow(self, job: str, output: Path, limit_s: float) -> Ended:
+        submitted, began, is_timed_out, is_told = time.monotonic(), None, False, False
+        poll_s = _POLL_S
+        while not (seen := self._look(job)).is_over:
+            now = time.monotonic()
+            if began is None and seen.state not in _WAITING:
+                began, poll_s = now, _POLL_S
+                self.waited_s += now - submitted
+            elif began is None and now - submitted > _GONE_AFTER_S and self._is_without_nodes(seen):
+                _run(["scancel", job])
+                self.waited_s += now - submitted
+                return _ended(job, seen, "void", f"{self._nodes} cannot be had any more ({seen.reason})")
+            elif began is None and not is_told and now - submitted > _TELL_AFTER_S:
+                self._say(f"job {job} waits in Slurm's queue ({seen.reason})")
+                is_told = True
+            elif began is not None and not is_timed_out and now - began > limit_s:
+                is_timed_out = True
+                _run(["scancel", job])
+            elif is_timed_out and began is not None and now - began > limit_s + _CANCEL_PATIENCE_S:
+                raise FlatoutError(f"job {job} was cancelled and does not end", hint=f"see `scontrol show job {job}`")
+            time.sleep(poll_s)
+            poll_s = min(poll_s * 1.2, _SLOWEST_POLL_S)
+        if began is None:
+            self.waited_s += max((seen.start_unix_s or time.time()) - (time.time() - time.monotonic()) - submitted, 0.0)
+        return self._judge(job, seen, output, is_timed_out)
+
+    def _is_without_nodes(self, seen: _Seen) -> bool:
+        return self._nodes is not None and _NODES_ARE_GONE.search(seen.reason) is not None
+
+    def _judge(self, job: str, seen: _Seen, output: Path, is_timed_out: bool) -> Ended:
+        cause, reason = _CAUSES[seen.state]
+        if seen.state == "FAILED" and seen.signal == _OUTPUT_NOT_OPENED:
+            raise InputError(
+                f"job {job} could not write {output} on {seen.nodes}",
+                hint="--out must be a folder on a file system that the login node and the nodes share",
+            )
+        if seen.state == "CANCELLED" and not is_timed_out and not seen.was_preempted:
+            raise FlatoutError(
+                f"job {job} was cancelled, and not by Flatout", hint="the same command with its --out goes on"
+            )
+        if seen.was_preempted and seen.state != "COMPLETED":
+            cause, reason = _CAUSES["PREEMPTED"]
+        elif seen.was_suspended:
+            cause, reason = "void", "it was suspended meanwhile"
+        return _ended(job, seen, cause, reason, is_timed_out=is_timed_out)
+
+    def _look(self, job: str) -> _Seen:
+        silent_since = time.monotonic()
+        while True:
+            done = _run(
+                ["scontrol", "show", "job", "--oneliner", job],
+                environment={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+            )
+            if done.returncode == 0 and "JobState=" in done.stdout:
+                return _seen(done.stdout)
+            if "Invalid job id" in done.stderr:
+                raise FlatoutError(f"Slurm knows nothing of job {job} any more", hint="the same command goes on")
+            if time.monotonic() - silent_since > _MAX_SILENCE_S:
+                raise FlatoutError(f"Slurm does not answer: {_last_line(done.stderr)}", hint="the same command goes on")
+            time.sleep(_SLOWEST_POLL_S)
+
+
+def job_name(folder: Path) -> str:
+    """Of all jobs of the tuning in this folder, and of no other."""
+    return f"flatout-{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:10]}"
+
+
+def _script(command: Sequence[str], folder: Path) -> str:
+    """What is not on a shared file system is told by the first node, in the output."""
+    words = " ".join(shlex.quote(word).replace(HEAD_NODE, "'\"$head_node\"'") for word in command)
+    # A word with braces is quoted, so that the quotes above end and begin again around the variable.
+    lines = ["#!/bin/sh"]
+    for needed in (folder, STARTUP):
+        path = shlex.quote(str(needed))
+        lines.append(
+            f'[ -d {path} ] || {{ echo "FileNotFoundError: node $SLURMD_NODENAME does not see "{path} >&2; exit 72; }}'
+        )
+    if any(HEAD_NODE in word for word in command):
+        lines.append('head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
+    return "\n".join([*lines, f"exec {words}", ""])
+
+
+def _seen(text: str) -> _Seen:
+    def value(name: str) -> str:
+        found = re.search(rf"(?:^|\s){re.escape(name)}=(\S*)", text)
+        return found[1] if found else ""
+
+    exit_code, _, signal = value("ExitCode").partition(":")
+    start = value("StartTime")
+    nodes = value("NodeList")
+    return _Seen(
+        state=value("JobState"),
+        reason=value("Reason"),
+        nodes=nodes if nodes not in ("", "(null)") else None,
+        exit_code=int(exit_code or 0),
+        signal=int(signal or 0),
+        start_unix_s=time.mktime(time.strptime(start, "%Y-%m-%dT%H:%M:%S")) if start[:1].isdigit() else None,
+        was_preempted=value("PreemptTime") not in ("", "None"),
+        was_suspended=value("SuspendTime") not in ("", "None"),
+    )
+
+
+def _ended(job: str, seen: _Seen, cause: Cause | None, reason: str, *, is_timed_out: bool = False) -> Ended:
+    now = time.time()
+    is_by_signal = bool(seen.signal) or seen.state == "CANCELLED"
+    return Ended(
+        code=None if is_by_signal else seen.exit_code,
+        signal=(seen.signal or 15) if is_by_signal else None,
+        start_unix_s=seen.start_unix_s or now,
+        end_unix_s=now,
+        is_timed_out=is_timed_out,
+        cause=cause,
+        reason=reason,
+        job=job,
+        nodes=seen.nodes,
+    )
+
+
+def _run(
+    command: Sequence[str], *, environment: Mapping[str, str] = os.environ, text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """A session of its own: Ctrl-C reaches Flatout alone."""
+    try:
+        return subprocess.run(
+            command,
+            env=environment,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_TIMEOUT_S,
+            check=False,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"{command[0]} took more than {_COMMAND_TIMEOUT_S:.0f} s")
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("sbatch: error: ") if lines else "it said nothing"

@@ -1,0 +1,98 @@
+"""`flatout profile` and Slurm's own commands, on a Slurm that is real but for its nodes' number of machines."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from tests.profile.runs import environment, profiling, recorded, torchrun, words
+from tests.slurm import SlurmLab, free_port
+
+from flatout.profile import read_recording
+from flatout.records.recording import Recording
+
+pytest.importorskip("torch")
+SCRIPT = [sys.executable, str(Path(__file__).parents[1] / "jobs" / "srun_job.py")]
+JOB = [*SCRIPT, "400"]
+LONG_JOB = [*SCRIPT, "1600"]  # ranks on several nodes agree on what to trace seconds ahead
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def ports() -> dict[str, str]:
+    return {**LOOPBACK, "MASTER_PORT": str(free_port())}
+
+
+def check_two_ranks(recording: Recording, hostnames: set[str]) -> None:
+    assert [rank.rank for rank in recording.ranks] == [0, 1]
+    assert {rank.world_size for rank in recording.ranks} == {2}
+    assert {rank.ended_by for rank in recording.ranks} == {"exit"}
+    assert {rank.hostname for rank in recording.ranks} == hostnames
+    assert recording.ranks[0].traced_steps == recording.ranks[1].traced_steps != ()
+    assert recording.problems == ()
+    assert sorted(file.name for file in Path(recording.path).glob("rank?.json*")) == ["rank0.json.gz", "rank1.json.gz"]
+
+
+def test_srun_that_makes_its_own_allocation(slurm: SlurmLab, tmp_path: Path) -> None:
+    recording, done = recorded(tmp_path / "r", ["srun", "-N1", "-n2", *JOB], "--warmup", "12", **ports())
+    assert sorted(line.split()[1] for line in done.stdout.splitlines()) == ["0", "1"]
+    check_two_ranks(recording, {slurm.hostname(1)})
+
+
+def test_ranks_on_two_nodes_end_in_one_recording(slurm: SlurmLab, tmp_path: Path) -> None:
+    command = ["srun", "-N2", "--ntasks-per-node=1", *LONG_JOB]
+    recording, _ = recorded(tmp_path / "r", command, "--warmup", "12", **ports())
+    hostnames = {slurm.hostname(1), slurm.hostname(2)}
+    check_two_ranks(recording, hostnames)
+    assert {host.hostname for host in recording.hosts} == hostnames  # and not where nothing ran but srun
+
+
+def test_srun_within_an_allocation(slurm: SlurmLab, tmp_path: Path) -> None:
+    command = shlex.join([*profiling(tmp_path / "r", "--warmup", "12"), "srun", *LONG_JOB])
+    slurm.run("salloc", "-N2", "--ntasks-per-node=1", "sh", "-c", command, env=environment(**ports()))
+    check_two_ranks(read_recording(tmp_path / "r"), {slurm.hostname(1), slurm.hostname(2)})
+
+
+def test_a_flatout_for_each_task_of_two_nodes(slurm: SlurmLab, tmp_path: Path) -> None:
+    command = ["srun", "-N2", "--ntasks-per-node=1", *profiling(tmp_path / "r", "--warmup", "12"), *LONG_JOB]
+    slurm.run(*command, env=environment(**ports()))
+    check_two_ranks(read_recording(tmp_path / "r"), {slurm.hostname(1), slurm.hostname(2)})
+
+
+def test_a_batch_script_may_record_one_run_after_the_other(slurm: SlurmLab, tmp_path: Path) -> None:
+    """Both without --out: a batch script is no step whose tasks share one recording."""
+    one = shlex.join([sys.executable, "-m", "flatout", "profile", "--light", "--", *torchrun("--steps", 30)])
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{one}\n{one}\n")
+    options = ["--wait", "--ntasks=2", f"--chdir={tmp_path}", f"--output={tmp_path}/output"]
+    slurm.run("sbatch", *options, str(tmp_path / "job.sh"), env=environment(**LOOPBACK))
+    found = [read_recording(folder) for folder in (tmp_path / "flatout-out").iterdir()]
+    output = (tmp_path / "output").read_text()
+    assert len(found) == 2, output
+    assert output.count("flatout: recorded 2 ranks, 30 steps") == 2
+    assert {len(recording.runs) for recording in found} == {1}
+    assert {rank.hostname for recording in found for rank in recording.ranks} == {slurm.hostname(1)}
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "why"),
+    [
+        (["--export=NONE"], {}, "`srun --export=NONE` gives the ranks an environment without"),
+        ([], {"SLURM_EXPORT_ENV": "NONE"}, "SLURM_EXPORT_ENV, as `sbatch --export=NONE` sets it"),
+    ],
+    ids=["option", "variable"],
+)
+def test_an_environment_that_does_not_reach_the_ranks_is_told(
+    slurm: SlurmLab, tmp_path: Path, options: list[str], variables: dict[str, str], why: str
+) -> None:
+    command = ["srun", *options, sys.executable, "-c", "print('ran')"]
+    recording, done = recorded(tmp_path / "r", command, **variables)
+    assert done.stdout == "ran\n"
+    assert recording.ranks == ()
+    assert f"was not loaded into any Python process: {why}" in words(done)[1]
+    assert "use `srun --export=ALL`" in words(done)[1]
+
+
+def test_the_code_of_a_failed_step_is_the_commands(slurm: SlurmLab, tmp_path: Path) -> None:
+    _, done = recorded(tmp_path / "r", ["srun", "-n2", sys.executable, "-c", "raise SystemExit(5)"], code=5)
+    assert "exited with exit code 5" in done.stderr.lower()

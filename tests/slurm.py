@@ -1,0 +1,226 @@
+"""A real Slurm on this machine: a controller and nodes that are daemons of their own, each with a host name of its own.
+
+No root, no munge, no system files: any number of these run side by side, each in its folder and on ports of its own.
+Where namespaces are allowed (root), a node has its own host name, all of them resolve, and `login_only` in the lab's
+folder is empty on the nodes, as a folder is that they do not share. Needs Debian's slurmctld, slurmd and slurm-client.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+NUM_NODES = 2
+NEEDED = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
+_PATIENCE_S = 30.0
+_CONF = """\
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire=5
+SlurmctldPort={controller_port}
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdSpoolDir={folder}/spool-%n
+StateSaveLocation={folder}/state
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SwitchType=switch/none
+MpiDefault=none
+MailProg=/bin/true
+ReturnToService=1
+KillWait=2
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=2,sched_interval=2,sched_min_interval=0,batch_sched_delay=0
+DebugFlags=NO_CONF_HASH
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+AccountingStorageType=accounting_storage/none
+JobRequeue=1
+{nodes}
+PartitionName=low Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=0 State=UP
+PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP
+"""
+
+
+class SlurmLab:
+    """Use in a `with` block. `environment` has what Slurm's commands need to find it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.conf = folder / "slurm.conf"
+        self.environment = {"SLURM_CONF": str(self.conf)}
+        self.login_only = folder / "login_only"
+        self.nodes = [f"n{number}" for number in range(1, NUM_NODES + 1)]
+        self.has_hostnames = (
+            subprocess.run(
+                ["unshare", "--uts", "--mount", "hostname", "n1"], capture_output=True, check=False
+            ).returncode
+            == 0
+        )
+        self._daemons: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> SlurmLab:
+        for name in ("state", "login_only", *(f"spool-{node}" for node in self.nodes)):
+            (self.folder / name).mkdir(parents=True)
+        ports = _free_ports(1 + NUM_NODES)
+        own = "{node}" if self.has_hostnames else socket.gethostname()
+        nodes = [
+            f"NodeName={node} NodeHostname={own.format(node=node)} NodeAddr=127.0.0.1 Port={port} CPUs=8 Boards=1"
+            " SocketsPerBoard=1 CoresPerSocket=8 ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN"
+            for node, port in zip(self.nodes, ports[1:], strict=True)
+        ]
+        self.conf.write_text(
+            _CONF.format(
+                host=socket.gethostname(),
+                user=pwd.getpwuid(os.getuid()).pw_name,
+                folder=self.folder,
+                controller_port=ports[0],
+                nodes="\n".join(nodes),
+            )
+        )
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\nConstrainCores=no\nConstrainRAMSpace=no\n")
+        (self.folder / "hosts").write_text(
+            "127.0.0.1 localhost " + " ".join([*self.nodes, socket.gethostname()]) + "\n"
+        )
+        try:
+            self._start("slurmctld", "-D", "-c", "-f", str(self.conf))
+            for node in self.nodes:
+                self._start(*self._apart(node), "slurmd", "-D", "-f", str(self.conf), "-N", node)
+            self._wait_until_idle()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def hostname(self, number: int) -> str:
+        """What the node's processes take for their machine's name; nodes count from 1."""
+        return self.nodes[number - 1] if self.has_hostnames else socket.gethostname()
+
+    def run(self, *command: str, check: bool = True, env: Mapping[str, str] = os.environ, timeout_s: float = 90) -> str:
+        """What a command prints."""
+        done = subprocess.run(
+            command,
+            env={**env, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == 0 or not check, done.stderr
+        return done.stdout
+
+    def cancel_all(self) -> None:
+        """Nothing runs, and all nodes are up."""
+        self.run("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name, check=False)
+        for node in self.nodes:
+            self.run("scontrol", "update", f"nodename={node}", "state=resume", check=False)
+        self._wait_until_idle()
+
+    def stop(self) -> None:
+        """Jobs first: the end of a job whose daemon is gone would leave its steps behind."""
+        if self._daemons and self._daemons[0].poll() is None:
+            with suppress(subprocess.TimeoutExpired, AssertionError):
+                self.cancel_all()
+        for daemon in reversed(self._daemons):
+            daemon.send_signal(signal.SIGTERM)
+        for daemon in self._daemons:
+            with suppress(subprocess.TimeoutExpired):
+                daemon.wait(5)
+            daemon.kill()
+            daemon.wait()
+        for process in psutil.process_iter(["name"]):
+            with suppress(psutil.Error, OSError):
+                if process.info["name"] == "slurmstepd" and process.environ().get("SLURM_CONF") == str(self.conf):
+                    process.kill()
+
+    def _apart(self, node: str) -> tuple[str, ...]:
+        if not self.has_hostnames:
+            return ()
+        words = (
+            f"hostname {node}; mount --bind {self.folder}/hosts /etc/hosts;"
+            f' mount -t tmpfs none {self.login_only}; exec "$@"'
+        )
+        return ("unshare", "--uts", "--mount", "sh", "-c", words, "sh")
+
+    def _start(self, *command: str) -> None:
+        with (self.folder / f"daemon-{len(self._daemons)}.log").open("wb") as log:
+            self._daemons.append(
+                subprocess.Popen(
+                    ["setpriv", "--pdeathsig", "TERM", *command],  # it ends with these tests, however they end
+                    env={**os.environ, **self.environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+    def _wait_until_idle(self) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            ended = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
+            states = [] if ended else self.run("sinfo", "-hNo", "%N %T", "-p", "low", check=False).split()
+            if states[1::2] == ["idle"] * NUM_NODES:
+                return
+            if ended or time.monotonic() > deadline:
+                logs = "\n".join(log.read_text(errors="replace")[-2000:] for log in self.folder.glob("*.log"))
+                raise RuntimeError(f"the Slurm of the tests does not start: {ended or states}\n{logs}")
+            time.sleep(0.2)
+
+
+def _free_ports(number: int) -> list[int]:
+    held = [socket.socket() for _ in range(number)]
+    try:
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in held]
+    finally:
+        for one in held:
+            one.close()
+
+
+def free_port() -> int:
+    return _free_ports(1)[0]
+
+
+@pytest.fixture(scope="session")
+def slurm_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    missing = [name for name in NEEDED if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if missing:
+        pytest.skip(f"Slurm is not installed: {', '.join(missing)}")
+    with SlurmLab(tmp_path_factory.mktemp("slurm")) as lab:
+        yield lab
+
+
+@pytest.fixture
+def slurm(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmLab]:
+    """The lab with nothing in its queue, found by Slurm's commands."""
+    for name, value in slurm_lab.environment.items():
+        monkeypatch.setenv(name, value)
+    yield slurm_lab
+    slurm_lab.cancel_all()

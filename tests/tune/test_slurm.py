@@ -1,0 +1,107 @@
+"""`flatout tune` on a real Slurm: each trial a job from a login node, and the whole tuning within one allocation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.slurm import SlurmLab, free_port
+
+import flatout
+
+pytest.importorskip("torch")
+JOB = ["srun", sys.executable, str(Path(__file__).parents[1] / "jobs" / "srun_job.py"), "100000"]
+FEW = ["--trials", "4", "--steps", "5", "--warmup", "5", "--budget", "5m"]
+TUNE = [sys.executable, "-m", "flatout", "tune"]
+
+
+def environment() -> dict[str, str]:
+    source = str(Path(flatout.__file__).parents[1])
+    more = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_PORT": str(free_port())}
+    return {**os.environ, "PYTHONPATH": source, **more}
+
+
+def results(out: Path) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
+    return [line["result"] for line in lines[1:]]
+
+
+def test_each_trial_is_a_job_on_the_same_two_nodes(slurm: SlurmLab, tmp_path: Path) -> None:
+    options = "--nodes=2 --ntasks-per-node=1"
+    done = subprocess.run(
+        [*TUNE, *FEW, "--out", str(tmp_path / "out"), "--launcher=slurm", "--sbatch-options", options, "--", *JOB],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    found = results(tmp_path / "out")
+    assert [one["outcome"] for one in found] == ["completed"] * 4, done.stderr
+    assert len({one["covariates"]["job"] for one in found} - {None}) == 4  # type: ignore[index]
+    assert {one["covariates"]["nodes"] for one in found} == {"n[1-2]"}  # type: ignore[index]
+    assert json.loads((tmp_path / "out" / "tuning.json").read_text())["machine"]["num_ranks"] == "2"
+    jobs = slurm.run("scontrol", "show", "job", "--oneliner").splitlines()
+    ours = [job for job in jobs if "JobName=flatout-" in job]
+    assert len(ours) == 4 + 1 and all("JobState=COMPLETED" in job and "NodeList=n[1-2]" in job for job in ours)
+
+
+def test_a_tuning_within_one_allocation(slurm: SlurmLab, tmp_path: Path) -> None:
+    """`salloc ... flatout tune -- srun ...`: the local launcher, whose srun takes the trials to the nodes."""
+    command = shlex.join([*TUNE, *FEW, "--out", str(tmp_path / "out"), "--", *JOB])
+    options = ["-N2", "--ntasks-per-node=1"]
+    slurm.run("salloc", *options, "sh", "-c", f"{command} || [ $? = 1 ]", env=environment(), timeout_s=280)
+    assert [one["outcome"] for one in results(tmp_path / "out")] == ["completed"] * 4
+    assert json.loads((tmp_path / "out" / "tuning.json").read_text())["machine"]["num_hosts"] == "2"
+
+
+def test_an_interruption_leaves_no_job(slurm: SlurmLab, tmp_path: Path) -> None:
+    tuning = subprocess.Popen(
+        [*TUNE, "--out", str(tmp_path / "out"), "--launcher=slurm", "--", "sleep", "600"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    deadline = time.monotonic() + 60
+    while not (jobs := slurm.run("squeue", "-h", "-o", "%A %T").split()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert jobs, "no job came"
+    time.sleep(1)
+    tuning.send_signal(signal.SIGINT)
+    _, said = tuning.communicate(timeout=30)
+    assert tuning.returncode == 130
+    assert "the same command with --out" in said and "Traceback" not in said
+    assert slurm.run("squeue", "-h", "-t", "PENDING,RUNNING") == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--launcher=k8s"], "`--launcher` must be local or slurm, but got k8s"),
+        (["--sbatch-options=-N2"], "`--sbatch-options` needs `--launcher slurm`"),
+        (["--launcher=slurm", "--sbatch-options='"], "is no line that a shell could read"),
+        (["--launcher=slurm", "--sbatch-options=--array=1-2"], "a trial is one job"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(slurm: SlurmLab, tmp_path: Path, options: list[str], words: str) -> None:
+    done = subprocess.run(
+        [*TUNE, *options, "--out", str(tmp_path / "out"), "--", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert words in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
