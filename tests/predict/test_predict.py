@@ -105,6 +105,123 @@ def test_pinned_copies_run_at_the_rate_of_the_link() -> None:
     assert predicted(situation(trace), "dataloader-pin-memory").speedup == pytest.approx(10 / 3, rel=0.1)
 
 
+def test_a_copy_that_holds_the_host_is_seen_where_clocks_differ() -> None:
+    """The recorded copy of a large batch ended 40 us after the call that was held by it: clocks of a real trace."""
+    trace = TraceBuilder(rank=0, world_size=1)
+    for number in range(3):
+        at = number * 20_000
+        trace.step(number + 1, at, 20_000)
+        trace.copy(
+            "HtoD",
+            num_bytes=40_000_000,
+            launch_at=at + 10,
+            launch_duration=12_000,
+            start=at + 60,
+            duration=11_990,
+            pageable=True,
+        )
+        trace.launch("gemm", launch_at=at + 12_100, launch_duration=5, start=at + 12_160, duration=7_000)
+    # 12 ms become 1 ms at 40 GB/s.
+    assert predicted(situation(trace), "dataloader-pin-memory").speedup == pytest.approx(20 / 9, rel=0.1)
+
+
+def test_gradients_that_are_not_kept_are_not_added_to() -> None:
+    """Steps of 2.0 ms: 50 tensors, 10 us for the backward of each, 20 us to add its gradient, 0.5 ms for zeros."""
+    trace = TraceBuilder(rank=0, world_size=1)
+    for number in range(3):
+        at = number * 2000
+        trace.step(number + 1, at, 2000)
+        trace.annotation("Optimizer.zero_grad#AdamW.zero_grad", at, 500)
+        for each in range(50):
+            begin = at + 10 * each
+            trace.launch("fill", launch_at=begin + 1, launch_duration=5, start=begin + 8, duration=2)
+            begin = at + 500 + 30 * each
+            trace.launch("backward", launch_at=begin + 2, launch_duration=5, start=begin + 9, duration=2)
+            trace.op("torch::autograd::AccumulateGrad", begin + 10, 20)
+            trace.launch("add", launch_at=begin + 22, launch_duration=5, start=begin + 28, duration=2)
+    once = msgspec.structs.replace(FACTS, passes_per_step=1)
+    # Of 0.5 ms and of 1.0 ms a fifth stays.
+    assert predicted(situation(trace, facts=once), "zero-grad-to-none").speedup == pytest.approx(2.0 / 0.8, rel=0.1)
+    # With two passes only the first pass's additions go.
+    assert predicted(situation(trace), "zero-grad-to-none").speedup == pytest.approx(2.0 / 1.2, rel=0.1)
+
+
+def waiting_job(wait_us: float, host_us: float, compute_us: float, kind: str = "_MultiProcessing") -> TraceBuilder:
+    """Waits for a batch, of a worker or of its own, then launches a kernel every so often."""
+    trace = TraceBuilder(rank=0, world_size=1)
+    for number in range(3):
+        at = number * (wait_us + host_us)
+        trace.step(number + 1, at, wait_us + host_us)
+        trace.annotation(f"enumerate(DataLoader)#{kind}DataLoaderIter.__next__", at, wait_us)
+        for each in range(10):
+            begin = at + wait_us + host_us / 10 * each
+            trace.launch("gemm", launch_at=begin + 1, launch_duration=5, start=begin + 10, duration=compute_us / 10)
+    return trace
+
+
+def test_what_a_slow_worker_hides_is_not_bounded_by_the_wait_that_shows() -> None:
+    """As on ImageNet, 4.1 measured: the recorder's own work fills the wait, so the findings allow only 1.6."""
+    few = msgspec.structs.replace(FACTS, loader_workers=2, cores_allowed=32.0)
+    made = situation_of(attributed(waiting_job(40_000, 60_000, 30_000)), few, 0.1)
+    assert not isinstance(made, NoPrediction)
+    more = msgspec.structs.replace(change("dataloader-workers=15", few), predicted_speedup=100 / 60)
+    found = predict(made, more)
+    assert isinstance(found, Prediction)
+    # Host work is 60 ms under the recorder, 41 without it as a rule; the GPU computes for 30.
+    assert 100 / 60 < found.speedup < 100 / 30
+    assert found.bound == pytest.approx(100 / 30, rel=0.05)
+    assert found.low < 100 / 48 < 100 / 30 < found.high  # host work is 0.8 to 0.5 of what is recorded
+
+
+def test_more_workers_than_cores_are_not_predicted_to_be_slower_than_now() -> None:
+    """Two cores, one rank: one of them is the training's. Workers that wait for storage gain all the same."""
+    one = msgspec.structs.replace(FACTS, loader_workers=1, cores_allowed=2.0, num_ranks=1, ranks_per_host=1)
+    made = situation_of(attributed(waiting_job(70_000, 30_000, 20_000)), one, 0.1)
+    assert not isinstance(made, NoPrediction)
+    found = predict(made, msgspec.structs.replace(change("dataloader-workers=3"), value="2"))
+    assert isinstance(found, Prediction)
+    assert found.speedup == pytest.approx(1.0)
+    assert found.high > 1.9
+
+
+def test_a_short_wait_for_workers_sets_no_pace_where_the_recorder_prolongs_the_step() -> None:
+    few = msgspec.structs.replace(FACTS, loader_workers=2, cores_allowed=32.0)
+    job = attributed(waiting_job(3_000, 60_000, 30_000))
+    prolonged, paced = situation_of(job, few, 0.045), situation_of(job, few, 0.063)
+    assert not isinstance(prolonged, NoPrediction)
+    assert not isinstance(paced, NoPrediction)
+    assert prolonged.pace_s == 0
+    assert prolonged.host_scale == pytest.approx(42 / 60, rel=0.03)
+    assert paced.pace_s == pytest.approx(0.063)
+
+
+def test_the_findings_bound_is_of_seconds_not_of_a_ratio() -> None:
+    """50 of 100 traced ms; the step takes 80 ms without the recorder, and 30 without those 50."""
+    made = situation_of(attributed(waiting_job(50_000, 50_000, 20_000, "_SingleProcess")), FACTS, 0.08)
+    assert not isinstance(made, NoPrediction)
+    bounded = msgspec.structs.replace(change("dataloader-workers=7"), predicted_speedup=2.0)
+    found = predict(made, bounded)
+    assert isinstance(found, Prediction)
+    assert found.bound == pytest.approx(made.step_s / (made.step_s - 0.05), rel=0.05)
+    assert found.bound > 2.0
+
+
+def test_the_recorder_does_not_prolong_device_allocations() -> None:
+    """100 ms traced, 20 of them cudaMalloc, 76 without the recorder: 80 ms of host work take 56."""
+    trace = TraceBuilder(rank=0, world_size=1)
+    for number in range(3):
+        at = number * 100_000
+        trace.step(number + 1, at, 100_000)
+        trace.runtime("cudaMalloc", at + 10, 20_000)
+        for each in range(10):
+            begin = at + 20_020 + 7_900 * each
+            trace.launch("gemm", launch_at=begin, launch_duration=5, start=begin + 10, duration=100)
+    made = situation_of(attributed(trace), FACTS, 0.076)
+    assert not isinstance(made, NoPrediction)
+    assert made.host_scale == pytest.approx(0.7, abs=0.02)
+    assert predicted(made, "keep-cache").speedup == pytest.approx(76 / 56, rel=0.03)
+
+
 def test_changes_together_share_what_they_save() -> None:
     made = situation(*reducing_job(passes=2, reduce_us=4000))
     both = predict_together(made, [change("ddp-no-sync=2"), change("nccl-sockets=2x2+8")])
@@ -153,7 +270,9 @@ def test_predictions_of_real_jobs_are_quick_and_within_their_bounds(
             assert prediction.reason
             continue
         assert each.predicted_speedup is not None
-        assert 0 < prediction.low <= prediction.speedup <= prediction.high <= each.predicted_speedup
+        assert 0 < prediction.low <= prediction.speedup <= prediction.high
+        assert prediction.bound is not None
+        assert prediction.speedup <= prediction.bound
 
 
 def test_the_cause_that_was_put_there_is_predicted_to_be_worth_mending(

@@ -25,6 +25,7 @@ def test_keys_are_those_of_the_contract() -> None:
     assert (data["schema"], data["version"]) == ("flatout/tuning", 1)
     assert (data["verdict"], data["speedup"], data["interval"]) == ("better", 3.21, [3.13, 3.29])
     assert data["num_trials"] == 61
+    assert (data["num_predictions"], data["num_in_predicted_interval"]) == (2, 2)
     first = data["changes"][0]
     assert {key: first[key] for key in ("name", "safety", "predicted_speedup", "speedup", "interval")} == {
         "name": "nccl-sockets=2x2x8",

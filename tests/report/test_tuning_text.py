@@ -175,6 +175,30 @@ def test_left_out_pairs_and_resumed_trials_are_told() -> None:
     assert "in the order AB BA AB BA AB BA (A: the job as it came)" in text
     assert "at most 5.0 %" in text
     assert "Predictions were off by 5.9 % (median absolute error of 2 predictions)." in text
+    assert "2 of 2 measured values lie in the predicted interval." in text
+
+
+def test_predicted_intervals_are_set_beside_what_they_promise_and_what_that_rests_on() -> None:
+    result = builder.better()
+    narrow = msgspec.structs.replace(builder.prediction("nccl-sockets=2x2x8", 2.9, 2.8, 3.0), num_behind=25)
+    tried = [
+        msgspec.structs.replace(one, prediction=narrow) if one.name == narrow.change else one for one in result.tried
+    ]
+    text = joined(text_of(msgspec.structs.replace(result, tried=tuple(tried))))
+    assert "1 of 2 measured values lie in the predicted interval, which is to hold 90" in text
+    assert "going by 25 earlier predictions." in text
+
+
+def test_a_candidate_that_was_not_adopted_shows_its_prediction_beside_its_measurement() -> None:
+    slower = builder.tried(
+        "nccl-channels=8",
+        "not better",
+        screened=0.8,
+        reason="0.80x in a trial of its own",
+        prediction=builder.prediction("nccl-channels=8", 1.5, 0.8, 3.2),
+    )
+    text = joined(text_of(msgspec.structs.replace(builder.better(), tried=(slower,))))
+    assert re.search(r"0\.80x in a trial of its own; predicted\s+1\.50x", re.sub(r"\s+", " ", text))
 
 
 def test_of_many_candidates_the_rest_is_counted_by_outcome() -> None:

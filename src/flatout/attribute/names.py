@@ -41,6 +41,7 @@ COLLECTIVE_OPERATION = re.compile(
 )
 OPTIMIZER = re.compile(r"^Optimizer\.step#")
 ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
+ACCUMULATE = re.compile(r"^torch::autograd::AccumulateGrad$")
 FORWARD = re.compile(r"^DistributedDataParallel\.forward$")
 STEP = re.compile(r"^ProfilerStep\s*#\s*(\d+)$")
 LAUNCH = re.compile(r"^(?:cuda|hip)(?:Ext)?(?:Module)?Launch|^cuLaunchKernel|^hipGraphLaunch|^urEnqueueKernelLaunch")

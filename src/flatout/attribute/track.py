@@ -23,6 +23,7 @@ from flatout.records.track import Node, RankTrack, Spent, Work
 
 NEAR_NS = 10_000  # a work that begins so soon after another ended may have waited for it
 RETURN_NS = 5_000  # clocks of host and GPU agree about so well
+MOST_OF = 0.9  # of a copy: a call that lasts so long beside it held the host for it
 Intervals = tuple[Times, Times]
 Rows = NDArray[np.int64]
 _SPENT_PARTS = {Part.COMPUTE: Spent.COMPUTE, Part.DATA_LOADING: Spent.DATA_LOADING, Part.CHECKPOINT: Spent.CHECKPOINT}
@@ -64,7 +65,7 @@ def rank_track(table: EventTable, work: GpuWork, is_comm: Flags, states: HostSta
     comm_row = np.full(len(work), -1, dtype=np.int64)
     comm_row[is_comm] = np.arange(int(is_comm.sum()))
     phase = np.full(len(order), Spent.HOST, dtype=np.uint8)
-    for spent in (Spent.ZERO_GRAD, Spent.OPTIMIZER, Spent.CHECKPOINT):
+    for spent in (Spent.ACCUMULATE, Spent.ZERO_GRAD, Spent.OPTIMIZER, Spent.CHECKPOINT):
         phase[covers(*phases[spent], launched) & (launched >= low)] = spent
     return RankTrack(
         origin_ns=low,
@@ -176,13 +177,17 @@ class _Calls:
         return np.where(good, row, -1)
 
     def _blocking_copies(self) -> tuple[Rows, Rows]:
-        """Copy calls from pageable memory, or into it, that returned after their copy was done; rows of both."""
+        """Copy calls from pageable memory, or into it, that returned when their copy was done; rows of both."""
         table, work = self._table, self._work
         is_pageable = np.fromiter(("Pageable" in name for name in table.names), np.bool_, len(table.names))
         event, launch = work.event[self._order], work.launch[self._order]
         rows = np.flatnonzero((table.kind[event] == Kind.MEMCPY) & is_pageable[table.name[event]] & (launch != NULL))
         calls = launch[rows]
-        done = (self._end[rows] <= table.end_ns[calls] + RETURN_NS) & (self._end[rows] > table.start_ns[calls])
+        start, end = self._start[rows], self._end[rows]
+        done = (end <= table.end_ns[calls] + RETURN_NS) & (end > table.start_ns[calls])
+        # The copy of a large batch lasts so long that clocks may differ by more.
+        beside = np.minimum(end, table.end_ns[calls]) - np.maximum(start, table.start_ns[calls])
+        done |= beside >= np.maximum(MOST_OF * (end - start), 10 * RETURN_NS)
         return calls[done], rows[done]
 
 
@@ -213,12 +218,14 @@ def _phases(table: EventTable, states: HostStates) -> dict[Spent, Intervals]:
     annotated = table.is_kind(Kind.USER_ANNOTATION, Kind.CPU_OP) & states.launching_threads[table.thread]
     optimizer = annotated & table.name_matches(names.matching(table.names, names.OPTIMIZER))
     zero_grad = annotated & table.name_matches(names.matching(table.names, names.ZERO_GRAD))
+    accumulate = annotated & table.name_matches(names.matching(table.names, names.ACCUMULATE))
     return {
         Spent.CHECKPOINT: states.checkpoint,
         Spent.DATA_LOADING: states.data_loading,
         Spent.ALLOCATOR: states.allocator,
         Spent.OPTIMIZER: union(table.start_ns[optimizer], table.end_ns[optimizer]),
         Spent.ZERO_GRAD: union(table.start_ns[zero_grad], table.end_ns[zero_grad]),
+        Spent.ACCUMULATE: union(table.start_ns[accumulate], table.end_ns[accumulate]),
     }
 
 

@@ -1,58 +1,160 @@
-"""History -> corrections: by family, how far measured speedups lie from predicted ones, on average.
+"""History -> corrections and widths of intervals: how far measured speedups were off, in units of the replay's doubt.
 
-The correction is a log ratio, shrunk toward 0 (empirical Bayes, a normal prior): with n outcomes of a family it is
-their mean times n / (n + spread within / spread between families). One or two outcomes move it little; a wild one
-counts as `MAX_LOG` at most.
+An outcome's score is log(measured / predicted) over the half of the replayed interval on that side: 1 is its end. So
+what a family is learned to be off by moves a prediction that is unsure more than one that is sure of itself.
+
+*Correction*: a family's mean score over tunings, shrunk toward 0 (empirical Bayes, a normal prior): one tuning counts
+for less than a third, and tunings that contradict each other for little. An outcome of the same change with about the
+same prediction is most likely the same job, tuned again: what it was off by beyond its family counts by n / (n + 1).
+
+*Width*: split conformal prediction (Vovk et al., 2005; Angelopoulos and Bates, arXiv:2107.07511): the interval is
+scaled by the score that `NOMINAL` of the reference pairs and of the history stay within, corrected by the others. It
+holds `NOMINAL` of new outcomes where those are like the old ones.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from flatout.records.prediction import Outcome
+from flatout.records.prediction import NOMINAL, Outcome
 
-WITHIN_SD = 0.15  # of the log ratio within a family, before anything is known: 15 %
-BETWEEN_SD = 0.10  # of families' means
-PRIOR_WEIGHT = 5.0  # outcomes that the prior of WITHIN_SD is worth
-MAX_LOG = math.log(2.0)
+MAX_SCORE = 2.0  # a wild outcome counts as this much
+BETWEEN_JOBS_SD = 0.6  # of the scores of a family's jobs, before anything is known
+BETWEEN_FAMILIES_SD = 0.25  # of families' means
+PRIOR_WEIGHT = 3.0  # tunings that the prior of BETWEEN_JOBS_SD is worth
+ALIKE = 0.1  # of the log speedup
+MIN_OWN = 20  # scores of a family from which on its own width counts
+MAX_OUTCOMES = 400  # the newest; older versions of torch and of Flatout predict other things
+MIN_HALF_WIDTH = math.log(1.03)  # steps differ by as much anyway
+DEFAULT_EFFECT = 0.3  # half width of outcomes that have no interval, of the log speedup
+REFERENCE = Path(__file__).parent / "reference.jsonl"
+Model = tuple[float, float, float]  # speedup, low, high
+
+
+class Learned(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction with what was learned in it."""
+
+    speedup: float
+    low: float
+    high: float
+    num_behind: int  # scores behind the interval's width
+
+
+class _Score(msgspec.Struct, frozen=True, kw_only=True):
+    family: str
+    change: str
+    log_predicted: float
+    tuning: str
+    value: float
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Corrections by family; a family that was never seen has none."""
+    """What is learned from a history; from an empty one only the width, from the reference pairs."""
 
-    factor: Mapping[str, float] = {}  # the speedup times this
-    spread: Mapping[str, float] = {}  # the interval's ends are moved out by this factor
-    num_outcomes: Mapping[str, int] = {}
+    scores: tuple[_Score, ...] = ()  # of the history
+    residuals: tuple[tuple[str, float], ...] = ()  # family and absolute score, of the reference and the history
 
-    def of(self, family: str) -> tuple[float, float]:
-        return self.factor.get(family, 1.0), self.spread.get(family, 1.0)
+    def of(self, family: str, change: str, model: Model) -> Learned:
+        speedup, low, high = model
+        up, down = _half_widths(speedup, low, high)
+        shift = _shift(self.scores, family, change, math.log(speedup))
+        middle = speedup * math.exp(shift * (up if shift > 0 else down))
+        times, num_behind = self.width(family)
+        return Learned(
+            speedup=middle,
+            low=middle * math.exp(-times * down),
+            high=middle * math.exp(times * up),
+            num_behind=num_behind,
+        )
+
+    def width(self, family: str) -> tuple[float, int]:
+        """What the replayed interval is scaled by, and from how many outcomes that is."""
+        own = [value for name, value in self.residuals if name == family]
+        values = own if len(own) >= MIN_OWN else [value for _, value in self.residuals]
+        return conformal(values), len(values)
+
+    def num_outcomes(self, family: str) -> int:
+        return sum(score.family == family for score in self.scores)
 
 
-def calibrate(history: Iterable[Outcome]) -> Calibration:
+def calibrate(history: Iterable[Outcome], reference: Iterable[Outcome] | None = None) -> Calibration:
     """Works on any history, an empty one too."""
-    errors: dict[str, list[float]] = defaultdict(list)
-    for outcome in history:
-        if outcome.predicted > 0 and outcome.measured > 0:
-            error = math.log(outcome.measured / outcome.predicted)
-            errors[outcome.family].append(min(max(error, -MAX_LOG), MAX_LOG))
-    factor, spread = {}, {}
-    for family, logs in errors.items():
-        values = np.array(logs)
-        # A few outcomes say little of their own spread, so the prior counts as some more of them.
-        squares = float(((values - values.mean()) ** 2).sum()) + PRIOR_WEIGHT * WITHIN_SD**2
-        within = squares / (len(values) - 1 + PRIOR_WEIGHT)
-        shrunk = len(values) / (len(values) + within / BETWEEN_SD**2)
-        factor[family] = math.exp(float(np.mean(values)) * shrunk)
-        spread[family] = math.exp(math.sqrt(within / (len(values) + within / BETWEEN_SD**2)))
-    return Calibration(factor=factor, spread=spread, num_outcomes={family: len(v) for family, v in errors.items()})
+    scores = tuple(map(_score, [each for each in history if each.predicted > 0 and each.measured > 0][-MAX_OUTCOMES:]))
+    shipped = tuple(map(_score, reference if reference is not None else reference_outcomes()))
+    residuals = [(score.family, abs(score.value)) for score in shipped]
+    for place, score in enumerate(scores):
+        others = scores[:place] + scores[place + 1 :]
+        shift = _shift(others, score.family, score.change, score.log_predicted)
+        residuals.append((score.family, abs(score.value - shift)))
+    return Calibration(scores=scores, residuals=tuple(residuals))
+
+
+@cache
+def reference_outcomes() -> tuple[Outcome, ...]:
+    """Pairs that the project measured itself; `benchmarks/predict_error.py` writes them."""
+    return tuple(msgspec.json.decode(line, type=Outcome) for line in REFERENCE.read_bytes().splitlines())
+
+
+def conformal(values: Sequence[float]) -> float:
+    """The value that `NOMINAL` of future ones stay within, if they come as these did; of too few the largest."""
+    if not values:
+        return 1.0
+    place = math.ceil((len(values) + 1) * NOMINAL)
+    return sorted(values)[min(place, len(values)) - 1]
 
 
 def median_absolute_error(history: Iterable[Outcome]) -> float | None:
     """Of the predicted speedup over the measured one, as a share; None without outcomes."""
     errors = [abs(outcome.predicted / outcome.measured - 1.0) for outcome in history if outcome.measured > 0]
     return float(np.median(errors)) if errors else None
+
+
+def _score(outcome: Outcome) -> _Score:
+    predicted = math.log(outcome.predicted)
+    up, down = _half_widths(outcome.predicted, outcome.low, outcome.high)
+    off = math.log(outcome.measured) - predicted
+    return _Score(
+        family=outcome.family,
+        change=outcome.change,
+        log_predicted=predicted,
+        tuning=outcome.date,
+        value=off / (up if off > 0 else down),
+    )
+
+
+def _half_widths(speedup: float, low: float | None, high: float | None) -> tuple[float, float]:
+    """Upward and downward, in the logarithm."""
+    if low is None or high is None or low <= 0:
+        usual = MIN_HALF_WIDTH + DEFAULT_EFFECT * abs(math.log(speedup))
+        return usual, usual
+    return max(math.log(high / speedup), MIN_HALF_WIDTH), max(math.log(speedup / low), MIN_HALF_WIDTH)
+
+
+def _shift(scores: Sequence[_Score], family: str, change: str, log_predicted: float) -> float:
+    """The score that is to be expected."""
+    by_tuning: dict[str, list[float]] = defaultdict(list)
+    alike = []
+    for score in scores:
+        if score.family != family:
+            continue
+        value = min(max(score.value, -MAX_SCORE), MAX_SCORE)
+        by_tuning[score.tuning].append(value)
+        if score.change == change and abs(score.log_predicted - log_predicted) <= ALIKE:
+            alike.append(value)
+    if not by_tuning:
+        return 0.0
+    means = np.array([np.mean(values) for values in by_tuning.values()])
+    # A few tunings say little of how much jobs differ, so the prior counts as some more of them.
+    squares = float(((means - means.mean()) ** 2).sum()) + PRIOR_WEIGHT * BETWEEN_JOBS_SD**2
+    between_jobs = squares / (len(means) - 1 + PRIOR_WEIGHT)
+    of_family = float(means.mean()) * len(means) / (len(means) + between_jobs / BETWEEN_FAMILIES_SD**2)
+    if not alike:
+        return of_family
+    return of_family + (float(np.mean(alike)) - of_family) * len(alike) / (len(alike) + 1)

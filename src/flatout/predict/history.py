@@ -21,13 +21,17 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outcome(prediction: Prediction, measured: float, machine: str, date: str) -> Outcome:
+    speedup = prediction.speedup / prediction.correction
+    likely, low, high = prediction.model if prediction.model is not None else (speedup, None, None)
     return Outcome(
         family=prediction.family,
         change=prediction.change,
-        predicted=prediction.speedup / prediction.correction,
+        predicted=likely,
         measured=measured,
         machine=machine,
         date=date,
+        low=low,
+        high=high,
     )
 
 

@@ -5,17 +5,19 @@ What is no model's is no number: `NoPrediction` says why, and the bound from the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
-from flatout.predict.calibrate import Calibration
+from flatout.predict.calibrate import Calibration, calibrate
 from flatout.predict.families import MODELS
-from flatout.predict.situation import Scenarios, Situation
+from flatout.predict.situation import HIDDEN_HOST_SCALE, Scenarios, Situation
 from flatout.records.change import Change, JobFacts
 from flatout.records.job import JobAttribution
 from flatout.records.prediction import NoPrediction, Prediction
 
 UNSURE_EFFECT = 0.15  # of the logarithm of the gain: durations that depend on what runs beside them are not replayed
 UNSURE = 0.03  # of the speedup: what steps differ by anyway
+MAX_SAVED_SHARE = 0.99  # of the step
 UNKNOWN_DILATION = 0.1  # more, where the recorder's cost is not known
 
 
@@ -30,7 +32,10 @@ def situation_of(
 
 
 def predict(situation: Situation, change: Change, calibration: Calibration | None = None) -> Prediction | NoPrediction:
-    """What the change would bring. Never above the change's own bound (`Change.predicted_speedup`)."""
+    """What the change would bring, never above what the findings allow (`Change.predicted_speedup`, see `_bound`).
+
+    Its interval may reach above: what a finding costs is itself known from a few steps under the recorder.
+    """
     return predict_together(situation, (change,), calibration, bound=change.predicted_speedup)
 
 
@@ -60,32 +65,36 @@ def predict_together(
         return NoPrediction(change=name, family=family, reason="; ".join(left_out) or "there is no change")
     try:
         likely, *others = (
-            _speedup(situation, [(each, getattr(each, which)) for each in found])
+            _speedup(situation, which, [(each, getattr(each, which)) for each in found])
             for which in ("likely", "worst", "best")
         )
     except ValueError as error:
         return NoPrediction(change=name, family=family, reason=str(error))
-    width = 1.0 + UNSURE + min(situation.error, 0.5) + (0.0 if situation.is_dilation_known else UNKNOWN_DILATION)
-    # A change that touches nothing that matters is known to bring nothing.
-    width = 1.0 + (width - 1.0) * min(1.0, 0.3 + 2 * abs(likely - 1.0))
+    unsure = min(situation.error, 0.5) + (0.0 if situation.is_untraced_known else UNKNOWN_DILATION)
+    # A change that touches nothing that matters is known to bring nothing, but for what steps differ by.
+    width = 1.0 + UNSURE + unsure * min(1.0, 0.3 + 2 * abs(likely - 1.0))
     low, high = min(likely, *others), max(likely, *others)
     low = low ** (1 - UNSURE_EFFECT if low > 1 else 1 + UNSURE_EFFECT) / width
     high = high ** (1 + UNSURE_EFFECT if high > 1 else 1 - UNSURE_EFFECT) * width
-    factor = 1.0
-    if calibration is not None:
-        factor, spread = calibration.of(family)
-        likely, low, high = likely * factor, low * factor / spread, high * factor * spread
-    most = bound if bound is not None else float("inf")
+    bound = _bound(situation, found, bound)
+    most = bound if bound is not None else math.inf
+    if likely > most:
+        likely, low = most, min(low, most / width)
+    replayed = (likely, low, high)
+    learned = (calibration if calibration is not None else calibrate(())).of(family, name, replayed)
+    likely = min(learned.speedup, most)
     return Prediction(
         change=name,
         family=family,
-        speedup=min(likely, most),
-        low=min(low, most),
-        high=min(high, most),
+        speedup=likely,
+        low=min(learned.low, likely),
+        high=learned.high,
         how="; ".join(each.how for each in found),
         assumptions=(*(line for each in found for line in each.assumptions), *left_out, *_of_situation(situation)),
         bound=bound,
-        correction=min(likely, most) / (likely / factor),
+        correction=likely / replayed[0],
+        model=replayed,
+        num_behind=learned.num_behind,
     )
 
 
@@ -104,20 +113,37 @@ def predict_all(
     return {change.name: predict(situation, change, calibration) for change in changes}
 
 
-def _speedup(situation: Situation, scenarios: Sequence[tuple[Scenarios, float]]) -> float:
-    edits = situation.edits()
+def _bound(situation: Situation, found: Sequence[Scenarios], bound: float | None) -> float | None:
+    """The findings' bound, which is of the traced step, for the untraced one: as many seconds of a shorter step.
+
+    Of a job that waits for its loader's workers the trace shows too little waiting, since the recorder fills the wait
+    with its own work. What bounds it is the time that the GPU computes.
+    """
+    if bound is None:
+        return None
+    if situation.pace_s and any(each.frees_pace for each in found):
+        busy_s = situation.busy_s()
+        return max(bound, situation.step_s / busy_s) if busy_s > 0 else None
+    saved_s = situation.seen_step_s * (1.0 - 1.0 / max(bound, 1.0))
+    return situation.step_s / max(situation.step_s - saved_s, (1.0 - MAX_SAVED_SHARE) * situation.step_s)
+
+
+def _speedup(situation: Situation, which: str, scenarios: Sequence[tuple[Scenarios, float]]) -> float:
+    edits = situation.edits(which)
     least_s = [each.apply(edits, value) or 0.0 for each, value in scenarios]
     if not any(each.frees_pace for each, _ in scenarios):
         least_s.append(situation.pace_s)
-    return situation.step_s / max(situation.replay.step_s(edits), *least_s, 1e-9)
+    return situation.step_in(which) / max(situation.replay.step_s(edits), *least_s, 1e-9)
 
 
 def _of_situation(situation: Situation) -> tuple[str, ...]:
     found = []
     if situation.pace_s:
         found.append("loader workers set the pace, so how much the recorder prolongs host work does not show")
-    elif not situation.is_dilation_known:
+    elif not situation.is_untraced_known:
         found.append("host times are those under the recorder: the step without it is not known")
+    elif situation.is_dilation_hidden:
+        found.append(f"how much the recorder prolongs host work does not show: by {1 / HIDDEN_HOST_SCALE - 1:.0%}")
     elif situation.error > 0.02:
         found.append(f"the replay misses the untraced step by {situation.error:.0%}")
     if situation.job.missing_ranks:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.records.job import JobAttribution, Match
-from flatout.records.track import Node, RankTrack, Spent
+from flatout.records.track import HOST_WORK, Node, RankTrack
 
 LAUNCH_NS = 3_000  # at least so long from a launching call to its work; less is seen where clocks differ
 FROM_ROOT, TO_ROOT = {"broadcast", "scatter"}, {"reduce", "gather"}
@@ -58,11 +58,11 @@ class Replay:
         self.num_forced = 0  # collectives of the last replay whose partners never came
 
     def edits(self, host_scale: float = 1.0) -> Edits:
-        """Everything as it was recorded; host time, which the profiler prolongs, times `host_scale`."""
+        """Everything as it was recorded; host work, which the profiler prolongs, times `host_scale`."""
         result = {}
         for rank, track in self.tracks.items():
             spent = track.spent_ns.astype(np.float64)
-            spent[:, [Spent.HOST, Spent.OPTIMIZER, Spent.ZERO_GRAD, Spent.ALLOCATOR]] *= host_scale
+            spent[:, list(HOST_WORK)] *= host_scale
             result[rank] = Edit(
                 spent_ns=spent,
                 duration_ns=self._transfer[rank].copy(),

@@ -33,6 +33,11 @@ class Spent(IntEnum):
     CHECKPOINT = 4
     ALLOCATOR = 5
     COMPUTE = 6  # operators, of a job on the CPU
+    ACCUMULATE = 7  # gradients are added to those that are there
+
+
+# What the recorder prolongs: many short calls. What waits for a device, a disk or a worker it does not.
+HOST_WORK = (Spent.HOST, Spent.OPTIMIZER, Spent.ZERO_GRAD, Spent.ACCUMULATE)
 
 
 class Work(IntEnum):
@@ -65,7 +70,7 @@ class RankTrack(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     stream: NDArray[np.int64]
     after: NDArray[np.int64]  # row of the work of another stream that had to end before it, -1: none
     communication: NDArray[np.int64]  # row of CommunicationKernels, -1: no communication
-    phase: NDArray[np.uint8]  # Spent in which it was launched: OPTIMIZER, ZERO_GRAD, CHECKPOINT or HOST
+    phase: NDArray[np.uint8]  # Spent in which it was launched: OPTIMIZER, ZERO_GRAD, ACCUMULATE, CHECKPOINT or HOST
     num_bytes: NDArray[np.int64]  # of copies and sets, 0 elsewhere
 
     @property

@@ -89,14 +89,19 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prediction_errors(self) -> tuple[float, ...]:
-        """Of each change that has pairs, the relative error of its predicted speedup.
+        """Of each change that has pairs, the relative error of its predicted speedup."""
+        return tuple(abs(said.speedup / speedup - 1) for said, speedup in self.predicted_and_measured)
+
+    @property
+    def predicted_and_measured(self) -> tuple[tuple[Prediction, float], ...]:
+        """Of each change that has pairs, its prediction and the measured speedup.
 
         What is predicted is time, so there are none for another objective; an unsafe change has no speed.
         """
         if self.objective not in ("step_s", "s_per_sample", "s_per_token"):
             return ()
         return tuple(
-            abs(one.prediction.speedup / one.verdict.speedup - 1)
+            (one.prediction, one.verdict.speedup)
             for one in self.tried
             if one.prediction is not None
             and one.verdict is not None

@@ -13,7 +13,7 @@ from flatout.records.tuning import Bound, Tried, TriedOutcome, TuneResult
 from flatout.records.verdict import NoiseFloor, Objective, VerdictName
 from flatout.report.command import masked_command
 from flatout.report.json import enveloped_json
-from flatout.report.tuning_phrases import Adopted, adopted_rows, median_error
+from flatout.report.tuning_phrases import Adopted, adopted_rows, in_interval, median_error
 
 SCHEMA = "flatout/tuning"
 VERSION = 1
@@ -89,6 +89,7 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     noise_floor: NoiseFloor | None
     median_prediction_error: float | None  # relative; null where no prediction has a measurement
     num_predictions: int  # that have a measurement
+    num_in_predicted_interval: int  # of them, measured values that lie in it
     machine: dict[str, str]
     versions: dict[str, str]
     date: str
@@ -132,6 +133,7 @@ def tuning_report(result: TuneResult) -> TuningReport:
         noise_floor=result.floor,
         median_prediction_error=median_error(result),
         num_predictions=len(result.prediction_errors),
+        num_in_predicted_interval=in_interval(result)[0],
         machine=tuning.machine,
         versions=tuning.versions,
         date=tuning.date,
@@ -148,7 +150,7 @@ def _changes(row: Adopted) -> list[AdoptedChange]:
             safety=change.safety,
             family=change.family,
             summary=change.knob.summary,
-            bound=_finite(row.bound if is_alone else change.predicted_speedup),
+            bound=_bound(row.prediction, row.bound if is_alone else change.predicted_speedup),
             predicted_speedup=_finite(row.prediction.speedup) if row.prediction is not None else None,
             predicted_interval=_interval(row.prediction),
             verdict=verdict.verdict if verdict is not None else None,
@@ -174,7 +176,7 @@ def _tried(one: Tried) -> TriedChange:
         round=one.round,
         outcome=one.outcome,
         reason=one.reason,
-        bound=_finite(one.bound),
+        bound=_bound(one.prediction, one.bound),
         predicted_speedup=_finite(one.prediction.speedup) if one.prediction is not None else None,
         predicted_interval=_interval(one.prediction),
         screened_speedup=_finite(one.screened) if one.outcome != "unsafe" else None,
@@ -184,6 +186,11 @@ def _tried(one: Tried) -> TriedChange:
         num_pairs=verdict.num_pairs if verdict is not None else None,
         num_void=verdict.num_void if verdict is not None else None,
     )
+
+
+def _bound(prediction: Prediction | None, of_findings: float | None) -> float | None:
+    """Of the step without the recorder where the prediction has it; the findings' own is of the traced step."""
+    return _finite(prediction.bound if prediction is not None and prediction.bound is not None else of_findings)
 
 
 def _interval(prediction: Prediction | None) -> tuple[float, float] | None:

@@ -16,7 +16,7 @@ import msgspec
 
 from flatout import units
 from flatout.records.change import SAFETIES, Change, Safety
-from flatout.records.prediction import Prediction
+from flatout.records.prediction import NOMINAL, Prediction
 from flatout.records.tuning import Tried, TriedOutcome, TuneResult
 from flatout.records.verdict import Objective, Verdict
 from flatout.report.command import masked_command
@@ -324,7 +324,21 @@ def error_sentence(result: TuneResult) -> str:
     if error is None:
         return "No prediction can be set beside a measurement."
     num = len(result.prediction_errors)
-    return f"Predictions were off by {units.percent(error)} (median absolute error of {counted(num, 'prediction')})."
+    text = f"Predictions were off by {units.percent(error)} (median absolute error of {counted(num, 'prediction')})."
+    inside, num = in_interval(result)
+    held = f"{inside} of {counted(num, 'measured value')} {'lies' if num == 1 else 'lie'} in the predicted interval"
+    behind = max(said.num_behind for said, _ in result.predicted_and_measured)
+    if not behind:
+        return f"{text} {held}."
+    return (
+        f"{text} {held}, which is to hold {units.percent(NOMINAL)}, going by {counted(behind, 'earlier prediction')}."
+    )
+
+
+def in_interval(result: TuneResult) -> tuple[int, int]:
+    """How many measured speedups lie in the interval that was predicted, and of how many."""
+    inside = [said.low <= speedup <= said.high for said, speedup in result.predicted_and_measured]
+    return sum(inside), len(inside)
 
 
 def end_sentence(result: TuneResult) -> str:

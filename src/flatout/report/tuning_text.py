@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatout import units
-from flatout.records.tuning import TuneResult
+from flatout.records.tuning import Tried, TuneResult
 from flatout.records.verdict import Verdict
 from flatout.report.command import quoted
 from flatout.report.terminal import TextStyle
@@ -24,6 +24,7 @@ from flatout.report.tuning_phrases import (
     error_sentence,
     facts,
     final_sentences,
+    has_predictions,
     headline,
     is_better,
     measured_text,
@@ -95,11 +96,20 @@ def _final_text(verdict: Verdict | None) -> str:
     return "not measured" if verdict is None else measured_text(verdict)
 
 
+def _why(one: Tried, result: TuneResult) -> str:
+    """With what was predicted beside what was measured, its interval left to tuning.json and the HTML report."""
+    is_measured = one.screened is not None or (one.verdict is not None and one.verdict.speedup is not None)
+    if one.prediction is None or not is_measured or one.outcome == "unsafe" or not has_predictions(result):
+        return why(one)
+    predicted, _, _ = predicted_text(one.prediction, None, result.objective).partition(" (")
+    return f"{why(one)}; predicted {predicted}"
+
+
 def _tried(result: TuneResult, style: TextStyle) -> list[str]:
     left = not_adopted(result)
     if not left:
         return [] if result.tried else [_title("Tried", style), "Nothing was tried."]
-    cells = [[one.name, one.safety, one.outcome, why(one)] for one in left[:MOST_TRIED]]
+    cells = [[one.name, one.safety, one.outcome, _why(one, result)] for one in left[:MOST_TRIED]]
     lines = [_title("Tried, and not adopted", style)]
     lines += text_table(("change", "safety", "outcome", "why"), cells, style=style, flexible=(0, 3))
     rest = Counter(one.outcome for one in left[MOST_TRIED:])

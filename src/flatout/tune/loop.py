@@ -201,7 +201,9 @@ class Tuner:
 
         def promise(change: Change) -> float:
             prediction = self.predictions.get(change.name)
-            return prediction.high if prediction is not None else change.predicted_speedup or 1.0
+            if prediction is None:
+                return change.predicted_speedup or 1.0
+            return min(prediction.high, prediction.bound or prediction.high)
 
         return sorted(found, key=lambda change: -promise(change))
 

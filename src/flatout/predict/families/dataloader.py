@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from flatout.predict.replay import Edits
@@ -23,6 +25,8 @@ def workers(situation: Situation, change: Change) -> Scenarios | str:
     ranks = facts.ranks_per_host or facts.num_ranks or len(situation.tracks)
     cores = max(facts.cores_allowed / ranks - 1, 1.0) if facts.cores_allowed is not None else float(asked)
     at_once = min(float(asked), cores)
+    is_more = bool(situation.pace_s) and asked >= (facts.loader_workers or 0)
+    most_s = situation.pace_s if is_more else math.inf
 
     def apply(edits: Edits, factor: float) -> float:
         for rank, track in situation.tracks.items():
@@ -30,13 +34,14 @@ def workers(situation: Situation, change: Change) -> Scenarios | str:
             batches = max(int((loading > 0).sum()), 1)
             left = min(1.0, HAND_OVER_S * 1e9 * batches / max(float(loading.sum()), 1.0))
             edits[rank].spent_ns[:, Spent.DATA_LOADING] *= left
-        return cost_s / at_once * factor
+        # More workers of the same kind than now are at worst as slow; that they share cores is in the pace already.
+        return min(cost_s / at_once * factor, most_s)
 
     return Scenarios(
         apply=apply,
         likely=1.1,
         worst=1.7,  # workers share memory bandwidth and cores
-        best=1.0,
+        best=at_once / asked,  # workers that wait for storage take no core
         how=f"a batch costs {cost_s * 1e3:.1f} ms; {at_once:g} workers make batches beside the steps",
         assumptions=("a batch costs a worker what it costs the training process",),
         frees_pace=True,

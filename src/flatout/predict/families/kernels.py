@@ -34,7 +34,7 @@ def _ratios(
                 in_optimizer = situation.tracks[rank].phase[mine] == Spent.OPTIMIZER
                 scale(edits, rank, mine, np.where(in_optimizer, 1.0, ratio**factor))
         for edit in edits.values():
-            edit.spent_ns[:, Spent.HOST] *= host**factor
+            edit.spent_ns[:, [Spent.HOST, Spent.ACCUMULATE]] *= host**factor
 
     return Scenarios(apply=apply, likely=1.0, worst=worst, best=best, how=how, assumptions=(assumption,))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from flatout.predict.families.host_time import host_time
 from flatout.predict.situation import Scenarios, Situation
 from flatout.records.change import Change
-from flatout.records.track import Spent
+from flatout.records.track import HOST_WORK, Spent
 
-_HOST = (Spent.HOST, Spent.OPTIMIZER, Spent.ZERO_GRAD)
 PARALLEL_SHARE = 0.8  # prior: of the operators' time, what is divided among threads (Amdahl)
 
 
@@ -15,7 +14,7 @@ def binding(situation: Situation, change: Change) -> Scenarios | str:
     del change
     return host_time(
         situation,
-        _HOST,
+        HOST_WORK,
         likely=0.97,
         worst=1.03,
         best=0.85,
@@ -28,7 +27,7 @@ def threads(situation: Situation, change: Change) -> Scenarios | str:
     del change
     return host_time(
         situation,
-        (*_HOST, Spent.DATA_LOADING),
+        (*HOST_WORK, Spent.DATA_LOADING),
         likely=0.98,
         worst=1.05,
         best=0.7,
