@@ -148,3 +148,9 @@ def test_a_launcher_that_the_command_does_not_call_is_one_line(tmp_path: Path) -
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     done = run(tmp_path, "--config", "nowhere.toml", "--", "true")
     assert (done.returncode, done.stderr) == (2, "error: nowhere.toml cannot be read: No such file or directory\n")
+
+
+def test_the_folder_of_a_trial_is_the_one_where_it_is_started(tmp_path: Path) -> None:
+    done = run(tmp_path, "--", sys.executable, "-c", SHOW, "--out={trial_dir}/a")
+    assert f"flatout: {{trial_dir}} is this folder: {tmp_path}" in done.stderr.splitlines()
+    assert f"--out={tmp_path}/a" in json.loads(done.stdout)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,8 +105,9 @@ def test_a_command_that_does_not_train_is_one_line_and_where_its_output_is(
     done = flatout("tune", "--out", "out", "--", sys.executable, "-c", program, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     error, hint = done.stderr.splitlines()[-2:]
-    assert error.startswith(f"error: the command itself does not succeed: {problem}")
-    output = Path(hint.removeprefix("hint: its output is in "))
+    says = "ended too early to be tuned" if "settled steps" in problem else "itself does not succeed"
+    assert error.startswith(f"error: the command {says}: {problem}")
+    output = Path(hint.partition("its output is in ")[2])
     assert output == tmp_path / "out" / "runs" / "trial-000" / "output.log" and output.is_file()
     assert "Traceback" not in done.stderr
 
@@ -114,3 +116,29 @@ def test_a_command_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = flatout("tune", "--out", "out", "--", "no-such-command", cwd=tmp_path)
     assert done.returncode == 2
     assert "error: the command `no-such-command` was not found" in done.stderr
+
+
+def test_a_folder_in_which_a_tuning_is_at_work_is_left_alone(tmp_path: Path) -> None:
+    """With --force, too: it would delete what the other one writes."""
+    out = tmp_path / "out"
+    program = "import pathlib, time; pathlib.Path('started').touch(); time.sleep(600)"
+    first = subprocess.Popen(
+        [sys.executable, "-m", "flatout", "tune", "--out", out, "--", sys.executable, "-c", program],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "started").exists():
+            assert time.monotonic() < deadline and first.poll() is None
+            time.sleep(0.05)
+        before = (out / "journal.jsonl").read_bytes()
+        for force in ([], ["--force"]):
+            done = flatout("tune", "--out", "out", *force, "--", sys.executable, "-c", program, cwd=tmp_path)
+            assert done.returncode == 2
+            assert done.stderr.startswith(f"error: another tuning is at work in {out}\n")
+        assert (out / "journal.jsonl").read_bytes() == before and first.poll() is None
+    finally:
+        first.terminate()
+        assert first.wait(60) == 143

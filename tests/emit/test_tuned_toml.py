@@ -101,3 +101,19 @@ def test_the_head_says_what_was_measured_and_where() -> None:
     text = tuned_toml.emit(tuning(*changes("tf32"), verdict=VERDICT)).text
     assert "# Measured: better, 3.210 times as fast, 3.100 to 3.330 (6 pairs: AB BA AB BA AB BA)\n" in text
     assert "NVIDIA H200" in text.splitlines()[2]
+
+
+def test_a_change_that_was_not_shown_by_itself_is_named_in_a_comment() -> None:
+    made = tuning(*changes("nccl-sockets=2x2+8", "ddp-bucket=200"))
+    doubtful = (made.each[0], msgspec.structs.replace(made.each[1], is_shown_alone=False))
+    text = tuned_toml.emit(msgspec.structs.replace(made, each=doubtful)).text
+    line = "# Not shown to bring anything by themselves, only together with others: ddp-bucket=200\n"
+    assert line in text
+    assert "Not shown" not in tuned_toml.emit(made).text
+
+
+def test_less_memory_is_not_called_speed() -> None:
+    made = tuning(*changes("ddp-bucket=200"))
+    assert made.verdict is not None
+    memory = msgspec.structs.replace(made.verdict, objective="peak_memory_bytes")
+    assert "times less peak memory" in tuned_toml.emit(msgspec.structs.replace(made, verdict=memory)).text

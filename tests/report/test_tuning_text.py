@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 
 import msgspec
@@ -9,6 +10,8 @@ from tests.report import tuning_builder as builder
 from flatout.records.tuning import Tried, TuneResult
 from flatout.records.verdict import Verdict
 from flatout.report.terminal import TextStyle
+from flatout.report.tuning_html import tuning_html
+from flatout.report.tuning_json import tuning_json
 from flatout.report.tuning_phrases import (
     OBJECTIVE_WORDS,
     OUTCOME_MEANINGS,
@@ -100,6 +103,30 @@ def test_nothing_better_is_a_normal_end_with_the_next_safety_class() -> None:
     assert text.startswith("No change helps: nothing was better than the job as it came\n")
     assert "flatout tune --allow rounding -- torchrun" in text
     assert "What won" not in text
+
+
+def test_a_budget_that_ended_says_nothing_of_what_was_not_reached() -> None:
+    cut = msgspec.structs.replace(builder.nothing(), why_ended="the budget of 600 s is used up")
+    text = text_of(cut)
+    assert joined(text).startswith("No change was shown to help before it ended: the budget of 600 s is used up")
+    assert "No change helps" not in text and "flatout tune --budget 20m" in text
+    untried = msgspec.structs.replace(cut, tried=())
+    assert headline(untried) == "no change was tried: the budget of 600 s is used up"
+
+
+def test_what_was_not_shown_by_itself_is_said() -> None:
+    made = builder.better()
+    assert "Not shown by itself" not in text_of(made)
+    each = [
+        msgspec.structs.replace(one, is_shown_alone=one.change.name != "optimizer-fused") for one in made.tuning.each
+    ]
+    made = msgspec.structs.replace(made, tuning=msgspec.structs.replace(made.tuning, each=tuple(each)))
+    assert "Not shown by itself: optimizer-fused." in joined(text_of(made))
+    page = tuning_html(made, ["flatout", "tune"])
+    assert "Not shown by itself: optimizer-fused." in joined(page)
+    changes = json.loads(tuning_json(made, ["flatout", "tune"]))["changes"]
+    assert {one["name"]: one["is_shown_alone"] for one in changes}["optimizer-fused"] is False
+    assert sum(one["is_shown_alone"] for one in changes) == len(changes) - 1
 
 
 def test_the_next_command_runs_what_won() -> None:

@@ -11,7 +11,7 @@ from flatout.change.catalogue import all_changes
 from flatout.change.combine import combine
 from flatout.errors import InputError, OutputError
 from flatout.records.change import JobFacts
-from flatout.trial.journal import Heading, Journal
+from flatout.trial.journal import Heading, Journal, Profile
 from flatout.tune.runner import trial_key
 
 HEADING = Heading(tool_version="1", command=("python", "train.py"), options={"num_steps": "30"})
@@ -139,3 +139,26 @@ def test_a_journal_that_cannot_be_written_is_one_line(path: Path, monkeypatch: p
     monkeypatch.setattr(journal, "path", Path("/dev/full"))
     with pytest.raises(OutputError, match="/dev/full cannot be written to: no space left on device"):
         journal.add("a", trial(0))
+
+
+def test_a_profile_comes_back_as_often_as_it_is_asked_for(path: Path) -> None:
+    profile = Profile(key="baseline", folder="profile-003", took_s=12.5)
+    Journal(path, HEADING).add_profile(profile)
+    again = Journal(path, HEADING)
+    assert again.recall_profile("baseline") == again.recall_profile("baseline") == profile
+    assert again.recall_profile("other") is None
+    assert again.num_before == 0
+
+
+def test_each_resumed_tuning_is_a_session_of_its_own(path: Path) -> None:
+    for session in range(3):
+        journal = Journal(path, HEADING)
+        assert journal.session == session
+        journal.add("a", msgspec.structs.replace(trial(session), session=journal.session))
+    assert Journal(path, HEADING).session == 3
+
+
+def test_a_session_in_which_trials_only_failed_counts_too(path: Path) -> None:
+    failed = msgspec.structs.replace(trial(0), outcome="failed", step_s=())
+    Journal(path, HEADING).add("a", failed)
+    assert Journal(path, HEADING).session == 1

@@ -147,6 +147,12 @@ def test_a_trial_that_was_ended_for_its_time_is_not_called_otherwise(tmp_path: P
     assert (found.outcome, found.problem) == ("timed_out", "it ran for more than 60 s, and was ended")
 
 
+def test_a_rank_that_ran_out_of_memory_while_the_others_waited_for_it_is_no_mere_timeout(tmp_path: Path) -> None:
+    failure(tmp_path, 1, "OutOfMemoryError", "CUDA out of memory", unix_s=1.0, kind="out_of_memory")
+    found = result(tmp_path, recording(tmp_path, rank(0), rank(1)), code=None, timed_out=True)
+    assert (found.outcome, found.problem) == ("out_of_memory", "rank 1: OutOfMemoryError: CUDA out of memory")
+
+
 @pytest.mark.parametrize(
     ("printed", "line"),
     [

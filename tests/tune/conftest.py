@@ -9,6 +9,6 @@ from flatout.records.prediction import NoPrediction
 def _nothing_is_predicted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is simulated has no trace to replay."""
     if request.path.name == "test_loop.py":
-        monkeypatch.setattr("flatout.tune.loop.predict_all", lambda *_, **__: {})
+        monkeypatch.setattr("flatout.tune.choose.predict_all", lambda *_, **__: {})
         nothing = NoPrediction(change="", family="", reason="it is simulated")
-        monkeypatch.setattr("flatout.tune.loop.situation_of", lambda *_, **__: nothing)
+        monkeypatch.setattr("flatout.tune.choose.situation_of", lambda *_, **__: nothing)

@@ -14,8 +14,9 @@ from flatout.errors import FlatoutError
 from flatout.loop import Diagnosed
 from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.trial import TrialResult
+from flatout.records.tuning import TuneResult
 from flatout.trial.outputs import Outputs
-from flatout.tune.loop import Tuner
+from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
 from flatout.tune.runner import Profiled
 
@@ -95,10 +96,13 @@ class SimulatedRunner:
             facts=self._job,
         )
 
+    def spent_s(self) -> float:
+        return self.now_s
+
     def names(self) -> list[str]:
         return [name for name, _ in self.made]
 
 
-def tuner(runner: SimulatedRunner, **options: object) -> Tuner:
+def tuned(runner: SimulatedRunner, **options: object) -> TuneResult:
     asked = {"num_steps": 20, "max_screened": 6, "budget_s": 1e9} | options
-    return Tuner(runner, TuneOptions(**asked), lambda line: None)  # type: ignore[arg-type]
+    return tune(runner, TuneOptions(**asked), lambda line: None)  # type: ignore[arg-type]

@@ -1,80 +1,259 @@
-"""What the runner makes of how a launcher's command ended."""
+"""The runner: what a run is asked for, what is made of how it ended, and what is taken from the journal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.change.jobs import diagnosis, facts
+from tests.trial.recordings import START_UNIX_S, measured, rank, recording
 
-from flatout.errors import FlatoutError
+import flatout.tune.runner as module
+from flatout.errors import FlatoutError, InputError
 from flatout.launch import Ended
-from flatout.records.change import ChangeSet
+from flatout.launch.guard import MARK
+from flatout.loop import Diagnosed
+from flatout.profile.record import Options, Recorded
+from flatout.records.change import Change, ChangeSet, Knob, Patch
+from flatout.records.recording import Recording
 from flatout.trial.journal import Heading, Journal
-from flatout.tune.runner import Runner
+from flatout.tune.runner import Runner, trial_key
+
+NOTHING = ChangeSet()
+HEADING = Heading(tool_version="1", command=("python", "train.py"), options={})
+COMMAND = ("python", "train.py", "--out={trial_dir}/a", "--log", "{trial_dir}/b")
 
 
-class ScriptedLauncher:
-    """Nothing runs; each time it ends as the next of `ends` says."""
-
-    def __init__(self, *ends: dict[str, object], waits_s: float = 0.0) -> None:
-        self.ends = list(ends)
-        self.waited_s = 0.0
-        self.limits_s: list[float] = []
-        self._waits_s = waits_s
-
-    def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
-        assert not output.exists()  # each time a fresh folder
-        output.write_text("killed\n")
-        self.waited_s += self._waits_s
-        self.limits_s.append(limit_s)
-        usual = {"code": 1, "signal": None, "start_unix_s": 1.0, "end_unix_s": 2.0, "nodes": "n[1-2]", "job": "7"}
-        return Ended(**(usual | self.ends.pop(0)))  # type: ignore[arg-type]
+def change(name: str, **values: Any) -> ChangeSet:
+    knob = Knob(name=name, family="ddp", summary="", safety="exact", doc="", source="")
+    return ChangeSet(changes=(Change(name=name, knob=knob),), **values)
 
 
-def runner(folder: Path, launcher: ScriptedLauncher, *, left_s: float = 1e6) -> Runner:
-    journal = Journal(folder / "journal.jsonl", Heading(tool_version="1", command=("train",), options={}))
+class Job:
+    """In place of a job: keeps what it was started with, and ends as it is told."""
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[str, ...]] = []
+        self.options: list[Options] = []
+        self.environments: list[Mapping[str, str]] = []
+        self.limits: list[float] = []
+        self.code: int | None = 0
+        self.is_timed_out = False
+        self.found: Recording | None = None
+        self.prints = ""
+        self.during: Callable[[Path], None] = lambda folder: None
+
+    def record(self, command: Sequence[str], path: Path, options: Options, **values: Any) -> Recorded:
+        path.mkdir()
+        self.commands.append(tuple(command))
+        self.options.append(options)
+        self.environments.append(values["environment"])
+        self.limits.append(values["run_command"].keywords["limit_s"])
+        output: Path = values["run_command"].keywords["output"]
+        output.write_text(self.prints)
+        (path.parent / "saved").mkdir()
+        self.during(path)
+        ended = Ended(
+            code=self.code,
+            signal=None,
+            start_unix_s=START_UNIX_S,
+            end_unix_s=START_UNIX_S + 12,
+            is_timed_out=self.is_timed_out,
+        )
+        return Recorded(path=path, ended=ended, is_first=True)
+
+    def read(self, path: Path) -> Recording:
+        if self.found is None:
+            raise InputError(f"{path} has no recording")
+        return self.found
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
+    made = Job()
+    made.found = recording(tmp_path, rank(0), rank(1), numbers=measured(step_s=0.1))
+    monkeypatch.setattr(module, "record", made.record)
+    monkeypatch.setattr(module, "read_recording", made.read)
+    return made
+
+
+def runner(tmp_path: Path, *, budget_s: float = 3600.0, said: list[str] | None = None) -> Runner:
     return Runner(
-        ("train",),
-        folder,
-        journal,
-        shown_command=("train",),
-        left_s=lambda: left_s,
-        say=lambda line: None,
-        launcher=launcher,
+        COMMAND,
+        tmp_path,
+        Journal(tmp_path / "journal.jsonl", HEADING),
+        shown_command=COMMAND,
+        budget_s=budget_s,
+        say=(said if said is not None else []).append,
+        environment={"HOME": "/home/user"},
+        warmup=3,
     )
 
 
-VOID = {"cause": "void", "reason": "a node failed"}
+def test_a_trial_has_a_folder_of_its_own_and_what_the_script_wrote_there_is_deleted(job: Job, tmp_path: Path) -> None:
+    def write(recorded: Path) -> None:
+        (recorded.parent / "files" / "big").write_text("x")
+
+    job.during = write
+    made = runner(tmp_path)
+    made.trial(NOTHING, 20)
+    made.trial(NOTHING, 20)
+    files = [tmp_path / "runs" / f"trial-{index:03d}" / "files" for index in range(2)]
+    assert job.commands == [("python", "train.py", f"--out={folder}/a", "--log", f"{folder}/b") for folder in files]
+    for folder in files:
+        assert sorted(file.name for file in folder.parent.iterdir()) == ["output.log", "recording"]
 
 
-def test_what_the_cluster_ended_is_run_again_and_blamed_on_nothing(tmp_path: Path) -> None:
-    launcher = ScriptedLauncher(VOID, VOID, {"cause": "out_of_memory", "reason": "at its memory limit"})
-    found = runner(tmp_path, launcher).trial(ChangeSet(), 5)
-    assert (found.outcome, found.problem, found.index) == ("out_of_memory", "at its memory limit", 0)
-    assert (found.covariates.nodes, found.covariates.job) == ("n[1-2]", "7")
-    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 2
-    assert launcher.ends == []
+def test_a_trial_is_light_and_is_told_when_to_stop(job: Job, tmp_path: Path) -> None:
+    made = runner(tmp_path)
+    made.trial(NOTHING, 25)
+    (options,) = job.options
+    assert options.is_light and options.warmup == 3
+    assert options.variables["FLATOUT_STOP_AFTER"] == "25"
+    assert options.variables["FLATOUT_DIVERT"] == str(tmp_path / "runs" / "trial-000" / "saved")
+    assert float(options.variables["FLATOUT_STOP_AFTER_S"]) < job.limits[0]  # it ends itself before it is ended
+    assert "FLATOUT_DATA_CHECK" not in options.variables
+    assert job.environments == [{"HOME": "/home/user", MARK: made.mark}]
 
 
-def test_a_cluster_that_ends_it_again_and_again_ends_the_tuning(tmp_path: Path) -> None:
-    launcher = ScriptedLauncher(*[VOID] * 5)
-    with pytest.raises(FlatoutError, match=r"3 times in a row the cluster ended trial-000, .* a node failed"):
-        runner(tmp_path, launcher).trial(ChangeSet(), 5)
-    assert len(launcher.ends) == 2
-    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 1
+def test_what_a_change_sets_reaches_the_run(job: Job, tmp_path: Path) -> None:
+    patch = Patch(name="dataloader", parameters={"num_workers": 4})
+    runner(tmp_path).trial(change("a", environment={"NCCL_ALGO": "Ring"}, patches=(patch,)), 20)
+    variables = job.options[0].variables
+    assert variables["NCCL_ALGO"] == "Ring"
+    assert json.loads(variables["FLATOUT_PATCHES"]) == [{"name": "dataloader", "parameters": {"num_workers": 4}}]
 
 
-def test_a_scheduler_that_ends_it_at_its_time_limit_is_told(tmp_path: Path) -> None:
-    launcher = ScriptedLauncher({"cause": "timed_out", "reason": "at the limit of its job"})
-    found = runner(tmp_path, launcher).trial(ChangeSet(), 5)
-    assert (found.outcome, found.problem) == ("timed_out", "at the limit of its job")
+def test_a_patch_of_which_no_process_says_that_it_took_effect_was_not_applied(job: Job, tmp_path: Path) -> None:
+    patched = change("a", patches=(Patch(name="dataloader", parameters={}),))
+    result = runner(tmp_path).trial(patched, 20)
+    assert (result.outcome, result.problem) == (
+        "failed",
+        "not applied: dataloader: no training process reported it",
+    )
+
+    def report(recorded: Path) -> None:
+        (recorded / "patches-1.jsonl").write_text('{"patch": "dataloader", "pid": 1, "applied": true}\n')
+
+    job.during = report
+    (tmp_path / "other").mkdir()
+    assert runner(tmp_path / "other").trial(patched, 20).is_complete
 
 
-def test_the_wait_in_a_queue_takes_nothing_from_the_next_trials_limit(tmp_path: Path) -> None:
-    """Five minutes are left by the clock of the budget, of which an hour was spent in the queue."""
-    launcher = ScriptedLauncher({}, {}, waits_s=3600.0)
-    made = runner(tmp_path, launcher, left_s=300.0)
-    for _ in range(2):
-        made.trial(ChangeSet(), 5)
-    assert launcher.limits_s == [300.0 + 60.0, 1800.0 + 60.0]
+def test_how_a_trial_ended_is_in_its_result_and_in_the_journal(job: Job, tmp_path: Path) -> None:
+    said: list[str] = []
+    made = runner(tmp_path, said=said)
+    assert made.trial(NOTHING, 20).step_s == pytest.approx((0.1,) * 4)
+    job.code, job.prints = 1, "ValueError: bad\n"
+    failed = made.trial(NOTHING, 20)
+    assert (failed.outcome, failed.problem, failed.index) == ("failed", "exit code 1: ValueError: bad", 1)
+    job.found = None
+    assert made.trial(NOTHING, 20).outcome == "failed"
+    job.code, job.is_timed_out = None, True
+    assert made.trial(NOTHING, 20).outcome == "timed_out"
+    assert made.num_trials == len(said) == 4
+    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 5
+
+
+def test_a_trial_may_take_five_times_as_long_as_usual_and_no_longer_than_the_budget(job: Job, tmp_path: Path) -> None:
+    made = runner(tmp_path)
+    made.trial(NOTHING, 20)
+    made.usual_s = 100.0
+    made.trial(NOTHING, 20)
+    assert job.limits == pytest.approx([1800 + 60, 500 + 60])
+    (tmp_path / "short").mkdir()
+    short = runner(tmp_path / "short", budget_s=200.0)
+    short.usual_s = 100.0
+    short.trial(NOTHING, 20)
+    assert job.limits[-1] == pytest.approx(200 + 60, abs=5)
+    (tmp_path / "none").mkdir()
+    runner(tmp_path / "none", budget_s=1.0).trial(NOTHING, 20)
+    assert job.limits[-1] == 30 + 60
+
+
+def test_only_the_job_as_it_came_says_what_a_trial_usually_takes(job: Job, tmp_path: Path) -> None:
+    made = runner(tmp_path)
+    made.trial(change("a"), 20)
+    assert made.usual_s is not None  # better than nothing
+    made.usual_s = 77.0
+    made.trial(change("a"), 20)
+    assert made.usual_s == 77.0
+    made.trial(NOTHING, 20)
+    assert made.usual_s != 77.0
+
+
+def test_finished_trials_are_taken_from_the_journal_and_their_time_counts(job: Job, tmp_path: Path) -> None:
+    first = runner(tmp_path)
+    for changes, steps in ((NOTHING, 20), (NOTHING, 20), (change("a"), 20)):
+        first.trial(changes, steps)
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    took = [json.loads(line)["result"]["took_s"] for line in lines[1:]]
+    assert all(seconds > 0 for seconds in took)
+    for line, seconds in zip(lines[1:], (10.0, 20.0, 40.0), strict=True):
+        entry = json.loads(line)
+        entry["result"]["took_s"] = seconds
+        lines[lines.index(line)] = json.dumps(entry)
+    (tmp_path / "journal.jsonl").write_text("\n".join(lines) + "\n")
+
+    num_runs = len(job.commands)
+    again = runner(tmp_path)
+    results = [again.trial(NOTHING, 20), again.trial(change("a"), 20), again.trial(NOTHING, 20)]
+    assert len(job.commands) == num_runs
+    assert [one.index for one in results] == [0, 1, 2] and [one.session for one in results] == [0, 0, 0]
+    assert again.num_resumed == 3 and again.spent_s() == pytest.approx(70.0, abs=5)
+    new = again.trial(NOTHING, 20)
+    assert len(job.commands) == num_runs + 1 and new.session == 1
+    assert again.num_resumed == 3 and again.num_trials == 4
+
+
+def test_a_trial_of_another_length_or_other_settings_is_another_trial() -> None:
+    assert trial_key(NOTHING, 20) != trial_key(NOTHING, 30)
+    assert trial_key(change("a", environment={"X": "1"}), 20) != trial_key(change("a", environment={"X": "2"}), 20)
+
+
+@pytest.fixture
+def traced(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
+    """The job's recording has traces, and a diagnosis."""
+    import msgspec
+
+    one = msgspec.structs.replace(rank(0), traced_steps=(3, 4))
+    job.found = recording(tmp_path, one, numbers=measured(step_s=0.1))
+    done = Diagnosed(diagnosis=diagnosis({}, step_s=0.1), job=None, sources={})  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "diagnose_paths", lambda *_, **__: done)
+    monkeypatch.setattr(module, "read_facts", lambda *_: facts())
+    monkeypatch.setattr(module, "with_collectives", lambda known, _: known)
+    monkeypatch.setattr(module, "with_transport", lambda known, _: known)
+    return job
+
+
+def test_a_profile_is_read_again_after_an_interruption_where_it_is_still_there(traced: Job, tmp_path: Path) -> None:
+    runner(tmp_path).profile(NOTHING)
+    assert len(traced.commands) == 1 and not traced.options[0].is_light
+    again = runner(tmp_path)
+    assert again.profile(NOTHING).facts == facts()
+    assert len(traced.commands) == 1
+    again.profile(change("a"))
+    assert len(traced.commands) == 2  # of other changes there is none
+    (tmp_path / "runs" / "profile-000" / "recording").rename(tmp_path / "gone")
+    runner(tmp_path).profile(NOTHING)
+    assert len(traced.commands) == 3
+
+
+def test_a_profile_that_did_not_succeed_is_one_line_and_made_again(traced: Job, tmp_path: Path) -> None:
+    whole, traced.found = traced.found, recording(tmp_path, rank(0), problems=("the profiler is in use",))
+    with pytest.raises(FlatoutError, match="the job could not be traced: the profiler is in use") as caught:
+        runner(tmp_path).profile(NOTHING)
+    assert caught.value.hint is not None and caught.value.hint.endswith("runs/profile-000/output.log")
+    traced.found = whole
+    runner(tmp_path).profile(NOTHING)
+    assert len(traced.commands) == 2
+
+
+def test_a_job_that_fails_before_it_trains_is_told_by_its_own_last_words(job: Job, tmp_path: Path) -> None:
+    job.code, job.prints = 2, "python: can't open file 'main.py'\n"
+    job.found = recording(tmp_path)
+    with pytest.raises(FlatoutError, match=r"could not be traced: python: can't open file 'main.py'"):
+        runner(tmp_path).profile(NOTHING)

@@ -364,3 +364,19 @@ def test_looks_out_of_order_are_refused(counts: list[int]) -> None:
         Looks(looks=tuple(Look(num_pairs=count, level=0.01, equivalence_level=0.01) for count in counts))
     with pytest.raises(UsageError, match="number of claims"):
         DEFAULT_LOOKS.for_claims(0)
+
+
+def test_a_pair_that_an_interruption_tore_apart_is_void() -> None:
+    found = pairs([0.2] * 7)
+    torn = msgspec.structs.replace(found[3].candidate, session=1)
+    found[3] = msgspec.structs.replace(found[3], candidate=torn)
+    found[4:] = [
+        Pair(
+            baseline=msgspec.structs.replace(pair.baseline, session=1),
+            candidate=msgspec.structs.replace(pair.candidate, session=1),
+        )
+        for pair in found[4:]
+    ]
+    verdict = judge(found)
+    assert (verdict.num_pairs, verdict.num_void) == (6, 1)
+    assert verdict.void_reasons == ("its two trials ran before and after an interruption",)

@@ -22,7 +22,7 @@ def run(
     """
     from flatout.emit import tuned_toml
     from flatout.launch import end_like, run_local, with_inside
-    from flatout.trial.command import describe, trial_command
+    from flatout.trial.command import TRIAL_DIR, describe, keeps_outputs_apart, trial_command
     from flatout.trial.patches import unapplied
 
     changes = tuned_toml.read(config).change_set()
@@ -34,6 +34,8 @@ def run(
         return
     names = ", ".join(change.name for change in changes.changes)
     print(f"flatout: with {names or 'no change'}", file=sys.stderr, flush=True)
+    if keeps_outputs_apart(command):
+        print(f"flatout: {TRIAL_DIR} is this folder: {Path.cwd()}", file=sys.stderr, flush=True)
     with TemporaryDirectory(prefix="flatout-") as reports:
         ended = run_local(made.words, environment | ({"FLATOUT_REPORTS": reports} if changes.patches else {}))
         for line in unapplied(Path(reports), changes):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from flatout.records.change import Safety
     from flatout.records.tuning import TuneResult
@@ -60,9 +62,11 @@ def tune(
 
     Example: flatout tune --budget 20m -- torchrun --standalone --nproc-per-node 2 train.py --out {trial_dir}
     """
+    from flatout.launch.guard import guarded
     from flatout.tune.files import history_path, learn, learned, open_tuning, write_results
-    from flatout.tune.loop import Tuner, is_better
+    from flatout.tune.loop import tune as run_tuning
     from flatout.tune.options import TuneOptions
+    from flatout.tune.result import is_better
 
     _check_knobs(knob or (), command, _safety(allow))
     options = TuneOptions(
@@ -74,7 +78,6 @@ def tune(
         knobs=tuple(knob or ()),
         sbatch_options=_sbatch_options(launcher, sbatch_options),
     )
-    began = time.monotonic()
     folder = out or Path("flatout-out") / f"tune-{time.strftime('%Y%m%d-%H%M%S')}"
     runner = open_tuning(
         command,
@@ -82,13 +85,15 @@ def tune(
         options,
         warmup=warmup,
         force=force,
-        left_s=lambda: options.budget_s - (time.monotonic() - began),
         say=_say,
     )
     try:
-        result = Tuner(runner, options, _say, learned(history_path())).tune()
-    except KeyboardInterrupt:
+        with _signals_raised(), guarded(runner.mark):
+            result = run_tuning(runner, options, _say, learned(history_path()))
+    except (KeyboardInterrupt, _EndedBySignal) as error:
         _say(f"interrupted; the same command with --out {folder} goes on where it stopped")
+        if isinstance(error, _EndedBySignal):
+            raise typer.Exit(128 + error.number) from error
         raise
     learn(result, history_path())
     written = write_results(result, folder, apply=apply, command=["flatout", *sys.argv[1:]])
@@ -96,6 +101,32 @@ def tune(
     for line in written:
         _say(line)
     raise typer.Exit(0 if is_better(result) else 1)
+
+
+class _EndedBySignal(BaseException):
+    """Somebody, such as a scheduler, asked this process to end: its job has to end with it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def _signals_raised() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the job, as Ctrl-C does, unless they are ignored (`nohup`)."""
+
+    def end(number: int, _: object) -> None:
+        raise _EndedBySignal(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    taken = {number: handler for number, handler in before.items() if handler is signal.SIG_DFL}
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)
 
 
 def _report(result: TuneResult, folder: Path, *, json: bool) -> None:

@@ -43,6 +43,8 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     losses: tuple[float, ...] = ()  # of each step from the first, for the gates
     start_s: float | None = None  # from the start of the command to the first settled step
     covariates: Covariates = Covariates()
+    took_s: float | None = None  # of the whole run, from its start to its end
+    session: int = 0  # counts the interruptions of the tuning before it
 
     @property
     def is_complete(self) -> bool:

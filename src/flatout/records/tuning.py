@@ -17,6 +17,8 @@ class TunedChange(msgspec.Struct, frozen=True, kw_only=True):
     change: Change
     verdict: Verdict | None = None  # alone against what was on before it; None: measured only together
     prediction: Prediction | None = None
+    # False: confirmed only together with others, and in its own trial no better than noise: it may bring nothing.
+    is_shown_alone: bool = True
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ from flatout.report.tuning_phrases import (
     next_words,
     noise_sentence,
     not_adopted,
+    not_shown_sentence,
     predicted_text,
     ratio,
     why,
@@ -88,6 +89,7 @@ def page_content(result: TuneResult, command: Sequence[str], folder: Path | str)
             }
             for row in adopted_rows(result)
         ],
+        "not_shown": not_shown_sentence(adopted_rows(result)),
         "compared": _compared(result),
         "error": error_sentence(result),
         "has_predictions": has_predictions(result),

@@ -34,6 +34,7 @@ class AdoptedChange(msgspec.Struct, frozen=True, kw_only=True):
     interval: tuple[float, float] | None
     num_pairs: int | None
     measured_in: str | None  # the name in `tried` of the changes that it was measured together with; null: alone
+    is_shown_alone: bool  # false: looked no better than noise in its own trial, and was measured only with others
     environment: dict[str, str]
     launch: dict[str, tuple[str, ...]]  # by launcher, arguments that are added to its own
     patch: Patch | None  # what is set inside the training processes
@@ -158,6 +159,7 @@ def _changes(row: Adopted) -> list[AdoptedChange]:
             interval=verdict.interval if verdict is not None else None,
             num_pairs=verdict.num_pairs if verdict is not None else None,
             measured_in=None if is_alone else row.name,
+            is_shown_alone=change.name not in row.not_shown,
             environment=change.environment,
             launch=change.launch,
             patch=change.patch,

@@ -60,6 +60,7 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict | None
     prediction: Prediction | None
     bound: float | None
+    not_shown: tuple[str, ...] = ()  # names of changes that looked no better than noise by themselves
 
     @property
     def name(self) -> str:
@@ -97,9 +98,21 @@ def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
                 verdict=verdict,
                 prediction=prediction if len(names) == 1 else None,
                 bound=bound if bound is not None or len(names) > 1 else final[name].predicted_speedup,
+                not_shown=tuple(n for n in names if n in tuned and not tuned[n].is_shown_alone),
             )
         )
     return tuple(rows)
+
+
+def not_shown_sentence(rows: Sequence[Adopted]) -> str:
+    """Which changes ride along, for all that is known; empty: none."""
+    names = [name for row in rows for name in row.not_shown]
+    if not names:
+        return ""
+    return (
+        f"Not shown by itself: {', '.join(names)}. A trial of its own was no better than noise, so it is not known"
+        " whether it brings something."
+    )
 
 
 def not_adopted(result: TuneResult) -> tuple[Tried, ...]:
@@ -211,7 +224,9 @@ def headline(result: TuneResult) -> str:
 def _nothing(result: TuneResult) -> str:
     outcomes = Counter(one.outcome for one in result.tried)
     if not outcomes:
-        return "no change helps: none was found to try" if result.floor is not None else "no change was tried"
+        if result.floor is None or was_cut_short(result):
+            return "no change was tried" + (f": {result.why_ended}" if result.why_ended else "")
+        return "no change helps: none was found to try"
     if outcomes["adopted"]:
         return "no change is kept: what was better on its own pairs did not pass as a whole"
     if not outcomes["not better"] and not outcomes["not confirmed"]:
@@ -220,7 +235,14 @@ def _nothing(result: TuneResult) -> str:
     num_undecided = sum(is_undecided_gain(one) for one in result.tried)
     if num_undecided:
         return f"no change is shown to help: {num_undecided} of {len(result.tried)} stayed undecided"
+    if was_cut_short(result):
+        return f"no change was shown to help before it ended: {result.why_ended}"
     return "no change helps: nothing was better than the job as it came"
+
+
+def was_cut_short(result: TuneResult) -> bool:
+    """Whether its budget of time or trials ended it: that says nothing of what was not reached."""
+    return result.why_ended.startswith(("the budget", "all "))
 
 
 def is_undecided_gain(one: Tried) -> bool:
@@ -381,7 +403,7 @@ def _is_open(result: TuneResult) -> bool:
     """Whether more time could show more."""
     if result.tuning.changes.changes:
         return result.tuning.verdict is None or result.tuning.verdict.verdict == "undecided"
-    return result.floor is None or any(is_undecided_gain(one) for one in result.tried)
+    return result.floor is None or was_cut_short(result) or any(is_undecided_gain(one) for one in result.tried)
 
 
 def next_reason(result: TuneResult) -> str:

@@ -32,6 +32,7 @@ from flatout.report.tuning_phrases import (
     next_words,
     noise_sentence,
     not_adopted,
+    not_shown_sentence,
     predicted_text,
     ratio,
     why,
@@ -87,6 +88,8 @@ def _adopted(result: TuneResult, style: TextStyle) -> list[str]:
     lines = [_title(title, style), *text_table(header, cells, style=style, flexible=(0,))]
     if any(len(row.changes) > 1 for row in rows):
         lines += style.wrapped("Changes joined by + were measured only together.")
+    if unknown := not_shown_sentence(rows):
+        lines += style.wrapped(unknown)
     if len(rows) > 1:
         lines += style.wrapped("Each row is measured against the rows above it: the ratios multiply, roughly.")
     return lines

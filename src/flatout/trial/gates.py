@@ -4,6 +4,10 @@ Two runs of the very same script differ in their losses where kernels add up in 
 step; a change of the order of sums does the same. Wrong gradients differ in another way: from the first update on, and
 by as much as an update does. So a candidate is held against what the repeated baselines differ by, and where these do
 not differ at all, against float noise at the first updates, and against the spread of the losses themselves later.
+
+A change that rounds otherwise differs from the first step on, and its losses drift apart slowly. It is held to a band
+around the curve: the mean over all steps and over the last quarter within 2 %, over each quarter within 4 %, or within
+four times what the baselines differ by. So a curve that falls below and then rises above is not taken for the same.
 """
 
 from __future__ import annotations
@@ -22,7 +26,20 @@ FLOAT_NOISE = 2e-3  # relative, over the first updates: bf16 sums in another ord
 NUM_FIRST = 5
 ALL_KEPT = 512  # the recorder keeps the loss of each step up to this one: where one is absent, it is not a number
 SPREADS = 4.0
-BAND = {"exact": 0.005, "rounding": 0.02, "semantic": 1.0}  # relative, of the mean over all steps
+NUM_WINDOWS = 4  # of the curve of a change that rounds: quarters of the steps
+WINDOW_BAND = 0.04  # relative, of the mean over each of them
+LEAST_SIZE = 0.1  # of the mean loss of all steps: a part's loss counts as no smaller
+BAND = {
+    "exact": 0.005,
+    "rounding": 0.02,
+    "semantic": 1.0,
+}  # relative, of the mean over all steps; of rounding, and over the last quarter
+ROUNDING_BAND = (
+    "a change of the class rounding is refused where its mean loss leaves a band around the job's: "
+    f"{percent(BAND['rounding'])}"
+    f" over all steps and over the last quarter, {percent(WINDOW_BAND)} over each quarter, or {SPREADS:.0f} times what"
+    " repeated runs of the job differ by"
+)
 MAX_MORE_MEMORY = 0.10
 RESAMPLES = {"dataloader"}  # families with which a script's own random augmentation may draw other samples
 
@@ -53,8 +70,6 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
     if any(np.array_equal(mine, losses) for losses in together):
         return GateResult(is_passed=True, reason=f"the losses of {length} steps are bitwise the same")
     mean = together.mean(axis=0)
-    scale = max(float(np.abs(mean).mean()), 1e-12)
-    own_spread = float(np.abs(together - mean).max()) / scale
     if changes.safety == "exact" and not _may_resample(changes):
         size = max(float(np.abs(mean[:NUM_FIRST]).mean()), 1e-12)  # losses may fall fast
         first = float(np.abs(mine - mean)[:NUM_FIRST].max()) / size
@@ -65,17 +80,45 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
                 reason=f"the first {min(NUM_FIRST, length)} losses differ by {first:.1e} of their size, and float"
                 f" noise is at most {allowed:.1e}",
             )
-    difference = float(abs((mine - mean).mean())) / scale
-    noise = _step_noise(mean) / scale / length**0.5
-    allowed = max(BAND[changes.safety], SPREADS * own_spread, SPREADS * noise if _may_resample(changes) else 0.0)
-    if difference > allowed:
-        return GateResult(
-            is_passed=False,
-            reason=f"the mean loss differs by {percent(difference)}, and {percent(allowed)} is allowed",
-        )
-    return GateResult(
-        is_passed=True, reason=f"the mean loss of {length} steps differs by {difference:.1e}; {allowed:.1e} is allowed"
-    )
+    parts = [(f"of {length} steps", slice(None), BAND[changes.safety])]
+    if changes.safety == "rounding":
+        parts += _windows(length)
+    found = []
+    for where, part, band in parts:
+        difference, allowed = _difference(mine, together, part, band, may_resample=_may_resample(changes))
+        if difference > allowed:
+            return GateResult(
+                is_passed=False,
+                reason=f"the mean loss {where} differs by {percent(difference)}, and {percent(allowed)} is allowed",
+            )
+        found.append(f"{where} differs by {difference:.1e}; {allowed:.1e} is allowed")
+    # Of quarters, the last: it has the narrowest band.
+    return GateResult(is_passed=True, reason="the mean loss " + ", ".join(dict.fromkeys((found[0], found[-1]))))
+
+
+def _windows(length: int) -> list[tuple[str, slice, float]]:
+    """Quarters of the steps, each with its band: the last one is what the training arrived at."""
+    if length < NUM_WINDOWS:
+        return []
+    edges = [length * place // NUM_WINDOWS for place in range(NUM_WINDOWS + 1)]
+    bands = [WINDOW_BAND] * (NUM_WINDOWS - 1) + [BAND["rounding"]]
+    return [
+        (f"of steps {low + 1} to {high}", slice(low, high), band)
+        for low, high, band in zip(edges, edges[1:], bands, strict=False)
+    ]
+
+
+def _difference(
+    mine: NDArray[np.float64], together: NDArray[np.float64], part: slice, band: float, *, may_resample: bool
+) -> tuple[float, float]:
+    """How much the mean loss of a part of the steps differs from the baselines', relative, and how much it may."""
+    mean = together.mean(axis=0)
+    # Of losses that have all but vanished in this part, rounding is most.
+    size = max(float(np.abs(mean[part]).mean()), LEAST_SIZE * float(np.abs(mean).mean()), 1e-12)
+    difference = float(abs((mine - mean)[part].mean())) / size
+    own_spread = float(np.abs(together - mean)[:, part].max()) / size
+    noise = _step_noise(mean) / size / len(mine[part]) ** 0.5
+    return difference, max(band, SPREADS * own_spread, SPREADS * noise if may_resample else 0.0)
 
 
 def check_memory(candidate: TrialResult, baselines: Sequence[TrialResult]) -> GateResult:

@@ -27,8 +27,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     result: TrialResult
 
 
+class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
+    """A profile that succeeded: what is resumed starts from the same findings, and so tries the same changes."""
+
+    key: str
+    folder: str  # its name, beside the trials'
+    took_s: float
+
+
 # Losses may be no numbers or infinite, for which JSON has no word: they are written as texts.
-_LINE = msgspec.json.Decoder(Heading | Entry, strict=False)
+_LINE = msgspec.json.Decoder(Heading | Entry | Profile, strict=False)
 
 
 def _says_something(result: TrialResult) -> bool:
@@ -44,6 +52,8 @@ class Journal:
         self.path = path
         self.num_damaged = 0
         self.num_before = 0
+        self.session = 0  # of what is added: counts the interruptions
+        self._profiles: dict[str, Profile] = {}
         self._before: dict[str, list[TrialResult]] = {}
         text = path.read_bytes() if path.exists() else b""
         lines = text.splitlines()
@@ -61,6 +71,10 @@ class Journal:
             with path.open("ab") as file:
                 file.write(b"\n")
         for line in decoded:
+            if isinstance(line, Profile):
+                self._profiles[line.key] = line
+            if isinstance(line, Entry):
+                self.session = max(self.session, line.result.session + 1)
             if isinstance(line, Entry) and _says_something(line.result):
                 self._before.setdefault(line.key, []).append(line.result)
                 self.num_before += 1
@@ -72,10 +86,16 @@ class Journal:
         found = self._before.get(key)
         return found.pop(0) if found else None
 
+    def recall_profile(self, key: str) -> Profile | None:
+        return self._profiles.get(key)
+
+    def add_profile(self, profile: Profile) -> None:
+        self._write(profile)
+
     def add(self, key: str, result: TrialResult) -> None:
         self._write(Entry(key=key, result=result))
 
-    def _write(self, line: Heading | Entry) -> None:
+    def _write(self, line: Heading | Entry | Profile) -> None:
         made: dict[str, Any] = msgspec.to_builtins(line)
         if isinstance(line, Entry):
             made["result"]["losses"] = [loss if math.isfinite(loss) else str(loss) for loss in line.result.losses]
@@ -88,9 +108,9 @@ class Journal:
                 hint="the trials that are in it are kept: make room, and the same command goes on",
             ) from error
 
-    def _decoded(self, raw: bytes) -> Heading | Entry | None:
+    def _decoded(self, raw: bytes) -> Heading | Entry | Profile | None:
         try:
-            line: Heading | Entry = _LINE.decode(raw)
+            line: Heading | Entry | Profile = _LINE.decode(raw)
             return line
         except msgspec.DecodeError:
             self.num_damaged += 1

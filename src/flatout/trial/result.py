@@ -110,9 +110,9 @@ def _outcome(
     text = _tail(output)
     failures = sorted(_failures(Path(recording.path)) if recording is not None else [], key=lambda one: one.unix_s)
     memory = [failure for failure in failures if failure.kind == "out_of_memory"]
-    if is_timed_out:
+    if is_timed_out and not memory:  # a rank that ran out of memory leaves the others waiting for it
         return "timed_out", f"it ran for more than {limit_s:.0f} s, and was ended"
-    if exit_code == 0:
+    if exit_code == 0 and not is_timed_out:
         return "completed", ""
     if memory or (not failures and _OUT_OF_MEMORY.search(text)):
         return "out_of_memory", _words(memory[0]) if memory else error_line(output)

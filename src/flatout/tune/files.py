@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,15 +14,16 @@ import msgspec
 from flatout import __version__
 from flatout.errors import FlatoutError, OutputError
 from flatout.launch import Launcher, LocalLauncher, SlurmLauncher
+from flatout.launch.guard import end_marked
 from flatout.launch.slurm import job_name
 from flatout.predict.calibrate import Calibration, calibrate
 from flatout.predict.history import append_history, outcome, read_history
 from flatout.records.tuning import TuneResult
 from flatout.report.command import masked_command
-from flatout.trial.command import keeps_outputs_apart
+from flatout.trial.command import TRIAL_DIR, keeps_outputs_apart
 from flatout.trial.journal import Heading, Journal
-from flatout.tune.loop import is_better
 from flatout.tune.options import TuneOptions
+from flatout.tune.result import is_better
 from flatout.tune.runner import Runner, Say
 
 JOURNAL = "journal.jsonl"
@@ -36,10 +38,12 @@ def open_tuning(
     *,
     warmup: int | None,
     force: bool,
-    left_s: Callable[[], float],
     say: Say,
 ) -> Runner:
-    """The runner of a new tuning in `folder`, or of one that was interrupted there. Raises OutputError, InputError."""
+    """The runner of a new tuning in `folder`, or of one that was interrupted there. Raises OutputError, InputError.
+
+    The folder is locked until this process ends; processes that a former tuning left there are ended.
+    """
     folder = folder.absolute()
     launcher: Launcher = LocalLauncher()
     if options.sbatch_options is not None:
@@ -50,12 +54,16 @@ def open_tuning(
         is_ours = (folder / JOURNAL).exists()
         if folder.exists() and any(folder.iterdir()) and not is_ours:
             raise OutputError(f"{folder} has other files already", hint="choose another --out")
+        if is_ours:
+            _lock(folder)
         if is_ours and force:
             for name in ("runs", JOURNAL, *RESULTS):
                 _remove(folder / name)
         elif any((folder / name).exists() for name in RESULTS):
             raise OutputError(f"{folder} has a finished tuning already", hint="choose another --out, or add --force")
         folder.mkdir(parents=True, exist_ok=True)
+        if not is_ours:
+            _lock(folder)
         shown = masked_command(command)
         asked = {name: repr(value) for name, value in msgspec.structs.asdict(options).items() if name != "budget_s"}
         journal = Journal(
@@ -64,6 +72,9 @@ def open_tuning(
         )
     except OSError as error:
         raise OutputError(f"{folder} cannot be written to: {(error.strerror or str(error)).lower()}") from error
+    runs = f"{folder / 'runs'}{os.sep}"
+    if num_left := end_marked(lambda environment: environment.get("FLATOUT_RECORDING", "").startswith(runs)):
+        say(f"ended {num_left} process{'es' * (num_left > 1)} that a former tuning left")
     if journal.num_before:
         say(f"going on with the {journal.num_before} trials in {folder / JOURNAL}")
     if not keeps_outputs_apart(command):
@@ -74,8 +85,29 @@ def open_tuning(
             " {trial_dir} in the command, the script can write into a folder of the trial's own"
         )
     return Runner(
-        command, folder, journal, shown_command=shown, left_s=left_s, say=say, warmup=warmup, launcher=launcher
+        command,
+        folder,
+        journal,
+        shown_command=shown,
+        budget_s=options.budget_s,
+        say=say,
+        warmup=warmup,
+        launcher=launcher,
     )
+
+
+def _lock(folder: Path) -> None:
+    """OutputError where another process has it. Where the file system knows no locks, there are none."""
+    descriptor = os.open(folder, os.O_RDONLY)  # open until the process ends
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise OutputError(
+            f"another tuning is at work in {folder}", hint="wait for it, or choose another --out"
+        ) from error
+    except OSError:
+        os.close(descriptor)
 
 
 def history_path(environment: Mapping[str, str] = os.environ) -> Path:
@@ -126,8 +158,11 @@ def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Seq
         return lines
     lines.append(f"wrote {write(tuned_toml.emit(result.tuning), folder, force=True)}")
     others = []
+    # A job that is started for good has no trial's folder: it writes where it is started, as with `flatout run`.
+    started = tuple(word.replace(TRIAL_DIR, ".") for word in result.tuning.command)
+    tuning = msgspec.structs.replace(result.tuning, command=started)
     for name, emit in TARGETS.items():
-        emitted = emit(result.tuning)
+        emitted = emit(tuning)
         if name == "tuned-toml":
             continue
         if apply:

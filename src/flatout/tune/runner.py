@@ -7,7 +7,10 @@ import os
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,6 +19,7 @@ from flatout.change.collectives import with_collectives
 from flatout.change.transport import with_transport
 from flatout.errors import FlatoutError, InputError
 from flatout.launch import Ended, Launcher, LocalLauncher
+from flatout.launch.guard import MARK
 from flatout.loop import Diagnosed, diagnose_paths
 from flatout.profile import Options, read_recording, record
 from flatout.profile.read_facts import read_facts
@@ -24,7 +28,7 @@ from flatout.records.recording import Recording
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.trial.command import trial_command
 from flatout.trial.data import check_data
-from flatout.trial.journal import Journal
+from flatout.trial.journal import Journal, Profile
 from flatout.trial.outputs import Outputs, settle_outputs
 from flatout.trial.patches import unapplied
 from flatout.trial.result import error_line, trial_result
@@ -48,7 +52,7 @@ def trial_key(changes: ChangeSet, num_steps: int) -> str:
 
 
 class Runner:
-    """All runs of one tuning, in order. `limit_s` gives the seconds that are left for it."""
+    """All runs of one tuning, in order."""
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class Runner:
         journal: Journal,
         *,
         shown_command: Sequence[str],
-        left_s: Callable[[], float],
+        budget_s: float,
         say: Say,
         environment: Mapping[str, str] = os.environ,
         warmup: int | None = None,
@@ -70,18 +74,22 @@ class Runner:
         self.num_resumed = 0
         self.usual_s: float | None = None  # what a trial of the baseline takes
         self.outputs = Outputs()  # of all trials since the start, or since they were resumed
-        self._shown_command = tuple(shown_command)
-        self._left_s = left_s
-        self._say = say
-        self._environment = dict(environment)
-        self._warmup = warmup
         self._launcher = launcher or LocalLauncher()
+        self._shown_command = tuple(shown_command)
+        self._budget_s = budget_s
+        self._resumed_s = 0.0  # that trials and profiles of the journal took
+        self._say = say
+        self.mark = uuid.uuid4().hex  # by which the processes of this tuning are told from all others
+        self._environment = {**environment, MARK: self.mark}
+        self._warmup = warmup
         self._began = time.monotonic()
 
-    @property
-    def waited_s(self) -> float:
-        """Seconds in a queue, which are no part of the budget."""
-        return self._launcher.waited_s
+    def spent_s(self) -> float:
+        """Seconds that the tuning took so far, with those before an interruption: it ends as if there had been none.
+
+        Time in a queue is no part of it.
+        """
+        return time.monotonic() - self._began - self._launcher.waited_s + self._resumed_s
 
     def trial(self, changes: ChangeSet, num_steps: int) -> TrialResult:
         """One trial with these changes; from the journal where it has one that was not used yet."""
@@ -91,31 +99,55 @@ class Runner:
         result = self.journal.recall(key)
         if result is not None:
             self.num_resumed += 1
+            self._resumed_s += result.took_s or 0.0
             result = msgspec.structs.replace(result, index=index)
         else:
+            began = self.spent_s()
             result = self._run(changes, num_steps, index)
+            took_s = self.spent_s() - began
+            result = msgspec.structs.replace(result, took_s=took_s, session=self.journal.session)
             self.journal.add(key, result)
         if result.is_complete:
-            took_s = (result.start_s or 0.0) + sum(result.step_s)
+            took_s = result.took_s or (result.start_s or 0.0) + sum(result.step_s)
             self.usual_s = took_s if self.usual_s is None or changes.name == BASELINE else self.usual_s
         self._tell(result)
         return result
 
     def profile(self, changes: ChangeSet) -> Profiled:
-        """The job with these changes, traced and diagnosed. Raises FlatoutError where that does not succeed."""
-        folder = self._folder(f"profile-{self.num_trials:03d}")
-        recording, _, output = self._record(changes, folder, Options(warmup=self._warmup), {"FLATOUT_STOP_AFTER": "1"})
+        """The job with these changes, traced and diagnosed. Raises FlatoutError where that does not succeed.
+
+        What was profiled before an interruption is read again, where it is still there.
+        """
+        key = trial_key(changes, 0)
+        known = self.journal.recall_profile(key)
+        if known is not None and (self.out / "runs" / known.folder / "recording").is_dir():
+            with suppress(FlatoutError):
+                profiled = self._diagnosed(self.out / "runs" / known.folder)
+                self._resumed_s += known.took_s
+                return profiled
+        name, began = f"profile-{self.num_trials:03d}", self.spent_s()
+        folder = self._folder(name)
+        _, ended, _ = self._record(changes, folder, Options(warmup=self._warmup), {"FLATOUT_STOP_AFTER": "1"})
+        profiled = self._diagnosed(folder, has_failed=ended.code not in (0, None))
+        self._clear(folder)
+        self.journal.add_profile(Profile(key=key, folder=name, took_s=self.spent_s() - began))
+        return profiled
+
+    def _diagnosed(self, folder: Path, *, has_failed: bool = False) -> Profiled:
+        recording, output = _read(folder / "recording"), folder / "output.log"
+        hint = f"its output is in {output}"
+        if has_failed and (recording is None or not recording.ranks):  # the job did, before it trained
+            raise FlatoutError(f"the job could not be traced: {error_line(output)}", hint=hint)
         if recording is None or not any(rank.traced_steps for rank in recording.ranks):
             why = recording.problems[0].problem if recording is not None and recording.problems else error_line(output)
-            raise FlatoutError(f"the job could not be traced: {why}", hint=f"its output is in {output}")
+            raise FlatoutError(f"the job could not be traced: {why}", hint=hint)
         try:
             done = diagnose_paths([folder / "recording"], with_tracks=True)
         except InputError as error:
             why = "; ".join(dict.fromkeys(note.problem for note in recording.problems)) or str(error)
-            raise FlatoutError(f"the job could not be traced: {why}", hint=f"its output is in {output}") from error
+            raise FlatoutError(f"the job could not be traced: {why}", hint=hint) from error
         known = read_facts(folder / "recording", recording)
         facts = with_transport(with_collectives(known, done.job), recording.hosts)
-        self._clear(folder)
         return Profiled(done=done, recording=recording, facts=facts)
 
     def _run(self, changes: ChangeSet, num_steps: int, index: int) -> TrialResult:
@@ -194,18 +226,14 @@ class Runner:
             shown_command=self._shown_command,
             sampler=[sys.executable, "-m", "flatout.probe.sampler"],
             environment=self._environment,
-            run_command=lambda words, job: self._launcher.run(words, job, output=output, limit_s=limit_s),
+            run_command=partial(self._launcher.run, output=output, limit_s=limit_s),
         )
-        try:
-            recording = read_recording(folder / "recording")
-        except InputError:
-            recording = None
-        return recording, recorded.ended, output
+        return _read(folder / "recording"), recorded.ended, output
 
     def _limit_s(self) -> float:
         """A trial that takes five times as long as the baseline is no improvement."""
         usual = MAX_TRIAL_S if self.usual_s is None else max(5 * self.usual_s, 60.0)
-        return max(min(usual, self._left_s() + self.waited_s, MAX_TRIAL_S), 30.0)
+        return max(min(usual, self._budget_s - self.spent_s(), MAX_TRIAL_S), 30.0)
 
     def _folder(self, name: str) -> Path:
         folder = self.out / "runs" / name
@@ -225,3 +253,10 @@ class Runner:
         at = f"{time.monotonic() - self._began:5.0f} s  trial {result.index:3d}"
         what = f"{seconds(sum(result.step_s) / len(result.step_s))} a step" if result.is_complete else result.problem
         self._say(f"{at}  {result.arm}: {what}")
+
+
+def _read(recording: Path) -> Recording | None:
+    try:
+        return read_recording(recording)
+    except InputError:
+        return None

@@ -56,6 +56,8 @@ def mark_void(pairs: Iterable[Pair], objective: Objective = "step_s") -> tuple[P
 def _fault(pair: Pair, objective: Objective) -> str | None:
     if pair.baseline.covariates.nodes != pair.candidate.covariates.nodes:
         return "the two trials ran on different nodes"
+    if pair.baseline.session != pair.candidate.session:
+        return "its two trials ran before and after an interruption"
     for trial in (pair.baseline, pair.candidate):
         problem = missing(trial, objective)
         if problem is not None:

@@ -1,0 +1,62 @@
+"""Time and trials: what a tuning may still spend. The pairs of the final verdict are kept for it."""
+
+from __future__ import annotations
+
+from flatout.tune.state import State
+
+RESERVED_PAIRS = 4  # of the final verdict
+CANDIDATES_BETWEEN_BASELINES = 3
+LEAST_SCREENED = 4  # trials: two candidates between baselines
+
+
+class OutOfBudgetError(Exception):
+    """The time or the number of trials is used up; what was found so far stands."""
+
+
+def check(state: State) -> None:
+    """Raises OutOfBudgetError where no other trial may be made, but those that are kept for the final verdict."""
+    _check_trials(state, 2 * RESERVED_PAIRS if state.needs_final_pairs else 0)
+    usual_s = state.runner.usual_s or 0.0
+    reserved_s = 2 * RESERVED_PAIRS * usual_s if state.needs_final_pairs else 0.0
+    if state.runner.spent_s() + usual_s + reserved_s > state.options.budget_s:
+        raise OutOfBudgetError(used_up(state))
+
+
+def check_final(state: State) -> None:
+    """For a trial of the final verdict, which may take what was kept for it."""
+    _check_trials(state, 0)
+    if state.runner.spent_s() > state.options.budget_s + 2 * RESERVED_PAIRS * (state.runner.usual_s or 0.0):
+        raise OutOfBudgetError(used_up(state))
+
+
+def used_up(state: State) -> str:
+    return f"the budget of {state.options.budget_s:.0f} s is used up"
+
+
+def _check_trials(state: State, num_reserved: int) -> None:
+    most = state.options.max_trials
+    if most is not None and state.runner.num_trials + num_reserved >= most:
+        kept = f" but {num_reserved}, which are kept for the final verdict," if num_reserved else ""
+        raise OutOfBudgetError(f"all {most} trials{kept} were made")
+
+
+def num_affordable(state: State) -> int:
+    """How many candidates can be screened so that there is time left to confirm the best."""
+    usual_s = state.runner.usual_s or 1.0
+    left_s = state.options.budget_s - state.runner.spent_s()
+    num_trials = left_s / usual_s - 2 * RESERVED_PAIRS * (2 if state.applied else 1) - 2
+    if state.options.max_trials is not None:
+        num_trials = min(num_trials, state.options.max_trials - state.runner.num_trials - 2 * RESERVED_PAIRS - 2)
+    return max(int(num_trials * CANDIDATES_BETWEEN_BASELINES / (CANDIDATES_BETWEEN_BASELINES + 1)), 2)
+
+
+def warn_of_budget(state: State) -> None:
+    """Say so where it will hardly do."""
+    usual_s = state.runner.usual_s or 0.0
+    left_s = state.options.budget_s - state.runner.spent_s()
+    needed_s = (LEAST_SCREENED + 2 * RESERVED_PAIRS) * usual_s
+    if left_s < needed_s:
+        state.say(
+            f"a trial takes {usual_s:.0f} s, and {left_s:.0f} s are left: to screen and confirm a change takes at"
+            f" least {needed_s:.0f} s"
+        )

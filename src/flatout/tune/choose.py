@@ -1,0 +1,80 @@
+"""Candidates of a round: for what costs most now, those that promise most first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flatout.change.arguments import knob_changes, parse_knob
+from flatout.change.candidates import candidates
+from flatout.errors import UsageError
+from flatout.predict.predict import predict_all, situation_of
+from flatout.records.change import Change, JobFacts
+from flatout.records.prediction import Prediction
+from flatout.tune.budget import num_affordable
+from flatout.tune.runner import Profiled
+from flatout.tune.state import State
+
+
+def choose(state: State, profiled: Profiled) -> list[Change]:
+    """Candidates for what costs most now, those that promise most first, each knob with few values."""
+    own = [change for text in state.options.knobs for change in _own(state, text, profiled.facts)]
+    is_for_memory = state.objective == "peak_memory_bytes"
+    found = candidates(
+        profiled.done.diagnosis,
+        profiled.facts,
+        state.options.allowed_safety,
+        applied=state.applied,
+        own=own,
+        for_memory=is_for_memory,
+    )
+    found = [change for change in found if change.name not in state.refused]
+    if not is_for_memory:  # a replay tells of time
+        found = _predicted(state, found, profiled)
+    return spread_over_knobs(found, min(state.options.max_screened, num_affordable(state)))
+
+
+def _own(state: State, text: str, facts: JobFacts) -> Sequence[Change]:
+    """Of a knob of the user's own. What is known of the job only now may make it one that is not allowed."""
+    knob = parse_knob(text)
+    try:
+        found = knob_changes(knob, state.runner.command, facts, state.options.allowed_safety)
+    except UsageError as error:
+        note = f"{error}: not tried" + (f" ({error.hint})" if error.hint else "")
+        if note not in state.notes:
+            state.notes.append(note)
+            state.say(note)
+        return ()
+    if state.objective == "step_s" and knob.safety is None and len(knob.names) == 1:
+        note = (
+            f"the samples of a step are not known, or were not asked for, so steps are compared: if `{knob.name}`"
+            " changes how much a step does, its ratio says nothing"
+        )
+        if note not in state.notes:
+            state.notes.append(note)
+    return found
+
+
+def _predicted(state: State, found: Sequence[Change], profiled: Profiled) -> list[Change]:
+    """In the order of what a replay of the trace with each says it brings; where it says nothing, by its bound."""
+    step_s = profiled.recording.measured.step_s
+    made = predict_all(profiled.done.job, found, profiled.facts, untraced_step_s=step_s, calibration=state.calibration)
+    state.predictions = {name: one for name, one in made.items() if isinstance(one, Prediction)}
+    state.situation = situation_of(profiled.done.job, profiled.facts, step_s)
+
+    def promise(change: Change) -> float:
+        prediction = state.predictions.get(change.name)
+        if prediction is None:
+            return change.predicted_speedup or 1.0
+        return min(prediction.high, prediction.bound or prediction.high)
+
+    return sorted(found, key=lambda change: -promise(change))
+
+
+def spread_over_knobs(found: Sequence[Change], most: int) -> list[Change]:
+    """The first value of each knob, then the second of each, ..., in the order of what they promise."""
+    depth: dict[str, int] = {}
+    ordered = []
+    for place, change in enumerate(found):
+        depth[change.knob.name] = depth.get(change.knob.name, -1) + 1
+        ordered.append((depth[change.knob.name], place, change))
+    return [change for _, _, change in sorted(ordered, key=lambda entry: entry[:2])][:most]

@@ -1,0 +1,66 @@
+"""Confirmation of the best on fresh pairs, and the final verdict of all that was adopted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flatout.records.tuning import TunedChange
+from flatout.records.verdict import Verdict
+from flatout.tune.budget import OutOfBudgetError
+from flatout.tune.result import note
+from flatout.tune.screening import Candidate
+from flatout.tune.state import NOTHING, State
+from flatout.tune.trials import run_pairs
+
+
+def confirm(state: State, screened: Sequence[Candidate]) -> bool:
+    """The best on fresh pairs against what is on now; the next best where it does not hold."""
+    for candidate in screened[:2]:
+        made, estimate = candidate.made, candidate.estimate
+        added = state.added(made)
+        state.say(f"round {state.round}: confirming {' + '.join(change.name for change in added)} ({estimate:.2f}x)")
+        state.num_confirmations += 1
+        verdict, gate, is_cut = run_pairs(state, made, state.now())
+        if not gate.is_passed:
+            note(state, made, "unsafe", gate.reason, screened=estimate, verdict=verdict)
+            state.refused.update(change.name for change in added)
+        elif verdict.verdict == "better":
+            note(state, made, "adopted", gate.reason, screened=estimate, verdict=verdict)
+            if not state.needs_final_pairs:
+                state.against_original = verdict
+            alone = verdict if len(added) == 1 else None
+            state.confirmed += [
+                TunedChange(
+                    change=change,
+                    verdict=alone,
+                    prediction=state.predictions.get(change.name),
+                    is_shown_alone=change.name not in candidate.not_shown,
+                )
+                for change in added
+            ]
+            state.applied = list(made.changes)
+            state.current_trials = [pair.candidate for pair in state.last_pairs if pair.candidate.is_complete]
+            return True
+        else:
+            note(state, made, "not confirmed", verdict.reason, screened=estimate, verdict=verdict)
+            if len(added) == 1:
+                state.refused.add(added[0].name)
+        if is_cut:
+            raise OutOfBudgetError("the budget was used up while a change was being confirmed")
+    return False
+
+
+def final_verdict(state: State) -> Verdict | None:
+    """All that was adopted against the job as it came, on pairs that chose nothing."""
+    is_only = sum(one.outcome == "adopted" for one in state.tried) == 1
+    if is_only and state.against_original is not None:
+        return state.against_original
+    state.say(f"final: {state.now().name} against the job as it came")
+    verdict, gate, _ = run_pairs(state, state.now(), NOTHING, is_final=True)
+    made = [pair.candidate for pair in state.last_pairs if pair.candidate.is_complete]
+    state.current_trials = made or state.current_trials
+    if not gate.is_passed:
+        state.notes.append(f"the final set failed a gate: {gate.reason}")
+        state.applied, state.confirmed = [], []
+        return None
+    return verdict

@@ -1,0 +1,52 @@
+"""The noise floor: trials of the job as it came, and how long a trial must be."""
+
+from __future__ import annotations
+
+from flatout.errors import InputError
+from flatout.records.verdict import Objective
+from flatout.tune.budget import OutOfBudgetError, used_up, warn_of_budget
+from flatout.tune.state import NOTHING, State
+from flatout.tune.trials import trial
+from flatout.verdict.cost import missing
+from flatout.verdict.noise import noise_floor, plan_trials
+
+NUM_FLOOR_TRIALS = 3
+WANTED_EFFECT = 0.03
+MAX_STEPS, MIN_STEPS = 200, 12
+MAX_TRIAL_STEPS_S = 20.0  # of settled steps: what takes longer is judged by fewer
+
+
+def measure_noise(state: State) -> None:
+    """Trials of the job as it came: how much they differ decides how long a trial must be."""
+    state.say(f"noise floor: {NUM_FLOOR_TRIALS} trials of the job as it is")
+    for _ in range(NUM_FLOOR_TRIALS):
+        made = trial(state, NOTHING)
+        if made.outcome == "timed_out" and state.runner.spent_s() >= state.options.budget_s:
+            raise OutOfBudgetError(f"{used_up(state)}, before the job had made enough steps")
+        if not made.is_complete:
+            output = f"its output is in {state.runner.out}/runs/trial-{made.index:03d}/output.log"
+            if made.problem.startswith("it made "):  # as `trial_result` words it
+                raise InputError(
+                    f"the command ended too early to be tuned: {made.problem}",
+                    hint=f"let it make more steps: a trial stops it when it has enough; {output}",
+                )
+            raise InputError(f"the command itself does not succeed: {made.problem}", hint=output)
+        state.baselines.append(made)
+        state.objective = _objective(state)
+    state.current_trials = list(state.baselines)
+    state.floor = noise_floor(state.baselines, objective=state.objective)
+    if state.options.num_steps is None:
+        plan = plan_trials(state.floor, effect=WANTED_EFFECT, min_effect=state.options.min_effect, max_steps=MAX_STEPS)
+        affordable = int(MAX_TRIAL_STEPS_S / state.floor.step_s)
+        state.num_steps = max(min(plan.num_steps, affordable, MAX_STEPS), MIN_STEPS)
+        state.say(f"noise floor: {plan.reason}")
+    warn_of_budget(state)
+
+
+def _objective(state: State) -> Objective:
+    if state.options.objective is not None:
+        absent = missing(state.baselines[0], state.options.objective)
+        if absent is not None:
+            raise InputError(f"the job cannot be tuned for that: {absent}", hint="choose another --objective")
+        return state.options.objective
+    return "s_per_sample" if state.baselines[0].samples_per_step else "step_s"

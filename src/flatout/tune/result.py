@@ -1,0 +1,115 @@
+"""How the result of a tuning is put together, from what its stages left in its state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from flatout.predict.predict import predict_together
+from flatout.records.change import SAFETIES, Change, ChangeSet, JobFacts
+from flatout.records.prediction import NoPrediction, Prediction
+from flatout.records.trial import TrialResult
+from flatout.records.tuning import Bound, Tried, TriedOutcome, TuneResult, Tuning
+from flatout.records.verdict import Verdict
+from flatout.trial.gates import ROUNDING_BAND
+from flatout.trial.outputs import output_notes
+from flatout.tune.runner import Profiled
+from flatout.tune.state import State
+from flatout.verdict.cost import trial_cost
+
+
+def note(
+    state: State,
+    made: ChangeSet,
+    outcome: TriedOutcome,
+    reason: str,
+    *,
+    screened: float | None = None,
+    verdict: Verdict | None = None,
+) -> None:
+    """Write down how a set ended that was tried on top of what is on."""
+    added = state.added(made)
+    alone = added[0] if len(added) == 1 else None
+    state.tried.append(
+        Tried(
+            name=" + ".join(change.name for change in added),
+            changes=tuple(change.name for change in added),
+            safety=max((change.safety for change in added), key=SAFETIES.index),
+            round=state.round,
+            bound=alone.predicted_speedup if alone is not None else None,
+            predicted_from=alone.predicted_from if alone is not None else (),
+            prediction=_prediction_of(state, added),
+            outcome=outcome,
+            screened=screened,
+            verdict=verdict,
+            reason=reason,
+        )
+    )
+
+
+def _prediction_of(state: State, added: Sequence[Change]) -> Prediction | None:
+    """Of several changes from one replay with all of them: they share what they save."""
+    if len(added) == 1:
+        return state.predictions.get(added[0].name)
+    if state.situation is None or isinstance(state.situation, NoPrediction):
+        return None
+    made = predict_together(state.situation, added, state.calibration)
+    return made if isinstance(made, Prediction) else None
+
+
+def tune_result(state: State, verdict: Verdict | None, why_ended: str) -> TuneResult:
+    first, runner = state.first, state.runner
+    facts = first.facts if first is not None else JobFacts()
+    before = state.baselines[0] if state.baselines else None
+    now = state.current_trials if state.applied else state.baselines
+    device = first.done.diagnosis.job.device if first is not None else None
+    machine = {"device": device or facts.device, "num_ranks": facts.num_ranks, "num_hosts": facts.num_hosts}
+    return TuneResult(
+        tuning=Tuning(
+            command=runner.command,
+            changes=state.now(),
+            each=tuple(state.confirmed),
+            verdict=verdict,
+            num_trials=runner.num_trials,
+            machine={name: str(value) for name, value in machine.items() if value is not None},
+            versions={n: v for n, v in (("torch", facts.torch), ("nccl", facts.nccl)) if v is not None},
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+        ),
+        objective=state.objective,
+        allowed_safety=state.options.allowed_safety,
+        tried=tuple(state.tried),
+        bounds=state.bounds,
+        floor=state.floor,
+        num_steps=state.num_steps,
+        baseline_step_s=_mean_step_s(state.baselines),
+        tuned_step_s=_mean_step_s(now),
+        baseline_peak_memory_bytes=before.peak_memory_bytes if before is not None else None,
+        tuned_peak_memory_bytes=now[-1].peak_memory_bytes if now else None,
+        num_trials=runner.num_trials,
+        num_resumed=runner.num_resumed,
+        took_s=runner.spent_s(),
+        why_ended=why_ended,
+        notes=(
+            *state.notes,
+            *([ROUNDING_BAND] if any(one.safety == "rounding" for one in state.tried) else []),
+            *output_notes(runner.outputs),
+        ),
+    )
+
+
+def bounds(profiled: Profiled) -> tuple[Bound, ...]:
+    """What mending each finding wholly would bring."""
+    return tuple(
+        Bound(finding=finding.name, speedup=1 / (1 - min(finding.share_of_step, 0.99)))
+        for finding in profiled.done.diagnosis.findings
+    )
+
+
+def is_better(result: TuneResult) -> bool:
+    return result.tuning.verdict is not None and result.tuning.verdict.verdict == "better"
+
+
+def _mean_step_s(trials: Sequence[TrialResult]) -> float | None:
+    costs = [trial_cost(trial, "step_s").without_spikes for trial in trials if trial.is_complete]
+    return math.exp(sum(costs) / len(costs)) if costs else None

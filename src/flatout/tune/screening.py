@@ -1,0 +1,96 @@
+"""Screening: a trial of each candidate beside fresh baselines. It chooses whom to confirm, and claims nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from flatout.errors import UsageError
+from flatout.records.change import Change, ChangeSet, JobFacts
+from flatout.records.trial import BASELINE
+from flatout.tune.budget import CANDIDATES_BETWEEN_BASELINES
+from flatout.tune.result import note
+from flatout.tune.state import State
+from flatout.tune.trials import fresh_baseline, is_fit, trial
+from flatout.verdict.noise import noise_floor
+from flatout.verdict.screening import screen
+from flatout.verdict.student import t_quantile
+
+MIN_SCREENED = 1.02  # less than that, in one trial, is not worth confirming
+NOISE_LEVEL = 0.025  # the chance that a change without effect looks better than noise in its own trial
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """To be confirmed."""
+
+    made: ChangeSet
+    estimate: float  # speedup, from one trial
+    not_shown: frozenset[str] = frozenset()  # names of changes in it that looked no better than noise by themselves
+
+
+def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -> list[Candidate]:
+    """A trial each, with baselines between them; those that look better, best first, and all of them together.
+
+    Together are only those that are better than noise by themselves: another one could ride along with them and bring
+    nothing. It has its turn in the next round. Only where none is better than noise, all are tried together.
+    """
+    state.say(f"round {state.round}: screening {', '.join(change.name for change in chosen)}")
+    trials = [fresh_baseline(state)]
+    sets: dict[str, ChangeSet] = {}
+    for number, change in enumerate(chosen):
+        made = state.with_added([change], facts)
+        if made is None:
+            continue
+        tried = trial(state, made)
+        if is_fit(state, tried, made, [change]):
+            trials.append(tried)
+            sets[made.name] = made
+        if number % CANDIDATES_BETWEEN_BASELINES == CANDIDATES_BETWEEN_BASELINES - 1:
+            trials.append(fresh_baseline(state))
+    if not sets or not any(one.is_complete and one.arm == BASELINE for one in trials):
+        return []
+    estimates = {one.arm: one.speedup for one in screen(trials, objective=state.objective)}
+    good = [
+        Candidate(made=made, estimate=estimates[name]) for name, made in sets.items() if estimates[name] >= MIN_SCREENED
+    ]
+    good.sort(key=lambda one: -one.estimate)
+    for made in sets.values():
+        estimate = estimates[made.name]
+        if estimate < MIN_SCREENED:
+            note(state, made, "not better", f"{estimate:.2f}x in a trial of its own", screened=estimate)
+            state.refused.add(made.changes[-1].name)
+    least = _least_shown(state)
+    clear = [one for one in good if one.estimate >= least]
+    together = _together(state, [one.made.changes[-1] for one in clear or good], facts)
+    if together is not None:
+        tried = trial(state, together)
+        if is_fit(state, tried, together, state.added(together)):
+            trials += [tried, fresh_baseline(state)]
+            speedup = next(s.speedup for s in screen(trials, objective=state.objective) if s.arm == together.name)
+            not_shown = frozenset() if clear else frozenset(change.name for change in state.added(together))
+            good.append(Candidate(made=together, estimate=speedup, not_shown=not_shown))
+            good.sort(key=lambda one: -one.estimate)
+    return good
+
+
+def _least_shown(state: State) -> float:
+    """The least estimate of one trial that is better than noise: by trials of what is on now, all there are."""
+    try:
+        noise = noise_floor(state.current_trials, objective=state.objective)
+    except UsageError:  # fewer than three
+        assert state.floor is not None
+        noise = state.floor
+    # A candidate's trial against one baseline, or the mean of two: at most as uncertain as a pair.
+    quantile = t_quantile(NOISE_LEVEL, noise.degrees_of_freedom)
+    return max(math.exp(quantile * noise.pair_sd(state.num_steps)), MIN_SCREENED)
+
+
+def _together(state: State, good: Sequence[Change], facts: JobFacts) -> ChangeSet | None:
+    """All good ones that fit together, best first; None where that is no more than the best alone."""
+    chosen: list[Change] = []
+    for change in good:
+        if state.with_added([*chosen, change], facts) is not None:
+            chosen.append(change)
+    return state.with_added(chosen, facts) if len(chosen) > 1 else None

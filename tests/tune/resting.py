@@ -1,0 +1,44 @@
+"""A training of one process that rests after each step, as long as `--pause` says: for tests of interruptions.
+
+Each run adds a line to the file named by RUNS, at its start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Samples(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.randn(64, generator=torch.Generator().manual_seed(index))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pause", type=float, default=0.04)
+    pause_s = parser.parse_args().pause
+    with Path(os.environ["RUNS"]).open("a") as runs:
+        runs.write(f"{os.getpid()}\n")
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for samples in DataLoader(Samples(), batch_size=8):
+        loss = ((model(samples) - samples) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(pause_s)
+
+
+if __name__ == "__main__":
+    main()
