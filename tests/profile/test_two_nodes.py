@@ -87,6 +87,17 @@ def nodes(tmp_path: Path) -> Iterator[list[Node]]:
             node.holder.wait()
 
 
+def run_on_both(nodes: list[Node], command: list[str], outputs: list[Path]) -> list[int]:
+    started = []
+    try:
+        for node, output in zip(nodes, outputs, strict=True):
+            started.append(node.start(command, output))
+        return [process.wait(LIMIT_S) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+
+
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2 and namespaces")
 def test_one_command_on_two_nodes_makes_one_recording(nodes: list[Node], tmp_path: Path) -> None:
     """Started at the same moment, and with nothing in the environment that says that they belong together."""
@@ -96,14 +107,11 @@ def test_one_command_on_two_nodes_makes_one_recording(nodes: list[Node], tmp_pat
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES[0]}:29641"]
     command += [str(JOB), "--steps", "1100"]  # the window begins at most 1000 steps after the plan, across nodes
     outputs = [tmp_path / f"{name}.txt" for name in NAMES]
-    started = []
-    try:
-        for node, output in zip(nodes, outputs, strict=True):
-            started.append(node.start(command, output))
-        codes = [process.wait(LIMIT_S) for process in started]
-    finally:
-        for process in started:
-            process.kill()
+    codes = run_on_both(nodes, command, outputs)
+    if codes != [0, 0] and any(b"RendezvousConnectionError" in output.read_bytes() for output in outputs):
+        # torchrun's agents do not always part in peace, with or without Flatout: the one whose store is gone fails.
+        shutil.rmtree(out)
+        codes = run_on_both(nodes, command, outputs)
     said = "\n".join(output.read_text(errors="replace")[-3000:] for output in outputs)
     assert codes == [0, 0], said
     recording = read_recording(out)

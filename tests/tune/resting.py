@@ -1,6 +1,6 @@
 """A training of one process that rests after each step, as long as `--pause` says: for tests of interruptions.
 
-Each run adds a line to the file named by RUNS, at its start.
+Each run makes a file in the folder RUNS, at its start.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pause", type=float, default=0.04)
     pause_s = parser.parse_args().pause
-    with Path(os.environ["RUNS"]).open("a") as runs:
-        runs.write(f"{os.getpid()}\n")
+    (Path(os.environ["RUNS"]) / f"{os.getpid()}-{time.time_ns()}").touch()
     torch.manual_seed(0)
     model = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -28,6 +28,7 @@ class Tuning:
 
     def __init__(self, folder: Path) -> None:
         self.out, self.runs = folder / "out", folder / "runs"
+        self.runs.mkdir()
         self._log = folder / "log"
         self._environment = {
             **os.environ,
@@ -52,7 +53,7 @@ class Tuning:
         return self._log.read_text() if self._log.exists() else ""
 
     def num_runs(self) -> int:
-        return len(self.runs.read_text().splitlines()) if self.runs.exists() else 0
+        return len(list(self.runs.iterdir()))
 
     def lines(self, kind: str) -> list[dict[str, object]]:
         file = self.out / "journal.jsonl"

@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
 
 def results(out: Path) -> list[dict[str, object]]:
     lines = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
-    return [line["result"] for line in lines[1:]]
+    return [line["result"] for line in lines if line["type"] == "trial"]
 
 
 def test_each_trial_is_a_job_on_the_same_two_nodes(slurm: SlurmLab, tmp_path: Path) -> None:
