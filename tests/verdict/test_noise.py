@@ -131,3 +131,9 @@ def test_the_promised_power_is_kept() -> None:
     plan = plan_trials(floor, effect=0.03)
     counts = [judge(noisy_pairs(np.random.default_rng([4, i]), 20, effect=0.03)).num_pairs for i in range(300)]
     assert plan.expected_pairs == pytest.approx(float(np.mean(counts)), rel=0.15)
+
+
+def test_steps_that_differ_in_time_are_no_noise_of_peak_memory() -> None:
+    made = [msgspec.structs.replace(one, peak_memory_bytes=10**9) for one in runs(3, step_sd=0.2)]
+    floor = noise_floor(made, objective="peak_memory_bytes")
+    assert floor.trial_sd(15) == 0.0

@@ -49,9 +49,11 @@ def noise_floor(trials: Sequence[TrialResult], *, objective: Objective = "step_s
     freedom = len(costs) - 2
     steps = [_log_steps(trial, drop_spikes) for trial in usable]
     step_sd = math.sqrt(sum(float(s @ s) for s in steps) / max(sum(len(s) - 1 for s in steps), 1))
+    if objective not in TIMES:  # one number a trial: more steps would not make it surer
+        step_sd = 0.0
     length = _correlation_time(steps)
     num_steps = round(median(len(trial.step_s) for trial in usable))
-    of_steps = step_sd**2 * length / num_steps if objective in TIMES else 0.0
+    of_steps = step_sd**2 * length / num_steps
     starts = [trial.start_s for trial in usable if trial.start_s is not None]
     return NoiseFloor(
         objective=objective,
