@@ -22,7 +22,7 @@ job() { # NAME FOLDER COMMAND...: record it; the job's own output goes to the lo
         echo "$name: $folder is not there" | tee -a "$out/summary.txt"
         return
     fi
-    (cd "$folder" && timeout "${LIMIT:-240}" $flatout profile --force --out "$out/$name" -- "$@") \
+    (cd "$folder" && timeout "${LIMIT:-240}" $flatout profile ${OPTIONS:-} --force --out "$out/$name" -- "$@") \
         >"$out/$name.log" 2>&1 </dev/null
     echo "$name: code $?" | tee -a "$out/summary.txt"
     grep -a '^flatout: ' "$out/$name.log" | tee -a "$out/summary.txt"
@@ -53,7 +53,8 @@ if [ -d "$scripts/nanoGPT" ]; then
 fi
 job imagenet "$scripts/examples/imagenet" python main.py --dummy --arch resnet18 --batch-size $((64 * gpus)) --epochs 1 \
     --workers $((4 * gpus)) --multiprocessing-distributed --world-size 1 --rank 0 --dist-url tcp://127.0.0.1:29588
-[ "$gpus" -gt 1 ] && job fsdp2 "$scripts/examples/distributed/FSDP2" $torchrun "$gpus" example.py
+# Ten steps in all: the window has to come as soon as it can.
+[ "$gpus" -gt 1 ] && OPTIONS="--warmup 0 --steps 2" job fsdp2 "$scripts/examples/distributed/FSDP2" $torchrun "$gpus" example.py
 if [ -d "$scripts/tiny" ] && sft=$(python -c 'import trl.scripts.sft as script; print(script.__file__)' 2>/dev/null); then
     cp "$sft" "$scripts/sft.py"
     HF_HUB_OFFLINE=1 job trainer "$scripts" $torchrun "$gpus" sft.py --model_name_or_path tiny --dataset_name ./data \

@@ -74,7 +74,17 @@ def test_host_costs_are_scaled_by_the_untraced_step(tmp_path: Path) -> None:
 
 def test_a_recording_without_a_trace_says_why(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="recording without a trace: the job ended after 10 steps"):
-        diagnose_paths([unpacked("fsdp2", tmp_path)])
+        diagnose_paths([unpacked("fsdp2_short", tmp_path)])
+
+
+def test_the_ten_steps_of_fsdp2_are_enough_for_a_trace(tmp_path: Path) -> None:
+    """With `--warmup 0 --steps 2`."""
+    folder = unpacked("fsdp2", tmp_path)
+    assert {tuple(rank.traced_steps) for rank in read_recording(folder).ranks} == {(7, 8)}
+    diagnosis = diagnose_paths([folder]).diagnosis
+    assert (diagnosis.job.num_ranks, diagnosis.job.num_steps, diagnosis.job.device) == (2, 2, "NVIDIA H200")
+    assert diagnosis.findings[0].name == "host-bound"
+    assert diagnosis.job.untraced_step_s == pytest.approx(0.070, rel=0.01)
 
 
 def test_the_json_of_a_recording_has_the_keys_of_the_contract(tmp_path: Path) -> None:
