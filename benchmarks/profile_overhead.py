@@ -1,6 +1,6 @@
 """What `flatout profile --light` costs a training step: hooks in and out, in alternating blocks within one process.
 
-    python benchmarks/profile_overhead.py [--device cpu|cuda] [--pairs 120] [--out FILE]
+    python benchmarks/profile_overhead.py [--device cpu|cuda] [--pairs 1000] [--out FILE]
 
 Needs torch and the standard library only; `src/` of the version to measure comes first on PYTHONPATH.
 
@@ -9,8 +9,8 @@ has the hooks of `inside/` installed (order: off on, on off, ...). A step is a s
 the optimizer, and a fixed amount of work that fills it up to `--step-ms`: matrix products on the CPU, or on a GPU that
 the step then waits for. The training thread is pinned to one core, and the garbage collector is off within a block.
 
-A block lasts at least as long as the recorder holds its notes back, and every step of it counts, so the work that the
-recorder does twice a second is in. Only steps half as long again as the median of the pair's are left out, of both
+Blocks are short, as the machine's clock drifts, and every step of them counts. The work that the recorder does twice a
+second comes in some of them, and is in the mean. Only steps half as long again as the median of the pair's are left out, of both
 blocks alike: another process ran; their number is told, and no work of the recorder's is as long. Each pair of blocks
 gives one difference: printed are the mean with the 95 % interval of a paired t test, and the median with the 95 %
 interval of a bootstrap, for the wall time and the training thread's CPU time.
@@ -37,7 +37,7 @@ from typing import Any
 import measure
 
 LIMIT = 0.005
-NEEDED_S = 0.55  # a block's least length: the recorder holds its notes for half a second
+BLOCK_S = 0.05
 TOO_LONG = 1.5  # times the median
 WARMUP, FIRST_STEPS = 20, 64  # of these the recorder keeps every loss, of short steps later every eighth
 
@@ -46,7 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--step-ms", type=float, default=10.0)
-    parser.add_argument("--pairs", type=int, default=120)
+    parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--calls", type=int, default=1000, help="steps after which the hooks are called alone")
     parser.add_argument("--pin", type=int, help="the core to train on (default: the last one allowed; -1: none)")
     parser.add_argument("--out", type=Path, help="write the result as JSON there, too")
@@ -102,7 +102,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     step_s = arguments.step_ms / 1e3
     first_alone = hooks_alone(job, hooks, FIRST_STEPS - WARMUP, step_s)
     load = os.getloadavg()
-    block = max(round(NEEDED_S / job.step_s), 10)
+    gc.freeze()  # what torch is made of need not be looked through before each block
+    block = max(round(BLOCK_S / job.step_s), 3)
     pairs = [measure_pair(job, hooks, block, is_on_first=bool(number % 2)) for number in range(arguments.pairs)]
     kept = [kept_means(pair) for pair in pairs]
     off_s = statistics.fmean(pair["wall"][0] for pair in kept)
@@ -162,15 +163,11 @@ class Job:
 
     def fill_up(self) -> None:
         """Find the number of products that makes a step as long as asked for."""
-        for _ in range(4):
-            few, many = self.num_products, self.num_products + 20
-            self.num_products = few
-            few_s = statistics.median(timed(self.step) for _ in range(20))
-            self.num_products = many
-            many_s = statistics.median(timed(self.step) for _ in range(20))
-            product_s = max((many_s - few_s) / 20, 1e-6)
-            self.num_products = max(round(few + (self.target_s - few_s) / product_s), 1)
-        self.step_s = statistics.median(timed(self.step) for _ in range(20))
+        for _ in range(20):
+            self.step_s = statistics.median(timed(self.step) for _ in range(20))
+            if abs(self.step_s / self.target_s - 1) < 0.05:
+                break
+            self.num_products = max(round(self.num_products * min(self.target_s / self.step_s, 10)), 1)
 
 
 def forever(data: Any) -> Iterator[Any]:
@@ -251,13 +248,13 @@ def compared(pairs: list[tuple[float, float]], off_s: float) -> dict[str, Any]:
     shares = [(on - off) / off_s for off, on in pairs]
     mean, (low, high) = statistics.fmean(shares), t_interval(shares)
     chance = random.Random(0)
-    medians = sorted(statistics.median(chance.choices(shares, k=len(shares))) for _ in range(2000))
+    medians = sorted(statistics.median(chance.choices(shares, k=len(shares))) for _ in range(1000))
     return {
         "share": mean,
         "us": mean * off_s * 1e6,
         "interval_95": [low, high],
         "median": statistics.median(shares),
-        "median_interval_95": [medians[50], medians[1949]],
+        "median_interval_95": [medians[25], medians[974]],
         "verdict": "below the limit" if high <= LIMIT else "above the limit" if low > LIMIT else "undecided",
         "shares": [round(share, 6) for share in shares],
     }
