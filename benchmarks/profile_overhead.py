@@ -9,11 +9,11 @@ has the hooks of `inside/` installed (order: off on, on off, ...). A step is a s
 the optimizer, and a fixed amount of work that fills it up to `--step-ms`: matrix products on the CPU, or on a GPU that
 the step then waits for. The training thread is pinned to one core, and the garbage collector is off within a block.
 
-Blocks are short, as the machine's clock drifts, and every step of them counts. The work that the recorder does twice a
-second comes in some of them, and is in the mean. Only steps half as long again as the median of the pair's are left out, of both
-blocks alike: another process ran; their number is told, and no work of the recorder's is as long. Each pair of blocks
-gives one difference: printed are the mean with the 95 % interval of a paired t test, and the median with the 95 %
-interval of a bootstrap, for the wall time and the training thread's CPU time.
+Blocks are short, as the machine's clock drifts, and every step of them counts. The work that the recorder does twice
+a second comes in some of them, and is in the mean. Only steps half as long again as the median of the pair's are left
+out, of both blocks alike: another process ran; their number is told, and no work of the recorder's is as long. Each
+pair of blocks gives one difference: printed are the mean with the 95 % interval of a paired t test, and the median
+with the 95 % interval of a bootstrap, for the wall time and the training thread's CPU time.
 
 And, free of the machine's noise, the hooks alone: each calls what it wraps, which is here replaced by nothing, right
 after a whole step, so that caches are as cold as in training; the time of the replaced calls alone is taken off.

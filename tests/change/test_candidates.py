@@ -126,6 +126,13 @@ def test_unknown_facts_bring_only_what_needs_none() -> None:
     assert knobs(candidates(diagnosis({"checkpoint-stall": 0.1}), JobFacts())) == {"background-checkpoint"}
 
 
+def test_what_the_jobs_environment_says_already_is_not_proposed() -> None:
+    on = {"NCCL_SOCKET_NTHREADS": "2", "NCCL_NSOCKS_PERTHREAD": "2", "NCCL_MIN_NCHANNELS": "8"}
+    names = {change.name for change in candidates(SLOW_NETWORK, facts(environment=on))}
+    assert names.isdisjoint({"nccl-sockets=2x2+8", "nccl-channels=8"})
+    assert {"nccl-sockets=4x1+8", "nccl-channels=16"} <= names
+
+
 def test_for_memory_those_that_save_it_are_proposed() -> None:
     proposed = candidates(diagnosis({}), facts(has_convolutions=True, is_autocast=False), "rounding", for_memory=True)
     assert {"activation-checkpointing", "autocast", "channels-last", "ddp-bucket-view"} <= knobs(proposed)

@@ -16,7 +16,7 @@ import pytest
 
 from flatout.errors import FlatoutError
 from flatout.records.change import ChangeSet
-from flatout.records.trial import TrialResult
+from flatout.records.trial import Pair, TrialResult
 from flatout.records.tuning import TuneResult
 from flatout.trial.gates import check_losses
 from flatout.trial.journal import Heading, Journal
@@ -24,6 +24,8 @@ from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
 from flatout.tune.result import is_better
 from flatout.tune.runner import Profiled, Runner
+from flatout.verdict.judge import judge
+from flatout.verdict.noise import noise_floor
 
 GOLDEN = Path(__file__).with_name("golden")
 NAMES = ("nanogpt_tcp", "nanogpt_tcp_tuned", "imagenet_loader", "imagenet_memory")
@@ -75,6 +77,12 @@ def gone_through(name: str, folder: Path, **options: object) -> tuple[TuneResult
     return tune(runner, TuneOptions(**asked), lambda line: None), runner  # type: ignore[arg-type]
 
 
+def recorded(folder: Path) -> list[TrialResult]:
+    lines = (folder / "journal.jsonl").read_bytes().splitlines()
+    decoded = [msgspec.json.decode(line) for line in lines]
+    return [msgspec.convert(line["result"], TrialResult) for line in decoded if line["type"] == "trial"]
+
+
 def adopted(result: TuneResult) -> set[str]:
     return {change.name for change in result.tuning.changes.changes}
 
@@ -118,15 +126,26 @@ def test_imagenet_gets_by_with_less_memory_where_rounding_is_allowed(tmp_path: P
 
 
 def test_a_tuned_job_is_left_as_it_is(tmp_path: Path) -> None:
-    """What is set already is proposed again, looks 5 % faster in a trial of its own, and does not hold."""
+    """Then, what was set already was tried again, looked 5 % faster in a trial of its own, and did not hold."""
     result, runner = gone_through("nanogpt_tcp_tuned", tmp_path, num_steps=40, max_trials=13)
     assert not is_better(result) and not adopted(result)
-    assert "nccl-sockets=2x2+8" in runner.arms
+    assert "nccl-sockets=2x2+8" not in runner.arms  # it is in the environment of the job
+    found = {one.arm: one for one in recorded(tmp_path / "nanogpt_tcp_tuned")}
+    assert len(found["nccl-sockets=2x2+8"].step_s) == 40
+
+
+def test_pairs_of_one_and_the_same_job_are_not_taken_for_a_change(tmp_path: Path) -> None:
+    """The settings of the change were in the job's environment: an A/A test by accident."""
+    made = recorded(unpacked("nanogpt_tcp_tuned", tmp_path))
+    floor = noise_floor(made[:3])
+    both = [sorted(made[place : place + 2], key=lambda one: one.arm) for place in (6, 8, 10)]
+    pairs = [Pair(baseline=baseline, candidate=candidate) for baseline, candidate in both]
+    verdict = judge(pairs, objective="step_s", floor=floor, fresh_after=5, is_last=True)
+    assert verdict.verdict == "undecided"
 
 
 def test_losses_of_nanogpt_that_are_off_by_one_update_would_have_been_seen(tmp_path: Path) -> None:
-    lines = (unpacked("nanogpt_tcp", tmp_path) / "journal.jsonl").read_bytes().splitlines()[1:]
-    found = [msgspec.convert(msgspec.json.decode(line)["result"], TrialResult) for line in lines]
+    found = recorded(unpacked("nanogpt_tcp", tmp_path))
     baselines = [one for one in found if one.arm == "baseline"]
     sockets = next(one for one in found if one.arm == "nccl-sockets=2x2+8")
     assert check_losses(sockets, baselines, ChangeSet()).is_passed

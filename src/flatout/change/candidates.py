@@ -39,6 +39,8 @@ def candidates(
     for change in (*all_changes(facts), *own):
         if not is_allowed(change, allowed_safety) or unmet_needs(change, facts) or not _fits(change, applied, facts):
             continue
+        if _is_set(change, facts):
+            continue
         if for_memory or change.argument is not None:
             if change.knob.saves_memory or change.argument is not None:
                 found.append(change)
@@ -54,6 +56,13 @@ def candidates(
 
 def is_allowed(change: Change, allowed_safety: Safety) -> bool:
     return SAFETIES.index(change.safety) <= SAFETIES.index(allowed_safety)
+
+
+def _is_set(change: Change, facts: JobFacts) -> bool:
+    """Whether all that it would do is in the job's environment already."""
+    if not change.environment or change.patch is not None or change.launch or change.argument is not None:
+        return False
+    return all(facts.environment.get(name) == value for name, value in change.environment.items())
 
 
 def _fits(change: Change, applied: Sequence[Change], facts: JobFacts) -> bool:
