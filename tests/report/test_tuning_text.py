@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ from flatout.report.tuning_phrases import (
     ratio_with_range,
 )
 from flatout.report.tuning_text import MOST_TRIED, tuning_text
-from flatout.tune.options import OBJECTIVES
+from flatout.tune.options import OBJECTIVES, TuneOptions, asked
 
 OUT = "flatout-out/tune-1"
 
@@ -142,6 +143,62 @@ def test_the_next_command_runs_what_won() -> None:
 def test_what_is_open_is_given_more_time(make: object) -> None:
     words = next_words(make(), OUT)  # type: ignore[operator]
     assert words[:3] == ("flatout", "tune", "--budget")
+
+
+GIVEN = asked(
+    TuneOptions(
+        budget_s=600.0,
+        max_trials=40,
+        num_steps=20,
+        allowed_safety="rounding",
+        objective="step_s",
+        knobs=("batch={8,16}:--batch-size={}", "lr/semantic={1,2}:--lr={}"),
+        sbatch_options=("--partition=gpu", "--comment=two words"),
+    ),
+    0,
+)
+
+
+def test_what_its_budget_ended_goes_on_in_its_folder_with_all_that_was_given() -> None:
+    result = msgspec.structs.replace(
+        builder.out_of_budget(),
+        asked=GIVEN,
+        allowed_safety="rounding",
+        took_s=590.0,
+        why_ended="the budget of 600 s is used up",
+    )
+    words = next_words(result, "my out")
+    options, command = words[2 : words.index("--")], words[words.index("--") + 1 :]
+    assert words[:2] == ("flatout", "tune") and command == builder.COMMAND
+    assert dict(zip(options[::2], options[1::2], strict=True)) == {
+        "--out": "my out",
+        "--budget": "20m",
+        "--trials": "40",
+        "--allow": "rounding",
+        "--knob": "lr/semantic={1,2}:--lr={}",  # the last of two
+        "--objective": "steps/s",
+        "--steps": "20",
+        "--warmup": "0",
+        "--launcher": "slurm",
+        "--sbatch-options": "--partition=gpu '--comment=two words'",
+    }
+    assert options.count("--knob") == 2
+    shown = text_of(result).partition("Next")[2].partition("\n")[2].replace("\\\n", " ")
+    assert tuple(shlex.split(shown)) == next_words(result, OUT)
+
+
+def test_what_its_trials_ended_is_given_more_trials() -> None:
+    made = msgspec.structs.replace(builder.out_of_budget(), asked=GIVEN, why_ended="all 40 trials were made")
+    words = next_words(made, OUT)
+    assert words[words.index("--trials") + 1] == "80"
+    assert words[words.index("--budget") + 1] == "20m"
+
+
+def test_what_ended_by_itself_is_tuned_anew_with_all_that_was_given() -> None:
+    given = asked(TuneOptions(budget_s=600.0, knobs=("batch={8}:--b={}",)), None)
+    words = next_words(msgspec.structs.replace(builder.nothing(), asked=given), OUT)
+    expected = ("--budget", "600s", "--allow", "rounding", "--knob", "batch={8}:--b={}")
+    assert words[2 : words.index("--")] == expected
 
 
 def test_changes_that_are_worse_together_are_not_to_be_used() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.trial.recordings import START_UNIX_S, failure, measured, rank, recording
 
-from flatout.records.recording import GpuUse, Recording
+from flatout.records.machine import Xid
+from flatout.records.recording import GpuUse, HostUse, Recording
 from flatout.records.trial import TrialResult
 from flatout.trial.result import error_line, mean_losses, mean_steps, trial_result
 
@@ -173,3 +175,26 @@ def test_the_line_that_names_the_error_is_found(tmp_path: Path, printed: str, li
 
 def test_output_that_is_missing_is_no_error(tmp_path: Path) -> None:
     assert error_line(tmp_path / "log") == "it printed nothing"
+
+
+@pytest.mark.parametrize(
+    ("of_hosts", "expected"),
+    [(((), (79,)), (79,)), (((), ()), ()), (((), None), None), (((48,), None), (48,)), ((), None)],
+)
+def test_gpu_errors_are_those_of_all_hosts_and_unknown_where_one_is_not_watched(
+    tmp_path: Path, of_hosts: tuple[tuple[int, ...] | None, ...], expected: tuple[int, ...] | None
+) -> None:
+    hosts = tuple(
+        HostUse(
+            hostname=f"n{place}",
+            num_samples=3,
+            cores_allowed=8.0 - place,
+            cores_busy_by_others=0.5 * place,
+            xids=None if numbers is None else tuple(Xid(number=number, gpu=0) for number in numbers),
+        )
+        for place, numbers in enumerate(of_hosts)
+    )
+    made = msgspec.structs.replace(recording(tmp_path, rank(0), rank(1)), hosts=hosts)
+    found = result(tmp_path, made).covariates
+    assert (None if found.xids is None else tuple(xid.number for xid in found.xids)) == expected
+    assert (found.cores_busy_by_others, found.cores_allowed) == ((0.5, 7.0) if hosts else (None, None))

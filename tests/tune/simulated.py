@@ -57,7 +57,7 @@ class SimulatedRunner:
         self._profile_fails_with = profile_fails_with
         self._job = job
 
-    def trial(self, changes: ChangeSet, num_steps: int) -> TrialResult:
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
         index, self.num_trials = self.num_trials, self.num_trials + 1
         names = [change.name for change in changes.changes]
         speedup = float(np.prod([self._speedups.get(name, 1.0) for name in names]))

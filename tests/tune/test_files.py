@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.report import tuning_builder as builder
+from tests.verdict.trials import trial
 
-from flatout.tune.files import write_results
+from flatout.errors import InputError, OutputError, UsageError
+from flatout.predict.history import read_history
+from flatout.records.prediction import Prediction
+from flatout.records.tuning import Asked, Screened, TuneResult
+from flatout.tune import files
+from flatout.tune.files import learn, learned, open_tuning, outcomes_of, write_results
+from flatout.tune.options import TuneOptions
+from flatout.tune.runner import Runner
 
 
 def test_a_job_that_is_started_for_good_has_no_folder_of_a_trial(tmp_path: Path) -> None:
@@ -18,3 +28,130 @@ def test_a_job_that_is_started_for_good_has_no_folder_of_a_trial(tmp_path: Path)
     launch = next(line for line in lines if "exec torchrun" in line or "torchrun --standalone" in line)
     assert "--out=./run" in launch and "{trial_dir}" not in launch
     assert "--out={trial_dir}/run" in (tmp_path / "tuned.toml").read_text()  # as it was tuned
+
+
+COMMAND = ("python", "train.py")
+
+
+def finished(folder: Path, made: TuneResult, **asked: object) -> None:
+    """A tuning of `COMMAND` in `folder`, at its end."""
+    spent: dict[str, object] = {"budget_s": 600.0} | asked
+    start(folder, **spent).journal.add("key", trial(0))
+    write_results(msgspec.structs.replace(made, asked=Asked(**spent)), folder, apply=False, command=["flatout", "tune"])  # type: ignore[arg-type]
+
+
+def start(folder: Path, *, force: bool = False, **options: object) -> Runner:
+    """As a process of its own would: its lock is gone with it."""
+    asked = TuneOptions(**options)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(files, "_lock", lambda folder: None)
+        return open_tuning(COMMAND, folder, asked, warmup=None, force=force, say=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        ({}, {"budget_s": 601.0}),
+        ({"max_trials": 20}, {"budget_s": 600.0, "max_trials": 21}),
+        ({"max_trials": 20}, {"budget_s": 900.0, "max_trials": 20}),
+        ({"max_trials": 20}, {"budget_s": 600.0}),
+    ],
+)
+def test_what_its_budget_ended_goes_on_with_a_larger_one(
+    tmp_path: Path, former: dict[str, object], now: dict[str, object]
+) -> None:
+    finished(tmp_path / "out", builder.out_of_budget(), **former)
+    journal = (tmp_path / "out" / "journal.jsonl").read_bytes()
+    start(tmp_path / "out", **now)
+    assert (tmp_path / "out" / "journal.jsonl").read_bytes() == journal
+    assert (tmp_path / "out" / "tuning.json").exists()  # until there are other results
+
+
+@pytest.mark.parametrize(
+    ("former", "now", "got"),
+    [
+        ({}, {"budget_s": 600.0}, "--budget 600s"),
+        ({}, {"budget_s": 300.0}, "--budget 300s"),
+        ({}, {"budget_s": 900.0, "max_trials": 50}, "--budget 900s --trials 50"),
+        ({"max_trials": 20}, {"budget_s": 300.0, "max_trials": 40}, "--budget 300s --trials 40"),
+    ],
+)
+def test_what_its_budget_ended_does_not_go_on_with_no_more(
+    tmp_path: Path, former: dict[str, object], now: dict[str, object], got: str
+) -> None:
+    finished(tmp_path / "out", builder.out_of_budget(), **former)
+    with pytest.raises(
+        UsageError, match=r"ended because .* must be larger than then, and neither smaller, but got "
+    ) as error:
+        start(tmp_path / "out", **now)
+    assert str(error.value).endswith(got)
+    start(tmp_path / "out", force=True, **now)
+    assert not (tmp_path / "out" / "tuning.json").exists()
+
+
+def test_what_ended_by_itself_does_not_go_on(tmp_path: Path) -> None:
+    finished(tmp_path / "out", builder.nothing())
+    with pytest.raises(OutputError, match="has a finished tuning already"):
+        start(tmp_path / "out", budget_s=9000.0)
+
+
+def test_what_its_budget_ended_does_not_go_on_with_other_options(tmp_path: Path) -> None:
+    finished(tmp_path / "out", builder.out_of_budget())
+    with pytest.raises(InputError, match="is the journal of another tuning"):
+        start(tmp_path / "out", budget_s=900.0, num_steps=7)
+
+
+def test_a_winner_that_did_not_hold_leaves_no_configuration_behind(tmp_path: Path) -> None:
+    write_results(builder.better(), tmp_path, apply=False, command=["flatout", "tune"])
+    assert (tmp_path / "tuned.toml").exists()
+    write_results(builder.nothing(), tmp_path, apply=False, command=["flatout", "tune"])
+    assert not (tmp_path / "tuned.toml").exists()
+
+
+def screened(change: str, predicted: float, measured: float, sd: float = 0.02) -> Screened:
+    model = (predicted, predicted * 0.9, 2.0)
+    prediction = Prediction(
+        change=change, family="nccl", speedup=predicted, low=predicted * 0.9, high=2.0, how="", model=model
+    )
+    return Screened(prediction=prediction, speedup=measured, sd=sd)
+
+
+def test_losers_of_the_screening_are_learned_from_with_their_noise(tmp_path: Path) -> None:
+    """Predicted to be half as fast again, and a fifth slower."""
+    made = msgspec.structs.replace(builder.nothing(), screened=(screened("nccl-channels=8", 1.51, 0.80),))
+    learn(made, tmp_path / "history")
+    (found,) = [one for one in read_history(tmp_path / "history").outcomes if one.change == "nccl-channels=8"]
+    assert (found.predicted, found.measured, found.sd) == (1.51, 0.80, 0.02)
+    after = learned(tmp_path / "history")
+    assert after is not None
+    assert after.of("nccl", "nccl-sockets=4x4", (1.5, 1.3, 1.8)).speedup < 1.49
+
+
+def test_what_has_pairs_is_learned_from_them_alone_and_what_is_unsafe_never(tmp_path: Path) -> None:
+    made = builder.better()
+    pairs = {one.change for one in outcomes_of(made)}
+    assert pairs
+    unsafe = msgspec.structs.replace(made.tried[0], name="bad", changes=("bad",), outcome="unsafe", verdict=None)
+    more = tuple(screened(name, 1.5, 9.0) for name in (*pairs, "bad", "other"))
+    made = msgspec.structs.replace(made, tried=(*made.tried, unsafe), screened=more)
+    found = outcomes_of(made)
+    assert sorted(one.change for one in found) == sorted([*pairs, "other"])
+    assert {one.change for one in found if one.measured == 9.0} == {"other"}
+
+
+def test_what_was_tuned_for_energy_teaches_nothing_of_time() -> None:
+    made = msgspec.structs.replace(builder.better(), objective="j_per_sample")
+    assert outcomes_of(made) == []
+
+
+def test_a_tuning_that_goes_on_is_learned_from_once_and_not_by_itself(tmp_path: Path) -> None:
+    file = tmp_path / "history"
+    for measured in (0.8, 0.9):
+        learn(msgspec.structs.replace(builder.nothing(), screened=(screened("a", 1.5, measured),)), file)
+    date = builder.nothing().tuning.date
+    told = learned(file)
+    assert told is not None and [score.change for score in told.scores].count("a") == 1
+    assert next(score.value for score in told.scores if score.change == "a") * math.log(1.5 / 1.35) == pytest.approx(
+        math.log(0.9 / 1.5)
+    )
+    assert learned(file, but=date) is None

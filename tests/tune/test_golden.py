@@ -48,9 +48,9 @@ class RecordedRunner(Runner):
             say=lambda line: None,
         )
 
-    def trial(self, changes: ChangeSet, num_steps: int) -> TrialResult:
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
         self.arms.append(changes.name)
-        return super().trial(changes, num_steps)
+        return super().trial(changes, num_steps)  # the journal is older than places
 
     def _run(self, changes: ChangeSet, num_steps: int, index: int) -> TrialResult:
         return TrialResult(index=index, arm=changes.name, outcome="failed", problem="it was not tried", step_s=())

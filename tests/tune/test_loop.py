@@ -10,12 +10,14 @@ from tests.trial.training import changes, losses, trial
 from tests.tune.simulated import BUCKET, SOCKETS, STEP_S, WORKERS, SimulatedRunner, tuned
 
 from flatout.errors import InputError
-from flatout.records.change import ChangeSet
+from flatout.records.change import Change, ChangeSet
+from flatout.records.prediction import Prediction
 from flatout.records.trial import BASELINE
 from flatout.records.tuning import TuneResult
 from flatout.trial.gates import check_losses
 from flatout.tune import confirm
 from flatout.tune.budget import RESERVED_PAIRS
+from flatout.tune.files import outcomes_of
 from flatout.tune.options import TuneOptions
 from flatout.tune.result import is_better
 from flatout.tune.state import State
@@ -348,3 +350,23 @@ def test_the_band_of_changes_that_round_is_said_where_one_was_tried() -> None:
     result = tuned(SimulatedRunner({}), allowed_safety="rounding", max_screened=40)
     assert any(one.safety == "rounding" for one in result.tried)
     assert any("2.0 % over all steps" in note for note in result.notes)
+
+
+def test_predictions_of_all_that_was_screened_are_kept_with_what_came_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loser too, and with the noise of one trial: 1 % between runs, and 3 % a step of 20."""
+
+    def predict_all(job: object, found: list[Change], *_: object, **__: object) -> dict[str, Prediction]:
+        return {
+            one.name: Prediction(change=one.name, family=one.family, speedup=1.5, low=1.4, high=1.6, how="")
+            for one in found
+        }
+
+    monkeypatch.setattr("flatout.tune.choose.predict_all", predict_all)
+    result = tuned(SimulatedRunner({SOCKETS: 1.5, WORKERS: 0.8}))
+    first = {one.prediction.change: one for one in reversed(result.screened)}
+    assert first[SOCKETS].speedup == pytest.approx(1.5, rel=0.06)
+    assert first[WORKERS].speedup == pytest.approx(0.8, rel=0.06)
+    assert outcomes(result)[WORKERS] == "not better"
+    assert all(0.002 < one.sd < 0.08 for one in result.screened)
+    learned = {one.change: one for one in outcomes_of(result)}
+    assert learned[WORKERS].measured == pytest.approx(0.8, rel=0.06) and learned[WORKERS].sd > 0

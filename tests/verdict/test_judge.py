@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.verdict.trials import noisy_pairs, pairs, swapped, trial
 
 from flatout.errors import UsageError
+from flatout.records.machine import Xid
 from flatout.records.trial import BASELINE, Covariates, Pair
 from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.verdict.judge import is_worth_more_pairs, judge
@@ -286,7 +287,7 @@ def test_clocks_that_fall_for_both_arms_leave_the_pair_valid() -> None:
 @pytest.mark.parametrize(
     ("covariates", "words"),
     [
-        (Covariates(num_xids=1), "GPU errors"),
+        (Covariates(xids=(Xid(number=79, gpu=3),)), "Xid 79 on GPU 3 in trial 2: GPU has fallen off the bus"),
         (Covariates(throttle_share={"hardware_thermal": 0.3}), "hardware thermal"),
     ],
 )
@@ -296,10 +297,60 @@ def test_a_gpu_that_is_not_well_voids_a_pair_at_once(covariates: Covariates, wor
     assert words in verdict.void_reasons[0]
 
 
-def test_a_neighbour_that_comes_for_one_trial_voids_the_pair() -> None:
-    busy = Covariates(cores_busy_by_others=1.4)
-    idle = Covariates(cores_busy_by_others=0.1)
-    assert judge(with_covariates({3: (busy, idle)}, (idle, idle))).num_void == 1
+@pytest.mark.parametrize(
+    ("xids", "nodes", "reason"),
+    [
+        (((48, 0, None), (94, 0, None)), None, "Xid 48 on GPU 0 in trial 1: double bit ECC error (and 1 more)"),
+        (((45, 2, None), (119, 2, None)), None, "Xid 119 on GPU 2 in trial 1: GSP RPC timeout"),
+        (((119, None, "0000:9b:00"),), None, "Xid 119 on GPU 0000:9b:00 in trial 1: GSP RPC timeout"),
+        (((999, 1, None),), "n[1-2]", "Xid 999 on GPU 1 of n2 in trial 1"),
+    ],
+)
+def test_a_gpu_error_is_told_with_its_gpu_and_trial(
+    xids: tuple[tuple[int, int | None, str | None], ...], nodes: str | None, reason: str
+) -> None:
+    found = tuple(Xid(number=number, gpu=gpu, address=at, hostname="n2") for number, gpu, at in xids)
+    there = Covariates(xids=found, nodes=nodes)
+    verdict = judge(with_covariates({0: (there, Covariates(xids=(), nodes=nodes))}, (Covariates(), Covariates())))
+    assert verdict.void_reasons == (reason,)
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45])
+def test_an_error_that_the_job_causes_itself_is_not_the_machines(number: int) -> None:
+    own = Covariates(xids=(Xid(number=number, gpu=0),))
+    assert judge(with_covariates({0: (Covariates(), own)}, (Covariates(), Covariates()))).num_void == 0
+
+
+def test_a_trial_that_failed_beside_a_gpu_error_is_void_for_that() -> None:
+    made = around(0.05, 7)
+    lost = Covariates(xids=(Xid(number=79, gpu=0),))
+    failed = msgspec.structs.replace(made[2].candidate, outcome="failed", problem="exit code 1", covariates=lost)
+    made[2] = msgspec.structs.replace(made[2], candidate=failed)
+    assert judge(made).void_reasons == (f"Xid 79 on GPU 0 in trial {failed.index}: GPU has fallen off the bus",)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "difference", "is_void"),
+    [(None, 0.9, False), (None, 1.1, True), (2.0, 0.4, False), (2.0, 0.6, True), (8.0, 0.9, False), (8.0, 1.1, True),
+     (64.0, 6.0, False), (64.0, 7.0, True)],
+)  # fmt: skip
+def test_a_neighbour_that_comes_for_one_trial_voids_the_pair_from_the_first_on(
+    allowed: float | None, difference: float, is_void: bool
+) -> None:
+    busy = Covariates(cores_busy_by_others=0.3 + difference, cores_allowed=allowed)
+    idle = Covariates(cores_busy_by_others=0.3, cores_allowed=allowed)
+    for covariates in ((busy, idle), (idle, busy)):
+        verdict = judge(with_covariates({0: covariates}, (idle, idle)))
+        assert verdict.num_void == is_void
+    if is_void:  # it came for the second trial
+        assert verdict.void_reasons == (
+            f"other processes kept {0.3 + difference:.1f} cores busy in trial 2, and 0.3 in trial 1",
+        )
+
+
+def test_a_neighbour_beside_both_trials_or_one_that_nobody_saw_voids_nothing() -> None:
+    busy, unknown = Covariates(cores_busy_by_others=5.0), Covariates()
+    assert judge(with_covariates({0: (busy, busy), 1: (busy, unknown)}, (unknown, unknown))).num_void == 0
 
 
 def test_a_trial_that_failed_voids_its_pair() -> None:

@@ -43,3 +43,17 @@ def test_a_candidate_that_failed_is_left_out_and_a_missing_baseline_said() -> No
     assert screen([trial(0), failed]) == ()
     with pytest.raises(UsageError, match="needs a baseline"):
         screen([trial(1, "a")])
+
+
+def test_a_trial_is_held_against_baselines_of_its_own_session() -> None:
+    """After the interruption the machine is half as slow again: an old baseline makes a good change look bad."""
+    trials = [
+        trial(0, BASELINE, (0.100,)),
+        trial(1, "old", (0.080,)),
+        trial(2, "new", (0.120,), session=1),
+        trial(3, BASELINE, (0.150,), session=1),
+        trial(4, "alone", (0.120,), session=2),
+    ]
+    found = {one.arm: one.speedup for one in screen(trials)}
+    assert found["old"] == pytest.approx(1.25) and found["new"] == pytest.approx(1.25)
+    assert found["alone"] == pytest.approx(1.25)  # none of its own: the nearest there is

@@ -62,10 +62,12 @@ def tune(
 
     Example: flatout tune --budget 20m -- torchrun --standalone --nproc-per-node 2 train.py --out {trial_dir}
     """
+    import msgspec
+
     from flatout.launch.guard import guarded
-    from flatout.tune.files import history_path, learn, learned, open_tuning, write_results
+    from flatout.tune.files import former_date, history_path, learn, learned, open_tuning, write_results
     from flatout.tune.loop import tune as run_tuning
-    from flatout.tune.options import TuneOptions
+    from flatout.tune.options import TuneOptions, asked
     from flatout.tune.result import is_better
 
     _check_knobs(knob or (), command, _safety(allow))
@@ -87,14 +89,18 @@ def tune(
         force=force,
         say=_say,
     )
+    began_on = former_date(folder)  # where it goes on
     try:
         with _signals_raised(), guarded(runner.mark):
-            result = run_tuning(runner, options, _say, learned(history_path()))
+            result = run_tuning(runner, options, _say, learned(history_path(), but=began_on))
     except (KeyboardInterrupt, _EndedBySignal) as error:
         _say(f"interrupted; the same command with --out {folder} goes on where it stopped")
         if isinstance(error, _EndedBySignal):
             raise typer.Exit(128 + error.number) from error
         raise
+    result = msgspec.structs.replace(result, asked=asked(options, warmup))
+    if began_on is not None:
+        result = msgspec.structs.replace(result, tuning=msgspec.structs.replace(result.tuning, date=began_on))
     learn(result, history_path())
     written = write_results(result, folder, apply=apply, command=["flatout", *sys.argv[1:]])
     _report(result, folder, json=json)

@@ -6,10 +6,13 @@ what a family is learned to be off by moves a prediction that is unsure more tha
 *Correction*: a family's mean score over tunings, shrunk toward 0 (empirical Bayes, a normal prior): one tuning counts
 for less than a third, and tunings that contradict each other for little. An outcome of the same change with about the
 same prediction is most likely the same job, tuned again: what it was off by beyond its family counts by n / (n + 1).
+An outcome of a single trial has noise of its own: it counts as the part of an outcome that its noise leaves of what
+jobs differ by (the weight of a measurement with a known variance beside that of the prior).
 
 *Width*: split conformal prediction (Vovk et al., 2005; Angelopoulos and Bates, arXiv:2107.07511): the interval is
 scaled by the score that `NOMINAL` of the reference pairs and of the history stay within, corrected by the others. It
-holds `NOMINAL` of new outcomes where those are like the old ones.
+holds `NOMINAL` of new outcomes where those are like the old ones. An outcome's own noise is taken out of its score by
+the variances: where both are normal, that leaves the score at `NOMINAL` a little too large, never too small.
 """
 
 from __future__ import annotations
@@ -53,6 +56,11 @@ class _Score(msgspec.Struct, frozen=True, kw_only=True):
     log_predicted: float
     tuning: str
     value: float
+    noise: float = 0.0  # standard deviation of the value that is the measurement's own
+
+    @property
+    def weight(self) -> float:
+        return BETWEEN_JOBS_SD**2 / (BETWEEN_JOBS_SD**2 + self.noise**2)
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +100,7 @@ def calibrate(history: Iterable[Outcome], reference: Iterable[Outcome] | None = 
     for place, score in enumerate(scores):
         others = scores[:place] + scores[place + 1 :]
         shift = _shift(others, score.family, score.change, score.log_predicted)
-        residuals.append((score.family, abs(score.value - shift)))
+        residuals.append((score.family, math.sqrt(max((score.value - shift) ** 2 - score.noise**2, 0.0))))
     return Calibration(scores=scores, residuals=tuple(residuals))
 
 
@@ -120,12 +128,14 @@ def _score(outcome: Outcome) -> _Score:
     predicted = math.log(outcome.predicted)
     up, down = _half_widths(outcome.predicted, outcome.low, outcome.high)
     off = math.log(outcome.measured) - predicted
+    unit = up if off > 0 else down
     return _Score(
         family=outcome.family,
         change=outcome.change,
         log_predicted=predicted,
         tuning=outcome.date,
-        value=off / (up if off > 0 else down),
+        value=off / unit,
+        noise=outcome.sd / unit,
     )
 
 
@@ -139,22 +149,30 @@ def _half_widths(speedup: float, low: float | None, high: float | None) -> tuple
 
 def _shift(scores: Sequence[_Score], family: str, change: str, log_predicted: float) -> float:
     """The score that is to be expected."""
-    by_tuning: dict[str, list[float]] = defaultdict(list)
+    by_tuning: dict[str, list[tuple[float, float]]] = defaultdict(list)  # values, and what they weigh
     alike = []
     for score in scores:
         if score.family != family:
             continue
         value = min(max(score.value, -MAX_SCORE), MAX_SCORE)
-        by_tuning[score.tuning].append(value)
+        by_tuning[score.tuning].append((value, score.weight))
         if score.change == change and abs(score.log_predicted - log_predicted) <= ALIKE:
-            alike.append(value)
+            alike.append((value, score.weight))
     if not by_tuning:
         return 0.0
-    means = np.array([np.mean(values) for values in by_tuning.values()])
+    means = np.array([_mean(values) for values in by_tuning.values()])
+    # A tuning counts once, however many changes it tried; less where all that it says is noisy.
+    weights = np.array([max(weight for _, weight in values) for values in by_tuning.values()])
+    count, middle = float(weights.sum()), float(np.average(means, weights=weights))
     # A few tunings say little of how much jobs differ, so the prior counts as some more of them.
-    squares = float(((means - means.mean()) ** 2).sum()) + PRIOR_WEIGHT * BETWEEN_JOBS_SD**2
-    between_jobs = squares / (len(means) - 1 + PRIOR_WEIGHT)
-    of_family = float(means.mean()) * len(means) / (len(means) + between_jobs / BETWEEN_FAMILIES_SD**2)
+    squares = float((weights * (means - middle) ** 2).sum()) + PRIOR_WEIGHT * BETWEEN_JOBS_SD**2
+    between_jobs = squares / (max(count - 1, 0.0) + PRIOR_WEIGHT)
+    of_family = middle * count / (count + between_jobs / BETWEEN_FAMILIES_SD**2)
     if not alike:
         return of_family
-    return of_family + (float(np.mean(alike)) - of_family) * len(alike) / (len(alike) + 1)
+    num_alike = sum(weight for _, weight in alike)
+    return of_family + (_mean(alike) - of_family) * num_alike / (num_alike + 1)
+
+
+def _mean(values: Sequence[tuple[float, float]]) -> float:
+    return float(np.average([value for value, _ in values], weights=[weight for _, weight in values]))

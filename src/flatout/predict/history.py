@@ -20,7 +20,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     num_damaged: int = 0  # lines that could not be read
 
 
-def outcome(prediction: Prediction, measured: float, machine: str, date: str) -> Outcome:
+def outcome(prediction: Prediction, measured: float, machine: str, date: str, *, sd: float = 0.0) -> Outcome:
     speedup = prediction.speedup / prediction.correction
     likely, low, high = prediction.model if prediction.model is not None else (speedup, None, None)
     return Outcome(
@@ -32,6 +32,7 @@ def outcome(prediction: Prediction, measured: float, machine: str, date: str) ->
         date=date,
         low=low,
         high=high,
+        sd=sd,
     )
 
 
@@ -52,7 +53,7 @@ def read_history(path: Path) -> History:
         except msgspec.DecodeError:
             num_damaged += 1
             continue
-        if found.predicted > 0 and found.measured > 0:
+        if found.predicted > 0 and found.measured > 0 and found.sd >= 0:
             outcomes.append(found)
         else:
             num_damaged += 1

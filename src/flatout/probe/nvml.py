@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from flatout.probe.xids import Xids
+
 # NVML's bits for why clocks are lower than asked for (nvmlClocksEventReasons); "idle" is no throttling.
 THROTTLE_REASONS = {
     0x2: "application_clocks",
@@ -47,6 +49,10 @@ class Gpus:
             return
         self._nvml = pynvml
         self.problem = None
+
+    def xids(self) -> Xids:
+        """The errors that are logged from now on."""
+        return Xids(self._nvml, self._handles)
 
     def facts(self) -> list[dict[str, Any]]:
         """What does not change: name, uuid, memory, limits."""

@@ -1,9 +1,8 @@
 """`python -m flatout.probe.sampler FILE`: writes what this host does to FILE, a JSON object a line, until told to stop.
 
 It stops when its standard input ends, which it does when its parent ends, however that happens; or with `--watch PID`
-when that process ends. The first line says
-what does not change; each further line has `unix_s` and the counters that could be read. Signals that are meant for the
-job (Ctrl-C in a terminal) pass it by.
+when that process ends. The first line says what does not change; each further line has `unix_s` and the counters that
+could be read. Signals that are meant for the job (Ctrl-C in a terminal) pass it by.
 """
 
 from __future__ import annotations
@@ -22,8 +21,10 @@ from typing import Any, TextIO
 import psutil
 
 from flatout.probe import limits
+from flatout.probe.foreign_load import ForeignLoad
 from flatout.probe.host_counters import HostCounters
 from flatout.probe.nvml import Gpus
+from flatout.probe.xids import Xids
 
 SCHEMA, VERSION = "flatout/samples", 1
 INTERVAL_S = 0.5
@@ -39,9 +40,12 @@ def main() -> int:
     arguments = parser.parse_args()
     has_ended = _has_ended if arguments.watch is None else _Watched(arguments.watch).has_ended
     gpus = Gpus()
+    xids = gpus.xids()
+    of_flatout = {os.getpid(), os.getppid() if arguments.watch is None else arguments.watch}
+    others = ForeignLoad(of_flatout, os.path.dirname(os.path.abspath(arguments.file)))
     with open(arguments.file, "x", encoding="utf-8") as file:
-        _write(file, about_host(gpus, arguments.interval))
-        sample(file, gpus, arguments.interval, has_ended)
+        _write(file, about_host(gpus, arguments.interval) | {"xid_problem": xids.problem})
+        sample(file, gpus, xids, others, arguments.interval, has_ended)
     return 0
 
 
@@ -64,7 +68,14 @@ def about_host(gpus: Gpus, interval_s: float) -> dict[str, Any]:
     }
 
 
-def sample(file: TextIO, gpus: Gpus, interval_s: float, has_ended: Callable[[float], bool]) -> None:
+def sample(
+    file: TextIO,
+    gpus: Gpus,
+    xids: Xids,
+    others: ForeignLoad,
+    interval_s: float,
+    has_ended: Callable[[float], bool],
+) -> None:
     """Write a line at each multiple of the interval; a sample that comes late does not move those after it."""
     host = HostCounters()
     due = time.monotonic()
@@ -72,10 +83,20 @@ def sample(file: TextIO, gpus: Gpus, interval_s: float, has_ended: Callable[[flo
         line = {"unix_s": round(time.time(), 3), **host.read()}
         if gpus.problem is None:
             line["gpus"] = gpus.read()
+        _add(line, "cores_busy_by_others", others.read())
+        _add(line, "xids", xids.read())
         _write(file, line)
         due = max(due + interval_s, time.monotonic())
         if has_ended(due - time.monotonic()):
-            return
+            break
+    last = xids.read()
+    if last:  # it may be why the job ended
+        _write(file, {"unix_s": round(time.time(), 3), "xids": last})
+
+
+def _add(line: dict[str, Any], name: str, value: Any) -> None:
+    if value is not None:
+        line[name] = value
 
 
 def _write(file: TextIO, value: dict[str, Any]) -> None:

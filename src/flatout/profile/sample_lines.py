@@ -1,6 +1,7 @@
 """`host-<hostname>.samples.jsonl` -> `HostUse`: what a host did while the job trained.
 
 In: the sampler's file and the time in question. Out: means and highest values. A counter that the host lacks is None.
+Xids are those of the whole file: a GPU that had an error while the job warmed up is not well later.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from flatout.records.machine import Xid
 from flatout.records.recording import GpuUse, HostUse
 
 _decode = msgspec.json.Decoder().decode
@@ -24,6 +26,7 @@ _GPU_MEANS = (
     "nvlink_received_bytes_per_s",
 )
 _HOST_MEANS = (
+    "cores_busy_by_others",
     "throttled_s_per_s",
     "disk_read_bytes_per_s",
     "disk_write_bytes_per_s",
@@ -38,6 +41,7 @@ def read_host(path: Path, from_unix_s: float | None, to_unix_s: float | None) ->
     if not lines or "cores_allowed" not in lines[0]:
         return None
     header, samples = lines[0], lines[1:]
+    xids = _xids(samples, header["hostname"])
     inside = [
         sample
         for sample in samples
@@ -61,6 +65,7 @@ def read_host(path: Path, from_unix_s: float | None, to_unix_s: float | None) ->
         memory_limit_bytes=header["memory_limit_bytes"] or header["memory_bytes"],
         disk_busy_share=_of(samples, "disk_busy_s_per_s", fmean),
         gpus=tuple(_gpu(facts, position, samples) for position, facts in enumerate(header["gpus"])),
+        xids=xids,
         **{name: _of(samples, name, fmean) for name in _HOST_MEANS},
     )
 
@@ -75,6 +80,17 @@ def _objects(path: Path) -> Iterable[dict[str, Any]]:
                 continue
             if isinstance(value, dict) and ("unix_s" in value or "schema" in value):
                 yield value
+
+
+def _xids(samples: list[dict[str, Any]], hostname: str) -> tuple[Xid, ...] | None:
+    """Each GPU and number once: two sources tell the same. None where there are samples that cannot say."""
+    known = [entry for sample in samples for entry in sample.get("xids", ())]
+    if not known and not (samples and all("xids" in sample for sample in samples)):
+        return None
+    found = {
+        (entry["number"], entry.get("gpu"), None if "gpu" in entry else entry.get("address")): None for entry in known
+    }
+    return tuple(Xid(number=number, gpu=gpu, address=address, hostname=hostname) for number, gpu, address in found)
 
 
 def _gpu(facts: dict[str, Any], position: int, samples: list[dict[str, Any]]) -> GpuUse:

@@ -26,3 +26,12 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     source: str  # the vendor's document
     date: str  # the day on which the numbers were last compared with the source
     origin: str = "vendor"
+
+
+class Xid(msgspec.Struct, frozen=True, kw_only=True):
+    """An error that the driver of an NVIDIA GPU logged."""
+
+    number: int
+    gpu: int | None = None  # NVML's index; None where only its address is known
+    address: str | None = None  # on PCI, as in `0000:9b:00`
+    hostname: str = ""

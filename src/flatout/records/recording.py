@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.records.events import Quality
+from flatout.records.machine import Xid
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -91,6 +92,7 @@ class HostUse(msgspec.Struct, frozen=True, kw_only=True):
     cores_allowed: float
     cores_busy: float | None = None  # of those allowed
     max_cores_busy: float | None = None
+    cores_busy_by_others: float | None = None  # of those allowed, by processes outside the job, Flatout's left out
     throttled_s_per_s: float | None = None  # by the control group's quota
     memory_used_bytes: float | None = None  # highest
     memory_limit_bytes: float | None = None
@@ -100,6 +102,7 @@ class HostUse(msgspec.Struct, frozen=True, kw_only=True):
     network_received_bytes_per_s: float | None = None
     network_sent_bytes_per_s: float | None = None
     gpus: tuple[GpuUse, ...] = ()
+    xids: tuple[Xid, ...] | None = None  # of the whole run, each once; None: nobody watched
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,19 +9,22 @@ from typing import Literal
 
 import msgspec
 
+from flatout.records.machine import Xid
+
 Outcome = Literal["completed", "out_of_memory", "failed", "timed_out", "cancelled"]
 
 BASELINE = "baseline"
 
 
 class Covariates(msgspec.Struct, frozen=True, kw_only=True):
-    """What else was going on in a trial's settled steps. None where it was not measured."""
+    """What else was going on in a trial's settled steps (Xids: in all of it). None where it was not measured."""
 
     sm_clock_hz: float | None = None  # mean over samples and GPUs
     throttle_share: dict[str, float] = {}  # share of the samples, by reason as `probe/` names them; the highest GPU
-    num_xids: int | None = None  # GPU errors that the driver logged
+    xids: tuple[Xid, ...] | None = None  # GPU errors that the driver logged, those that the job causes itself too
     temperature_c: float | None = None  # highest
-    cores_busy_by_others: float | None = None  # cores that processes outside the job kept busy
+    cores_busy_by_others: float | None = None  # cores that processes outside the job kept busy; the busiest host
+    cores_allowed: float | None = None  # to the job; the host with the fewest
     quota_throttled_s_per_s: float | None = None  # by the control group's CPU quota
     nodes: str | None = None  # that a scheduler gave it, as it names them
     job: str | None = None  # the scheduler's number of it

@@ -10,6 +10,7 @@ from flatout.records.change import Change, ChangeSet, Safety
 from flatout.records.prediction import Prediction
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 
+TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")  # that predictions are of
 TriedOutcome = Literal["adopted", "not better", "unsafe", "failed", "out of memory", "not applied", "not confirmed"]
 
 
@@ -62,11 +63,27 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # one line: why it ended so
 
 
+class Screened(msgspec.Struct, frozen=True, kw_only=True):
+    """A change in a trial of its own beside the baseline, whatever came of it: predictions are learned from all."""
+
+    prediction: Prediction
+    speedup: float
+    sd: float  # of log(speedup), by the noise floor
+
+
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """What a step would gain if a finding were mended wholly: the most that any change for it can bring."""
 
     finding: str
     speedup: float
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a tuning was given to spend, and the options that say how it was to tune."""
+
+    budget_s: float
+    max_trials: int | None = None
+    options: tuple[str, ...] = ()  # a word each, as one would type them
 
 
 class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +93,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     objective: Objective
     allowed_safety: Safety
     tried: tuple[Tried, ...]
+    screened: tuple[Screened, ...] = ()  # that ran, were safe, and had a prediction
     bounds: tuple[Bound, ...]  # of the job as it came
     floor: NoiseFloor | None
     num_steps: int  # a trial
@@ -87,7 +105,17 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     num_resumed: int  # of them, from the journal
     took_s: float
     why_ended: str  # one line
+    asked: Asked | None = None
     notes: tuple[str, ...] = ()  # what a reader must know: outputs that were diverted, what was not checked
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether its budget of time or trials ended it: that says nothing of what was not reached."""
+        return self.is_cut_by_trials or self.why_ended.startswith("the budget")
+
+    @property
+    def is_cut_by_trials(self) -> bool:
+        return self.why_ended.startswith("all ")
 
     @property
     def prediction_errors(self) -> tuple[float, ...]:
@@ -100,7 +128,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
         What is predicted is time, so there are none for another objective; an unsafe change has no speed.
         """
-        if self.objective not in ("step_s", "s_per_sample", "s_per_token"):
+        if self.objective not in TIMES:
             return ()
         return tuple(
             (one.prediction, one.verdict.speedup)

@@ -70,6 +70,9 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     num_resumed: int  # of them, from the journal of an interrupted tuning
     took_s: float
     why_ended: str
+    is_cut_short: bool  # its budget of time or trials ended it; with a larger one, the same command goes on
+    budget_s: float | None  # that it was given
+    max_trials: int | None  # that it was given; null: any number
     objective: Objective  # the cost that verdicts are on
     allowed_safety: Safety
     num_pairs: int | None  # that `verdict` rests on
@@ -114,6 +117,9 @@ def tuning_report(result: TuneResult) -> TuningReport:
         num_resumed=result.num_resumed,
         took_s=result.took_s,
         why_ended=result.why_ended,
+        is_cut_short=result.is_cut_short,
+        budget_s=result.asked.budget_s if result.asked is not None else None,
+        max_trials=result.asked.max_trials if result.asked is not None else None,
         objective=result.objective,
         allowed_safety=result.allowed_safety,
         num_pairs=verdict.num_pairs if verdict is not None else None,

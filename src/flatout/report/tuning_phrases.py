@@ -242,7 +242,7 @@ def _nothing(result: TuneResult) -> str:
 
 def was_cut_short(result: TuneResult) -> bool:
     """Whether its budget of time or trials ended it: that says nothing of what was not reached."""
-    return result.why_ended.startswith(("the budget", "all "))
+    return result.is_cut_short
 
 
 def is_undecided_gain(one: Tried) -> bool:
@@ -385,18 +385,46 @@ def next_words(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
     command = masked_command(result.tuning.command)
     if is_better(result):
         return ("flatout", "run", "--config", str(Path(folder) / "tuned.toml"), "--", *command)
-    words: tuple[str, ...]
     if _is_open(result):
-        words = ("--budget", f"{max(1, math.ceil(2 * result.took_s / 60))}m")
-        if result.allowed_safety != "exact":
-            words += ("--allow", result.allowed_safety)
+        words = (*_same_folder(result, folder), *_more(result), *_options(result, result.allowed_safety))
     elif result.allowed_safety == "exact":
-        words = ("--allow", "rounding")
+        words = (*_as_much(result), *_options(result, "rounding"))
     else:
         return ("flatout", "profile", "--", *command)
-    if result.objective not in (*_DEFAULT_OBJECTIVES, "j_per_step"):
-        words += ("--objective", OBJECTIVE_WORDS[result.objective])
-    return ("flatout", "tune", *words, "--", *command)
+    return ("flatout", "tune", *masked_command(words), "--", *command)
+
+
+def _same_folder(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
+    """Where its budget ended it, it goes on; what ended by itself is tuned anew."""
+    return ("--out", str(folder)) if result.is_cut_short and result.asked is not None else ()
+
+
+def _more(result: TuneResult) -> tuple[str, ...]:
+    """Twice of what ended it."""
+    given_s = result.asked.budget_s if result.asked is not None else 0.0
+    num_trials = result.asked.max_trials if result.asked is not None else None
+    words: tuple[str, ...] = ("--budget", f"{max(1, math.ceil(2 * max(result.took_s, given_s) / 60))}m")
+    if num_trials is not None:
+        words += ("--trials", str(2 * num_trials if result.is_cut_by_trials else num_trials))
+    return words
+
+
+def _as_much(result: TuneResult) -> tuple[str, ...]:
+    if result.asked is None:
+        return ()
+    words: tuple[str, ...] = ("--budget", f"{result.asked.budget_s:.0f}s")
+    return words if result.asked.max_trials is None else (*words, "--trials", str(result.asked.max_trials))
+
+
+def _options(result: TuneResult, safety: Safety) -> tuple[str, ...]:
+    """All that were given, `--allow` as told."""
+    given = list(result.asked.options) if result.asked is not None else []
+    if "--allow" in given:
+        at = given.index("--allow")
+        del given[at : at + 2]
+    if result.asked is None and result.objective not in (*_DEFAULT_OBJECTIVES, "j_per_step"):
+        given += ["--objective", OBJECTIVE_WORDS[result.objective]]
+    return (*(() if safety == "exact" else ("--allow", safety)), *given)
 
 
 def _is_open(result: TuneResult) -> bool:
@@ -413,6 +441,6 @@ def next_reason(result: TuneResult) -> str:
         return "run the job with the changes"
     if words[1] == "profile":
         return "see where its time goes"
-    if "--budget" in words:
-        return "decide it with more time"
+    if _is_open(result):
+        return "go on with more time" if _same_folder(result, "") else "decide it with more time"
     return "let changes that round otherwise be tried, too"

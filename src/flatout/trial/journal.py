@@ -25,6 +25,7 @@ class Heading(msgspec.Struct, frozen=True, kw_only=True, tag="heading"):
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     key: str  # what was run: the changes, and the number of steps
     result: TrialResult
+    place: str = ""  # what for: the trials of a pair are given back as a pair
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
@@ -54,7 +55,7 @@ class Journal:
         self.num_before = 0
         self.session = 0  # of what is added: counts the interruptions
         self._profiles: dict[str, Profile] = {}
-        self._before: dict[str, list[TrialResult]] = {}
+        self._before: dict[tuple[str, str], list[TrialResult]] = {}
         text = path.read_bytes() if path.exists() else b""
         lines = text.splitlines()
         decoded = [line for raw in lines if (line := self._decoded(raw)) is not None]
@@ -76,14 +77,14 @@ class Journal:
             if isinstance(line, Entry):
                 self.session = max(self.session, line.result.session + 1)
             if isinstance(line, Entry) and _says_something(line.result):
-                self._before.setdefault(line.key, []).append(line.result)
+                self._before.setdefault((line.key, line.place), []).append(line.result)
                 self.num_before += 1
         if not headings:
             self._write(heading)
 
-    def recall(self, key: str) -> TrialResult | None:
-        """The next trial of before that was the same; None: run it."""
-        found = self._before.get(key)
+    def recall(self, key: str, place: str = "") -> TrialResult | None:
+        """The next trial of before that was the same, and for the same; None: run it."""
+        found = self._before.get((key, place))
         return found.pop(0) if found else None
 
     def recall_profile(self, key: str) -> Profile | None:
@@ -92,8 +93,8 @@ class Journal:
     def add_profile(self, profile: Profile) -> None:
         self._write(profile)
 
-    def add(self, key: str, result: TrialResult) -> None:
-        self._write(Entry(key=key, result=result))
+    def add(self, key: str, result: TrialResult, place: str = "") -> None:
+        self._write(Entry(key=key, result=result, place=place))
 
     def _write(self, line: Heading | Entry | Profile) -> None:
         made: dict[str, Any] = msgspec.to_builtins(line)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from flatout.records.machine import Xid
 from flatout.records.recording import HostUse, RankRecording, Recording
 from flatout.records.trial import Covariates, Outcome, TrialResult
 
@@ -174,10 +175,21 @@ def _covariates(hosts: Sequence[HostUse]) -> Covariates:
         for gpu in host.gpus:
             for reason, share in gpu.throttle_share.items():
                 shares[reason] = max(share, shares.get(reason, 0.0))
+    xids = [host.xids for host in hosts if host.xids is not None]
+    others = [host.cores_busy_by_others for host in hosts if host.cores_busy_by_others is not None]
     quotas = [host.throttled_s_per_s for host in hosts if host.throttled_s_per_s is not None]
     return Covariates(
         sm_clock_hz=float(np.mean(clocks)) if clocks else None,
         throttle_share=shares,
+        xids=_all_known(xids, len(hosts)),
         temperature_c=max(heats, default=None),
+        cores_busy_by_others=max(others, default=None),
+        cores_allowed=min((host.cores_allowed for host in hosts), default=None),
         quota_throttled_s_per_s=max(quotas, default=None),
     )
+
+
+def _all_known(xids: Sequence[tuple[Xid, ...]], num_hosts: int) -> tuple[Xid, ...] | None:
+    """None, not "none", where a host is not watched; but what the others told stays told."""
+    found = tuple(xid for of_host in xids for xid in of_host)
+    return found if found or (xids and len(xids) == num_hosts) else None

@@ -46,7 +46,7 @@ def confirm(state: State, screened: Sequence[Candidate]) -> bool:
             if len(added) == 1:
                 state.refused.add(added[0].name)
         if is_cut:
-            raise OutOfBudgetError("the budget was used up while a change was being confirmed")
+            raise OutOfBudgetError(f"{state.why_cut}, while a change was being confirmed")
     return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,14 @@ from pathlib import Path
 import msgspec
 
 from flatout import __version__
-from flatout.errors import FlatoutError, OutputError
+from flatout.errors import FlatoutError, OutputError, UsageError
 from flatout.launch import Launcher, LocalLauncher, SlurmLauncher
 from flatout.launch.guard import end_marked
 from flatout.launch.slurm import job_name
 from flatout.predict.calibrate import Calibration, calibrate
 from flatout.predict.history import append_history, outcome, read_history
-from flatout.records.tuning import TuneResult
+from flatout.records.prediction import Outcome
+from flatout.records.tuning import TIMES, TuneResult
 from flatout.report.command import masked_command
 from flatout.trial.command import TRIAL_DIR, keeps_outputs_apart
 from flatout.trial.journal import Heading, Journal
@@ -29,6 +31,17 @@ from flatout.tune.runner import Runner, Say
 JOURNAL = "journal.jsonl"
 SHOWN_TARGETS = ("environment", "torchrun")  # as a diff, where nothing is written
 RESULTS = ("tuned.toml", "tuning.json", "report.html")
+_SPENT = ("budget_s", "max_trials")  # options with which a tuning may go on, though they are others
+
+
+class _Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """Of `tuning.json`."""
+
+    is_cut_short: bool = False
+    why_ended: str = ""
+    budget_s: float | None = None
+    max_trials: int | None = None
+    date: str = ""
 
 
 def open_tuning(
@@ -40,8 +53,9 @@ def open_tuning(
     force: bool,
     say: Say,
 ) -> Runner:
-    """The runner of a new tuning in `folder`, or of one that was interrupted there. Raises OutputError, InputError.
+    """The runner of a new tuning in `folder`, or of one that was interrupted there, or that its budget ended.
 
+    Raises OutputError, InputError, and UsageError where it is to go on with no more than what ended it.
     The folder is locked until this process ends; processes that a former tuning left there are ended.
     """
     folder = folder.absolute()
@@ -60,12 +74,12 @@ def open_tuning(
             for name in ("runs", JOURNAL, *RESULTS):
                 _remove(folder / name)
         elif any((folder / name).exists() for name in RESULTS):
-            raise OutputError(f"{folder} has a finished tuning already", hint="choose another --out, or add --force")
+            _check_goes_on(folder, options)
         folder.mkdir(parents=True, exist_ok=True)
         if not is_ours:
             _lock(folder)
         shown = masked_command(command)
-        asked = {name: repr(value) for name, value in msgspec.structs.asdict(options).items() if name != "budget_s"}
+        asked = {name: repr(value) for name, value in msgspec.structs.asdict(options).items() if name not in _SPENT}
         journal = Journal(
             folder / JOURNAL,
             Heading(tool_version=__version__, command=tuple(shown), options={**asked, "warmup": repr(warmup)}),
@@ -96,6 +110,37 @@ def open_tuning(
     )
 
 
+def _check_goes_on(folder: Path, options: TuneOptions) -> None:
+    """A finished tuning goes on if its budget ended it, and it has a larger one now."""
+    former = _finished(folder)
+    if former is None or not former.is_cut_short or former.budget_s is None:
+        raise OutputError(f"{folder} has a finished tuning already", hint="choose another --out, or add --force")
+    trials = (former.max_trials or math.inf, options.max_trials or math.inf)
+    is_smaller = options.budget_s < former.budget_s or trials[1] < trials[0]
+    if is_smaller or (options.budget_s == former.budget_s and trials[1] == trials[0]):
+        words = [f"--budget {options.budget_s:.0f}s"]
+        words += [f"--trials {options.max_trials}"] if options.max_trials is not None else []
+        raise UsageError(
+            f"the tuning in {folder} ended because {former.why_ended}: to go on, `--budget` or `--trials` must be"
+            f" larger than then, and neither smaller, but got {' '.join(words)}",
+            hint="choose another --out to tune anew, or add --force",
+        )
+
+
+def _finished(folder: Path) -> _Finished | None:
+    """None where there is none, or it cannot be read."""
+    try:
+        return msgspec.json.decode((folder / "tuning.json").read_bytes(), type=_Finished)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def former_date(folder: Path) -> str | None:
+    """Of the finished tuning in `folder` that goes on: under this date its outcomes are in the history already."""
+    former = _finished(folder)
+    return former.date or None if former is not None else None
+
+
 def _lock(folder: Path) -> None:
     """OutputError where another process has it. Where the file system knows no locks, there are none."""
     descriptor = os.open(folder, os.O_RDONLY)  # open until the process ends
@@ -116,20 +161,39 @@ def history_path(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(state) / "flatout" / "predictions.jsonl"
 
 
-def learned(path: Path) -> Calibration | None:
-    """What former tunings say of the predictions; None where there is nothing, or it cannot be read."""
+def learned(path: Path, *, but: str | None = None) -> Calibration | None:
+    """What former tunings say of the predictions; None where there is nothing, or it cannot be read.
+
+    `but`: the date of a tuning that goes on. It starts from the same predictions as then, and so from the same trials.
+    """
     try:
         outcomes = read_history(path).outcomes
     except (OSError, FlatoutError):
         return None
-    return calibrate(outcomes) if outcomes else None
+    # A tuning that went on has told some things twice: what it said last counts.
+    last = {(one.date, one.machine, one.change): one for one in outcomes if one.date != but}
+    return calibrate(last.values()) if last else None
 
 
 def learn(result: TuneResult, path: Path) -> None:
     """Add what this tuning measured of its predictions. A history that cannot be written is no error of the tuning."""
-    machine = result.tuning.machine.get("device", "")
-    outcomes = [
-        outcome(one.prediction, one.verdict.speedup, machine, result.tuning.date)
+    outcomes = outcomes_of(result)
+    if outcomes:
+        with suppress(OSError, FlatoutError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            append_history(path, outcomes)
+
+
+def outcomes_of(result: TuneResult) -> list[Outcome]:
+    """Pairs where there are some, else the trial of its own, with its noise: losers of the screening count too.
+
+    Without them only changes that looked good would be learned from, and a prediction that promised too much never.
+    """
+    if result.objective not in TIMES:  # what is predicted is time
+        return []
+    machine, date = result.tuning.machine.get("device", ""), result.tuning.date
+    in_pairs = [
+        outcome(one.prediction, one.verdict.speedup, machine, date)
         for one in result.tried
         if one.prediction is not None
         and one.verdict is not None
@@ -137,10 +201,14 @@ def learn(result: TuneResult, path: Path) -> None:
         and one.verdict.interval is not None
         and one.outcome != "unsafe"
     ]
-    if outcomes:
-        with suppress(OSError, FlatoutError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            append_history(path, outcomes)
+    unsafe = {one.name for one in result.tried if one.outcome == "unsafe"}
+    known = {one.change for one in in_pairs} | unsafe
+    alone = {
+        one.prediction.change: outcome(one.prediction, one.speedup, machine, date, sd=one.sd)
+        for one in result.screened
+        if one.prediction.change not in known
+    }
+    return [*in_pairs, *alone.values()]
 
 
 def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Sequence[str]) -> list[str]:
@@ -155,6 +223,7 @@ def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Seq
     (folder / "report.html").write_text(tuning_html(result, command), encoding="utf-8")
     lines = [f"wrote {folder / 'report.html'}"]
     if not is_better(result):
+        _remove(folder / "tuned.toml")  # of the tuning that went on here
         return lines
     lines.append(f"wrote {write(tuned_toml.emit(result.tuning), folder, force=True)}")
     others = []

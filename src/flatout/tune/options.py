@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 import msgspec
 
 from flatout.records.change import Safety
+from flatout.records.tuning import Asked
 from flatout.records.verdict import Objective
 
 # As users say them: what is to be raised or lowered, and the cost that verdicts are on.
@@ -28,3 +31,22 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_rounds: int = 6
     max_screened: int = 10  # candidates a round
     sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these; None: it runs here
+
+
+def asked(options: TuneOptions, warmup: int | None) -> Asked:
+    """What the report needs for the next command: the options that differ from what is taken without them."""
+    words: list[str] = []
+    for knob in options.knobs:
+        words += ["--knob", knob]
+    if options.allowed_safety != "exact":
+        words += ["--allow", options.allowed_safety]
+    if options.objective is not None:
+        words += ["--objective", next(name for name, one in OBJECTIVES.items() if one == options.objective)]
+    for name, value in (("--steps", options.num_steps), ("--warmup", warmup)):
+        if value is not None:
+            words += [name, str(value)]
+    if options.sbatch_options is not None:
+        words += ["--launcher", "slurm"]
+    if options.sbatch_options:
+        words += ["--sbatch-options", shlex.join(options.sbatch_options)]
+    return Asked(budget_s=options.budget_s, max_trials=options.max_trials, options=tuple(words))

@@ -79,6 +79,7 @@ def tune_result(state: State, verdict: Verdict | None, why_ended: str) -> TuneRe
         objective=state.objective,
         allowed_safety=state.options.allowed_safety,
         tried=tuple(state.tried),
+        screened=tuple(state.screened),
         bounds=state.bounds,
         floor=state.floor,
         num_steps=state.num_steps,

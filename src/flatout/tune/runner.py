@@ -91,12 +91,12 @@ class Runner:
         """
         return time.monotonic() - self._began - self._launcher.waited_s + self._resumed_s
 
-    def trial(self, changes: ChangeSet, num_steps: int) -> TrialResult:
-        """One trial with these changes; from the journal where it has one that was not used yet."""
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
+        """One trial with these changes; from the journal where it has one for the same place that was not used yet."""
         index = self.num_trials
         self.num_trials += 1
         key = trial_key(changes, num_steps)
-        result = self.journal.recall(key)
+        result = self.journal.recall(key, place)
         if result is not None:
             self.num_resumed += 1
             self._resumed_s += result.took_s or 0.0
@@ -106,7 +106,7 @@ class Runner:
             result = self._run(changes, num_steps, index)
             took_s = self.spent_s() - began
             result = msgspec.structs.replace(result, took_s=took_s, session=self.journal.session)
-            self.journal.add(key, result)
+            self.journal.add(key, result, place)
         if result.is_complete:
             took_s = result.took_s or (result.start_s or 0.0) + sum(result.step_s)
             self.usual_s = took_s if self.usual_s is None or changes.name == BASELINE else self.usual_s

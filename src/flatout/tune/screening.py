@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from flatout.errors import UsageError
 from flatout.records.change import Change, ChangeSet, JobFacts
 from flatout.records.trial import BASELINE
+from flatout.records.tuning import Screened
+from flatout.records.verdict import NoiseFloor
 from flatout.tune.budget import CANDIDATES_BETWEEN_BASELINES
 from flatout.tune.result import note
 from flatout.tune.state import State
@@ -49,9 +51,13 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
             sets[made.name] = made
         if number % CANDIDATES_BETWEEN_BASELINES == CANDIDATES_BETWEEN_BASELINES - 1:
             trials.append(fresh_baseline(state))
+    at_baselines = {one.session for one in trials if one.arm == BASELINE}
+    if any(one.session not in at_baselines for one in trials):  # the journal ended between them
+        trials.append(fresh_baseline(state))
     if not sets or not any(one.is_complete and one.arm == BASELINE for one in trials):
         return []
     estimates = {one.arm: one.speedup for one in screen(trials, objective=state.objective)}
+    _keep(state, sets.values(), estimates)
     good = [
         Candidate(made=made, estimate=estimates[name]) for name, made in sets.items() if estimates[name] >= MIN_SCREENED
     ]
@@ -75,13 +81,27 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
     return good
 
 
-def _least_shown(state: State) -> float:
-    """The least estimate of one trial that is better than noise: by trials of what is on now, all there are."""
+def _keep(state: State, sets: Iterable[ChangeSet], estimates: Mapping[str, float]) -> None:
+    """What their predictions can learn: from all of them, as those that look good are too good on average."""
+    sd = _noise(state).pair_sd(state.num_steps)
+    for made in sets:
+        prediction = state.predictions.get(made.changes[-1].name)
+        if prediction is not None:
+            state.screened.append(Screened(prediction=prediction, speedup=estimates[made.name], sd=sd))
+
+
+def _noise(state: State) -> NoiseFloor:
+    """By trials of what is on now, all there are."""
     try:
-        noise = noise_floor(state.current_trials, objective=state.objective)
+        return noise_floor(state.current_trials, objective=state.objective)
     except UsageError:  # fewer than three
         assert state.floor is not None
-        noise = state.floor
+        return state.floor
+
+
+def _least_shown(state: State) -> float:
+    """The least estimate of one trial that is better than noise."""
+    noise = _noise(state)
     # A candidate's trial against one baseline, or the mean of two: at most as uncertain as a pair.
     quantile = t_quantile(NOISE_LEVEL, noise.degrees_of_freedom)
     return max(math.exp(quantile * noise.pair_sd(state.num_steps)), MIN_SCREENED)

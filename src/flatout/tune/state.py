@@ -10,7 +10,7 @@ from flatout.predict.situation import Situation
 from flatout.records.change import Change, ChangeSet, JobFacts
 from flatout.records.prediction import NoPrediction, Prediction
 from flatout.records.trial import Pair, TrialResult
-from flatout.records.tuning import Bound, Tried, TunedChange
+from flatout.records.tuning import Bound, Screened, Tried, TunedChange
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 from flatout.tune.options import TuneOptions
 from flatout.tune.runner import Profiled, Runner, Say
@@ -33,6 +33,7 @@ class State:
         self.applied: list[Change] = []
         self.confirmed: list[TunedChange] = []
         self.tried: list[Tried] = []
+        self.screened: list[Screened] = []  # changes by themselves, good and bad
         self.refused: set[str] = set()  # names of changes that are not tried again
         self.baselines: list[TrialResult] = []  # of the job as it came
         self.current_trials: list[TrialResult] = []  # of what is on now
@@ -45,6 +46,7 @@ class State:
         self.bounds: tuple[Bound, ...] = ()
         self.predictions: dict[str, Prediction] = {}  # by the change's name, of this round
         self.situation: Situation | NoPrediction | None = None  # of this round
+        self.why_cut = ""  # which budget ended the last pairs
         self.notes: list[str] = []
 
     @property

@@ -24,7 +24,7 @@ MAX_VOID_PAIRS = 4  # and more than those that count: something is wrong that mo
 def trial(state: State, changes: ChangeSet) -> TrialResult:
     """One trial. Raises OutOfBudgetError."""
     check(state)
-    return state.runner.trial(changes, state.num_steps)
+    return state.runner.trial(changes, state.num_steps, f"round {state.round}")
 
 
 def fresh_baseline(state: State) -> TrialResult:
@@ -60,9 +60,13 @@ def run_pairs(
         if is_last or verdict.next_look is None or (pairs and not is_worth_more_pairs(verdict)):
             return verdict, gate, is_cut
         try:
+            # Of a tuning that goes on with a larger budget, other stages may need more trials than before: they must
+            # not take a trial out of a pair.
+            place = f"{'final ' if is_final else ''}pair of {candidate.name} and {against.name}"
             order = (against, candidate) if len(pairs) % 2 == 0 else (candidate, against)
-            first, second = (_pair_trial(state, changes, is_final) for changes in order)
-        except OutOfBudgetError:
+            first, second = (_pair_trial(state, changes, place, is_final) for changes in order)
+        except OutOfBudgetError as end:
+            state.why_cut = str(end)
             is_last = is_cut = True
             continue
         baseline, tried = (first, second) if order[0] is against else (second, first)
@@ -75,11 +79,12 @@ def run_pairs(
             is_last = True
 
 
-def _pair_trial(state: State, changes: ChangeSet, is_final: bool) -> TrialResult:
-    if not is_final:
-        return trial(state, changes)
-    check_final(state)
-    return state.runner.trial(changes, state.num_steps)
+def _pair_trial(state: State, changes: ChangeSet, place: str, is_final: bool) -> TrialResult:
+    if is_final:
+        check_final(state)
+    else:
+        check(state)
+    return state.runner.trial(changes, state.num_steps, place)
 
 
 def _keep_baseline(state: State, made: TrialResult) -> None:

@@ -35,9 +35,12 @@ def round_order(arms: Sequence[str], *, is_reversed: bool = False) -> tuple[str,
 def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") -> tuple[Screened, ...]:
     """Each candidate's speedup against the baselines that ran nearest before and after it, best first.
 
-    Candidates without a complete trial are left out; several trials of one candidate are averaged.
+    Where the tuning was interrupted, those of before say little of how fast the machine is now: they count only where
+    there are none of the same session. Candidates without a complete trial are left out; several trials of one
+    candidate are averaged.
     """
     usable = sorted((t for t in trials if missing(t, objective) is None), key=lambda t: t.index)
+    session = {trial.index: trial.session for trial in usable}
     arms: dict[str, list[tuple[int, TrialCost]]] = defaultdict(list)
     for trial in usable:
         arms[trial.arm].append((trial.index, trial_cost(trial, objective)))
@@ -47,8 +50,11 @@ def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") ->
     result = []
     for arm, trials_of_arm in arms.items():
         drop_spikes = are_spikes_rare((cost for _, cost in baselines), (cost for _, cost in trials_of_arm))
-        around = [(index, cost.log(drop_spikes=drop_spikes)) for index, cost in baselines]
-        gains = [_between(around, index) - cost.log(drop_spikes=drop_spikes) for index, cost in trials_of_arm]
+        around = {index: cost.log(drop_spikes=drop_spikes) for index, cost in baselines}
+        gains = []
+        for index, cost in trials_of_arm:
+            near = [(i, log) for i, log in around.items() if session[i] == session[index]] or list(around.items())
+            gains.append(_between(near, index) - cost.log(drop_spikes=drop_spikes))
         result.append(Screened(arm=arm, speedup=math.exp(sum(gains) / len(gains)), num_trials=len(gains)))
     return tuple(sorted(result, key=lambda screened: (-screened.speedup, screened.arm)))
 

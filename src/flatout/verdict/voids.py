@@ -2,7 +2,8 @@
 
 Only covariates are looked at, never the times, so that leaving pairs out cannot favour an arm. A change may itself
 shift a covariate (bf16 draws more power and lowers the clocks): that is part of its effect. So a pair is void where
-the difference between its arms is unlike that of the pairs before it, not where there is one.
+the difference between its arms is unlike that of the pairs before it, not where there is one. What no change causes
+voids a pair by itself: a GPU error that is not the job's own, and other processes beside one of its trials.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from statistics import median
 
 import msgspec
 
-from flatout.records.trial import Covariates, Pair
+from flatout.catalog.xids import is_job_fault, xid_name
+from flatout.records.trial import Covariates, Pair, TrialResult
 from flatout.records.verdict import Objective
 from flatout.verdict.cost import missing
 
@@ -21,6 +23,9 @@ from flatout.verdict.cost import missing
 FAULTS = ("hardware_slowdown", "hardware_thermal", "power_brake")
 MAX_FAULT_SHARE = 0.05
 MIN_PAIRS_BEFORE = 3
+# By how much foreign load may differ between the two trials: by a tenth of the cores that the job may use, or by one
+# core if that is more; where there are fewer than four cores, by a quarter of them.
+MAX_FOREIGN_SHARE, MAX_FOREIGN_CORES, MAX_FOREIGN_SHARE_OF_FEW = 0.1, 1.0, 0.25
 
 
 def _log_clock(covariates: Covariates) -> float | None:
@@ -31,7 +36,6 @@ def _log_clock(covariates: Covariates) -> float | None:
 _WATCHED: tuple[tuple[str, Callable[[Covariates], float | None], float], ...] = (
     ("SM clocks", _log_clock, 0.03),
     ("thermal throttling", lambda c: c.throttle_share.get("software_thermal") if c.throttle_share else None, 0.2),
-    ("cores busy with other processes", lambda c: c.cores_busy_by_others, 0.5),
     ("throttling by the CPU quota", lambda c: c.quota_throttled_s_per_s, 0.2),
 )
 
@@ -58,16 +62,43 @@ def _fault(pair: Pair, objective: Objective) -> str | None:
         return "the two trials ran on different nodes"
     if pair.baseline.session != pair.candidate.session:
         return "its two trials ran before and after an interruption"
+    for trial in (pair.baseline, pair.candidate):  # first, as it may be why a trial failed
+        error = _gpu_error(trial)
+        if error is not None:
+            return error
     for trial in (pair.baseline, pair.candidate):
         problem = missing(trial, objective)
         if problem is not None:
             return problem
-        if trial.covariates.num_xids:
-            return f"the driver logged GPU errors in a trial of {trial.arm}"
         for fault in FAULTS:
             if trial.covariates.throttle_share.get(fault, 0.0) > MAX_FAULT_SHARE:
                 return f"the GPU was held back ({fault.replace('_', ' ')}) in a trial of {trial.arm}"
-    return None
+    return _foreign_load(pair)
+
+
+def _gpu_error(trial: TrialResult) -> str | None:
+    """The first that the driver logged. Those that the job causes itself say nothing of the machine."""
+    xids = [xid for xid in trial.covariates.xids or () if not is_job_fault(xid.number)]
+    if not xids:
+        return None
+    first, name = xids[0], xid_name(xids[0].number)
+    where = f"GPU {first.address if first.gpu is None else first.gpu}"
+    if trial.covariates.nodes is not None and first.hostname:
+        where += f" of {first.hostname}"
+    more = f" (and {len(xids) - 1} more)" if len(xids) > 1 else ""
+    return f"Xid {first.number} on {where} in trial {trial.index}{f': {name}' if name is not None else ''}{more}"
+
+
+def _foreign_load(pair: Pair) -> str | None:
+    """Other processes beside one trial only; beside both they slow both, and the pair still compares."""
+    one, other = sorted((pair.baseline, pair.candidate), key=lambda trial: trial.covariates.cores_busy_by_others or 0.0)
+    low, high = one.covariates.cores_busy_by_others, other.covariates.cores_busy_by_others
+    if low is None or high is None:
+        return None
+    allowed = one.covariates.cores_allowed or 4.0
+    if high - low <= max(min(MAX_FOREIGN_CORES, MAX_FOREIGN_SHARE_OF_FEW * allowed), MAX_FOREIGN_SHARE * allowed):
+        return None
+    return f"other processes kept {high:.1f} cores busy in trial {other.index}, and {low:.1f} in trial {one.index}"
 
 
 def _differences(pair: Pair) -> dict[str, float]:

@@ -1,0 +1,40 @@
+"""The number of an Xid -> what NVIDIA calls it, and whether a job causes it by itself, from `xids.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+_FILE = Path(__file__).with_name("xids.toml")
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    is_job_fault: bool = False
+
+
+class _Xids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    source: str
+    source_of_is_job_fault: str
+    date: str
+    xid: dict[int, _Entry]
+
+
+def xid_name(number: int) -> str | None:
+    """None where the catalogue has none."""
+    entry = _xids().xid.get(number)
+    return entry.name if entry is not None else None
+
+
+def is_job_fault(number: int) -> bool:
+    """Whether the job's own work raises it on a GPU that is well."""
+    entry = _xids().xid.get(number)
+    return entry is not None and entry.is_job_fault
+
+
+@cache
+def _xids() -> _Xids:
+    return msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8")), type=_Xids, strict=False)

@@ -1,0 +1,128 @@
+"""A tuning that its budget ended goes on with a larger one: from its journal, and with its pairs as they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.tune.simulated import BUCKET, SOCKETS, WORKERS, SimulatedRunner, tuned
+
+import flatout
+from flatout.records.change import ChangeSet
+from flatout.records.trial import TrialResult
+from flatout.records.tuning import TuneResult
+from flatout.trial.journal import Heading, Journal
+from flatout.tune.runner import trial_key
+
+HEADING = Heading(tool_version="1", command=("train",), options={})
+
+
+class JournalledRunner(SimulatedRunner):
+    """Gives back what the journal has, as `Runner` does. Each session is 15 % slower than the one before."""
+
+    def __init__(self, file: Path, speedups: dict[str, float], seed: int) -> None:
+        self.journal = Journal(file, HEADING)
+        self.num_new = 0
+        slower = 1.15**self.journal.session
+        super().__init__(
+            speedups,
+            seed=seed + 100 * self.journal.session,
+            ends=lambda index, changes: {"session": self.journal.session},
+        )
+        self._slower = slower
+
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
+        key = trial_key(changes, num_steps)
+        found = self.journal.recall(key, place)
+        if found is not None:
+            index, self.num_trials = self.num_trials, self.num_trials + 1
+            self.num_resumed += 1
+            found = msgspec.structs.replace(found, index=index)
+            took_s = self._start_s + sum(found.step_s)
+            self.usual_s = took_s if self.usual_s is None else self.usual_s
+            self.now_s += took_s
+            self.made.append((changes.name, found))
+            return found
+        made = super().trial(changes, num_steps)
+        self.num_new += 1
+        made = msgspec.structs.replace(made, step_s=tuple(step * self._slower for step in made.step_s))
+        self.journal.add(key, made, place)
+        return made
+
+
+def run(file: Path, seed: int, **options: object) -> tuple[TuneResult, JournalledRunner]:
+    runner = JournalledRunner(file, {SOCKETS: 1.5, WORKERS: 1.2, BUCKET: 0.9}, seed)
+    return tuned(runner, **options), runner
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("most", [9, 12, 14, 16])
+def test_it_makes_no_trial_again_and_tears_no_pair(tmp_path: Path, seed: int, most: int) -> None:
+    """The machine is 15 % slower by then: what is old must not be held against what is new."""
+    first, before = run(tmp_path / "journal", seed, max_trials=most)
+    assert first.is_cut_short and before.num_new == first.num_trials
+    second, after = run(tmp_path / "journal", seed, max_trials=400)
+    assert not second.is_cut_short
+    # All of it but pairs of a set that is no longer the final one, and at most half a pair that the budget tore.
+    places = [json.loads(line).get("place", "") for line in (tmp_path / "journal").read_text().splitlines()[1:]]
+    num_final = sum(place.startswith("final") for place in places[: first.num_trials])
+    assert after.num_resumed >= first.num_trials - num_final - 1
+    assert after.num_resumed + after.num_new == second.num_trials
+    verdict = second.tuning.verdict
+    assert verdict is not None and verdict.verdict == "better"
+    assert verdict.num_void <= 1
+    assert verdict.speedup == pytest.approx(1.8, rel=0.06)
+    for one in second.tried:
+        if one.verdict is not None:
+            assert one.verdict.num_void <= 1, one.verdict.void_reasons
+
+
+def test_a_real_tuning_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    out = tmp_path / "out"
+
+    def flatout_tune(*options: str) -> subprocess.CompletedProcess[str]:
+        job = Path(__file__).with_name("resting.py")
+        words = ["tune", "--out", str(out), "--steps", "5", "--warmup", "1", "--budget", "1h", *options]
+        return subprocess.run(
+            [sys.executable, "-m", "flatout", *words, "--knob", "p/exact={0.03}:--pause={}", "--", sys.executable, job],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=400,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(flatout.__file__).parents[1]),
+                "XDG_STATE_HOME": str(tmp_path / "state"),
+                "OMP_NUM_THREADS": "1",
+                "RUNS": str(tmp_path / "runs"),
+            },
+        )
+
+    def trials() -> list[str]:
+        return [line for line in (out / "journal.jsonl").read_text().splitlines() if '"type":"trial"' in line]
+
+    done = flatout_tune("--trials", "4")
+    assert done.returncode == 1, done.stderr
+    said = " ".join(done.stdout.replace("\\\n", " ").split())
+    assert f"flatout tune --out {out} --budget 120m --trials 8 --knob 'p/exact={{0.03}}:--pause={{}}' --steps 5" in said
+    report = json.loads((out / "tuning.json").read_text())
+    assert (report["is_cut_short"], report["max_trials"], report["num_trials"]) == (True, 4, 4)
+    kept = trials()
+    assert len(kept) == 4
+
+    again = flatout_tune("--trials", "4")
+    assert again.returncode == 2 and "must be larger than then" in again.stderr
+    assert trials() == kept
+
+    done = flatout_tune("--trials", "5")
+    assert done.returncode == 1, done.stderr
+    former, report = report, json.loads((out / "tuning.json").read_text())
+    assert (report["num_trials"], report["num_resumed"], report["max_trials"]) == (5, 4, 5)
+    assert report["date"] == former["date"] and report["took_s"] > former["took_s"]
+    assert trials()[:4] == kept and len(trials()) == 5
