@@ -57,6 +57,23 @@ def test_an_optimizer_that_is_no_longer_used_stops_closing() -> None:
     assert ends(detector, "AAA") == "A|A|A|"
 
 
+def test_an_optimizer_takes_the_place_of_one_that_is_gone() -> None:
+    """Rounds of federated learning, folds of a cross-validation: each has an optimizer of its own."""
+    detector = StepDetector()
+    assert ends(detector, "wAwA") == "wA|wA|"
+    detector.optimizer_is_gone("A")
+    assert ends(detector, "wBwB") == "wB|wB|"
+    detector.optimizer_is_gone("B")
+    assert ends(detector, "wAwA") == "wA|wA|"  # at the same address
+
+
+def test_a_loader_that_has_no_more_begins_no_step() -> None:
+    detector = StepDetector()
+    assert ends(detector, "bwbwb") == "bw|bw|b"
+    detector.no_batch()
+    assert ends(detector, "bwbw") == "bw|bw"
+
+
 @given(st.text("bwAD", max_size=60))
 def test_once_there_is_an_optimizer_only_optimizers_end_steps(events: str) -> None:
     detector = StepDetector()

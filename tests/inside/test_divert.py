@@ -30,6 +30,10 @@ def filled(folder: Path) -> Path:
     (folder / "linked.txt").symlink_to("a.txt")
     for name in ("old/inner", "older", "renamed", "empty"):
         (folder / name).mkdir(parents=True)
+    (folder / "out").symlink_to("older")
+    (folder / "newest").symlink_to("older")
+    (folder / "d.sh").write_text("the user's")
+    (folder / "d.sh").chmod(0o750)
     for name in ("old/one.txt", "old/inner/two.txt", "older/one.txt", "renamed/one.txt"):
         (folder / name).write_text("the user's one")
     return folder
@@ -72,7 +76,7 @@ def outputs_of(trial: Path) -> Outputs:
     return settle_outputs(trial / "recording", trial / "saved")
 
 
-@pytest.mark.parametrize("way", ["plain", "names", "folders", "safetensors", "last"])
+@pytest.mark.parametrize("way", ["plain", "names", "folders", "safetensors", "last", "links", "failing"])
 def test_the_script_sees_what_it_would_and_the_users_files_stay(tmp_path: Path, way: str) -> None:
     alone = run([str(SCRIPT), way], filled(tmp_path / "alone"))
     assert alone.returncode == 0, alone.stderr
@@ -116,6 +120,57 @@ def test_what_one_rank_saves_another_finds(tmp_path: Path) -> None:
         done = in_trial(["-c", code], folder, tmp_path / "trial")
         assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1", "2", "False"]
+
+
+def test_before_torch_is_imported_files_are_the_users_too(tmp_path: Path) -> None:
+    """Modules are imported in the order of the alphabet: names out of `os` and `shutil` come before torch."""
+    folder = filled(tmp_path / "work")
+    before = contents(folder)
+    code = """if True:
+        from os import listdir, remove, rename
+        from shutil import rmtree
+        rmtree("old")
+        open("a.txt", "w").write("new")
+        import torch
+        torch.save(1, "model.pt")
+        remove("b.txt")
+        rename("c.txt", "d.txt")
+        print([name in listdir(".") for name in ("old", "b.txt", "c.txt", "model.pt")])
+        remove("model.pt")
+        print("model.pt" in listdir("."))
+    """
+    done = in_trial(["-c", code], folder, tmp_path / "trial")
+    assert (done.returncode, done.stdout) == (0, "[False, False, False, True]\nFalse\n"), done.stderr
+    assert contents(folder) == before
+    assert not list((tmp_path / "trial" / "recording").glob("inside-*.log"))
+
+
+def test_ranks_remove_one_tree_at_the_same_time(tmp_path: Path) -> None:
+    """With `ignore_errors` the slower one has none."""
+    folder = filled(tmp_path / "work")
+    before = contents(folder)
+    code = """if True:
+        import torch, os, shutil, time
+        original = os.remove
+        def remove(path):
+            original(path)  # the other rank was faster
+            original(path)
+        os.makedirs("old/new")
+        open("old/new/1.txt", "w").close()
+        os.remove = remove
+        shutil.rmtree("old", ignore_errors=True)
+        os.remove = original
+        print(os.path.exists("old"))
+        failed = []
+        os.makedirs("older/new")
+        open("older/new/1.txt", "w").close()
+        os.remove = remove
+        shutil.rmtree("older", onerror=lambda function, path, error: failed.append(error[0].__name__))
+        print(failed)
+    """
+    done = in_trial(["-c", code], folder, tmp_path / "trial")
+    assert (done.returncode, done.stdout) == (0, "False\n['FileNotFoundError']\n"), done.stderr
+    assert contents(folder) == before
 
 
 def test_large_files_changed_in_place_are_told(tmp_path: Path) -> None:

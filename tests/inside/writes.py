@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import pickle
 import shutil
 import sys
 import tempfile
@@ -178,6 +179,72 @@ def last() -> None:
     tell(torch.load("latest.pt"), os.path.getsize("latest.pt") == os.path.getsize("scripted.pt"))
 
 
+def links() -> None:
+    """Folders by several names: a link of the user's, and links to the newest run."""
+    torch.save({"a": 1}, "out/model.pt")
+    tell(torch.load(Path("out").resolve() / "model.pt"), sorted(os.listdir("older")), sorted(os.listdir("out")))
+    Path("out/one.txt").write_text("new")
+    tell(Path("older/one.txt").read_text())
+    os.chdir("out")
+    tell(os.path.exists("model.pt"))
+    os.chdir("..")
+    os.makedirs("run")
+    torch.save({"a": 2}, "run/model.pt")
+    Path("run/config.json").write_text("{}")
+    os.remove("newest")
+    os.symlink("run", "newest")
+    tell(torch.load("newest/model.pt"), Path("newest/config.json").read_text(), os.path.exists("newest/one.txt"))
+    Path("newest/more.json").write_text("more")
+    os.rename("newest/more.json", "newest/moved.json")
+    os.mkdir("newest/inner")
+    tell(sorted(os.listdir("run")), sorted(os.listdir("newest")), [entry.path for entry in os.scandir("out")])
+    os.remove("newest/moved.json")
+    os.remove("last")
+    os.symlink("c.txt", "last")
+    tell(Path("last").read_text())
+
+
+def failing() -> None:
+    """What does not work leaves all as it was; what goes is gone."""
+    for change in (
+        lambda: os.replace("nothing", "a.txt"),
+        lambda: os.rename("nothing", "b.txt"),
+        lambda: torch.save(1, "old"),
+    ):
+        try:
+            change()
+            tell("no error")
+        except (OSError, RuntimeError) as error:
+            tell(type(error).__name__)
+    tell(Path("a.txt").read_text(), Path("b.txt").read_text(), sorted(os.listdir("old")))
+    os.close(os.open("made.pt", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    torch.save(3, "made.pt")
+    os.rename("made.pt", "renamed.pt")
+    tell(os.path.exists("made.pt"), torch.load("renamed.pt"))
+    os.makedirs("deep/inner")
+    torch.save(3, "deep/inner/model.pt")
+    os.rename("deep", "deeper")
+    os.remove("deeper/inner/model.pt")
+    os.rmdir("deeper/inner")
+    os.rmdir("deeper")
+    tell(os.path.exists("deeper"))
+    os.chmod("c.txt", 0o640)
+    Path("c.txt").write_text("private")
+    Path("d.sh").write_text("kept")
+    tell(oct(os.stat("c.txt").st_mode), oct(os.stat("d.sh").st_mode))
+    tell([pickle.loads(pickle.dumps(one)) is one for one in (open, os.remove, os.stat, shutil.rmtree, torch.save)])
+
+
+WAYS = {
+    "plain": plain,
+    "names": names,
+    "folders": folders,
+    "safetensors": safetensors,
+    "last": last,
+    "links": links,
+    "failing": failing,
+}
+
 if __name__ == "__main__":
-    {"plain": plain, "names": names, "folders": folders, "safetensors": safetensors, "last": last}[sys.argv[1]]()
+    WAYS[sys.argv[1]]()
     look()

@@ -33,6 +33,8 @@ def count_batch(batch: object) -> Count:
                 if isinstance(tensor, torch.Tensor) and _holds_tokens(tensor):
                     return tensor.shape[0], tensor.numel()
         first = _first_tensor(batch, _MAX_DEPTH)
+    if first is not None and first.is_nested:  # has no shape
+        return first.size(0), None
     return (None, None) if first is None else count_shape(first.shape, first.dtype)
 
 
@@ -44,7 +46,7 @@ def count_shape(shape: torch.Size, dtype: torch.dtype) -> Count:
 
 
 def _holds_tokens(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in _INTEGERS and tensor.dim() == 2 and tensor.shape[1] > 1
+    return tensor.dtype in _INTEGERS and not tensor.is_nested and tensor.dim() == 2 and tensor.shape[1] > 1
 
 
 def _first_tensor(value: object, depth: int) -> torch.Tensor | None:

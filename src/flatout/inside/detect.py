@@ -44,11 +44,11 @@ class StepDetector:
             self._has_closed = True
             return True
         if optimizer not in self._known:
+            self.restarts = self._has_closed and (bool(self._known) or self.source is not Source.OPTIMIZER)
             self._known.add(optimizer)
             self._closer = optimizer
             self.num_optimizers = len(self._known)
             self.source = Source.OPTIMIZER
-            self.restarts = self._has_closed
         self._since_close[optimizer] += 1
         if self._since_close[optimizer] > MAX_STEPS_WITHOUT_CLOSER:
             self._closer = optimizer
@@ -57,6 +57,13 @@ class StepDetector:
         self._since_close.clear()
         self._has_closed = True
         return True
+
+    def optimizer_is_gone(self, optimizer: Hashable) -> None:
+        """The next one, of a new fold or round, takes its place."""
+        self._known.discard(optimizer)
+        self._since_close.pop(optimizer, None)
+        if optimizer == self._closer:
+            self._closer = None
 
     def batch(self) -> bool:
         """A loader is asked for a batch: True where that ends the step of the batch before it."""
@@ -68,6 +75,10 @@ class StepDetector:
         ended, self._has_batch = self._has_batch, True
         self._has_closed |= ended
         return ended
+
+    def no_batch(self) -> None:
+        """The loader that was asked had none: what follows belongs to the step of the next batch."""
+        self._has_batch = False
 
     def backward(self) -> bool:
         """A backward pass begins: True where that ends the step of the one before it."""

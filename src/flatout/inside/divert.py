@@ -13,16 +13,28 @@ import os
 from pathlib import Path
 
 from flatout.inside.divert_files import patch_files
-from flatout.inside.divert_libraries import patch_libraries
 from flatout.inside.diverted import Diverted
 
 VARIABLE = "FLATOUT_DIVERT"
 
 
-def divert(recording: Path | None) -> None:
+_of_this_process: Diverted | None = None
+
+
+def divert_files(recording: Path | None) -> None:
+    """As Python starts: a script may hold `os.remove` by a name of its own, and use it, before it imports torch."""
+    global _of_this_process
     folder = os.environ.get(VARIABLE)
-    if not folder:
-        return
-    diverted = Diverted(Path(folder), recording)
-    patch_libraries(diverted)
-    patch_files(diverted)
+    if folder and _of_this_process is None:
+        diverted = Diverted(Path(folder), recording)
+        patch_files(diverted)
+        _of_this_process = diverted
+
+
+def divert(recording: Path | None) -> None:
+    """Once torch is there."""
+    divert_files(recording)
+    if _of_this_process is not None:
+        from flatout.inside.divert_libraries import patch_libraries
+
+        patch_libraries(_of_this_process)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
-from flatout.inside.diverted import Diverted, absolute_of, is_path
+from flatout.inside.diverted import Diverted, is_path
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Modules that hold `open` by a name of their own.
@@ -39,7 +39,8 @@ def _replace(module: Any, name: str, make: Callable[[Callable[..., Any]], Callab
 
 
 def _put(module: Any, name: str, original: Any, ours: Any) -> None:
-    """`os` tells by sets of its functions what they can do."""
+    """`os` tells by sets of its functions what they can do. Pickled is the name: by that of `posix` it is not ours."""
+    ours.__module__ = module.__name__
     setattr(module, name, ours)
     for can in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         if original in can:
@@ -115,7 +116,7 @@ def _patch_looks(diverted: Diverted) -> None:
         def mark(path: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("dir_fd") is None and is_path(path):
                 path = diverted.place(path, is_followed=kwargs.get("follow_symlinks", True))
-                if diverted.is_users(absolute_of(path)):
+                if diverted.is_users(diverted.name_of(path)):
                     place = diverted.for_writing(path, is_fresh=False, must_exist=True)
                     return None if place is path else original(place, *args, **kwargs)
             return original(path, *args, **kwargs)
@@ -127,6 +128,24 @@ def _patch_looks(diverted: Diverted) -> None:
     for name in ("chmod", "chown", "utime", "setxattr", "removexattr"):
         _replace(os, name, marking)
     _replace(os, "access", asking)
+
+
+class _Entry:
+    """What `os.scandir` gives of one file, by the name that the script has for it."""
+
+    def __init__(self, entry: Any, folder: Any) -> None:
+        self._entry = entry
+        self.name = entry.name
+        self.path = os.path.join(folder, entry.name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entry, name)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
 
 
 class _Entries:
@@ -157,28 +176,33 @@ def _patch_listing(diverted: Diverted) -> None:
     def is_changed(path: Any) -> bool:
         if not is_path(path) or not diverted.sync():
             return False
-        absolute = absolute_of(path)
+        absolute = diverted.name_of(path, is_followed=True)
         return absolute in diverted.touched and not diverted.is_diverted(absolute)
 
     @wraps(original_list)
     def listdir(path: Any = None) -> Any:
         path = "." if path is None else path
+        place = diverted.place(path, is_followed=True)
         if not is_changed(path):
-            return original_list(diverted.place(path))
-        folder = absolute_of(path)
-        names = {name for name in original_list(diverted.place(path)) if not is_hidden(folder, os.fsdecode(name))}
+            return original_list(place)
+        folder = diverted.name_of(path, is_followed=True)
+        names = {name for name in original_list(place) if not is_hidden(folder, os.fsdecode(name))}
         more = diverted.names_in(folder)
         return list(names | ({os.fsencode(name) for name in more} if isinstance(path, bytes) else more))
 
     @wraps(original_scan)
     def scandir(path: Any = None) -> Any:
         path = "." if path is None else path
+        place = diverted.place(path, is_followed=True)
         if not is_changed(path):
-            return original_scan(diverted.place(path))
-        folder = absolute_of(path)
+            if place is path:
+                return original_scan(path)
+            with original_scan(place) as entries:
+                return _Entries([_Entry(entry, path) for entry in entries])
+        folder = diverted.name_of(path, is_followed=True)
         ours = diverted.names_in(folder)
-        with original_scan(diverted.place(path)) as entries:
-            seen = [
+        with original_scan(place) as entries:
+            seen: list[Any] = [
                 entry
                 for entry in entries
                 if os.fsdecode(entry.name) not in ours and not is_hidden(folder, os.fsdecode(entry.name))
@@ -186,7 +210,7 @@ def _patch_listing(diverted: Diverted) -> None:
         elsewhere = diverted.folder + folder
         if ours and os.path.isdir(elsewhere):
             with original_scan(os.fsencode(elsewhere) if isinstance(path, bytes) else elsewhere) as entries:
-                seen += [entry for entry in entries if os.fsdecode(entry.name) in ours]
+                seen += [_Entry(entry, path) for entry in entries if os.fsdecode(entry.name) in ours]
         return _Entries(seen)
 
     def is_hidden(folder: str, name: str) -> bool:
@@ -199,14 +223,14 @@ def _patch_listing(diverted: Diverted) -> None:
 def _patch_folders(diverted: Diverted) -> None:
     def making(original: Callable[..., Any]) -> Callable[..., Any]:
         def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
-            if dir_fd is not None or not is_path(path) or diverted.is_own(absolute_of(path)):
+            if dir_fd is not None or not is_path(path) or diverted.is_own(diverted.name_of(path)):
                 return original(path, mode, dir_fd=dir_fd)
-            absolute = absolute_of(path)
+            absolute = diverted.name_of(path)
             if diverted.sync() and diverted.is_diverted(absolute):
                 return original(diverted.target(path), mode)
             if absolute in diverted.hidden:
                 return diverted.write_journal("show", [absolute])
-            original(path, mode)
+            original(diverted.undiverted(path), mode)
             if not diverted.is_exempt(absolute):
                 diverted.write_journal("made", [absolute])
                 diverted.tell(absolute, "folder", existed=False)
@@ -216,9 +240,9 @@ def _patch_folders(diverted: Diverted) -> None:
 
     def removing(original: Callable[..., Any]) -> Callable[..., Any]:
         def rmdir(path: Any, *, dir_fd: int | None = None) -> Any:
-            if dir_fd is not None or not is_path(path) or diverted.is_own(absolute_of(path)):
+            if dir_fd is not None or not is_path(path) or diverted.is_own(diverted.name_of(path)):
                 return original(path, dir_fd=dir_fd)
-            absolute, place = absolute_of(path), diverted.place(path)
+            absolute, place = diverted.name_of(path), diverted.place(path)
             if diverted.is_diverted(absolute):
                 original(place)
                 return diverted.removed(absolute)
@@ -227,7 +251,11 @@ def _patch_folders(diverted: Diverted) -> None:
             if os.listdir(absolute):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.fspath(path))
             if absolute in diverted.made and not diverted.users_files(absolute):
-                return original(path)
+                try:
+                    return original(place)
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY:
+                        raise  # else hidden folders are in it
             return diverted.hide([absolute])
 
         return rmdir
@@ -241,7 +269,7 @@ def _patch_names(diverted: Diverted) -> None:
         def remove(path: Any, *, dir_fd: int | None = None) -> Any:
             if dir_fd is not None or not is_path(path):
                 return original(path, dir_fd=dir_fd)
-            absolute, place = absolute_of(path), diverted.place(path)
+            absolute, place = diverted.name_of(path), diverted.place(path)
             if diverted.is_own(absolute):
                 return original(path)
             if diverted.is_diverted(absolute):
@@ -249,7 +277,7 @@ def _patch_names(diverted: Diverted) -> None:
                 return diverted.removed(absolute)
             if diverted.is_users(absolute) and os.access(os.path.dirname(absolute), os.W_OK):
                 return diverted.hide([absolute])
-            return original(path)
+            return original(place)
 
         return remove
 
@@ -257,11 +285,13 @@ def _patch_names(diverted: Diverted) -> None:
         def link(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
             if not is_path(dst) or kwargs.get("dir_fd") is not None or kwargs.get("dst_dir_fd") is not None:
                 return original(src, dst, *args, **kwargs)
-            absolute = absolute_of(dst)
+            absolute = diverted.name_of(dst)
             if diverted.sync() and (absolute in diverted.hidden or diverted.is_diverted(absolute)):
                 dst = diverted.target(dst)
+            else:
+                dst = diverted.undiverted(dst)
             original(src, dst, *args, **kwargs)
-            if not diverted.is_exempt(absolute_of(dst)):
+            if not diverted.is_exempt(diverted.name_of(dst)):
                 diverted.tell(absolute, "new", existed=False)
             return None
 
@@ -272,10 +302,10 @@ def _patch_names(diverted: Diverted) -> None:
 
         def link(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("src_dir_fd") is None and is_path(src) and is_path(dst) and not os.path.lexists(dst):
-                if diverted.is_users(absolute_of(diverted.place(src))):
+                if diverted.is_users(diverted.name_of(diverted.place(src))):
                     src = diverted.for_writing(src, is_fresh=False, must_exist=True)
                 place = diverted.place(src)
-                if diverted.is_own(absolute_of(place)):
+                if diverted.is_own(diverted.name_of(place)):
                     dst = diverted.target(dst)
                 src = place
             return linking(original)(src, dst, *args, **kwargs)
@@ -299,11 +329,11 @@ def _patch_names(diverted: Diverted) -> None:
 
 
 def _rename(diverted: Diverted, original: Callable[..., Any], src: Any, dst: Any) -> Any:
-    source, place, aim = absolute_of(src), diverted.place(src), absolute_of(dst)
+    source, place, aim = diverted.name_of(src), diverted.place(src), diverted.name_of(dst)
     if diverted.is_own(source) and diverted.is_own(aim):
         return original(src, dst)
-    if not os.path.isdir(os.path.dirname(aim)):
-        return original(place, dst)
+    if not os.path.isdir(os.path.dirname(aim)) or not os.path.lexists(place):
+        return original(place, dst)  # its own error
     is_folder = os.path.isdir(place) and not os.path.islink(place)
     if diverted.is_diverted(source):
         original(place, diverted.target(dst, is_tree=is_folder))
@@ -313,13 +343,14 @@ def _rename(diverted: Diverted, original: Callable[..., Any], src: Any, dst: Any
     is_users = diverted.is_users(source)
     is_kept_apart = aim in diverted.hidden or diverted.is_diverted(aim) or diverted.is_users(aim)
     if not is_users and not is_kept_apart:
-        original(src, dst)
+        original(place, diverted.undiverted(dst))
         if not diverted.is_exempt(aim):
             diverted.tell(aim, "new", existed=False)
         return None
-    target = diverted.target(dst)
+    target = diverted.prepared(aim)
     if is_users:
         shutil.copy2(source, target, follow_symlinks=False)
+        diverted.note_diverted(aim)
         return diverted.hide([source])
     try:
         original(source, target)
@@ -328,6 +359,7 @@ def _rename(diverted: Diverted, original: Callable[..., Any], src: Any, dst: Any
             raise
         shutil.copy2(source, target, follow_symlinks=False)
         os.remove(source)
+    diverted.note_diverted(aim)  # now that it is there: no other rank finds neither
     return None
 
 
@@ -361,7 +393,7 @@ def _patch_shutil(diverted: Diverted) -> None:
         """A copy of what is diverted is diverted, too. The rest is done by `open`."""
 
         def copy(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
-            if not (is_path(src) and is_path(dst) and diverted.sync() and diverted.is_diverted(absolute_of(src))):
+            if not (is_path(src) and is_path(dst) and diverted.sync() and diverted.is_diverted(diverted.name_of(src))):
                 return original(src, dst, *args, **kwargs)
             if os.path.isdir(dst):
                 dst = os.path.join(os.fsdecode(dst), os.path.basename(os.fsdecode(src)))
@@ -372,9 +404,9 @@ def _patch_shutil(diverted: Diverted) -> None:
 
     def removing(original: Callable[..., Any]) -> Callable[..., Any]:
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_path(path) or kwargs.get("dir_fd") is not None or diverted.is_own(absolute_of(path)):
+            if not is_path(path) or kwargs.get("dir_fd") is not None or diverted.is_own(diverted.name_of(path)):
                 return original(path, *args, **kwargs)
-            folder = absolute_of(path)
+            folder = diverted.name_of(path)
             diverted.sync()
             if folder in diverted.hidden or os.path.islink(folder) or not os.path.isdir(folder):
                 return original(path, *args, **kwargs)  # its own error, where it is not there
@@ -398,6 +430,16 @@ def _remove_tree(diverted: Diverted, original: Callable[..., Any], folder: str, 
     if ours:
         original(diverted.folder + folder, ignore_errors=True)
         diverted.write_journal("forget", ours)
+    ignores, on_error = _error_rules(*args, **kwargs)
+
+    def tried(remove: Callable[[str], object], path: str) -> None:
+        """Other ranks may remove the same tree now."""
+        try:
+            remove(path)
+        except OSError as error:
+            if not ignores:
+                on_error(remove, path, error)
+
     users = diverted.users_files(folder) + [path for path in diverted.hidden if path.startswith(folder + os.sep)]
     is_made = folder in diverted.made or diverted.is_exempt(folder)
     if not users and is_made:
@@ -410,8 +452,24 @@ def _remove_tree(diverted: Diverted, original: Callable[..., Any], folder: str, 
     for root, folders, names in os.walk(folder, topdown=False):
         for name in names:
             if (path := os.path.join(root, name)) not in stays:
-                os.remove(path)
+                tried(os.remove, path)
         for name in folders:
             if (path := os.path.join(root, name)) not in stays and not os.path.islink(path):
-                os.rmdir(path)
+                tried(os.rmdir, path)
     diverted.hide(path for path in stays if path not in diverted.hidden)
+
+
+def _error_rules(
+    ignore_errors: bool = False, onerror: Any = None, *, onexc: Any = None, **_: Any
+) -> tuple[bool, Callable[[Any, str, OSError], object]]:
+    """What `shutil.rmtree` is told to do with errors."""
+
+    def on_error(function: Any, path: str, error: OSError) -> None:
+        if onexc is not None:
+            onexc(function, path, error)
+        elif onerror is not None:
+            onerror(function, path, sys.exc_info())
+        else:
+            raise error
+
+    return ignore_errors, on_error

@@ -27,8 +27,10 @@ def patch_libraries(diverted: Diverted) -> None:
 
 
 def _target(diverted: Diverted, path: Any) -> Any:
-    """Its own folder must be there, as without us: else the library raises its own error."""
-    if is_path(path) and os.path.isdir(os.path.dirname(os.path.abspath(os.fsdecode(path)))):
+    """Its own folder must be there, and none in its place, as without us: else the library raises its own error."""
+    if not is_path(path) or os.path.isdir(path):
+        return path
+    if os.path.isdir(os.path.dirname(os.path.abspath(os.fsdecode(path)))):
         return diverted.target(path)
     return path
 

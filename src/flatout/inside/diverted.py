@@ -38,22 +38,18 @@ _CACHES = (
     "PYTHONPYCACHEPREFIX",
 )
 _real_stat, _real_lstat, _real_fstat, _real_pread = os.stat, os.lstat, os.fstat, os.pread
-_real_copy, _real_open, _real_readlink = shutil.copyfile, os.open, os.readlink
+_real_copy, _real_open, _real_readlink, _real_unlink = shutil.copyfile, os.open, os.readlink, os.unlink
 
 
 def is_path(path: object) -> bool:
     return isinstance(path, (str, bytes, os.PathLike))
 
 
-def absolute_of(path: Any) -> str:
-    return os.path.abspath(os.fsdecode(path))
-
-
 class Diverted:
     """The trial's files, by the names that the script has for them, made absolute."""
 
     def __init__(self, folder: Path, recording: Path | None) -> None:
-        self.folder = os.path.abspath(folder)
+        self.folder = os.path.realpath(folder)
         self.paths: set[str] = set()  # files that lie below `folder`
         self.trees: set[str] = set()  # folders that do, with all in them
         self.hidden: set[str] = set()  # the user's, that the script has removed
@@ -61,9 +57,11 @@ class Diverted:
         self.touched: set[str] = set()  # folders that do not look as they are
         self._recording = recording
         self._told: set[str] = set()
+        self._real_folders: dict[str, tuple[tuple[int, int], str]] = {}  # with the device and inode that it is for
+        self._has_links = False  # links that the script has made lie below `folder`
         self._own = [self.folder + os.sep]
-        self._own += [os.path.abspath(one) + os.sep for one in (recording, os.environ.get("FLATOUT_REPORTS")) if one]
-        self._exempt = (*self._own, *_exempt())
+        self._own += [os.path.realpath(one) + os.sep for one in (recording, os.environ.get("FLATOUT_REPORTS")) if one]
+        self._exempt = (*self._own, *(os.path.realpath(one) + one[len(one.rstrip(os.sep)) :] for one in _exempt()))
         os.makedirs(self.folder, exist_ok=True)
         self._journal = _real_open(self._in_folder(_JOURNAL), os.O_RDONLY | os.O_CREAT, 0o644)
         os.close(_real_open(self._in_folder(_BEGAN), os.O_WRONLY | os.O_CREAT, 0o644))
@@ -86,24 +84,69 @@ class Diverted:
         """
         if not is_path(path) or not self.sync():
             return path
-        absolute = absolute_of(path)
-        if is_followed and absolute not in self.hidden:
-            absolute = self._followed(absolute)
+        absolute = self.name_of(path, is_followed=is_followed)
         if self.is_diverted(absolute):
             return self._like(path, self.folder + absolute)
         if absolute in self.hidden:
             raise _no_such_file(path)
-        return path
+        return self._where(path, absolute)
+
+    def name_of(self, path: Any, *, is_followed: bool = False) -> str:
+        """The one name of this file or link, whatever links name its folder; with `is_followed`, whatever names it."""
+        absolute = os.path.abspath(os.fsdecode(path))
+        folder, name = os.path.split(absolute)
+        if name:
+            absolute = os.path.join(self._real_folder(folder), name)
+        return self._followed(absolute) if is_followed else absolute
+
+    def undiverted(self, path: Any) -> Any:
+        """`path`, for what is done where the script wants it."""
+        return self._where(path, self.name_of(path)) if self._has_links else path
+
+    def _where(self, path: Any, absolute: str) -> Any:
+        """A link that the script has elsewhere is not found by the path that goes through it."""
+        return self._like(path, absolute) if self._has_links else path
+
+    def _real_folder(self, folder: str, num_links: int = 0) -> str:
+        try:
+            found = _real_stat(folder)
+            now = found.st_dev, found.st_ino
+        except (OSError, ValueError):
+            now = None
+        known = self._real_folders.get(folder)
+        if known is not None and known[0] == now:
+            return known[1]
+        parent, name = os.path.split(folder)
+        if not name or num_links > _MAX_LINKS:
+            return folder
+        real = os.path.join(self._real_folder(parent, num_links), name)
+        link = self._link(real)
+        if link is not None:
+            real = self._real_folder(link, num_links + 1)
+        if now is not None:
+            self._real_folders[folder] = now, real
+        return real
 
     def _followed(self, absolute: str) -> str:
         """Without links in its last part: a link of the script's may name what is diverted."""
         for _ in range(_MAX_LINKS):
-            try:
-                link = _real_readlink(self.folder + absolute if self.is_diverted(absolute) else absolute)
-            except (OSError, ValueError):
+            link = self._link(absolute)
+            if link is None:
                 break
-            absolute = os.path.normpath(os.path.join(os.path.dirname(absolute), link))
+            absolute = self.name_of(link)
         return absolute
+
+    def _link(self, absolute: str) -> str | None:
+        """What the link of this name names, as the script sees it; None where it sees no link."""
+        if absolute in self.hidden:
+            return None
+        is_diverted = self.is_diverted(absolute)
+        try:
+            link = _real_readlink(self.folder + absolute if is_diverted else absolute)
+        except (OSError, ValueError):
+            return None
+        self._has_links |= is_diverted
+        return os.path.normpath(os.path.join(os.path.dirname(absolute), link))
 
     def is_diverted(self, absolute: str) -> bool:
         return absolute in self.paths or (bool(self.trees) and self._is_in_tree(absolute))
@@ -133,43 +176,50 @@ class Diverted:
 
     def target(self, path: Any, *, is_copied: bool = False, is_tree: bool = False) -> Any:
         """Where a file of this name is written to, always elsewhere; `is_copied`: with what it holds now."""
-        absolute = absolute_of(path)
+        self.sync()
+        absolute = self.name_of(path)
         if self.is_own(absolute):
             return path
-        self.sync()
+        target = self.prepared(absolute)
+        if is_copied and not self.is_diverted(absolute) and absolute not in self.hidden and os.path.lexists(absolute):
+            partial = f"{target}.{os.getpid()}.part"
+            _real_copy(absolute, partial)
+            with suppress(OSError):
+                shutil.copymode(absolute, partial)
+            os.replace(partial, target)
+        self.note_diverted(absolute, is_tree=is_tree)
+        return self._like(path, target)
+
+    def prepared(self, absolute: str) -> str:
+        """Where to put a file that `note_diverted` is then called for."""
         target = self.folder + absolute
         os.makedirs(os.path.dirname(target), exist_ok=True)
+        return target
+
+    def note_diverted(self, absolute: str, *, is_tree: bool = False) -> None:
         if not self.is_diverted(absolute):
             existed = absolute not in self.hidden and os.path.lexists(absolute)
-            if existed and is_copied:
-                partial = f"{target}.{os.getpid()}.part"
-                _real_copy(absolute, partial)
-                with suppress(OSError):
-                    shutil.copymode(absolute, partial)
-                os.replace(partial, target)
             self.write_journal("tree" if is_tree else "file", [absolute])
             self.tell(absolute, "diverted", existed=existed)
-        return self._like(path, target)
 
     def for_writing(self, path: Any, *, is_fresh: bool, is_new: bool = False, must_exist: bool = False) -> Any:
         """Where `open` is to write: elsewhere if the file is the user's, else where it was asked to.
 
         `is_fresh`: what it holds is of no use any more. `is_new`: it is an error if the file is there.
         """
-        absolute = absolute_of(path)
+        is_any = self.sync()
+        absolute = self.name_of(path)
         if self.is_own(absolute):
             return path
-        if self.sync():
-            if absolute not in self.hidden:
-                absolute = self._followed(absolute)
+        absolute = self._followed(absolute)
+        path = self._where(path, absolute)
+        if is_any:
             if self.is_diverted(absolute):
                 return self._like(path, self.target(absolute))
             if absolute in self.hidden:
                 if must_exist:
                     raise _no_such_file(path)
                 return self._like(path, self.target(absolute))
-        else:
-            absolute = self._followed(absolute)
         try:
             found = _real_stat(absolute)
         except (OSError, ValueError):
@@ -188,15 +238,26 @@ class Diverted:
             self.tell(absolute, "in_place", existed=True)
             return path
         target = self.target(absolute, is_copied=not is_fresh)
-        if is_fresh and must_exist:
+        if is_fresh:
             os.close(_real_open(target, os.O_WRONLY | os.O_CREAT, 0o644))
+            with suppress(OSError):
+                os.chmod(target, stat.S_IMODE(found.st_mode))
         return self._like(path, target)
 
     # What is removed.
 
     def removed(self, absolute: str) -> None:
-        """A diverted file is gone: of one that is the user's, the script is to see nothing."""
-        self.write_journal("hide" if self.is_users(absolute) else "forget", [absolute])
+        """A diverted file is gone: of what else has its name, the script is to see nothing."""
+        try:
+            found = _real_lstat(absolute)
+        except (OSError, ValueError):
+            self.write_journal("forget", [absolute])
+            return
+        is_ours = not stat.S_ISDIR(found.st_mode) and found.st_ctime_ns >= self.began_ns
+        if is_ours:  # the script has written it by another way before
+            with suppress(OSError):
+                _real_unlink(absolute)
+        self.write_journal("forget" if is_ours else "hide", [absolute])
 
     def hide(self, paths: Iterable[str]) -> None:
         paths = list(paths)
@@ -227,6 +288,7 @@ class Diverted:
         self._num_read += len(data)
         for line in data.splitlines():
             self._take(*json.loads(line))
+        self._real_folders.clear()
 
     def _take(self, what: str, path: str) -> None:
         if what in ("file", "tree"):

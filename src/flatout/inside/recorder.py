@@ -39,6 +39,7 @@ from flatout.inside.step_file import StepFile
 _now = time.perf_counter_ns
 _thread = threading.get_ident
 _MAX_BATCHES = 512  # of one step
+_MAX_NOTES = 4096  # in an evaluation no optimizer steps, for however long
 _TOGETHER_NS, _TOGETHER_AT_REST_NS = 50_000_000, 500_000_000
 # Of short steps after so many, only every eighth loss is kept: keeping it is a third of what a step's hooks cost. In a
 # trial, which compares them, each is.
@@ -123,7 +124,7 @@ class Recorder:
                 first = batch
             elif (kind is list or kind is tuple) and batch and type(batch[0]) is _Tensor:
                 first = batch[0]
-            if first is not None:
+            if first is not None and not first.is_nested:
                 self._note((Recorder._on_tensors, began, _now(), first.shape, first.dtype))
             else:
                 self._note((Recorder._on_batch, began, _now(), _counted_batch(batch)))
@@ -132,6 +133,8 @@ class Recorder:
             raise
         finally:
             self._is_loading = False
+        if len(self._notes) > _MAX_NOTES:
+            self._take_early()
         return batch
 
     def _load_beside(self, original: Callable[[Any], Any], iterator: Any) -> Any:
@@ -141,6 +144,12 @@ class Recorder:
         batch = original(iterator)
         self._note((Recorder._on_batch, 0, 0, _counted_batch(batch)))
         return batch
+
+    def _take_early(self) -> None:
+        try:
+            self._work_through(_now())
+        except Exception:  # noqa: BLE001 - an error of ours is never the job's
+            LOG.error("loader")
 
     def _asked(self, now: int) -> None:
         """A batch may end a step."""
@@ -157,6 +166,8 @@ class Recorder:
         loss = self.losses.take(tensors) if self._keeps_loss else None
         if self._is_by_optimizer:
             self._note((Recorder._on_backward, 0, loss))
+            if len(self._notes) > _MAX_NOTES:
+                self._take_early()
             return
         now = _now()
         self._note((Recorder._on_backward, now, loss))
@@ -180,10 +191,15 @@ class Recorder:
             self._keeps_loss = not self._loss_turn
         if name not in self._known:
             self._known.add(name)
-            self._optimizers.append(weakref.ref(optimizer))
+            self._optimizers.append(weakref.ref(optimizer, lambda _: self._optimizer_is_gone(name)))
         elif now < self._next_work_ns and thread == self._thread:
             return
         self._work_through(now)
+
+    def _optimizer_is_gone(self, name: int) -> None:
+        """The next optimizer may have the same address."""
+        self._known.discard(name)
+        self._note((Recorder._on_optimizer_gone, name))
 
     def checkpoint_begins(self) -> tuple[int, Any] | None:
         """The script writes a checkpoint, or starts to in the background; None where it is not to be counted."""
@@ -229,7 +245,14 @@ class Recorder:
     def _take_at_rest(self, now: int) -> bool:
         """Take and write the notes together, where they are of nothing but plain steps."""
         file = self._file
-        if file is None or self._num_batches or self._num_backward or self._checkpoint_ns or self._ended:
+        if (
+            file is None
+            or len(self._known) != 1
+            or self._num_batches
+            or self._num_backward
+            or self._checkpoint_ns
+            or self._ended
+        ):
             return False
         notes = self._notes[:]
         made = rows_at_rest(
@@ -280,6 +303,8 @@ class Recorder:
             if self._num_batches > _MAX_BATCHES:
                 del self._counts[0]
             self._counts.append(count)
+        else:
+            self._detector.no_batch()
         return False
 
     def _on_backward(self, now: int, loss: Taken | None) -> bool:
@@ -311,6 +336,10 @@ class Recorder:
         if closes:
             self._close_step(now)
         return closes
+
+    def _on_optimizer_gone(self, optimizer: int) -> bool:
+        self._detector.optimizer_is_gone(optimizer)
+        return False
 
     def _on_checkpoint(self, duration_ns: int) -> bool:
         self._checkpoint_ns += duration_ns
