@@ -14,9 +14,9 @@ import pytest
 import flatout
 
 PARENT = """
-import sys
+import os, signal, sys
 from flatout.launch import run_local, end_like
-import os
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests were started by nohup
 ended = run_local(sys.argv[1:], os.environ)
 sys.exit(end_like(ended))
 """
