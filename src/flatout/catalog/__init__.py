@@ -1,5 +1,7 @@
 """Vendor facts as data: each entry with its source and date. No measured, assumed or predicted number lives here."""
 
 from flatout.catalog.gpus import all_gpu_facts, gpu_facts
+from flatout.catalog.models import all_models
+from flatout.catalog.systems import System, all_systems
 
-__all__ = ["all_gpu_facts", "gpu_facts"]
+__all__ = ["System", "all_gpu_facts", "all_models", "all_systems", "gpu_facts"]

@@ -1,0 +1,217 @@
+"""What the model computes with: workload, machine, software and layout as numbers or columns of numbers.
+
+Each field is a scalar or an array, and all arrays have one length: a search has one workload and many layouts, an
+evaluation has another workload in every row, and both go through the same code in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from flatout.plan import counts
+from flatout.records.plan import Cluster, Layout, Workload
+
+Column = Any  # a float, or a float64 array
+RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What the training software does, as its documentation says; the defaults are those of current Megatron and
+    FSDP2.
+    """
+
+    fused_attention: bool = True  # FlashAttention or cuDNN; else the scores are written to memory
+    overlaps_dp: bool = True  # gradients are reduced while the backward pass goes on
+    overlaps_pp: bool = True  # interleaved sends and receives run beside compute
+    has_late_attention: bool = True  # cuDNN's, written for the GPU; else FlashAttention 1 or 2
+    scatters_sends: bool = True  # a tensor-parallel group sends each value once (arXiv 2104.04473, 4.1)
+    overlaps_tp: bool = False  # products and their collectives are cut into pieces that run side by side
+    is_eager: bool = False  # elementwise operators are kernels of their own: no compiler, no fused ones
+    gathers_per_layer: float = 1.0  # of ZeRO 3: FSDP gathers a layer at once, DeepSpeed each parameter
+    gradient_bytes: float = 4.0  # of one gradient as it is accumulated and reduced
+    held_gradient_bytes: float = 4.0  # of one gradient in memory, with its copies
+    selective_share: float = 0.0  # of a layer's products that `recompute = "selective"` does again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """See the module. Widths in elements, rates a second, shares of one; booleans are 0 or 1."""
+
+    # workload
+    layers: Column
+    hidden: Column
+    qkv_width: Column  # columns of the projection, or of latent attention's projections together
+    out_width: Column
+    score_width: Column  # mean of all heads' query and value elements
+    heads: Column
+    head_dim: Column
+    kv_width: Column  # elements of one token's keys and values
+    ffn: Column
+    ffn_matrices: Column
+    vocab: Column
+    tied: Column
+    causal: Column
+    experts: Column
+    topk: Column
+    expert_ffn: Column
+    shared_ffn: Column
+    moe_layers: Column
+    seq: Column
+    # machine
+    gpus: Column
+    matmul_peak: Column  # of linear layers, times the share of it that was measured to be reachable
+    half_peak: Column  # the same of 16-bit products: attention and logits
+    balance: Column  # peak operations to a byte of memory traffic: linear layers
+    half_balance: Column
+    memory_rate: Column
+    sms: Column
+    memory: Column
+    link: Column
+    nic: Column
+    domain: Column
+    # precision
+    element_bytes: Column  # of weights and activations in compute
+    is_low: Column  # fp8 or fp4: casts before each product
+    # software
+    fused: Column
+    overlaps_dp: Column
+    overlaps_pp: Column
+    overlaps_tp: Column
+    late_attention: Column
+    scatters: Column
+    eager: Column
+    gathers: Column
+    gradient_bytes: Column
+    held_gradient_bytes: Column
+    selective_share: Column
+    # layout
+    tp: Column
+    sp: Column
+    pp: Column
+    vpp: Column
+    cp: Column
+    ep: Column
+    dp: Column
+    zero: Column
+    micro_batch: Column
+    num_micro: Column
+    selective: Column
+    full: Column
+    zero_bubble: Column
+    gpipe: Column
+
+
+FIELDS = tuple(field.name for field in fields(Case))
+
+
+def workload_columns(workload: Workload, seq: int) -> dict[str, float]:
+    """The workload's part of a case."""
+    w = workload
+    return {
+        "layers": w.num_layers,
+        "hidden": w.hidden,
+        "qkv_width": counts.qkv_parameters(w) / w.hidden,
+        "out_width": counts.out_width(w),
+        "score_width": w.num_heads * (counts.query_key_dim(w) + counts.value_dim(w)) / 2,
+        "heads": w.num_heads,
+        "head_dim": w.head_dim,
+        "kv_width": w.num_kv_heads * (counts.query_key_dim(w) + counts.value_dim(w)),
+        "ffn": w.ffn,
+        "ffn_matrices": counts.matrices_per_ffn(w),
+        "vocab": w.vocab,
+        "tied": w.is_tied,
+        "causal": w.is_causal,
+        "experts": w.num_experts,
+        "topk": w.experts_per_token,
+        "expert_ffn": w.expert_ffn,
+        "shared_ffn": w.shared_ffn,
+        "moe_layers": w.num_moe_layers,
+        "seq": seq,
+    }
+
+
+# Operand type of the linear layers -> (type of the peak, bytes of weights in compute, are there casts).
+PRECISIONS = {
+    "fp32": ("fp32", 4.0, False),
+    "fp16": ("fp16", 2.0, False),
+    "bf16": ("bf16", 2.0, False),
+    "fp8": ("fp8", 2.0, True),
+    "fp4": ("fp4", 2.0, True),
+}
+# Where no reachable share was measured for a type: the mean of those that were (catalog/systems.toml).
+ASSUMED_SHARE = {"fp32": 0.85, "fp16": 0.8, "bf16": 0.75, "fp8": 0.72, "fp4": 0.6}
+
+
+def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, float]) -> dict[str, float]:
+    """The machine's and the precision's part of a case. A GPU without the type computes in 16 bits."""
+    peaks = cluster.peak_flops_per_s
+    half_type = "bf16" if "bf16" in peaks and precision != "fp16" else "fp16"
+    if precision == "fp32":
+        half_type = "fp32"
+    peak_type, element_bytes, is_low = PRECISIONS[precision]
+    if peak_type not in peaks:
+        peak_type, is_low = half_type, False
+    share = {**ASSUMED_SHARE, **matmul_share}
+    return {
+        "gpus": cluster.num_gpus,
+        "matmul_peak": peaks[peak_type] * share[peak_type],
+        "half_peak": peaks[half_type] * share[half_type],
+        "balance": peaks[peak_type] / cluster.memory_bytes_per_s,
+        "half_balance": peaks[half_type] / cluster.memory_bytes_per_s,
+        "memory_rate": cluster.memory_bytes_per_s,
+        "sms": cluster.num_sms,
+        "memory": cluster.memory_bytes,
+        "link": cluster.link_bytes_per_s,
+        "nic": cluster.nic_bytes_per_s / cluster.oversubscription,
+        "domain": cluster.nvlink_domain,
+        "element_bytes": element_bytes,
+        "is_low": is_low,
+    }
+
+
+def software_columns(software: Software) -> dict[str, float]:
+    """The software's part of a case."""
+    return {
+        "fused": software.fused_attention,
+        "overlaps_dp": software.overlaps_dp,
+        "overlaps_pp": software.overlaps_pp,
+        "overlaps_tp": software.overlaps_tp,
+        "late_attention": software.has_late_attention,
+        "scatters": software.scatters_sends,
+        "eager": software.is_eager,
+        "gathers": software.gathers_per_layer,
+        "gradient_bytes": software.gradient_bytes,
+        "held_gradient_bytes": software.held_gradient_bytes,
+        "selective_share": software.selective_share,
+    }
+
+
+def layout_columns(layout: Layout) -> dict[str, float]:
+    """The layout's part of a case."""
+    return {
+        "tp": layout.tp,
+        "sp": layout.sequence_parallel,
+        "pp": layout.pp,
+        "vpp": layout.vpp,
+        "cp": layout.cp,
+        "ep": layout.ep,
+        "dp": layout.dp,
+        "zero": layout.zero,
+        "micro_batch": layout.micro_batch,
+        "num_micro": layout.num_micro_batches,
+        "selective": layout.recompute == "selective",
+        "full": layout.recompute == "full",
+        "zero_bubble": layout.schedule == "zero-bubble",
+        "gpipe": layout.schedule == "gpipe",
+    }
+
+
+def stacked(rows: Sequence[dict[str, float]]) -> Case:
+    """One case of as many rows."""
+    return Case(**{name: np.array([row[name] for row in rows], dtype=np.float64) for name in FIELDS})

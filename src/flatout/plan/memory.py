@@ -1,0 +1,113 @@
+"""The memory of the fullest rank, in parts that add up to it.
+
+Activations of a layer, in bytes a token: the terms of Korthikanti et al. (arXiv 2205.05198, table 2), written for any
+shape. A textbook sum is 20-40 % short of what the driver counts, so the allocator's loss and what lives outside it (the
+CUDA context, NCCL's buffers) are constants fitted to published peaks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flatout.plan import sizes
+from flatout.plan.case import Case, Column
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "overhead")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConstants:
+    """Fitted to the published peaks, beside the kernels' constants."""
+
+    context_bytes: float = 1.5e9  # CUDA's, with loaded kernels
+    group_bytes: float = 0.6e9  # NCCL's buffers for each kind of group that a rank is in
+    allocator: float = 1.1  # reserved over allocated
+    activations: float = 1.1  # of the counted ones: workspaces, and copies that frameworks keep
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of the fullest rank; columns of one length."""
+
+    total: Column
+    parts: dict[str, Column]
+
+
+def memory(case: Case, constants: MemoryConstants) -> Memory:
+    """Predict every row of the case."""
+    dense, expert = sizes.dense_parameters(case), sizes.expert_parameters(case)
+    shards = case.dp * case.cp
+    expert_shards = np.maximum(case.tp * case.cp * case.dp / case.ep, 1.0)
+
+    def held(num_bytes: Column, from_stage: float) -> Column:
+        is_sharded = case.zero >= from_stage
+        return num_bytes * (
+            dense / np.where(is_sharded, shards, 1.0) + expert / np.where(is_sharded, expert_shards, 1.0)
+        )
+
+    two_layers = 2.0 * (dense + expert) / np.maximum(sizes.layers_of_fullest_stage(case), 1.0)
+    weights = held(case.element_bytes, 3) + np.where(case.zero >= 3, case.element_bytes * two_layers, 0.0)
+    gradients = held(case.held_gradient_bytes, 2) + np.where(case.zero >= 3, case.element_bytes * two_layers, 0.0)
+    optimizer = held(12.0, 1)  # fp32 master weight and two moments (Rajbhandari et al., arXiv 1910.02054: K = 12)
+
+    tokens = case.micro_batch * case.seq / case.cp
+    activations = tokens * _activation_bytes_per_token(case) * constants.activations
+    # The last stage holds one micro-batch's activations, and logits in 16 bits and fp32, and a gradient in 16.
+    table = tokens * case.vocab / case.tp * 8.0
+    last = np.where(case.pp > 1, activations / np.minimum(case.pp, case.num_micro), activations) + table
+    logits = np.maximum(last - activations, 0.0)
+    subtotal = weights + gradients + optimizer + activations + logits
+    groups = sum((np.asarray(size) > 1).astype(np.float64) for size in (case.tp, case.pp, case.cp, case.ep, case.dp))
+    outside = constants.context_bytes + constants.group_bytes * groups
+    overhead = subtotal * (constants.allocator - 1.0) + outside
+    parts = {
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "activations": activations,
+        "logits": logits,
+        "overhead": overhead,
+    }
+    return Memory(subtotal + overhead, parts)
+
+
+def _activation_bytes_per_token(case: Case) -> Column:
+    """Of the fullest stage, the first: a pipeline of p stages holds min(p, m) micro-batches there (1F1B), all m
+    (GPipe).
+
+    Interleaving holds (1 + (p-1)/(p v)) as many. Full recompute keeps each layer's input, and one layer in full.
+    """
+    layers = sizes.layers_of_fullest_stage(case)
+    in_flight = np.where(case.gpipe > 0, case.num_micro, np.minimum(case.pp, case.num_micro))
+    interleaved = np.where(case.vpp > 1, 1.0 + (case.pp - 1.0) / (case.pp * case.vpp), 1.0)
+    kept_layers = layers * in_flight * interleaved
+    whole = _layer_bytes_per_token(case)
+    whole_less = whole - np.where(case.fused > 0, case.selective_share * 1.2 * whole, _score_bytes_per_token(case))
+    each = np.where(case.selective > 0, whole_less, whole)
+    boundary = 2.0 * case.hidden / np.where(case.sp > 0, case.tp, 1.0)
+    kept = np.where(case.full > 0, kept_layers * boundary + whole, kept_layers * each)
+    return kept + boundary * 2.0
+
+
+def _score_bytes_per_token(case: Case) -> Column:
+    """Unfused attention's scores: softmax's output, dropout's mask and output: 5 a s bytes."""
+    return np.where(case.fused > 0, 0.0, 5.0 * case.heads * case.seq / case.tp)
+
+
+def _layer_bytes_per_token(case: Case) -> Column:
+    """One layer's activations.
+
+    On all tokens, or with sequence parallelism this rank's share: two norms' inputs, two products' inputs and two
+    dropout masks, 10 h. Split by TP: queries, keys and values, attention's output, and the feed-forward network's
+    inner widths (each of the up products' outputs, and the activation's). Experts keep each token's copy in and out
+    as well.
+    """
+    shared = 10.0 * case.hidden / np.where(case.sp > 0, case.tp, 1.0)
+    share_moe = case.moe_layers / case.layers
+    inner_width = (1.0 - share_moe) * case.ffn + share_moe * (case.shared_ffn + case.topk * case.expert_ffn)
+    attention = 2.0 * (case.heads * case.head_dim + case.kv_width + case.out_width)
+    inner = (attention + 2.0 * case.ffn_matrices * inner_width) / case.tp
+    routed = share_moe * 4.0 * case.topk * case.hidden / case.tp
+    return shared + inner + routed + _score_bytes_per_token(case)

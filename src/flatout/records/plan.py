@@ -1,0 +1,147 @@
+"""The nouns of planning: what is trained, where, in which layout, and what is predicted of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """A transformer, as far as time and memory depend on it. Widths are numbers of elements."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn: int  # width of a dense layer's feed-forward network; 0 where no layer is dense
+    is_gated: bool  # SwiGLU and its like: three matrices a feed-forward network instead of two
+    vocab: int
+    is_tied: bool  # the logits use the embedding's matrix
+    has_bias: bool = False  # of the linear layers and norms, as GPT-3, BERT and ViT have them
+    has_qkv_bias: bool = False  # of the query, key and value projections only (Qwen 2)
+    has_qk_norm: bool = False  # a norm on each head's queries and keys (Qwen 3)
+    is_causal: bool = True
+    max_positions: int = 0  # rows of a learned position table; 0 without one
+    num_token_types: int = 0  # BERT's segment embeddings
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0  # width of the experts that see every token
+    num_moe_layers: int = 0
+    q_rank: int = 0  # latent attention (DeepSeek): low ranks of queries and of keys with values; 0 without
+    kv_rank: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0  # of a head; 0: head_dim
+    patch_inputs: int = 0  # ViT: values of one patch, which a linear layer embeds in place of a vocabulary
+    num_classes: int = 0  # ViT: outputs of the head
+    source: str = ""
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Machines of one kind. Rates are of one direction."""
+
+    name: str
+    gpu: str  # name in the catalogue
+    num_gpus: int
+    gpus_per_node: int
+    nvlink_domain: int  # GPUs that reach each other at `link_bytes_per_s`
+    link_bytes_per_s: float  # of one GPU
+    nic_bytes_per_s: float  # of one GPU: the node's adapters, shared by its GPUs
+    memory_bytes: int  # of one GPU
+    memory_bytes_per_s: float
+    peak_flops_per_s: dict[str, float]
+    num_sms: int
+    oversubscription: float = 1.0  # of the network's core: 2 means half the rate between distant nodes
+    origin: str = "vendor"  # vendor, measured or typed
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job is spread over its GPUs. `tp * pp * cp * dp` is the number of GPUs; experts live on `ep` of `tp * cp
+    * dp`.
+    """
+
+    tp: int = 1
+    sequence_parallel: bool = False
+    pp: int = 1
+    vpp: int = 1  # model chunks of one pipeline rank (interleaved schedule)
+    cp: int = 1
+    ep: int = 1
+    dp: int = 1
+    zero: int = 0  # 0: replicated, 1: optimizer, 2: and gradients, 3: and parameters (FSDP)
+    micro_batch: int = 1
+    num_micro_batches: int = 1  # a step and replica: accumulation
+    recompute: str = "none"  # none, selective, full
+    schedule: str = "1f1b"  # gpipe, 1f1b, zero-bubble
+
+
+class PlannedLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout with what is predicted of it."""
+
+    layout: Layout
+    step_time_s: float
+    step_time_interval_s: tuple[float, float]  # nine in ten
+    tokens_per_s_per_gpu: float
+    mfu: float
+    memory_bytes: float  # of the fullest rank
+    out_of_memory_probability: float
+    parts_s: dict[str, float]  # sums to step_time_s
+    memory_parts_bytes: dict[str, float]  # sums to memory_bytes
+    why: str = ""  # against the winner: what it pays more for
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The best layouts of a search, and why not their neighbours."""
+
+    workload: str
+    cluster: str
+    num_parameters: int
+    global_batch: int
+    seq: int
+    precision: str
+    num_layouts: int  # valid ones that were evaluated
+    num_fitting: int
+    search_s: float
+    layouts: tuple[PlannedLayout, ...]  # fastest first
+    neighbours: tuple[PlannedLayout, ...]  # one step from the winner
+    worth_measuring: tuple[Layout, ...]
+    sensitivity: dict[str, float]  # what the winner's step time would be multiplied by
+    calibrated_with: int  # measured runs; 0: the published accuracy holds
+
+
+class SourceAccuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors on the runs of one source, which no constant was fitted to. Shares of the measured value."""
+
+    source: str
+    rows: int
+    mape: float | None  # null where no row has a step time
+    mape_calibrated: float | None  # on the other rows, once three were used; null with fewer than five rows
+    bias: float | None  # mean of predicted / measured - 1
+    coverage_90: float | None  # share of rows inside their interval of nine in ten
+    memory_rows: int
+    memory_mape: float | None
+    out_of_memory_rows: int
+    out_of_memory_called_safe: int
+
+
+class GroupRegret(msgspec.Struct, frozen=True, kw_only=True):
+    """How much slower the best of the first k predicted layouts is than the best measured one of the group."""
+
+    group: str
+    n: int
+    regret_top1: float
+    regret_top3: float
+    regret_top5: float
+
+
+class PlanEvaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured runs replayed. `mape` and `mape_calibrated` weigh every source alike."""
+
+    sources: tuple[SourceAccuracy, ...]
+    groups: tuple[GroupRegret, ...]
+    mape: float | None
+    mape_calibrated: float | None
+    coverage_90: float | None
+    rows_read: int
+    rows_used: int
+    held_out: str  # `source`: constants fitted without the source's own rows; `none`: shipped constants

@@ -1,0 +1,101 @@
+"""The model once more, for one layout of a dense model, in plain Python with `math` and `if`: written from the papers'
+formulas beside the vectorised one, to be compared with it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+# ruff: noqa: N803, N806 - the papers' letters
+
+
+def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
+    """`w` a dense workload, `m` the machine's columns as a dict, `lay` a Layout, `c` Constants; default software."""
+    t, p, v, tokens = lay.tp, lay.pp, lay.vpp, lay.micro_batch * seq / lay.cp
+    h, L = w.hidden, w.num_layers
+    gpus = m["gpus"]
+
+    def product(M: float, N: float, K: float, half: bool = False) -> float:
+        peak, balance = (m["half_peak"], m["half_balance"]) if half else (m["matmul_peak"], m["balance"])
+        rate = peak * c.matmul * (c.low if m["is_low"] and not half else 1)
+        waves = math.ceil(M / 128) * math.ceil(N / 128) / m["sms"]
+        partial = min(c.waves * (math.ceil(waves) / waves - 1), 2.0)
+        return 2 * M * N * K / rate * (1 + c.balance * balance * (1 / M + 1 / N + 1 / K) + partial)
+
+    def inside(size: int, stride: int) -> int:
+        return int(max(1, min(m["domain"] // stride, size)))
+
+    def ring_rate(size: int, stride: int) -> float:
+        k = inside(size, stride)
+        return min(m["link"] * c.link, k * m["nic"] * c.nic) if size > k else m["link"] * c.link
+
+    def ring_latency(size: int, stride: int) -> float:
+        nodes = size / inside(size, stride)
+        return 3.4e-6 * (size - nodes) + (14e-6 * nodes if nodes > 1 else 0)
+
+    def gather(num_bytes: float, size: int, stride: int, calls: float) -> float:
+        if size == 1:
+            return 0.0
+        return num_bytes * (size - 1) / size / ring_rate(size, stride) + calls * c.latency * (
+            8.4e-6 + ring_latency(size, stride)
+        )
+
+    def reduce_all(num_bytes: float, size: int, stride: int) -> float:
+        if size == 1:
+            return 0.0
+        k = inside(size, stride)
+        tree = 2 * (3.4e-6 * (k - 1) + 14e-6 * math.log2(max(size / k, 1)))
+        latency = 8.4e-6 + min(2 * ring_latency(size, stride), tree)
+        return 2 * num_bytes * (size - 1) / size / ring_rate(size, stride) + c.latency * latency
+
+    a, d, kv, f = w.num_heads, w.head_dim, w.num_kv_heads, w.ffn
+    mats = 3 if w.is_gated else 2
+    linear = product(tokens, (a + 2 * kv) * d / t, h) + product(tokens, h, a * d / t)
+    linear += product(tokens, (mats - 1) * f / t, h) + product(tokens, h, f / t)
+    scores = 4 * tokens * seq * a * d / t * 0.5 / (m["half_peak"] * c.matmul * c.flash)
+    moved = 20 * tokens * h / (t if lay.sequence_parallel else 1)
+    moved += tokens / t * (4 * (a + 2 * kv) * d + 2 * mats * f)
+    moved_s = moved * c.elementwise / m["memory_rate"]
+    cast = m["is_low"] * tokens * 4 * (2 * h + (a * d + f) / t) * c.cast / m["memory_rate"]
+    launches = (14 + 6 * m["is_low"]) * c.launch_s
+    forward = linear + scores + moved_s + cast + launches
+    backward = 2 * linear + 2.5 * scores + 2 * moved_s + cast + 2 * launches
+    full = lay.recompute == "full"
+    backward += forward if full else 0
+    tensor = reduce_all(2 * tokens * h, t, 1) * (6 if full else 4)
+    ring = gather(2 * tokens * lay.cp * 2 * kv * d / t, lay.cp, t, 1)
+    context = max(ring - 0.8 * scores, 0) + max(2 * ring - 0.8 * 2.5 * scores, 0)
+    layer = forward + backward + tensor + context
+    logits = (
+        3 * product(tokens, w.vocab / t, h, half=True) + 20 * tokens * w.vocab / t / m["memory_rate"] * c.elementwise
+    )
+
+    most = math.ceil(L / (p * v)) * v
+    last = max(L - (p - 1) * most, 0)
+    whole = L * layer + logits
+    slowest = max(most * layer, last * layer + logits) if p > 1 else whole
+    fill = (whole - slowest) / v
+    if lay.schedule == "zero-bubble":  # F + B - 2W of F + B, W half of B
+        fill *= forward / (forward + backward)
+    total = lay.num_micro_batches * slowest + fill
+    if p > 1:
+        near = t * lay.cp * lay.dp < m["domain"]
+        rate = m["link"] * c.link if near else m["nic"] * c.nic
+        one = 2 * tokens * h / t / rate + c.latency * (3.4e-6 if near else 14e-6)
+        steady = c.sends * (0.2 if v > 1 else 1.0)
+        total += one * (2 * (p - 1) + 2 * lay.num_micro_batches * v * steady)
+
+    table = w.vocab * h / t
+    parameters = most * h * (((a + 2 * kv) * d + a * d + mats * f) / t + 2)
+    parameters += table if p > 1 or w.is_tied else 2 * table
+    size = lay.dp * lay.cp
+    g, r = gather(2 * parameters, size, t, most), gather(4 * parameters, size, t, most)
+    compute = L / p * layer
+    share = min(c.overlap, 1)
+    if lay.zero == 3:
+        total += lay.num_micro_batches * (2 * g + r - share * min(2 * g + r, compute))
+    else:
+        once = r + g if lay.zero else reduce_all(4 * parameters, size, t)
+        total += once - share * min(once, compute)
+    total += 30 * parameters / (size if lay.zero else 1) / m["memory_rate"] * c.update
+    return total * (1 + c.jitter * math.log2(max(gpus / min(m["domain"], 8), 1)))

@@ -1,0 +1,101 @@
+"""The columns of a search against the rules checked one layout at a time, and the errors where no layout is left."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from flatout.catalog import all_models
+from flatout.errors import InputError, UsageError
+from flatout.plan.clusters import cluster
+from flatout.plan.layouts import Job, all_layouts, layout_at, only
+
+
+def job_of(model: str, machine: str, batch: int, seq: int) -> Job:
+    return Job(workload=all_models()[model], cluster=cluster(machine)[0], global_batch=batch, seq=seq)
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "batch", "seq"),
+    [("gpt3-125m", "h100x12", 24, 512), ("llama3-8b", "h100x16", 16, 1024), ("qwen3-30b-a3b", "h100x8", 8, 512)],
+)
+def test_a_search_has_the_layouts_that_obey_the_rules_and_no_other(
+    model: str, machine: str, batch: int, seq: int
+) -> None:
+    job = job_of(model, machine, batch, seq)
+    w, n = job.workload, job.cluster.num_gpus
+    expected = set()
+    up_to = range(1, n + 1)
+    for tp, pp, cp in itertools.product(up_to, up_to, up_to):
+        if n % (tp * pp * cp) or w.hidden % tp or w.num_heads % tp or w.ffn % tp:
+            continue
+        if w.num_kv_heads % tp and tp % w.num_kv_heads:
+            continue
+        if cp > 1 and seq % (2 * cp * tp):
+            continue
+        dp = n // (tp * pp * cp)
+        for vpp, mbs in itertools.product(range(1, w.num_layers + 1), range(1, batch + 1)):
+            if batch % (dp * mbs) or vpp > 64:
+                continue
+            m = batch // (dp * mbs)
+            if vpp > 1 and (pp == 1 or w.num_layers % (pp * vpp) or m % pp):
+                continue
+            if vpp == 1 and w.num_layers % pp and (pp - 1) * -(-w.num_layers // pp) >= w.num_layers:
+                continue
+            if pp > w.num_layers:
+                continue
+            for ep in range(1, max(w.num_experts, 1) + 1):
+                if (w.num_experts or 1) % ep or (n // pp) % ep:
+                    continue
+                for zero, sp, schedule in itertools.product(range(4), (0, 1), ("gpipe", "1f1b", "zero-bubble")):
+                    if (zero and dp * cp == 1) or (zero == 2 and (pp > 1 or m > 1)) or (sp and tp == 1):
+                        continue
+                    if schedule != "1f1b" and (pp == 1 or vpp > 1):
+                        continue
+                    expected.add((tp, pp, cp, dp, vpp, mbs, m, ep, zero, sp, schedule))
+    columns = all_layouts(job)
+    found = [layout_at(columns, row) for row in range(len(columns["tp"]))]
+    keys = [
+        (x.tp, x.pp, x.cp, x.dp, x.vpp, x.micro_batch, x.num_micro_batches, x.ep, x.zero, int(x.sequence_parallel),
+         x.schedule) for x in found
+    ]  # fmt: skip
+    assert set(keys) == expected
+    assert len(keys) == 3 * len(expected)  # each with three kinds of recomputation
+    assert all(x.tp * x.pp * x.cp * x.dp == n and x.dp * x.micro_batch * x.num_micro_batches == batch for x in found)
+
+
+def test_fixed_dials_are_kept() -> None:
+    job = job_of("llama3-8b", "h100x16", 32, 2048)
+    kept = only(job, all_layouts(job), ["tp=4", "recompute=full"])
+    assert set(kept["tp"]) == {4.0}
+    assert set(kept["recompute"]) == {2.0}
+
+
+@pytest.mark.parametrize(
+    ("fixed", "message", "hint"),
+    [
+        ("tp=3", "tp must divide 32 heads, .* but got tp = 3 on 16 GPUs", "nearest that works is tp = 2"),
+        ("pp=7", "pp must split 32 layers", "nearest that works is pp = 8"),
+        ("ep=2", "ep must divide 0 experts", "nearest that works is ep = 1"),
+    ],
+)
+def test_a_layout_that_does_not_divide_names_the_rule_and_the_nearest(fixed: str, message: str, hint: str) -> None:
+    job = job_of("llama3-8b", "h100x16", 32, 2048)
+    with pytest.raises(InputError, match=message) as error:
+        only(job, all_layouts(job), [fixed])
+    assert hint in error.value.hint
+
+
+@pytest.mark.parametrize("fixed", ["tp", "colour=3", "recompute=some", "tp=x"])
+def test_a_dial_that_is_none_is_a_usage_error(fixed: str) -> None:
+    job = job_of("llama3-8b", "h100x16", 32, 2048)
+    with pytest.raises(UsageError):
+        only(job, all_layouts(job), [fixed])
+
+
+def test_columns_are_numbers() -> None:
+    assert {values.dtype for values in all_layouts(job_of("llama3-8b", "h100x16", 32, 2048)).values()} == {
+        np.dtype(np.float64)
+    }

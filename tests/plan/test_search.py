@@ -1,0 +1,115 @@
+"""A plan: its order, its reasons and its errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flatout.catalog import all_models
+from flatout.errors import InputError
+from flatout.plan import search
+from flatout.plan.case import Software
+from flatout.plan.clusters import cluster
+from flatout.plan.fits import SAFE, out_of_memory_probability
+from flatout.plan.layouts import Job, all_layouts
+from flatout.plan.memory import MemoryConstants
+from flatout.plan.shipped import shipped
+from flatout.records.plan import Plan
+
+
+def setting_of(model: str, machine: str, batch: int = 64, seq: int = 2048, precision: str = "bf16") -> search.Setting:
+    found, shares = cluster(machine)
+    job = Job(workload=all_models()[model], cluster=found, global_batch=batch, seq=seq)
+    return search.Setting(job=job, precision=precision, matmul_share=shares, software=Software(), calibration=shipped())
+
+
+@pytest.fixture(scope="module")
+def planned() -> Plan:
+    return search.plan(setting_of("llama3-8b", "h100x16"))
+
+
+def test_the_first_layout_is_the_fastest_of_those_that_fit(planned: Plan) -> None:
+    setting = setting_of("llama3-8b", "h100x16")
+    columns = all_layouts(setting.job)
+    times, totals = search.evaluate_layouts(setting, columns)
+    safe = out_of_memory_probability(setting.case(columns, slice(None)), MemoryConstants(), totals) < SAFE
+    assert planned.layouts[0].step_time_s == pytest.approx(times[safe].min())
+    seconds = [one.step_time_s for one in planned.layouts]
+    assert seconds == sorted(seconds)
+    assert all(one.out_of_memory_probability < SAFE for one in planned.layouts)
+
+
+def test_parts_sum_and_intervals_hold_the_prediction(planned: Plan) -> None:
+    for one in (*planned.layouts, *planned.neighbours):
+        assert sum(one.parts_s.values()) == pytest.approx(one.step_time_s)
+        assert sum(one.memory_parts_bytes.values()) == pytest.approx(one.memory_bytes)
+        low, high = one.step_time_interval_s
+        assert 0 < low < one.step_time_s < high
+        assert 0 < one.mfu < 1
+
+
+def test_each_neighbour_lost_for_a_reason(planned: Plan) -> None:
+    assert planned.neighbours
+    for one in planned.neighbours:
+        assert one.why
+        assert one.step_time_s >= planned.layouts[0].step_time_s or one.out_of_memory_probability >= SAFE
+
+
+def test_three_different_layouts_are_worth_measuring(planned: Plan) -> None:
+    assert len(set(planned.worth_measuring)) == 3
+    assert planned.worth_measuring[0] == planned.layouts[0].layout
+
+
+def test_twice_the_matmul_rate_helps_most_where_compute_is_most(planned: Plan) -> None:
+    assert min(planned.sensitivity, key=lambda name: planned.sensitivity[name]) == "matmul_rate_x2"
+    assert all(0.4 < factor <= 1.0 for factor in planned.sensitivity.values())
+
+
+def test_a_model_that_cannot_fit_names_how_many_gpus_hold_it() -> None:
+    with pytest.raises(InputError, match=r"must fit into 80.0 GiB a GPU, but the smallest of .* needs") as error:
+        search.plan(setting_of("llama3.1-405b", "h100x8"))
+    gpus = int(error.value.hint.split()[3].replace(",", ""))
+    assert search.plan(setting_of("llama3.1-405b", f"h100x{gpus}")).num_fitting > 0
+
+
+def test_a_batch_that_no_replica_count_divides_names_gpus_that_work() -> None:
+    with pytest.raises(InputError, match="no layout of `llama3-8b` divides") as error:
+        search.plan(setting_of("llama3-8b", "h100x37", batch=64))
+    assert "nearest number of GPUs that works is 40" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("h100", "SYSTEMxGPUS"), ("h9000x8", "one of the catalogue"), ("h100x0", "at least 1 GPU")]
+)
+def test_an_unknown_cluster_is_one_line(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        cluster(name)
+    assert error.value.hint
+
+
+def test_a_short_toml_is_a_cluster_with_measured_ceilings(tmp_path: Path) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_text(
+        'gpu = "h100"\nnum_gpus = 64\nnic_gbit_per_s = 1600\noversubscription = 2.0\n[matmul_tflops]\nbf16 = 700\n'
+    )
+    found, shares = cluster(str(path))
+    assert (found.num_gpus, found.nic_bytes_per_s, found.oversubscription) == (64, 25e9, 2.0)
+    assert shares["bf16"] == pytest.approx(700 / 989.5)
+    assert found.origin == "measured"
+
+
+@pytest.mark.parametrize("text", ["gpu = 3", 'gpu = "h100"', 'gpu = "h100"\nnum_gpus = 8\ncolour = 1', "gpu ="])
+def test_a_damaged_toml_is_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match="is no cluster"):
+        cluster(str(path))
+
+
+def test_every_system_of_the_catalogue_plans() -> None:
+    from flatout.catalog import all_systems
+
+    for alias in all_systems():
+        assert np.isfinite(search.plan(setting_of("gpt3-125m", f"{alias}x8", precision="fp16")).layouts[0].step_time_s)
