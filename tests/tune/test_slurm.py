@@ -15,6 +15,7 @@ import pytest
 from tests.slurm import SlurmLab, free_port
 
 import flatout
+from flatout.launch.slurm import job_name
 
 pytest.importorskip("torch")
 JOB = ["srun", sys.executable, str(Path(__file__).parents[1] / "jobs" / "srun_job.py"), "100000"]
@@ -51,7 +52,7 @@ def test_each_trial_is_a_job_on_the_same_two_nodes(slurm: SlurmLab, tmp_path: Pa
     assert {one["covariates"]["nodes"] for one in found} == {"n[1-2]"}  # type: ignore[index]
     assert json.loads((tmp_path / "out" / "tuning.json").read_text())["machine"]["num_ranks"] == "2"
     jobs = slurm.run("scontrol", "show", "job", "--oneliner").splitlines()
-    ours = [job for job in jobs if "JobName=flatout-" in job]
+    ours = [job for job in jobs if f"JobName={job_name(tmp_path / 'out')} " in job]  # other tests have jobs, too
     assert len(ours) == 4 + 1 and all("JobState=COMPLETED" in job and "NodeList=n[1-2]" in job for job in ours)
 
 
