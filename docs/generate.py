@@ -23,9 +23,21 @@ from flatout.change.catalogue import FAMILIES, KNOBS
 from flatout.change.fence import FENCES
 from flatout.cli import app
 from flatout.diagnose.explain import explanation, listed
+from flatout.doctor.checks import CHECKS
 from flatout.plan.counts import num_parameters
 from flatout.records.change import Knob, Patch, ValidRange
 from flatout.records.diagnosis import Blame, Diagnosis, Finding, Job, RankDiagnosis, StepDiagnosis
+from flatout.records.doctor import FAMILIES as CHECK_FAMILIES
+from flatout.records.doctor import (
+    CheckResult,
+    DoctorReport,
+    HostDifference,
+    HostsReport,
+    PcieLink,
+    Topology,
+    TopologyNode,
+    TopologyPair,
+)
 from flatout.records.events import Quality
 from flatout.records.plan import GroupRegret, Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
 from flatout.records.tuning import Bound
@@ -158,6 +170,16 @@ CALCULON = {
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value * 100:.1f} %"
+
+
+def doctor_json() -> str:
+    """The contract `flatout/doctor`, from the records that are written."""
+    return _contract("flatout/doctor", (DoctorReport, CheckResult, Topology, TopologyNode, PcieLink, TopologyPair))
+
+
+def doctor_hosts_json() -> str:
+    """The contract `flatout/doctor-hosts`, from the records that are written."""
+    return _contract("flatout/doctor-hosts", (HostsReport, HostDifference))
 
 
 def _contract(schema: str, records: Sequence[type[msgspec.Struct]]) -> str:
@@ -325,6 +347,26 @@ def _knob(knob: Knob) -> str:
     return f"### {knob.name}\n\n{summary} {knob.doc}\n\n" + table(["", ""], [row for row in rows if row[1]])
 
 
+def checks() -> str:
+    """Each check of `flatout doctor`, a section a family."""
+    sections = []
+    for family in CHECK_FAMILIES:
+        found = [check for check in CHECKS if check.family == family]
+        sections.append(f"## {family}\n\n{len(found)} checks.")
+        for check in found:
+            rows = [
+                ["read", check.read],
+                ["expected", check.expected],
+                ["source", check.source],
+                ["costs", check.cost],
+                ["fix", check.fix],
+                ["when this is wrong", check.when_wrong],
+            ]
+            title = f"{check.title[0].upper()}{check.title[1:]}."
+            sections.append(f"### {check.id}\n\n{title}\n\n" + table(["", ""], rows))
+    return "\n\n".join(sections)
+
+
 def _valid(valid: ValidRange) -> str:
     if valid.choices:
         return ", ".join(f"`{choice}`" for choice in valid.choices)
@@ -348,10 +390,13 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         models,
         systems,
         plan_accuracy,
+        doctor_json,
+        doctor_hosts_json,
         parts,
         safety,
         gpus,
         changes,
+        checks,
         changelog,
     )
 }

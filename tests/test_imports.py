@@ -31,6 +31,7 @@ STAGES = {
         "read",
         "attribute",
         "diagnose",
+        "doctor",
         "plan",
         "profile",
         "trial",

@@ -15,7 +15,10 @@ from flatout.catalog import all_gpu_facts
 from flatout.cli import VERBS
 from flatout.diagnose.explain import HEADINGS
 from flatout.diagnose.rules import RULES
+from flatout.doctor.checks import CHECKS
 from flatout.records.diagnosis import PART_NAMES
+from flatout.records.doctor import FAMILIES as CHECK_FAMILIES
+from flatout.records.doctor import CheckResult, DoctorReport, HostDifference, HostsReport, Topology
 from flatout.report.tuning_json import AdoptedChange, TriedChange, TuningReport
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +57,28 @@ def test_every_verb_is_in_the_reference(verb: str, generate: ModuleType) -> None
     section = page("reference/cli.md", generate).split(f"## flatout {verb}\n")[1].split("\n## ")[0]
     assert f"flatout {verb} " in section
     assert "`-h, --help`" in section
+
+
+def test_every_check_is_in_the_reference_with_what_it_says_of_itself(generate: ModuleType) -> None:
+    sections = page("reference/checks.md", generate).split("\n### ")[1:]
+    assert [section.split("\n")[0] for section in sections] == [
+        check.id for family in CHECK_FAMILIES for check in CHECKS if check.family == family
+    ]
+    for section in sections:
+        for row in ("read", "expected", "source", "costs", "fix", "when this is wrong"):
+            assert f"\n| {row} | " in section
+
+
+@pytest.mark.parametrize("record", [DoctorReport, CheckResult, Topology, HostsReport, HostDifference])
+def test_the_contract_of_doctor_has_every_key(record: Any, generate: ModuleType) -> None:
+    text = page("reference/json.md", generate)
+    for name in record.__struct_fields__:
+        assert f"| `{name}` |" in text
+
+
+def test_the_number_of_checks_that_the_readme_names_is_right() -> None:
+    for name in ("README.md", "CHANGELOG.md"):
+        assert f"{len(CHECKS)} checks" in (ROOT / name).read_text()
 
 
 def test_every_finding_is_in_the_reference_with_its_five_headings(generate: ModuleType) -> None:

@@ -1,0 +1,139 @@
+"""One check: what it says of itself, and a function from Machine to what it found.
+
+A check returns an Outcome, or raises NotReadError (`unknown`) or NotHereError (`info`). A text that no check expected
+is `unknown` too, so that damaged input never ends a run and never counts as good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from flatout.doctor.machine import Machine
+from flatout.doctor.unknown import NotHereError, NotReadError
+from flatout.records.doctor import CheckResult, Family, Status
+
+MOST_NAMED = 6  # devices that a reason names
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    status: Status
+    reason: str
+
+
+Judge = Callable[[Machine], Outcome]
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    family: Family
+    title: str
+    read: str
+    expected: str
+    source: str
+    cost: str
+    fix: str
+    when_wrong: str
+    judge: Judge
+
+
+def check(
+    id: str,
+    family: Family,
+    *,
+    title: str,
+    read: str,
+    expected: str,
+    source: str,
+    cost: str,
+    fix: str,
+    when_wrong: str,
+) -> Callable[[Judge], Check]:
+    """Make the function below into a Check; the module's Checks are found by their type."""
+
+    def made(judge: Judge) -> Check:
+        return Check(
+            id=id,
+            family=family,
+            title=title,
+            read=read,
+            expected=expected,
+            source=source,
+            cost=cost,
+            fix=fix,
+            when_wrong=when_wrong,
+            judge=judge,
+        )
+
+    return made
+
+
+def run_check(one: Check, machine: Machine) -> CheckResult:
+    try:
+        outcome = one.judge(machine)
+    except NotReadError as error:
+        outcome = Outcome("unknown", str(error))
+    except NotHereError as error:
+        outcome = Outcome("info", str(error))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        outcome = Outcome("unknown", f"what was read cannot be understood: {type(error).__name__}: {error}")
+    return CheckResult(
+        id=one.id,
+        family=one.family,
+        status=outcome.status,
+        title=one.title,
+        read=one.read,
+        reason=outcome.reason,
+        expected=one.expected,
+        source=one.source,
+        cost=one.cost,
+        fix=one.fix,
+        when_wrong=one.when_wrong,
+    )
+
+
+def ok(reason: str) -> Outcome:
+    return Outcome("ok", reason)
+
+
+def info(reason: str) -> Outcome:
+    return Outcome("info", reason)
+
+
+def warn(reason: str) -> Outcome:
+    return Outcome("warn", reason)
+
+
+def fail(reason: str) -> Outcome:
+    return Outcome("fail", reason)
+
+
+def named(items: Iterable[str]) -> str:
+    """`a, b and 7 more`."""
+    all_items = list(items)
+    if len(all_items) <= MOST_NAMED:
+        return ", ".join(all_items)
+    return f"{', '.join(all_items[:MOST_NAMED])} and {len(all_items) - MOST_NAMED} more"
+
+
+def none_in_log(machine: Machine) -> Outcome:
+    """Nothing of the kind in the kernel log: `ok`, but not of an excerpt."""
+    log = machine.kernel_log
+    if log.is_excerpt:
+        raise NotReadError(f"none in the {log.num_lines} lines of the kernel log that were read, which are an excerpt")
+    return ok(f"none in {log.num_lines:,} lines of the kernel log")
+
+
+def need(values: Sequence[object], reason: str) -> None:
+    """Raise NotReadError where nothing was read: no value is no good value."""
+    if not values:
+        raise NotReadError(reason)
+
+
+def with_missing(outcome: Outcome, num_missing: int, what: str) -> Outcome:
+    """Where some devices gave no value: a bad one counts all the same, but `ok` becomes unknown."""
+    if not num_missing:
+        return outcome
+    reason = f"{outcome.reason}; {num_missing} {what}"
+    return Outcome("unknown" if outcome.status == "ok" else outcome.status, reason)

@@ -1,0 +1,49 @@
+"""The checks, in the order of the report. A file holds those of one kind; each `@check` in it is one."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from flatout.doctor.check import Check
+from flatout.doctor.checks import (
+    gpu_clocks,
+    gpu_links,
+    gpu_memory,
+    gpu_modes,
+    host_cpu,
+    host_kernel,
+    host_limits,
+    host_memory,
+    host_pci,
+    nccl_log,
+    network_ib,
+    network_interfaces,
+    network_pci,
+    software_nccl,
+    software_torch,
+    storage,
+    topology,
+)
+
+_MODULES: tuple[ModuleType, ...] = (
+    gpu_memory,
+    gpu_clocks,
+    gpu_modes,
+    gpu_links,
+    topology,
+    software_nccl,
+    software_torch,
+    host_cpu,
+    host_limits,
+    host_memory,
+    host_kernel,
+    host_pci,
+    network_ib,
+    network_pci,
+    network_interfaces,
+    nccl_log,
+    storage,
+)
+CHECKS: tuple[Check, ...] = tuple(
+    value for module in _MODULES for value in vars(module).values() if isinstance(value, Check)
+)

@@ -1,0 +1,24 @@
+"""Snapshot -> DoctorReport: every check, and the topology."""
+
+from __future__ import annotations
+
+from flatout.doctor.check import run_check
+from flatout.doctor.checks import CHECKS
+from flatout.doctor.graph import topology_of
+from flatout.doctor.machine import Machine
+from flatout.records.doctor import FAMILIES, STATUSES, DoctorReport
+from flatout.records.snapshot import Snapshot
+
+
+def judged(snapshot: Snapshot) -> DoctorReport:
+    """Results in the order of families, the most pressing first within each."""
+    machine = Machine(snapshot)
+    results = [run_check(one, machine) for one in CHECKS]
+    results.sort(key=lambda result: (FAMILIES.index(result.family), STATUSES.index(result.status)))
+    return DoctorReport(
+        host=snapshot.host,
+        taken_at=snapshot.taken_at,
+        read_from=snapshot.read_from,
+        checks=tuple(results),
+        topology=topology_of(machine),
+    )

@@ -1,0 +1,46 @@
+"""Which of several alike devices or hosts differ: robust rules, for a few peers and for many.
+
+A number is an outlier where it lies further from the median of all than `NUM_SPREADS` robust spreads, and than a share
+of the median that would matter. The spread is the median absolute deviation, scaled to a normal distribution's standard
+deviation and, because it falls short for few values, corrected for their number. Of fewer than `MIN_PEERS` nothing is
+said.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
+Value = TypeVar("Value", bound=Hashable)
+
+MIN_PEERS = 4
+NUM_SPREADS = 5.0
+_NORMAL = 1.4826  # standard deviations in a median absolute deviation of a normal distribution
+
+
+def outliers(values: Mapping[Name, float], *, share: float) -> dict[Name, float]:
+    """Peers off by more than `share` of the median and 5 robust spreads: name -> value over median, less 1."""
+    if len(values) < MIN_PEERS:
+        return {}
+    middle = statistics.median(values.values())
+    if middle == 0:
+        return {}
+    deviation = statistics.median(abs(value - middle) for value in values.values())
+    count = len(values)
+    spread = _NORMAL * deviation * count / (count - 0.8)  # Croux and Rousseeuw, 1992: unbiased for small samples
+    limit = max(NUM_SPREADS * spread, share * abs(middle))
+    return {name: value / middle - 1 for name, value in values.items() if abs(value - middle) > limit}
+
+
+def minority(values: Mapping[Name, Value]) -> tuple[Value, list[Name]] | None:
+    """The usual value and the peers without it. None where all agree, or where no value has more than half of them."""
+    counts = Counter(values.values())
+    if len(counts) < 2:
+        return None
+    usual, number = counts.most_common(1)[0]
+    if number * 2 <= len(values):
+        return None
+    return usual, [name for name, value in values.items() if value != usual]

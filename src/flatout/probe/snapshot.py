@@ -1,0 +1,294 @@
+"""This machine -> Snapshot: files of /proc, /sys and /etc, and outputs of tools, all without root. Nothing is changed.
+
+A file or a tool that cannot be read is noted with the reason. No tool runs longer than its limit, so that a driver or a
+mount that hangs holds nothing up.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from flatout.records.snapshot import Output, Snapshot
+
+_LIMIT_S = 20.0
+_MAX_BYTES = 64 << 10  # of a file
+_MAX_LOG_BYTES = 1 << 20  # of an output: the end of a kernel log is the newest
+_FILES = (
+    "/proc/cmdline",
+    "/proc/cpuinfo",
+    "/proc/loadavg",
+    "/proc/meminfo",
+    "/proc/modules",
+    "/proc/mounts",
+    "/proc/self/cgroup",
+    "/proc/self/limits",
+    "/proc/self/status",
+    "/proc/uptime",
+    "/proc/version",
+    "/proc/vmstat",
+    "/proc/driver/nvidia/version",
+    "/proc/sys/kernel/numa_balancing",
+    "/proc/sys/kernel/osrelease",
+    "/proc/sys/kernel/yama/ptrace_scope",
+    "/proc/sys/net/core/rmem_max",
+    "/proc/sys/net/core/wmem_max",
+    "/proc/sys/net/core/somaxconn",
+    "/proc/sys/net/ipv4/ip_local_port_range",
+    "/proc/sys/net/ipv4/tcp_rmem",
+    "/proc/sys/net/ipv4/tcp_wmem",
+    "/proc/sys/vm/swappiness",
+    "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/devices/system/clocksource/clocksource0/current_clocksource",
+    "/sys/devices/system/clocksource/clocksource0/available_clocksource",
+    "/sys/class/dmi/id/sys_vendor",
+    "/sys/class/dmi/id/product_name",
+    "/.dockerenv",
+    "/run/.containerenv",
+    "/etc/nccl.conf",
+    "/etc/systemd/logind.conf",
+)
+_GLOBS = (
+    "/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor",
+    "/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_max_freq",
+    "/sys/devices/system/cpu/cpu[0-9]*/cpufreq/cpuinfo_max_freq",
+    "/sys/devices/system/node/node[0-9]*/cpulist",
+    "/sys/devices/system/node/node[0-9]*/meminfo",
+    "/sys/class/net/*/mtu",
+    "/sys/class/net/*/speed",
+    "/sys/class/net/*/operstate",
+    "/sys/class/net/*/carrier_down_count",
+    "/sys/class/infiniband/*/fw_ver",
+    "/sys/class/infiniband/*/hca_type",
+    "/sys/class/infiniband/*/board_id",
+    "/sys/class/infiniband/*/device/numa_node",
+    "/sys/class/infiniband/*/ports/*/state",
+    "/sys/class/infiniband/*/ports/*/phys_state",
+    "/sys/class/infiniband/*/ports/*/rate",
+    "/sys/class/infiniband/*/ports/*/link_layer",
+    "/sys/class/infiniband/*/ports/*/gids/[0-9]",
+    "/sys/class/infiniband/*/ports/*/gid_attrs/types/[0-9]",
+    "/sys/class/infiniband/*/ports/*/counters/*",
+    "/sys/class/infiniband/*/ports/*/hw_counters/*",
+    "/sys/block/*/queue/rotational",
+    "/sys/block/*/queue/read_ahead_kb",
+    "/sys/kernel/iommu_groups/[0-9]*/type",
+)
+_PCI_FILES = (
+    "class",
+    "vendor",
+    "device",
+    "numa_node",
+    "local_cpulist",
+    "current_link_speed",
+    "current_link_width",
+    "max_link_speed",
+    "max_link_width",
+    "aer_dev_correctable",
+    "aer_dev_fatal",
+    "aer_dev_nonfatal",
+)
+_LINKS = ("/sys/bus/pci/devices/*", "/sys/class/infiniband/*", "/sys/class/net/*", "/sys/block/nvme*")
+_CGROUP_FILES = (
+    *("cpu.max", "cpu.stat", "cpuset.cpus.effective", "memory.max", "memory.current", "memory.events", "pids.max"),
+    *("cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.limit_in_bytes", "pids.current"),
+)
+_COMMANDS: dict[str, tuple[str, ...]] = {
+    "nvidia-smi -q": ("nvidia-smi", "-q"),
+    "nvidia-smi topo -m": ("nvidia-smi", "topo", "-m"),
+    "nvidia-smi topo -p2p r": ("nvidia-smi", "topo", "-p2p", "r"),
+    "nvidia-smi nvlink -s": ("nvidia-smi", "nvlink", "-s"),
+    "nvidia-smi nvlink -e": ("nvidia-smi", "nvlink", "-e"),
+    "nvidia-smi -L": ("nvidia-smi", "-L"),
+    "lspci -vvv": ("lspci", "-D", "-vvv"),
+    "df -P -k": ("df", "-P", "-k"),
+    "df -P -i": ("df", "-P", "-i"),
+    "systemctl is-active nvidia-fabricmanager": ("systemctl", "is-active", "nvidia-fabricmanager"),
+    "chronyc tracking": ("chronyc", "tracking"),
+}
+_PREFIXES = (
+    *("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_", "GLOO_", "FI_", "UCX_", "SLURM_JOB_NUM_NODES"),
+    *(
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "RANK",
+        "WORLD_SIZE",
+        "COMPUTE_PROFILE",
+        "TORCHDYNAMO_",
+        "NSYS_",
+        "NV_",
+        "NVIDIA_",
+    ),
+    *(
+        "LD_PRELOAD",
+        "LD_LIBRARY_PATH",
+        "HF_HOME",
+        "HF_DATASETS_CACHE",
+        "TMPDIR",
+        "KUBERNETES_SERVICE_HOST",
+        "SLURM_NTASKS",
+    ),
+)
+
+
+def read_machine(environment: Mapping[str, str] = os.environ, *, data: str | None = None) -> Snapshot:
+    """What can be read of this machine within about 20 seconds. `data`: where the data set lies, if known."""
+    files: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    with ThreadPoolExecutor(8) as pool:
+        waiting = {name: pool.submit(_output, command) for name, command in _commands(data).items()}
+        log = pool.submit(_kernel_log)
+        for path in (*_FILES, os.path.expanduser("~/.nccl.conf"), *_found(problems)):
+            _read(path, files, problems)
+        _read_named_topology(environment, files, problems)
+        outputs = {name: future.result() for name, future in waiting.items()}
+        outputs["kernel log"] = log.result()
+    outputs["python packages"] = _packages()
+    if "NCCL_TOPO_FILE" in environment and environment["NCCL_TOPO_FILE"] in files:
+        outputs["NCCL topology XML"] = Output(text=files[environment["NCCL_TOPO_FILE"]])
+    return Snapshot(
+        host=platform.node() or None,
+        taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        read_from=("this machine",),
+        files=files,
+        links={path: os.path.realpath(path) for pattern in _LINKS for path in glob.glob(pattern)},
+        problems=problems,
+        outputs=outputs,
+        environment={name: value for name, value in environment.items() if name.startswith(_PREFIXES)},
+    )
+
+
+def _commands(data: str | None) -> dict[str, tuple[str, ...]]:
+    paths = [path for path in (".", "/tmp", "/dev/shm", data) if path and os.path.isdir(path)]
+    return {name: (*command, *paths) if command[0] == "df" else command for name, command in _COMMANDS.items()}
+
+
+def _found(problems: dict[str, str]) -> list[str]:
+    paths = [path for pattern in _GLOBS for path in glob.glob(pattern)]
+    for folder in glob.glob("/sys/bus/pci/devices/*"):
+        paths += [f"{folder}/{name}" for name in _PCI_FILES if os.path.exists(f"{folder}/{name}")]
+    for folder in (
+        "/sys/class/infiniband",
+        "/sys/bus/pci/devices",
+        "/sys/devices/system/cpu/cpu0/cpufreq",
+        "/sys/kernel/iommu_groups",
+        "/sys/class/net",
+    ):
+        if not os.path.isdir(folder):
+            problems[folder] = "no such file or directory"
+        elif not os.listdir(folder):
+            problems[folder] = "empty"
+    for group in _control_groups():
+        paths += [f"{group}/{name}" for name in _CGROUP_FILES if os.path.exists(f"{group}/{name}")]
+    return paths
+
+
+def _control_groups() -> list[str]:
+    """This process's groups, of both versions and each level; in a container the mount itself is the group."""
+    root = "/sys/fs/cgroup"
+    folders = [root, f"{root}/cpu", f"{root}/memory", f"{root}/pids"]
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, _, group = line.split(":", 2)
+        inner = Path(root + group)
+        folders += [str(folder) for folder in (inner, *inner.parents) if str(folder).startswith(root + "/")]
+    return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
+
+
+def _read(path: str, files: dict[str, str], problems: dict[str, str]) -> None:
+    try:
+        with open(path, "rb") as file:
+            files[path] = file.read(_MAX_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        problems[path] = (error.strerror or str(error)).lower()
+
+
+def _read_named_topology(environment: Mapping[str, str], files: dict[str, str], problems: dict[str, str]) -> None:
+    for path in (environment.get("NCCL_TOPO_FILE"), "/var/run/nvidia-topologyd/virtualTopology.xml"):
+        if path:
+            _read(path, files, problems)
+
+
+def _output(command: tuple[str, ...]) -> Output:
+    if shutil.which(command[0]) is None:
+        return Output(problem=f"there is no `{command[0]}` here")
+    try:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Output(problem=(error.strerror or str(error)).lower())
+    try:
+        printed, said_of_errors = process.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        _abandon(process)
+        return Output(problem=f"it did not end within {_LIMIT_S:g} s")
+    text = printed[-_MAX_LOG_BYTES:].decode("utf-8", "replace")
+    said = (said_of_errors or printed).decode("utf-8", "replace").strip().splitlines()
+    if process.returncode and (not text.strip() or command[0] not in ("df", "systemctl")):
+        return Output(
+            problem=f"it ended with code {process.returncode}: {said[0][:200] if said else 'it said nothing'}"
+        )
+    return Output(text=text)
+
+
+def _abandon(process: subprocess.Popen[bytes]) -> None:
+    """End it and its children. One that hangs in the kernel cannot be ended: it is not waited for."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def _kernel_log() -> Output:
+    first = _output(("dmesg",))
+    if first.text:
+        return first
+    second = _output(("journalctl", "-k", "--no-pager", "--quiet", "--since", "-24h"))
+    if second.text and second.text.strip():
+        return second
+    return Output(problem=f"dmesg: {first.problem or 'it is empty'}; journalctl -k: {second.problem or 'it is empty'}")
+
+
+def _packages() -> Output:
+    """Versions of what training uses, as this Python has them; torch is not imported, its `version.py` is read."""
+    lines = []
+    for name in (
+        "torch",
+        "deepspeed",
+        "transformers",
+        "accelerate",
+        "lightning",
+        "nvidia-nccl-cu12",
+        "nvidia-nccl-cu13",
+    ):
+        try:
+            lines.append(f"{name}=={metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    version_file = Path(sysconfig.get_path("purelib"), "torch", "version.py")
+    with suppress(OSError):
+        lines.append(version_file.read_text(encoding="utf-8"))
+    return Output(text="\n".join(lines) + "\n")

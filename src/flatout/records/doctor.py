@@ -1,0 +1,92 @@
+"""What `flatout doctor` says of one machine: a result of every check, and how its devices are connected."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Family = Literal["gpu", "software", "host", "network", "storage"]
+Status = Literal["ok", "info", "warn", "fail", "unknown"]
+NodeKind = Literal["cpu", "root_port", "chipset_port", "switch", "bridge", "gpu", "nvswitch", "nic", "storage", "other"]
+
+FAMILIES: tuple[Family, ...] = ("gpu", "software", "host", "network", "storage")
+STATUSES: tuple[Status, ...] = ("fail", "warn", "unknown", "info", "ok")  # the most pressing first
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One check on one machine."""
+
+    id: str
+    family: Family
+    status: Status  # `unknown` where it could not be judged, with the reason; never `ok` then
+    title: str  # what should hold
+    read: str  # what is read, and how
+    reason: str  # what was found, or why nothing could be
+    expected: str
+    source: str  # where the expectation comes from
+    cost: str  # what it costs a training job
+    fix: str
+    when_wrong: str
+
+
+class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
+    """A link towards the CPU; None is what was not read."""
+
+    speed_gt_per_s: float | None = None
+    width: int | None = None
+    max_speed_gt_per_s: float | None = None
+    max_width: int | None = None
+
+
+class TopologyNode(msgspec.Struct, frozen=True, kw_only=True):
+    id: str  # PCI address, or a name that is no address: `NUMA 0`, `GPU0`
+    kind: NodeKind
+    name: str
+    parent: str | None = None  # id of the node nearer to the CPU
+    numa_node: int | None = None
+    link: PcieLink | None = None
+
+
+class TopologyPair(msgspec.Struct, frozen=True, kw_only=True):
+    """How two devices reach each other, in the words of `nvidia-smi topo -m`: NV#, PIX, PXB, PHB, NODE, SYS."""
+
+    a: str
+    b: str
+    relation: str
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True):
+    sources: tuple[str, ...]
+    nodes: tuple[TopologyNode, ...] = ()
+    pairs: tuple[TopologyPair, ...] = ()
+    problems: tuple[str, ...] = ()  # what is missing in the sources
+
+
+class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found on one machine."""
+
+    host: str | None
+    taken_at: str | None  # when it was read; UTC, ISO 8601
+    read_from: tuple[str, ...]
+    checks: tuple[CheckResult, ...]
+    topology: Topology | None  # null where nothing about it could be read
+
+
+class HostDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """Where some hosts are unlike the others."""
+
+    fact: str
+    status: Status
+    hosts: tuple[str, ...]  # those that differ
+    usual: str  # what most have
+    found: dict[str, str]  # by host
+    reason: str
+
+
+class HostsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Several machines, each judged on its own and against the others."""
+
+    differences: tuple[HostDifference, ...]
+    not_compared: dict[str, str]  # fact -> why
+    hosts: tuple[DoctorReport, ...]

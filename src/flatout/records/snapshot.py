@@ -1,0 +1,25 @@
+"""What was read of a machine, as raw text: checks judge only this, here or on another machine."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command printed, or why there is nothing."""
+
+    text: str | None = None
+    problem: str = ""  # why `text` is missing, or that it is not whole
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Raw texts of one machine. What is in no field was not read; a missing source never means that all is well."""
+
+    host: str | None = None
+    taken_at: str | None = None  # UTC, ISO 8601
+    read_from: tuple[str, ...] = ()  # `this machine`, or the files that were given
+    files: dict[str, str] = msgspec.field(default_factory=dict)  # path on that machine -> text
+    links: dict[str, str] = msgspec.field(default_factory=dict)  # path of a symbolic link -> where it ends
+    problems: dict[str, str] = msgspec.field(default_factory=dict)  # path -> why it was not read
+    outputs: dict[str, Output] = msgspec.field(default_factory=dict)  # command line, or kind of log -> its text
+    environment: dict[str, str] | None = None  # only variables that training reads; None: not read

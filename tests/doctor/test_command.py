@@ -1,0 +1,198 @@
+"""`flatout doctor` as a user calls it: this machine, bundles, files of tools, several hosts, and what must not leak."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.doctor.samples import HEALTHY_MATRIX, kernel_log, nccl_log, smi
+
+from flatout.doctor.given import bundle_bytes, kind_of, read_given
+from flatout.doctor.secrets import without_secrets
+from flatout.errors import InputError
+from flatout.records.snapshot import Output, Snapshot
+
+
+def doctor(*arguments: str | Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flatout", "doctor", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | (environment or {}),
+    )
+
+
+def statuses(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    assert done.stderr == ""
+    return {check["id"]: check["status"] for check in json.loads(done.stdout)["checks"]}
+
+
+def test_this_machine_is_judged_captured_and_judged_again_alike(tmp_path: Path) -> None:
+    bundle = tmp_path / "machine.json"
+    here = doctor("--json", "--capture", bundle)
+    assert here.returncode == 0
+    content = json.loads(here.stdout)
+    assert (content["schema"], content["version"]) == ("flatout/doctor", 1)
+    for check in content["checks"]:
+        assert check["status"] in ("ok", "info", "warn", "fail", "unknown")
+        assert check["reason"]
+        assert check["read"]
+    again = doctor("--json", "--from", bundle)
+    assert statuses(again) == statuses(here)
+    assert "Traceback" not in here.stderr
+
+
+def test_a_bundle_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    bundle = tmp_path / "machine.json"
+    bundle.write_text("mine")
+    done = doctor("--capture", bundle)
+    assert (done.returncode, bundle.read_text()) == (2, "mine")
+    assert done.stderr.startswith("error: ")
+
+
+def test_text_shows_faults_in_full_and_the_topology(tmp_path: Path) -> None:
+    matrix, query = tmp_path / "topo.txt", tmp_path / "smi.txt"
+    matrix.write_text(HEALTHY_MATRIX)
+    query.write_text(smi({"Remapped Rows/Pending": "Yes"}).outputs["nvidia-smi -q"].text or "")
+    done = doctor("--from", query, "--topology", matrix)
+    assert done.returncode == 0
+    assert "fail    gpu-row-remap" in done.stdout
+    assert "fix       pending: reset the GPU" in done.stdout
+    assert "NV18" in done.stdout
+    assert doctor("--from", query, "--fail-on", "fail").returncode == 1
+
+
+def test_an_nccl_log_is_added(tmp_path: Path) -> None:
+    log = tmp_path / "nccl.log"
+    log.write_text(nccl_log("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'").outputs["NCCL log"].text or "")
+    assert statuses(doctor("--json", "--nccl-log", log))["nccl-log-gpu-direct"] == "fail"
+    assert statuses(doctor("--json", "--from", log))["nccl-log-gpu-direct"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--from", "missing.json"], "cannot be read"),
+        (["--nccl-log", "missing.log"], "cannot be read"),
+        (["--fail-on", "bad"], "must be `fail` or `warn`"),
+        (["--hosts", "missing.json"], "at least 2 hosts"),
+        (["some.json"], "go with `--hosts`"),
+        (["--data", "missing"], "must be a folder"),
+    ],
+)
+def test_a_mistake_is_one_line_and_no_traceback(arguments: list[str], said: str) -> None:
+    done = doctor(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["", "hello\n", "{", "[1]", '{"a": 1}', '{"schema": "flatout/snapshot", "version": 9}', "<a/>"]
+)
+def test_what_is_no_source_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text(text)
+    with pytest.raises(InputError):
+        read_given([path])
+
+
+def test_damaged_bytes_of_every_source_end_in_results_or_in_one_line(tmp_path: Path) -> None:
+    from flatout.doctor.judge import judged
+
+    texts = [HEALTHY_MATRIX, nccl_log("Using network IB").outputs["NCCL log"].text, smi().outputs["nvidia-smi -q"].text]
+    path = tmp_path / "file"
+    for text in texts:
+        assert text is not None
+        data = text.encode()
+        for cut in range(0, len(data), max(1, len(data) // 40)):
+            path.write_bytes(data[:cut] + b"\xff\x00" + data[cut + 5 :])
+            try:
+                report = judged(read_given([path]))
+            except InputError:
+                continue
+            assert all("what was read cannot be understood" not in check.reason for check in report.checks)
+
+
+def test_a_copy_of_sys_is_a_machine(tmp_path: Path) -> None:
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("1: DOWN\n")
+    (port / "phys_state").write_text("3: Disabled\n")
+    assert statuses(doctor("--json", "--from", tmp_path))["rdma-port-state"] == "warn"
+    # The folder of RDMA devices alone is known, too.
+    assert statuses(doctor("--json", "--from", tmp_path / "sys/class/infiniband"))["rdma-port-state"] == "warn"
+
+
+def test_kinds_are_told_from_the_content() -> None:
+    assert kind_of(HEALTHY_MATRIX) == "nvidia-smi topo -m"
+    assert kind_of(kernel_log().outputs["kernel log"].text or "") == "kernel log"
+    for prefix in ("", "2025-01-21T04:41:44,285060+00:00 ", "Jan 21 04:41:44 node-a kernel: ", "<3>[  7.1] "):
+        assert kind_of(f"{prefix}NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus\n") == "kernel log"
+    assert kind_of("nothing") is None
+
+
+SECRETS = "hunter2", "hf_abcdefghijklmnop", "s3cr3tvalue"
+
+
+def test_secrets_are_in_no_bundle_and_no_result(tmp_path: Path) -> None:
+    snapshot = Snapshot(
+        files={
+            "/proc/mounts": "//files/a /data cifs rw,username=me,password=hunter2 0 0\n",
+            "/proc/cmdline": "quiet ks=http://me:hunter2@boot/ks",
+        },
+        outputs={"kernel log": Output(text="[ 1.0] Linux version 6\n[ 2.0] token=hf_abcdefghijklmnop\n")},
+        environment={"NCCL_SECRET_TOKEN": "s3cr3tvalue", "NCCL_DEBUG": "INFO"},
+    )
+    text = bundle_bytes(without_secrets(snapshot)).decode()
+    assert [secret for secret in SECRETS if secret in text] == []
+    assert '"NCCL_DEBUG": "INFO"' in text
+    bundle = tmp_path / "raw.json"
+    bundle.write_bytes(bundle_bytes(snapshot))
+    done = doctor("--json", "--from", bundle)
+    assert [secret for secret in SECRETS if secret in done.stdout] == []
+
+
+def test_a_secret_in_the_environment_is_not_captured(tmp_path: Path) -> None:
+    bundle = tmp_path / "machine.json"
+    doctor("--capture", bundle, environment={"HF_TOKEN": "hf_abcdefghijklmnop", "NCCL_X_PASSWORD": "hunter2"})
+    assert [secret for secret in SECRETS if secret in bundle.read_text()] == []
+
+
+def host(name: str, snapshot: Snapshot, folder: Path, **variables: str) -> Path:
+    path = folder / f"{name}.json"
+    path.write_bytes(bundle_bytes(msgspec.structs.replace(snapshot, host=name, environment=variables)))
+    return path
+
+
+def test_a_host_unlike_the_others_is_named(tmp_path: Path) -> None:
+    for number in range(4):
+        host(f"node-{number}", smi(), tmp_path)
+    odd = smi(*[{"GPU Power Readings/Current Power Limit": "500.00 W"}] * 4, num=3)
+    host("node-9", odd, tmp_path, NCCL_P2P_LEVEL="LOC")
+    done = doctor("--hosts", "--json", tmp_path)
+    content = json.loads(done.stdout)
+    assert content["schema"] == "flatout/doctor-hosts"
+    found = {difference["fact"]: difference["hosts"] for difference in content["differences"]}
+    for fact in ("number of GPUs", "NCCL settings", "power limit of the GPUs", "check nccl-peer-to-peer"):
+        assert found[fact] == ["node-9"], fact
+    assert "kernel" in content["not_compared"]
+    assert "node-9" in doctor("--hosts", tmp_path).stdout
+    assert doctor("--hosts", tmp_path, "--fail-on", "warn").returncode == 1
+
+
+def test_hosts_that_are_alike_have_no_difference(tmp_path: Path) -> None:
+    for number in range(4):
+        host(f"node-{number}", smi(), tmp_path)
+    content = json.loads(doctor("--hosts", "--json", tmp_path).stdout)
+    assert content["differences"] == []
+    assert len(content["hosts"]) == 4
