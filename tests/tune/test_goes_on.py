@@ -85,6 +85,7 @@ def test_it_makes_no_trial_again_and_tears_no_pair(tmp_path: Path, seed: int, mo
 def test_a_real_tuning_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     out = tmp_path / "out"
+    (tmp_path / "runs").mkdir()
 
     def flatout_tune(*options: str) -> subprocess.CompletedProcess[str]:
         job = Path(__file__).with_name("resting.py")
