@@ -18,7 +18,7 @@ import flatout
 
 PACKAGE = Path(flatout.__file__).parent
 
-NOUNS = {"errors", "units", "records", "catalog"}
+NOUNS = {"errors", "units", "secrets", "records", "catalog"}
 # Three rooms that several stages use, and by whom.
 SHARED = {
     "predict": {"diagnose", "plan", "schedule"},
@@ -50,6 +50,7 @@ EVERYTHING = NOUNS | STAGES | COMPOSERS
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "units": set(),
+    "secrets": set(),
     "records": {"errors", "units"},
     "catalog": {"errors", "units", "records"},
     **{stage: NOUNS | {room for room, users in SHARED.items() if stage in users} for stage in STAGES},

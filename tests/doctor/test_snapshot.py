@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+from flatout.doctor.secrets import without_secrets
 from flatout.probe import snapshot as probe
 from flatout.probe.snapshot import read_machine
+from flatout.report.command import masked_command
 
 
 def test_a_tool_that_hangs_with_children_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +33,11 @@ def test_only_variables_that_training_reads_are_kept() -> None:
     snapshot = read_machine({"NCCL_DEBUG": "INFO", "HOME": "/home/me", "AWS_SECRET_ACCESS_KEY": "x", "HF_TOKEN": "x"})
     assert snapshot.environment == {"NCCL_DEBUG": "INFO"}
     assert "/proc/cpuinfo" in snapshot.files
+
+
+def test_bundles_and_commands_know_the_same_secrets() -> None:
+    words = ("--signing-key=abc", "hf_abcdefghijklmnop", "xoxb-123456789012", "https://me:abc@host/x")
+    shown = masked_command(words)
+    assert not any("abc" in word or "123456789012" in word for word in shown)
+    text = without_secrets("\n".join(words[1:]) + "\nAuthorization: Bearer abc\npad_token=7")
+    assert "abc" not in text and "123456789012" not in text and "pad_token=7" in text

@@ -8,24 +8,16 @@ from typing import overload
 import msgspec
 
 from flatout.records.snapshot import Output, Snapshot
+from flatout.secrets import BEARER, KNOWN_SECRETS, MASK, URL_PASSWORD, names_a_secret
 
-MASK = "***"
 _ASSIGNED = re.compile(
     r"(?i)\b([\w.-]{0,40}(?:password|passwd|passphrase|secret|credentials?|api[_-]?key|access[_-]?key|(?<!eos_)(?<!pad_)token)"
     r"[\w.-]{0,40}\s{0,3}[=:]\s{0,3})[^\s,;&\"']+"
 )
-_URL = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
-_KNOWN = re.compile(
-    r"\b(?:hf_\w{10,}|sk-[\w-]{10,}|gh[pousr]_\w{10,}|github_pat_\w{10,}|glpat-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
-    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
-)
-_SECRET_NAME = re.compile(r"(?i)password|passwd|secret|credential|token|api_?key|access_?key|private_?key")
-
-
 # Most lines have none of these, and logs are long.
 _HINTS = (
     *("passw", "passphrase", "secret", "credential", "token", "key", "://", "hf_", "sk-", "github_pat", "glpat"),
-    *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "akia", "asia", "eyj"),
+    *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "akia", "asia", "eyj", "xox", "authorization"),
 )
 
 
@@ -42,7 +34,7 @@ def without_secrets(content: str | Snapshot) -> str | Snapshot:
     environment = content.environment
     if environment is not None:
         environment = {
-            name: MASK if _SECRET_NAME.search(name) else without_secrets(value) for name, value in environment.items()
+            name: MASK if names_a_secret(name) else without_secrets(value) for name, value in environment.items()
         }
     return msgspec.structs.replace(
         content,
@@ -62,7 +54,8 @@ def without_secrets(content: str | Snapshot) -> str | Snapshot:
 def _masked_line(line: str) -> str:
     if not _may_hold_one(line):
         return line
-    return _KNOWN.sub(MASK, _URL.sub(rf"\1{MASK}@", _ASSIGNED.sub(rf"\1{MASK}", line)))
+    line = URL_PASSWORD.sub(rf"\1{MASK}@", _ASSIGNED.sub(rf"\1{MASK}", line))
+    return KNOWN_SECRETS.sub(MASK, BEARER.sub(rf"\1 {MASK}", line) if "authorization" in line.lower() else line)
 
 
 def _may_hold_one(text: str) -> bool:
