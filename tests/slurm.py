@@ -122,7 +122,14 @@ class SlurmLab:
 
     def run(self, *command: str, check: bool = True, env: Mapping[str, str] = os.environ, timeout_s: float = 90) -> str:
         """What a command prints."""
-        done = subprocess.run(
+        done = self.done(*command, env=env, timeout_s=timeout_s)
+        assert done.returncode == 0 or not check, done.stderr
+        return done.stdout
+
+    def done(
+        self, *command: str, env: Mapping[str, str] = os.environ, timeout_s: float = 90
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             command,
             env={**env, **self.environment},
             capture_output=True,
@@ -131,8 +138,6 @@ class SlurmLab:
             check=False,
             stdin=subprocess.DEVNULL,
         )
-        assert done.returncode == 0 or not check, done.stderr
-        return done.stdout
 
     def cancel_all(self) -> None:
         """Nothing runs, and all nodes are up."""

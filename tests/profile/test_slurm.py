@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from tests.gloo_abort import again_if_aborted
 from tests.profile.runs import environment, profiling, recorded, torchrun, words
 from tests.slurm import SlurmLab, free_port
 
@@ -34,6 +36,17 @@ def check_two_ranks(recording: Recording, hostnames: set[str]) -> None:
     assert sorted(file.name for file in Path(recording.path).glob("rank?.json*")) == ["rank0.json.gz", "rank1.json.gz"]
 
 
+def in_two(slurm: SlurmLab, recording: Path, *command: str) -> None:
+    """Run what records one rank on each of both nodes."""
+    done = again_if_aborted(
+        lambda: slurm.done(*command, env=environment(**ports())),
+        lambda done: done.stderr if done.returncode else "",
+        lambda: shutil.rmtree(recording),
+    )
+    assert done.returncode == 0, done.stderr
+    check_two_ranks(read_recording(recording), {slurm.hostname(1), slurm.hostname(2)})
+
+
 def test_srun_that_makes_its_own_allocation(slurm: SlurmLab, tmp_path: Path) -> None:
     recording, done = recorded(tmp_path / "r", ["srun", "-N1", "-n2", *JOB], "--warmup", "12", **ports())
     assert sorted(line.split()[1] for line in done.stdout.splitlines()) == ["0", "1"]
@@ -50,14 +63,12 @@ def test_ranks_on_two_nodes_end_in_one_recording(slurm: SlurmLab, tmp_path: Path
 
 def test_srun_within_an_allocation(slurm: SlurmLab, tmp_path: Path) -> None:
     command = shlex.join([*profiling(tmp_path / "r", "--warmup", "12"), "srun", *LONG_JOB])
-    slurm.run("salloc", "-N2", "--ntasks-per-node=1", "sh", "-c", command, env=environment(**ports()))
-    check_two_ranks(read_recording(tmp_path / "r"), {slurm.hostname(1), slurm.hostname(2)})
+    in_two(slurm, tmp_path / "r", "salloc", "-N2", "--ntasks-per-node=1", "sh", "-c", command)
 
 
 def test_a_flatout_for_each_task_of_two_nodes(slurm: SlurmLab, tmp_path: Path) -> None:
     command = ["srun", "-N2", "--ntasks-per-node=1", *profiling(tmp_path / "r", "--warmup", "12"), *LONG_JOB]
-    slurm.run(*command, env=environment(**ports()))
-    check_two_ranks(read_recording(tmp_path / "r"), {slurm.hostname(1), slurm.hostname(2)})
+    in_two(slurm, tmp_path / "r", *command)
 
 
 def test_a_batch_script_may_record_one_run_after_the_other(slurm: SlurmLab, tmp_path: Path) -> None:

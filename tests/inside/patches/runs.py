@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.gloo_abort import again_if_aborted
+
 import flatout
 
 JOB = Path(__file__).with_name("job.py")
 STARTUP = Path(flatout.__file__).parent / "inside" / "startup"
 TIMEOUT_S = 150
-# torch 2.13's gloo aborts at its teardown, in one of three to eight runs of such a job without Flatout too.
-GLOO_ABORT = "terminate called without an active exception"
-ABORTS = 3
 Patches = Sequence[tuple[str, dict[str, Any]]]
 
 
@@ -50,13 +49,11 @@ class Done:
 def run(
     recording: Path, *arguments: object, patches: Patches = (), ranks: int = 1, is_recorded: bool = False, **more: str
 ) -> Done:
-    done = _run(recording, *arguments, patches=patches, ranks=ranks, is_recorded=is_recorded, **more)
-    for _ in range(ABORTS):
-        if ranks == 1 or GLOO_ABORT not in done.errors:
-            break
-        shutil.rmtree(recording)
-        done = _run(recording, *arguments, patches=patches, ranks=ranks, is_recorded=is_recorded, **more)
-    return done
+    return again_if_aborted(
+        lambda: _run(recording, *arguments, patches=patches, ranks=ranks, is_recorded=is_recorded, **more),
+        lambda done: done.errors if ranks > 1 else "",
+        lambda: shutil.rmtree(recording),
+    )
 
 
 def _run(recording: Path, *arguments: object, patches: Patches, ranks: int, is_recorded: bool, **more: str) -> Done:
