@@ -19,13 +19,18 @@ import msgspec
 import typer
 
 from flatout.catalog import all_gpu_facts, all_models, all_systems
+from flatout.catalog.carbon import all_grids
+from flatout.catalog.prices import Price, Range, all_prices
 from flatout.change.catalogue import FAMILIES, KNOBS
 from flatout.change.fence import FENCES
 from flatout.cli import app
 from flatout.diagnose.explain import explanation, listed
 from flatout.doctor.checks import CHECKS
 from flatout.plan.counts import num_parameters
+from flatout.records.attempts import LeftOut
 from flatout.records.change import Knob, Patch, ValidRange
+from flatout.records.chargeback import BudgetState, Chargeback, CostLine, TeamCost
+from flatout.records.cost import Estimate
 from flatout.records.diagnosis import Blame, Diagnosis, Finding, Job, RankDiagnosis, StepDiagnosis
 from flatout.records.doctor import FAMILIES as CHECK_FAMILIES
 from flatout.records.doctor import (
@@ -40,10 +45,13 @@ from flatout.records.doctor import (
 )
 from flatout.records.events import Quality
 from flatout.records.plan import GroupRegret, Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
+from flatout.records.power import CapAdvice, CapPoint, Ratio
+from flatout.records.spot import Availability, Outcome, SpotAdvice
 from flatout.records.tuning import Bound
 from flatout.records.verdict import NoiseFloor
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
 from flatout.report.tuning_json import AdoptedChange, TriedChange, TuningReport
+from flatout.submit import Submitted
 
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
@@ -111,6 +119,57 @@ def plan_json() -> str:
 def plan_evaluation_json() -> str:
     """The contract `flatout/plan-evaluation`."""
     return _contract("flatout/plan-evaluation", (PlanEvaluation, SourceAccuracy, GroupRegret))
+
+
+def cost_json() -> str:
+    """The contract `flatout/cost`."""
+    return _contract("flatout/cost", (Chargeback, TeamCost, CostLine, Estimate, BudgetState, LeftOut))
+
+
+def power_cap_json() -> str:
+    """The contract `flatout/power-cap`."""
+    return _contract("flatout/power-cap", (CapAdvice, CapPoint, Ratio))
+
+
+def spot_json() -> str:
+    """The contract `flatout/spot`."""
+    return _contract("flatout/spot", (SpotAdvice, Availability, Outcome))
+
+
+def submission_json() -> str:
+    """The contract `flatout/submission`."""
+    return _contract("flatout/submission", (Submitted,))
+
+
+def prices() -> str:
+    """Prices by GPU and terms, then the other factors, each with its source."""
+    known = all_prices()
+    header = ["", "Low", "Typical", "High", "How known", "Source", "Date"]
+    rents = table(["GPU", "Terms", *header[1:]], [[one.gpu, one.terms, *_range(one)] for one in known.gpus])
+    meanings = {
+        "electricity": "Electricity, USD a kWh",
+        "pue": "PUE: data centre over servers",
+        "host": "Host: server over its GPUs",
+        "busy_power_share": "Power of a busy GPU, of its limit",
+        "idle_power_share": "Power of an idle GPU, of its limit",
+    }
+    factors = table(header, [[text, *_range(getattr(known, name))] for name, text in meanings.items()])
+    return f"{rents}\n\n## Other factors\n\n{factors}"
+
+
+def _range(one: Range | Price) -> list[str]:
+    return [*(f"{value:g}" for value in (one.low, one.typical, one.high)), one.provenance, one.source, one.date]
+
+
+def grids() -> str:
+    """Each grid with its grams, and where they are from."""
+    found = all_grids()
+    rows = [
+        [f"`{grid.zone}`", grid.name, f"{grid.g_per_kwh:g}", ", ".join(f"`{name}`" for name in grid.aliases)]
+        for grid in found
+    ]
+    told = f"Source: {found[0].source}. Compared on {found[0].date}."
+    return f"{table(['Code', 'Grid', f'g in {found[0].year}', 'Other names'], rows)}\n\n{told}"
 
 
 def models() -> str:
@@ -387,6 +446,12 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         tuning_json,
         plan_json,
         plan_evaluation_json,
+        cost_json,
+        power_cap_json,
+        spot_json,
+        submission_json,
+        prices,
+        grids,
         models,
         systems,
         plan_accuracy,

@@ -43,7 +43,7 @@ STAGES = {
     ),
     *SHARED,
 }
-COMPOSERS = {"loop", "engine", "tune", "watch", "schedule", "testing"}
+COMPOSERS = {"loop", "engine", "tune", "watch", "schedule", "submit", "testing"}
 EVERYTHING = NOUNS | STAGES | COMPOSERS
 
 # Room -> the rooms that it may import besides itself.

@@ -21,7 +21,7 @@ def tuned_command(tuning: Tuning, *, with_patches: bool = True) -> tuple[str, ..
     for launcher, added in tuning.changes.launch.items():
         words = with_launch_words(words, launcher, added)
     if with_patches and tuning.needs_patches:
-        return ("flatout", "run", "--config", CONFIG, "--", *tuning.command)
+        return ("flatout", "run", "--config", tuning.config, "--", *tuning.command)
     return words
 
 

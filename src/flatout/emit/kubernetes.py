@@ -7,6 +7,8 @@ and `tuned.toml` in the image's working folder.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flatout.emit.command import CONFIG, tuned_command, unplaced, without_srun
 from flatout.emit.heading import commented
 from flatout.emit.rendezvous import PORT, meets, num_nodes, with_rendezvous
@@ -19,46 +21,59 @@ IMAGE = "REPLACE-WITH-YOUR-IMAGE"
 NAME, PODS = "flatout-tuned", "workers"
 
 
-def emit(tuning: Tuning) -> Emitted:
+def emit(
+    tuning: Tuning,
+    *,
+    name: str = NAME,
+    image: str = IMAGE,
+    gpus: int | None = None,
+    limit_s: int | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Emitted:
+    """`gpus` are of a host, in place of those that it was tuned on; `labels` are the JobSet's, as Kueue's queue."""
     tuning, notes = without_srun(tuning)
     hosts = num_nodes(tuning)
-    gpus = _whole(tuning.machine.get("ranks_per_host") or tuning.machine.get("num_ranks"), 0)
-    container: dict[str, Value] = {"name": "train", "image": IMAGE, "command": _command(tuning)}
+    is_nvidia = gpus is not None or tuning.machine.get("device", "").upper().startswith("NVIDIA")
+    if gpus is None:
+        gpus = _whole(tuning.machine.get("ranks_per_host") or tuning.machine.get("num_ranks"), 0)
+    container: dict[str, Value] = {"name": "train", "image": image, "command": _command(tuning, name)}
     if tuning.changes.environment and not tuning.needs_patches:
         container["env"] = [
             {"name": name, "value": value} for name, value in sorted(tuning.changes.environment.items())
         ]
-    if gpus and tuning.machine.get("device", "").upper().startswith("NVIDIA"):
+    if gpus and is_nvidia:
         container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
     job: dict[str, Value] = {
         "parallelism": hosts,
         "completions": hosts,
         "completionMode": "Indexed",
         "backoffLimit": 0,
+        **({"activeDeadlineSeconds": limit_s} if limit_s is not None else {}),
         "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
     }
     text = yaml_text(
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
-            "metadata": {"name": NAME},
+            "metadata": {"name": name, **({"labels": dict(labels)} if labels else {})},
             "spec": {
                 "network": {"enableDNSHostnames": True},
                 "replicatedJobs": [{"name": PODS, "replicas": 1, "template": {"spec": job}}],
             },
         }
     )
-    notes = [f"set `image`: {IMAGE} is a place to fill in", *notes, *unplaced(tuning)]
+    to_set = [f"set `image`: {IMAGE} is a place to fill in"] if image == IMAGE else []
+    notes = [*to_set, *notes, *unplaced(tuning)]
     if tuning.needs_patches:
         notes.append(f"the image must have flatout, and {CONFIG} in its working folder")
     return Emitted(path="jobset.yaml", text=commented(tuning) + text, notes=tuple(notes))
 
 
-def _command(tuning: Tuning) -> list[str]:
+def _command(tuning: Tuning, name: str) -> list[str]:
     """Kubernetes puts variables in the place of `$(NAME)`: of ours, and of none of the user's."""
     words = tuple(word.replace("$(", "$$(") for word in tuned_command(tuning))
     if meets(tuning):
-        first_pod = f"{NAME}-{PODS}-0-0.{NAME}"
+        first_pod = f"{name}-{PODS}-0-0.{name}"
         words = with_rendezvous(
             words,
             (

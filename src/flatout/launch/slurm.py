@@ -108,23 +108,15 @@ class SlurmLauncher:
         _run(["scancel", f"--user={pwd.getpwuid(os.getuid()).pw_name}", f"--name={self._name}"])
 
     def _submit(self, command: Sequence[str], environment: Mapping[str, str], output: Path) -> str:
-        # Within a job, its own variables would speak for the new one.
-        is_job = "SLURM_JOB_ID" in environment
-        kept = {n: v for n, v in environment.items() if not (is_job and n.startswith("SLURM_") and n != "SLURM_CONF")}
         given = [f"--nodelist={self._nodes}"] if self._nodes else []
         fixed = ["--parsable", f"--job-name={self._name}", "--no-requeue", "--export=ALL"]
         file = f"--output={str(output).replace('%', '%%')}"
         submit = ["sbatch", *given, *self._options, *fixed, file, "--open-mode=truncate"]
-        done = _run(submit, environment=kept, text=_script(command, output.parent))
+        done = run_sbatch(submit, environment, _script(command, output.parent))
         if done.returncode and self._nodes:
             self._nodes = None
             return self._submit(command, environment, output)
-        if done.returncode:
-            raise InputError(
-                f"Slurm takes no such job: {_last_line(done.stderr)}",
-                hint="what sbatch needs is given with --sbatch-options '--partition=... --nodes=...'",
-            )
-        return done.stdout.split(";")[0].strip()
+        return job_number(done)
 
     def _follow(self, job: str, output: Path, limit_s: float) -> Ended:
         submitted, began, is_timed_out, is_told = time.monotonic(), None, False, False
@@ -186,6 +178,24 @@ class SlurmLauncher:
             if time.monotonic() - silent_since > _MAX_SILENCE_S:
                 raise FlatoutError(f"Slurm does not answer: {_last_line(done.stderr)}", hint="the same command goes on")
             time.sleep(_SLOWEST_POLL_S)
+
+
+def run_sbatch(words: Sequence[str], environment: Mapping[str, str], script: str) -> subprocess.CompletedProcess[str]:
+    """`sbatch` with `--parsable` among its words, and the script on its standard input."""
+    # Within a job, its own variables would speak for the new one.
+    is_job = "SLURM_JOB_ID" in environment
+    kept = {n: v for n, v in environment.items() if not (is_job and n.startswith("SLURM_") and n != "SLURM_CONF")}
+    return _run(words, environment=kept, text=script)
+
+
+def job_number(done: subprocess.CompletedProcess[str]) -> str:
+    """Of what `run_sbatch` submitted; InputError with what Slurm said where it was refused."""
+    if done.returncode:
+        raise InputError(
+            f"Slurm takes no such job: {_last_line(done.stderr)}",
+            hint="what sbatch needs is given with --sbatch-options '--partition=... --nodes=...'",
+        )
+    return done.stdout.split(";")[0].strip()
 
 
 def job_name(folder: Path) -> str:

@@ -33,6 +33,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, str] = {}  # {"device": "NVIDIA H200", "num_ranks": "4", ...}
     versions: dict[str, str] = {}  # {"torch": "2.11.0", "nccl": "2.28.9", ...}
     date: str = ""  # ISO 8601
+    config: str = "tuned.toml"  # where `flatout run` finds the changes when the emitted file is used
 
     @property
     def needs_patches(self) -> bool:

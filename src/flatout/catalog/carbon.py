@@ -1,0 +1,77 @@
+"""A grid or a cloud region -> grams of CO2 equivalent a kWh, the average of a year, from `carbon.toml`."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import UsageError
+
+_FILE = Path(__file__).with_name("carbon.toml")
+
+
+class _Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[grid]]` of the file."""
+
+    zone: str
+    name: str
+    aliases: tuple[str, ...]
+    g_per_kwh: float
+
+
+class _Grids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    source: str
+    year: int
+    date: str
+    grid: tuple[_Grid, ...]
+
+
+class GridCarbon(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kWh of this grid emitted, averaged over `year`."""
+
+    zone: str
+    name: str
+    aliases: tuple[str, ...]
+    g_per_kwh: float
+    year: int
+    source: str
+    date: str
+
+
+def grid_carbon(region: str) -> GridCarbon:
+    """By the grid's code, its name or a cloud region on it, in any case. UsageError with the nearest names."""
+    found = _by_name().get(region.strip().casefold())
+    if found is None:
+        near = difflib.get_close_matches(region.strip().casefold(), _by_name(), n=3, cutoff=0.5)
+        raise UsageError(
+            f"no grid is known as `{region}`",
+            hint=f"nearest: {', '.join(near)}" if near else "give a country as `FR` or a cloud region as `us-east-1`",
+        )
+    return found
+
+
+@cache
+def all_grids() -> tuple[GridCarbon, ...]:
+    """Every grid of the catalogue, in the order of the file."""
+    found = msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8")), _Grids)
+    return tuple(
+        GridCarbon(
+            zone=grid.zone,
+            name=grid.name,
+            aliases=grid.aliases,
+            g_per_kwh=grid.g_per_kwh,
+            year=found.year,
+            source=found.source,
+            date=found.date,
+        )
+        for grid in found.grid
+    )
+
+
+@cache
+def _by_name() -> dict[str, GridCarbon]:
+    return {name.casefold(): grid for grid in all_grids() for name in (grid.zone, grid.name, *grid.aliases)}

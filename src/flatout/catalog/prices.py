@@ -1,0 +1,171 @@
+"""What a GPU-hour, a kWh and a data centre's overhead cost, from `prices.toml` or a user's file of the same form.
+
+In: a GPU's name as a catalogue, a driver, a trace or Slurm's gres has it. Out: a `Price`, a range with its source and
+date; None where nothing is known, never another GPU's price. No money is computed here: that is `flatout.cost`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from flatout.catalog.gpus import all_gpu_facts, gpu_facts
+from flatout.errors import InputError
+from flatout.records.machine import GpuFacts
+
+_FILE = Path(__file__).with_name("prices.toml")
+
+Terms = Literal["on-demand", "reserved", "spot"]
+TERMS: tuple[Terms, ...] = ("on-demand", "reserved", "spot")
+
+# What people and Slurm's gres types call a GPU without saying which of its forms: the form that training clusters have.
+_SHORT_NAMES = {
+    "v100": "V100 SXM2 16GB",
+    "v100-32gb": "V100 SXM2 32GB",
+    "a100": "A100 SXM 80GB",
+    "a100-80gb": "A100 SXM 80GB",
+    "a100-40gb": "A100 SXM 40GB",
+    "h100": "H100 SXM 80GB",
+    "h100-sxm": "H100 SXM 80GB",
+    "h100-80gb": "H100 SXM 80GB",
+    "h100-pcie": "H100 PCIe 80GB",
+    "h200": "H200 SXM 141GB",
+    "b200": "B200 180GB",
+    "gb200": "GB200 186GB",
+    "b300": "B300 270GB",
+    "gb300": "GB300 279GB",
+    "mi210": "MI210",
+    "mi300x": "MI300X",
+    "t4": "T4",
+    "a10": "A10",
+    "l4": "L4",
+    "l40s": "L40S",
+    "rtx4090": "RTX 4090",
+    "rtx5090": "RTX 5090",
+}
+
+
+_MIG_SLICE = re.compile(r"-?\b[1-7]g[.-]\d+gb.*$")
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A number that differs from place to place: `low` <= `typical` <= `high`, and where they come from."""
+
+    low: float
+    typical: float
+    high: float
+    provenance: Literal["measured", "vendor", "assumed"] = "vendor"
+    source: str = ""
+    date: str = ""
+
+
+class Price(Range, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """USD an hour of one GPU on these terms."""
+
+    gpu: str
+    terms: Terms
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """A user's entries first, then the catalogue's."""
+
+    gpus: tuple[Price, ...]
+    electricity: Range  # USD a kWh
+    pue: Range
+    host: Range  # energy of a GPU server over that of its GPUs
+    busy_power_share: Range  # of the vendor's power limit
+    idle_power_share: Range
+
+    def gpu(self, name: str, terms: Terms = "on-demand") -> Price | None:
+        """USD an hour of this GPU; None where the GPU, or its price on these terms, is not known."""
+        facts = gpu_named(name)
+        wanted = facts.name if facts is not None else name
+        return next((price for price in self.gpus if price.gpu == wanted and price.terms == terms), None)
+
+
+def gpu_named(name: str) -> GpuFacts | None:
+    """The GPU of this name, a catalogue's, a driver's or Slurm's: `h100`, `nvidia_h100_80gb_hbm3`, `a100_1g.10gb`."""
+    folded = name.strip().casefold()
+    by_name = {facts.name.casefold(): facts for facts in all_gpu_facts()}
+    if folded in by_name:
+        return by_name[folded]
+    short = re.sub(r"[\s_]+", "-", folded).removeprefix("nvidia-").removeprefix("amd-").removeprefix("instinct-")
+    short = _MIG_SLICE.sub("", short)  # a slice is priced by its share of its GPU
+    known = _SHORT_NAMES.get(short) or _SHORT_NAMES.get(short.replace("-", ""))
+    if known is not None:
+        return by_name.get(known.casefold())
+    return gpu_facts(name) or _by_gres_type().get(short)
+
+
+@cache
+def _by_gres_type() -> dict[str, GpuFacts]:
+    """slurmd's autodetection writes the driver's name in lower case with `_` for blanks."""
+    return {
+        re.sub(r"[\s_]+", "-", reported.casefold()).removeprefix("nvidia-").removeprefix("amd-"): facts
+        for facts in all_gpu_facts()
+        for reported in facts.reported_names
+    }
+
+
+@cache
+def all_prices() -> Prices:
+    """The catalogue's."""
+    return msgspec.convert(_renamed(tomllib.loads(_FILE.read_text(encoding="utf-8"))), Prices)
+
+
+def read_prices(path: Path) -> Prices:
+    """A user's TOML of the same form, all of it optional; InputError in one line where it has another form."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"`{path}` is no TOML: {error}") from None
+    known = all_prices()
+    unknown = sorted(found.keys() - {"price", *Prices.__struct_fields__} | found.keys() & {"gpus"})
+    if unknown:
+        raise InputError(
+            f"`{path}` has `{unknown[0]}`, but may have [[price]] and {', '.join(Prices.__struct_fields__[1:])}",
+            hint="docs/how-to/cost.md shows such a file",
+        )
+    entries = [_filled(entry) for entry in found.get("price", ())] if isinstance(found.get("price", []), list) else None
+    ranges = {name: _filled(found[name]) for name in Prices.__struct_fields__[1:] if name in found}
+    try:
+        own = msgspec.convert(entries, tuple[Price, ...])
+        changed = {name: msgspec.convert(value, Range) for name, value in ranges.items()}
+    except msgspec.ValidationError as error:
+        raise InputError(f"`{path}`: {error}", hint="docs/how-to/cost.md shows such a file") from None
+    for each in (*own, *changed.values()):
+        if not 0 <= each.low <= each.typical <= each.high < float("inf"):
+            raise InputError(
+                f"`{path}`: 0 <= low <= typical <= high must hold, but they are {each.low}, {each.typical}, {each.high}"
+            )
+    own = tuple(
+        msgspec.structs.replace(price, gpu=facts.name) if (facts := gpu_named(price.gpu)) is not None else price
+        for price in own
+    )
+    return msgspec.structs.replace(known, gpus=(*own, *known.gpus), **changed)
+
+
+def exactly(value: float, source: str) -> Range:
+    """What the user says that it is."""
+    return Range(low=value, typical=value, high=value, provenance="measured", source=source)
+
+
+def _filled(entry: object) -> object:
+    """A single `typical`, or a number, is its own range; what a user says is given, and no seller's list price."""
+    if isinstance(entry, int | float) and not isinstance(entry, bool):
+        entry = {"typical": entry}
+    if not isinstance(entry, dict) or "typical" not in entry:
+        return entry
+    typical = entry["typical"]
+    return {"low": typical, "high": typical, "provenance": "measured", **entry}
+
+
+def _renamed(found: dict[str, object]) -> dict[str, object]:
+    return {("gpus" if name == "price" else name): value for name, value in found.items()}

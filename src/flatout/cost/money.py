@@ -1,0 +1,31 @@
+"""GPU time and kWh -> USD and kg of CO2 equivalent. A price that is not known makes the sum unknown, not 0."""
+
+from __future__ import annotations
+
+from flatout.catalog.carbon import GridCarbon
+from flatout.catalog.prices import Range
+from flatout.cost.estimates import exact, of_range, product, unknown
+from flatout.records.cost import Estimate
+
+S_PER_H = 3600.0
+
+
+def rent(gpu_seconds: float, usd_per_gpu_hour: Range | None, *, gpu: str = "these GPUs") -> Estimate:
+    """USD for GPU time; the electricity is in it."""
+    if not gpu_seconds:
+        return exact(0.0)
+    if usd_per_gpu_hour is None:
+        return unknown(f"no price of {gpu} is known (--gpu-price, --prices)")
+    return of_range(usd_per_gpu_hour, gpu_seconds / S_PER_H)
+
+
+def electricity(kwh: Estimate, usd_per_kwh: Range) -> Estimate:
+    """USD for energy at the meter."""
+    return product(kwh, of_range(usd_per_kwh))
+
+
+def carbon(kwh: Estimate, grid: GridCarbon | None) -> Estimate:
+    """kg of CO2 equivalent. The year's average of the grid: of one hour it is assumed."""
+    if grid is None:
+        return unknown("the grid is not known (--region)")
+    return product(kwh, exact(grid.g_per_kwh / 1000, "assumed"))

@@ -1,0 +1,50 @@
+"""One attempt's GPU time -> lost, used, idle-held or unsplit, in whole GPU-milliseconds that sum to what it held.
+
+- lost: of an attempt that did not end by its own or its user's will (failed, out of time, preempted, requeued, a node
+  failed), what it did since its last checkpoint; all of it where nobody tells that it saves any.
+- idle-held: of the rest, the share in which its GPUs did nothing; used: the share in which they did something.
+- unsplit: the rest of an attempt whose use nobody measured. It is used or idle-held, and which is not known.
+
+Cancelled attempts are not lost: to end a job is its user's choice, as to begin it was.
+"""
+
+from __future__ import annotations
+
+from flatout.records.attempts import JobAttempt, Usage
+from flatout.records.chargeback import LineName, LossCause
+
+CAUSES: dict[str, LossCause] = {
+    "FAILED": "failed",
+    "OUT_OF_MEMORY": "failed",
+    "LAUNCH_FAILED": "node failure",
+    "RECONFIG_FAIL": "node failure",
+    "BOOT_FAIL": "node failure",
+    "NODE_FAIL": "node failure",
+    "TIMEOUT": "time-out",
+    "DEADLINE": "time-out",
+    "PREEMPTED": "preempted",
+    "REQUEUED": "requeued",
+}
+
+
+def split(attempt: JobAttempt, usage: Usage | None) -> dict[LineName, int]:
+    """GPU-milliseconds by line, each at least 0; they sum to `held_ms`."""
+    held = held_ms(attempt)
+    lost = _lost_ms(attempt, usage, held)
+    rest = held - lost
+    if usage is None or usage.busy_share is None:
+        return {"used": 0, "idle_held": 0, "unsplit": rest, "lost": lost}
+    idle = round(rest * (1 - usage.busy_share))
+    return {"used": rest - idle, "idle_held": idle, "unsplit": 0, "lost": lost}
+
+
+def held_ms(attempt: JobAttempt) -> int:
+    return round(attempt.num_gpus * attempt.elapsed_s * 1000)
+
+
+def _lost_ms(attempt: JobAttempt, usage: Usage | None, held: int) -> int:
+    if attempt.state not in CAUSES:
+        return 0
+    if usage is None or usage.checkpoint_interval_s is None:
+        return held
+    return min(held, round(attempt.num_gpus * (attempt.elapsed_s % usage.checkpoint_interval_s) * 1000))

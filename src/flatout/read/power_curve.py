@@ -1,0 +1,65 @@
+"""A CSV of measured power caps -> `PowerSample`s.
+
+    dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power
+
+as Zeus has them: W, s, W. Every other column is part of the configuration. `dataset`, `network`, `model` and `workload`
+say what is trained; where none of them is there, each configuration is a workload of its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+from flatout.errors import InputError
+from flatout.records.power import PowerSample
+
+NUMBERS = ("power_limit", "time_per_epoch", "average_power")
+_WORKLOAD = ("dataset", "network", "model", "workload")
+
+
+def read_power_curve(path: Path) -> tuple[PowerSample, ...]:
+    """InputError in one line, with the line's number, where a number is missing or is none."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            header = [name.strip() for name in reader.fieldnames or ()]
+            missing = [name for name in NUMBERS if name not in header]
+            if missing:
+                raise InputError(
+                    f"`{path}` must have the columns {', '.join(NUMBERS)}, but has no {', '.join(missing)}",
+                    hint="docs/how-to/cost.md says how to measure a curve",
+                )
+            reader.fieldnames = header
+            samples = tuple(_sample(path, reader.line_num, row) for row in reader)
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InputError(f"`{path}` is no CSV: {error}") from None
+    if not samples:
+        raise InputError(f"`{path}` has a header and no measurement")
+    return samples
+
+
+def _sample(path: Path, line: int, row: dict[str, str | None]) -> PowerSample:
+    numbers = []
+    for name in NUMBERS:
+        try:
+            number = float(row[name] or "")
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            raise InputError(f"`{path}`, line {line}: {name} must be a number above 0, but is `{row[name] or ''}`")
+        numbers.append(number)
+    # A row that is too long has its rest under None.
+    keys = [(str(name), value or "") for name, value in row.items() if name not in NUMBERS and isinstance(value, str)]
+    configuration = tuple(value for _, value in keys)
+    workload = tuple(value for name, value in keys if name.casefold() in _WORKLOAD)
+    return PowerSample(
+        configuration=configuration,
+        workload=workload or configuration,
+        limit_w=numbers[0],
+        time_s=numbers[1],
+        power_w=numbers[2],
+    )

@@ -1,0 +1,357 @@
+r"""Slurm's accounting, as `sacct --parsable2` (or `squeue` with `|` between its columns) prints it -> `Attempts`.
+
+    sacct -a -D -P -S 2026-01-01 --format=JobID,State,AllocTRES,ElapsedRaw,Account,User,Submit,Start,End > jobs.txt
+
+In: text with a header that names the columns, in any order and with any other columns between them; `-p` and
+`--delimiter` as they come; plain or gzip. Needed are JobID, State, AllocTRES (or AllocGRES with AllocNodes), and one of
+ElapsedRaw, Elapsed, or Start with End. With -D, Slurm gives a row for each attempt of a job that was requeued.
+
+Out: an attempt for each row of a job. A job's steps are its own time again, so they are counted and left out. Names and
+comments may have line breaks and bytes that are no UTF-8. A row that cannot be read whole is left out, with its line
+and the reason: no field is ever guessed, and a row without its numbers is not a row of zeros.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from flatout.errors import InputError
+from flatout.read.slurm_values import (
+    duration_s,
+    exit_code_of,
+    gpus_of_gres,
+    gpus_of_tres,
+    limit_s,
+    state_of,
+    time_s,
+)
+from flatout.records.attempts import RUNNING_STATES, WAITING_STATES, Attempts, JobAttempt, LeftOut
+
+T = TypeVar("T")
+Progress = Callable[[int, int], None]
+
+COMMAND = "sacct -a -D -P --format=JobID,State,AllocTRES,ElapsedRaw,Account,User,Submit,Start,End,WCKey"
+
+# As squeue names what sacct names otherwise.
+_ALIASES = {
+    "st": "state",
+    "name": "jobname",
+    "time": "elapsed",
+    "timeused": "elapsed",
+    "timelimit": "timelimit",
+    "submittime": "submit",
+    "eligibletime": "eligible",
+    "starttime": "start",
+    "endtime": "end",
+    "nodes": "allocnodes",
+    "nnodes": "allocnodes",
+    "tresalloc": "alloctres",
+    "trespernode": "allocgres",
+    "reqgres": "reqgres",
+}
+_FREE_TEXT = {"jobname", "comment", "admincomment", "systemcomment", "submitline", "workdir", "extra", "licenses"}
+_JOB = re.compile(r"(?P<job>\d+(?:_(?:\d+|\[[^\]]*\]))?(?:\+\d+)?)(?P<step>\.[\w+]+)?")
+_ROWS_A_LOOK = 10_000
+_SHARED = re.compile(r"gres/(shard|mps)\b")
+_NOT_GATHERED_J = 1 << 63  # Slurm's "no value" is close to 2^64
+_SHOWN_PROJECTS = ("wckey", "qos", "partition", "user", "jobname", "comment")
+
+
+def read_sacct(path: Path, *, project: str = "wckey", progress: Progress | None = None) -> Attempts:
+    """InputError where it is no such table; `project` names the column that says which project a job is of.
+
+    `progress` is called now and then with the lines that are read, and all.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"`{path}` is damaged: {error}") from None
+    return parse_sacct(data, name=str(path), project=project, progress=progress)
+
+
+def parse_sacct(data: bytes, *, name: str, project: str = "wckey", progress: Progress | None = None) -> Attempts:
+    """As `read_sacct`, of what was read already."""
+    if project not in _SHOWN_PROJECTS:
+        raise InputError(f"a project must be one of the columns {', '.join(_SHOWN_PROJECTS)}, but is `{project}`")
+    lines = data.split(b"\n")
+    first = next((number for number, line in enumerate(lines) if line.strip()), None)
+    if first is None:
+        raise InputError(f"`{name}` is empty", hint=f"write it with: {COMMAND} > FILE")
+    table = _Table(name, lines[first].rstrip(b"\r"), project)
+    return table.read(lines, first + 1, progress)
+
+
+def merged(files: Sequence[Attempts]) -> Attempts:
+    """Several exports as one: what two of them say of the same attempt counts once, as the later one says it."""
+    kept: dict[object, JobAttempt] = {}
+    repeated = 0
+    for number, attempt in enumerate(attempt for file in files for attempt in file.attempts):
+        key: object = (attempt.cluster, attempt.job, attempt.start_s)
+        if attempt.start_s is None:
+            key = number
+        known = kept.get(key)
+        repeated += known is not None
+        if known is None or attempt.elapsed_s >= known.elapsed_s:
+            kept[key] = attempt
+    return Attempts(
+        path=", ".join(file.path for file in files),
+        attempts=tuple(kept.values()),
+        num_rows=sum(file.num_rows for file in files),
+        num_steps=sum(file.num_steps for file in files),
+        num_repeated=sum(file.num_repeated for file in files) + repeated,
+        left_out=tuple(row for file in files for row in file.left_out),
+        notes=tuple(dict.fromkeys(note for file in files for note in file.notes)),
+    )
+
+
+class _Table:
+    """The columns of one file, and the reading of its rows."""
+
+    def __init__(self, name: str, header: bytes, project: str) -> None:
+        self._name = name
+        self._header = header
+        text = header.decode("utf-8", "replace").lstrip("\ufeff")
+        names = re.match(r"\s*%?([A-Za-z]\w*)(\W+)(?=[A-Za-z])", text)
+        if names is None or (names[2].isspace() and "\t" not in names[2]):
+            raise self._no_header(text)
+        self._delimiter = names[2]
+        columns = [_folded(column) for column in text.split(self._delimiter)]
+        self._position = {column: place for place, column in reversed(list(enumerate(columns))) if column}
+        if not {"jobid", "state"} <= self._position.keys():
+            raise self._no_header(text)
+        self._num_delimiters = len(columns) - 1
+        self._project = project
+        self._is_text = [column in _FREE_TEXT for column in columns]
+        self._check_columns()
+
+    def _no_header(self, text: str) -> InputError:
+        return InputError(
+            f"`{self._name}` must begin with a header that has JobID and State between `|`, but begins with"
+            f" `{text.strip()[:60]}`",
+            hint=f"with -P, and without -n or --noheader: {COMMAND} > FILE",
+        )
+
+    def _check_columns(self) -> None:
+        has = self._position.keys()
+        missing = []
+        if "alloctres" not in has and not {"allocgres", "allocnodes"} <= has:
+            missing.append("AllocTRES")
+        if not ({"elapsedraw"} & has or {"elapsed"} & has or {"start", "end"} <= has):
+            missing.append("ElapsedRaw")
+        if missing:
+            raise InputError(
+                f"`{self._name}` must have the columns JobID, State, AllocTRES and ElapsedRaw, but has no"
+                f" {' and no '.join(missing)}",
+                hint=f"{COMMAND} > FILE",
+            )
+
+    def read(self, lines: Sequence[bytes], first: int, progress: Progress | None) -> Attempts:
+        attempts: list[JobAttempt] = []
+        left_out: list[LeftOut] = []
+        seen: set[bytes] = set()
+        num_rows = num_steps = num_repeated = num_undecoded = num_without = num_shared = 0
+        for number, row in self._records(lines, first):
+            num_rows += 1
+            if progress is not None and num_rows % _ROWS_A_LOOK == 0:
+                progress(number, len(lines))
+            if isinstance(row, str):
+                left_out.append(LeftOut(line=number, reason=row))
+                continue
+            text = row.decode("utf-8", "replace")
+            num_undecoded += "\ufffd" in text
+            fields = text.split(self._delimiter)
+            try:
+                found = self._attempt(fields, number)
+            except ValueError as error:
+                left_out.append(LeftOut(line=number, reason=" ".join(str(error).split())))
+                continue
+            if found is None:
+                num_steps += 1
+            elif found.start_s is not None and row in seen:
+                num_repeated += 1
+            else:
+                seen.add(row)
+                attempts.append(found)
+                num_without += bool(found.elapsed_s and found.num_requested_gpus and not found.num_gpus)
+                num_shared += bool(not found.num_gpus and _SHARED.search(self._text(fields, "alloctres") or ""))
+        notes = []
+        if num_undecoded:
+            notes.append(f"{num_undecoded:,} rows have bytes that are no UTF-8; they stand in names as \ufffd")
+        if any(row.reason.startswith("it has ") for row in left_out) and self._delimiter == "|":
+            notes.append("a name or comment with `|` in it moves the columns: sacct --delimiter='@@' keeps them apart")
+        if num_shared:
+            notes.append(
+                f"{num_shared:,} attempts held shares of GPUs (gres/shard or gres/mps), which are not counted: how many"
+                " shares a GPU has is not told"
+            )
+        if num_without:
+            notes.append(
+                f"{num_without:,} attempts asked for GPUs and AllocTRES has none:"
+                " AccountingStorageTRES of slurm.conf must have gres/gpu"
+            )
+        return Attempts(
+            path=self._name,
+            attempts=tuple(attempts),
+            num_rows=num_rows,
+            num_steps=num_steps,
+            num_repeated=num_repeated,
+            left_out=tuple(left_out),
+            notes=tuple(notes),
+        )
+
+    def _records(self, lines: Sequence[bytes], first: int) -> Iterator[tuple[int, bytes | str]]:
+        """Line numbers from 1, with the row, or with why there is none."""
+        delimiter = self._delimiter.encode()
+        place = first
+        while place < len(lines):
+            line = lines[place].rstrip(b"\r")
+            if not line.strip() or line == self._header:  # of a second export behind the first
+                place += 1
+                continue
+            end = place + 1
+            count = line.count(delimiter)
+            while count < self._num_delimiters and end < len(lines):
+                more = lines[end].rstrip(b"\r")
+                line += b"\n" + more
+                count += more.count(delimiter)
+                end += 1
+            if count != self._num_delimiters:
+                columns = lines[place].count(delimiter) + 1
+                yield place + 1, f"it has {columns} columns, and the header {self._num_delimiters + 1}"
+                place += 1
+                continue
+            if end > place + 1 and any(
+                b"\n" in field and not is_text
+                for field, is_text in zip(line.split(delimiter), self._is_text, strict=True)
+            ):
+                yield place + 1, "the row is cut short, or is no row"
+                place += 1
+                continue
+            while self._is_text[-1] and end < len(lines) and lines[end].strip() and delimiter not in lines[end]:
+                line += b"\n" + lines[end].rstrip(b"\r")
+                end += 1
+            yield place + 1, line
+            place = end
+
+    def _attempt(self, fields: Sequence[str], line: int) -> JobAttempt | None:
+        """None of a step. ValueError where a field says nothing that Slurm writes there."""
+        found = _JOB.fullmatch(self._text(fields, "jobid") or "")
+        if found is None:
+            raise ValueError(f"a JobID must be as 12, 12_7 or 12+1, but is `{self._text(fields, 'jobid') or ''}`")
+        if found["step"] is not None:
+            return None
+        state = state_of(self._text(fields, "state") or "")
+        start_s, end_s = self._value(fields, "start", time_s), self._value(fields, "end", time_s)
+        is_over = state not in WAITING_STATES | RUNNING_STATES
+        elapsed_s = self._elapsed_s(fields, start_s, end_s)
+        num_gpus, gpu_types = self._gpus(fields, elapsed_s)
+        requested = self._text(fields, "reqtres")
+        exit_code, signal = exit_code_of(self._text(fields, "exitcode") or "")
+        energy_j = self._value(fields, "consumedenergyraw", _energy_j)
+        project = self._text(fields, self._project)
+        return JobAttempt(
+            job=found["job"],
+            state=state,
+            elapsed_s=elapsed_s,
+            num_gpus=num_gpus,
+            gpu_types=gpu_types,
+            num_requested_gpus=gpus_of_tres(requested)[0] if requested is not None else None,
+            num_nodes=self._value(fields, "allocnodes", _count),
+            nodes=self._text(fields, "nodelist"),
+            name=self._text(fields, "jobname"),
+            user=self._text(fields, "user"),
+            account=self._text(fields, "account"),
+            project=project.lstrip("*") or None if project else None,  # `*` marks a user's default wckey
+            partition=self._text(fields, "partition"),
+            qos=self._text(fields, "qos"),
+            cluster=self._text(fields, "cluster"),
+            submit_s=self._value(fields, "submit", time_s),
+            eligible_s=self._value(fields, "eligible", time_s),
+            start_s=start_s,
+            end_s=end_s if is_over else None,  # squeue tells when a running one must end
+            time_limit_s=self._time_limit_s(fields),
+            exit_code=exit_code,
+            signal=signal,
+            energy_j=energy_j,
+            line=line,
+        )
+
+    def _elapsed_s(self, fields: Sequence[str], start_s: float | None, end_s: float | None) -> float:
+        elapsed = self._value(fields, "elapsedraw", _seconds)
+        if elapsed is None:
+            elapsed = self._value(fields, "elapsed", duration_s)
+        if elapsed is None and start_s is not None and end_s is not None:
+            if end_s < start_s:
+                raise ValueError("End is before Start")
+            elapsed = end_s - start_s - (self._value(fields, "suspended", duration_s) or 0.0)
+        if elapsed is None:
+            if start_s is None:
+                return 0.0  # it has not begun
+            raise ValueError("how long it ran is not told: it has no ElapsedRaw, no Elapsed and no End")
+        return elapsed
+
+    def _gpus(self, fields: Sequence[str], elapsed_s: float) -> tuple[float, dict[str, float]]:
+        tres = self._text(fields, "alloctres")
+        if tres is not None:
+            number, types = gpus_of_tres(tres)
+            if number:
+                return number, types
+        gres = self._text(fields, "allocgres")
+        if gres is not None:
+            num_nodes = self._value(fields, "allocnodes", _count)
+            if num_nodes is None:
+                raise ValueError("AllocGRES is of one node, and AllocNodes is not told")
+            return gpus_of_gres(gres, num_nodes)
+        if tres is None and elapsed_s and "alloctres" in self._position:
+            raise ValueError("it ran, and AllocTRES is empty: how many GPUs it had is not told")
+        return 0.0, {}
+
+    def _time_limit_s(self, fields: Sequence[str]) -> float | None:
+        minutes = self._text(fields, "timelimitraw")
+        if minutes is not None and minutes.isascii() and minutes.isdigit():
+            return 60.0 * int(minutes)
+        return self._value(fields, "timelimit", limit_s)
+
+    def _text(self, fields: Sequence[str], column: str) -> str | None:
+        place = self._position.get(column)
+        return (fields[place].strip() or None) if place is not None else None
+
+    def _value(self, fields: Sequence[str], column: str, parse: Callable[[str], T | None]) -> T | None:
+        text = self._text(fields, column)
+        if text is None:
+            return None
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ValueError(f"{column}: {error}") from None
+
+
+def _folded(column: str) -> str:
+    name = column.strip().casefold().partition("%")[0].replace("_", "").replace(" ", "")
+    return _ALIASES.get(name, name)
+
+
+def _count(text: str) -> int | None:
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"a count must be a whole number, but is `{text}`")
+    return int(text)
+
+
+def _seconds(text: str) -> float | None:
+    return float(found) if (found := _count(text)) is not None else None
+
+
+def _energy_j(text: str) -> float | None:
+    """0 is what Slurm writes where nothing measures it."""
+    joules = _count(text)
+    return float(joules) if joules and joules < _NOT_GATHERED_J else None

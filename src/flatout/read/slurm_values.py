@@ -1,0 +1,154 @@
+"""The values in Slurm's tables: times, durations, trackable resources (TRES), states and exit codes.
+
+Each function takes the text of a field and gives its value, None where Slurm says that there is none. A ValueError of
+one line says what was expected; the reader of the table adds where.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+NONE_WORDS = frozenset({"", "unknown", "none", "n/a", "(null)", "invalid"})
+
+_DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<a>\d+):)?(?P<b>\d+):(?P<c>\d+)(?P<fraction>\.\d+)?")
+_EPOCH = datetime(1970, 1, 1)
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}")
+_MIG = re.compile(r"(?:.*[_-])?(?P<slices>[1-7])g[._](?P<memory>\d+)gb.*")
+_SLICES_OF_A_GPU = 7
+
+# man squeue, "JOB STATE CODES": of jobs, and the flags that are shown in their place.
+_ABBREVIATED = {
+    "BF": "BOOT_FAIL",
+    "CA": "CANCELLED",
+    "CD": "COMPLETED",
+    "CF": "CONFIGURING",
+    "CG": "COMPLETING",
+    "DL": "DEADLINE",
+    "F": "FAILED",
+    "LF": "LAUNCH_FAILED",
+    "NF": "NODE_FAIL",
+    "OOM": "OUT_OF_MEMORY",
+    "PD": "PENDING",
+    "PO": "POWER_UP_NODE",
+    "PR": "PREEMPTED",
+    "R": "RUNNING",
+    "RD": "RESV_DEL_HOLD",
+    "RF": "REQUEUE_FED",
+    "RH": "REQUEUE_HOLD",
+    "RQ": "REQUEUED",
+    "RS": "RESIZING",
+    "RV": "REVOKED",
+    "S": "SUSPENDED",
+    "SE": "SPECIAL_EXIT",
+    "SI": "SIGNALING",
+    "SO": "STAGE_OUT",
+    "ST": "STOPPED",
+    "TO": "TIMEOUT",
+}
+_STATES = {*_ABBREVIATED.values(), "RECONFIG_FAIL", "UPDATE_DB", "EXPEDITING"}
+
+
+def time_s(text: str) -> float | None:
+    """`2023-01-15T03:01:10`, or seconds since 1970 (SLURM_TIME_FORMAT=%s)."""
+    if text.casefold() in NONE_WORDS:
+        return None
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        if _TIME.fullmatch(text) is None:  # fromisoformat takes other forms too
+            raise ValueError
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"a time must be as 2026-01-31T12:00:00, but is `{text}`") from None
+    return (found - _EPOCH).total_seconds()
+
+
+def duration_s(text: str) -> float | None:
+    """`D-HH:MM:SS`, `HH:MM:SS`, `MM:SS`, with or without a fraction."""
+    if text.casefold() in NONE_WORDS:
+        return None
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"a duration must be as 1-02:03:04, but is `{text}`")
+    if found["days"] is not None and found["a"] is None:  # `1-02:03` is hours and minutes
+        hours, minutes, seconds = int(found["b"]), int(found["c"]), 0
+    else:
+        hours, minutes, seconds = int(found["a"] or 0), int(found["b"]), int(found["c"])
+    whole = ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return whole + float(found["fraction"] or 0)
+
+
+def limit_s(text: str) -> float | None:
+    """A time limit; None where there is none."""
+    if text.casefold() in {"unlimited", "partition_limit", *NONE_WORDS}:
+        return None
+    return duration_s(text)
+
+
+def gpus_of_tres(text: str) -> tuple[float, dict[str, float]]:
+    """`billing=8,gres/gpu=8,gres/gpu:h100=8`: how many GPUs, and how many of each type; 0 where there are none.
+
+    The count without a type has those with one in it, where Slurm tracks both. A MIG slice counts by its sevenths.
+    """
+    untyped: float | None = None
+    types: dict[str, float] = {}
+    for part in text.split(",") if text.casefold() not in NONE_WORDS else ():
+        name, equals, count = part.partition("=")
+        if not name.startswith("gres/gpu") or (len(name) > 8 and name[8] != ":"):  # gres/gpumem, gres/gpuutil
+            continue
+        if not equals or not count.isascii() or not count.isdigit():
+            raise ValueError(f"a number of GPUs must be as gres/gpu=8, but is `{part}`")
+        if len(name) > 9:
+            types[name[9:]] = types.get(name[9:], 0.0) + int(count) * _share(name[9:])
+        else:
+            untyped = float(count)
+    typed = sum(types.values())
+    if untyped is None:
+        return typed, types
+    slices = any(_share(kind) != 1 for kind in types)
+    return (typed if slices else max(untyped, typed)), types
+
+
+def gpus_of_gres(text: str, num_nodes: int) -> tuple[float, dict[str, float]]:
+    """`gpu:h100:8(S:0-1)` on each of the nodes, as squeue and Slurm before 20.11 have it."""
+    types: dict[str, float] = {}
+    number = 0.0
+    for part in re.sub(r"\([^)]*\)", "", text).split(",") if text.casefold() not in NONE_WORDS else ():
+        words = re.split("[:=]", part.removeprefix("gres/").removeprefix("gres:"))
+        if words[0] != "gpu":
+            continue
+        kind, count = (words[1], words[2]) if len(words) == 3 else ("", words[1] if len(words) == 2 else "1")
+        if len(words) == 2 and not count.isdigit():
+            kind, count = count, "1"
+        if not count.isascii() or not count.isdigit():
+            raise ValueError(f"a number of GPUs a node must be as gpu:8, but is `{part}`")
+        found = int(count) * _share(kind) * num_nodes
+        number += found
+        if kind:
+            types[kind] = types.get(kind, 0.0) + found
+    return number, types
+
+
+def state_of(text: str) -> str:
+    """`CANCELLED by 1000` and `CANCELLED+` (cut to the column's width) are CANCELLED, `R` is RUNNING."""
+    word = text.split()[0].removesuffix("+") if text.split() else ""
+    state = _ABBREVIATED.get(word, word)
+    if state not in _STATES:
+        raise ValueError(f"a state must be one of Slurm's, as COMPLETED, but is `{text}`")
+    return state
+
+
+def exit_code_of(text: str) -> tuple[int | None, int | None]:
+    """`1:9`: exit code and signal."""
+    if text.casefold() in NONE_WORDS:
+        return None, None
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if found is None:
+        raise ValueError(f"an exit code must be as 0:0, but is `{text}`")
+    return int(found[1]), int(found[2])
+
+
+def _share(kind: str) -> float:
+    found = _MIG.fullmatch(kind.casefold())
+    return 1.0 if found is None else int(found["slices"]) / _SLICES_OF_A_GPU

@@ -1,0 +1,108 @@
+"""Public records of spot capacity -> `SpotTrace`.
+
+{"metadata": {"gap_seconds": 300}, "data": [0, 1, 1, ...]}   instances to be had, every gap (skypilot-org/spot-traces)
+480000,add,node1 / 600000,remove,node1                       milliseconds, a cluster's nodes (uclasystem/bamboo)
+2021-12-10, 13:07:45, 80                                     a time and how many there are (bamboo's of Google)
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import InputError
+from flatout.records.spot import SpotTrace
+
+_HINT = "docs/how-to/cost.md lists the formats"
+
+
+class _Metadata(msgspec.Struct):
+    gap_seconds: float
+
+
+class _Availability(msgspec.Struct):
+    metadata: _Metadata
+    data: list[int]
+
+
+def read_spot_trace(path: Path) -> SpotTrace:
+    """InputError in one line where it is none of the formats, or holds no time."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"`{path}` is no text, and so no trace of spot instances", hint=_HINT) from None
+    if text.lstrip().startswith("{"):
+        steps, end_s = _json(path, text)
+    else:
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        if not lines:
+            raise InputError(f"`{path}` is empty")
+        is_events = any(word in lines[0][1] for word in ("add", "remove"))
+        steps = _events(path, lines) if is_events else _samples(path, lines)
+        end_s = steps[-1][0]
+    if end_s <= 0 or any(count < 0 for _, count in steps):
+        raise InputError(f"`{path}` must cover some time with counts of 0 or more, and does not", hint=_HINT)
+    kept = [step for place, step in enumerate(steps) if place == 0 or step[1] != steps[place - 1][1]]
+    return SpotTrace(
+        path=str(path), times_s=tuple(time for time, _ in kept), counts=tuple(count for _, count in kept), end_s=end_s
+    )
+
+
+def _json(path: Path, text: str) -> tuple[list[tuple[float, int]], float]:
+    try:
+        found = msgspec.json.decode(text, type=_Availability)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InputError(f"`{path}` is no trace of spot instances: {error}", hint=_HINT) from None
+    gap_s = found.metadata.gap_seconds
+    if not gap_s > 0 or not found.data:
+        raise InputError(f"`{path}` must have a gap above 0 and data, but has {gap_s:g} and {len(found.data)} values")
+    return [(place * gap_s, count) for place, count in enumerate(found.data)], len(found.data) * gap_s
+
+
+def _events(path: Path, lines: list[tuple[int, str]]) -> list[tuple[float, int]]:
+    nodes: set[str] = set()
+    steps: list[tuple[float, int]] = [(0.0, 0)]
+    for number, line in lines:
+        words = [word.strip() for word in line.split(",")]
+        if len(words) != 3 or words[1] not in ("add", "remove") or not words[0].isdecimal():
+            raise InputError(
+                f"`{path}`, line {number}: must be as `480000,add,node1`, but is `{line[:60]}`", hint=_HINT
+            )
+        time_s = int(words[0]) / 1000
+        if time_s < steps[-1][0]:
+            raise InputError(f"`{path}`, line {number}: times must not fall, but {time_s:g} s is before the last line")
+        if words[1] == "add":
+            nodes.add(words[2])
+        else:
+            nodes.discard(words[2])
+        if time_s == steps[-1][0]:
+            steps.pop()
+        steps.append((time_s, len(nodes)))
+    return steps
+
+
+def _samples(path: Path, lines: list[tuple[int, str]]) -> list[tuple[float, int]]:
+    steps: list[tuple[float, int]] = []
+    first: datetime | None = None
+    for number, line in lines:
+        words = [word.strip() for word in line.split(",")]
+        try:
+            if len(words) != 3:
+                raise ValueError
+            time, count = datetime.strptime(f"{words[0]} {words[1]}", "%Y-%m-%d %H:%M:%S"), int(words[2])
+        except ValueError:
+            raise InputError(
+                f"`{path}`, line {number}: must be as `2021-12-10, 13:07:45, 80`, but is `{line[:60]}`", hint=_HINT
+            ) from None
+        first = first or time
+        time_s = (time - first).total_seconds()
+        if steps and time_s < steps[-1][0]:
+            raise InputError(f"`{path}`, line {number}: times must not fall, but {time} is before the last line")
+        if steps and time_s == steps[-1][0]:
+            steps.pop()
+        steps.append((time_s, count))
+    return steps

@@ -1,0 +1,68 @@
+"""A CSV of what was measured of jobs -> `Usage` by job.
+
+    job,busy_share,power_w,checkpoint_interval_s
+    4711,0.82,415,1800
+    4712_3,0.00,,
+
+`busy_share` is the mean share of the time in which the job's GPUs did something, from 0 to 1, as
+DCGM_FI_DEV_GPU_UTIL / 100 over the job's time. `power_w` is the mean of one GPU. A cell may be empty:
+then it is not known. Columns but `job` may be left out, and others are ignored.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from flatout.errors import InputError
+from flatout.records.attempts import Usage
+
+_LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "busy_share": (lambda value: 0 <= value <= 1, "a share from 0 to 1"),
+    "power_w": (lambda value: 0 <= value < 1e5, "watts of one GPU"),
+    "checkpoint_interval_s": (lambda value: 0 < value < math.inf, "seconds above 0"),
+}
+
+
+def read_usage(path: Path) -> dict[str, Usage]:
+    """InputError in one line, with the line's number, where a value is out of range or a job comes twice."""
+    found: dict[str, Usage] = {}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            names = [name.strip() for name in reader.fieldnames or ()]
+            if "job" not in names or not _LIMITS.keys() & set(names):
+                raise InputError(
+                    f"`{path}` must have the column job and one of {', '.join(_LIMITS)}, but has {', '.join(names)}"
+                )
+            reader.fieldnames = names
+            for row in reader:
+                usage = _usage(f"`{path}`, line {reader.line_num}", row)
+                if usage.job in found:
+                    raise InputError(f"`{path}`, line {reader.line_num}: job {usage.job} is there twice")
+                found[usage.job] = usage
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InputError(f"`{path}` is no CSV: {error}") from None
+    return found
+
+
+def _usage(where: str, row: dict[str, str | None]) -> Usage:
+    job = (row["job"] or "").strip()
+    if not job:
+        raise InputError(f"{where}: `job` is empty")
+    values: dict[str, float | None] = dict.fromkeys(_LIMITS)
+    for name, (is_valid, what) in _LIMITS.items():
+        text = (row.get(name) or "").strip()
+        if not text:
+            continue
+        try:
+            values[name] = float(text)
+        except ValueError:
+            values[name] = math.nan
+        if not is_valid(values[name] or 0.0):
+            raise InputError(f"{where}: {name} must be {what}, but is `{text}`")
+    return Usage(job=job, **values)

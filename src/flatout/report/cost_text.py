@@ -1,0 +1,300 @@
+"""Chargeback, power caps and spot advice as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from flatout.records.chargeback import Chargeback, CostLine, TeamCost
+from flatout.records.cost import Estimate
+from flatout.records.power import CapAdvice, Ratio
+from flatout.records.spot import Outcome, SpotAdvice
+from flatout.report.phrases import counted
+from flatout.report.terminal import TextStyle
+from flatout.report.text_table import text_table
+from flatout.units import number, percent
+
+MOST_TEAMS = 12
+MOST_LEFT_OUT = 5
+S_PER_H = 3600.0
+_PROVENANCE = {
+    "measured": "as measured or given",
+    "vendor": "from sellers' list prices",
+    "assumed": "with assumed factors in it",
+    "predicted": "predicted",
+}
+
+
+def chargeback_text(result: Chargeback, *, style: TextStyle) -> str:
+    """Lines of each team, their sum, budgets, and what was not read or is not known."""
+    total = result.total
+    lines = [
+        style.bold(f"{_hours(total.total.gpu_ms)} GPU-hours in {counted(total.num_attempts, 'attempt')}"),
+        *style.wrapped(f"of {counted(total.num_jobs, 'job')}{_when(result)}, prices: {result.terms}"),
+        "",
+    ]
+    rows: list[list[str]] = []
+    for team in result.teams[:MOST_TEAMS]:
+        rows += _team_rows(_name(team), team)
+    if len(result.teams) > MOST_TEAMS:
+        rest = len(result.teams) - MOST_TEAMS
+        rows.append([f"... {rest:,} more: --json", *[""] * 6])
+    if len(result.teams) != 1:
+        rows += _team_rows("all", total)
+    header = ["team / project", "", "GPU-hours", "", "USD", "kWh", "kg CO2"]
+    if total.total.gpu_ms:
+        lines += [*text_table(header, rows, style=style, flexible=[0, 4, 5]), ""]
+    lines += [*_causes(total, style), *_budget_lines(result, style)]
+    if total.total.gpu_ms:
+        lines += _basis(result, style)
+    lines += _unread(result, style)
+    lines += ["", f"next: {_next(result)}"]
+    return "\n".join(lines)
+
+
+def _team_rows(name: str, team: TeamCost) -> Iterator[list[str]]:
+    whole = team.total.gpu_ms
+    is_measured = team.idle_held is not None
+    shown: list[tuple[str, CostLine | None]] = []
+    if is_measured:
+        shown += [("used", team.used), ("idle-held", team.idle_held)]
+    if team.unsplit.gpu_ms:
+        shown.append(("used or idle-held", team.unsplit))
+    if not is_measured:
+        shown.append(("  of it idle-held", None))
+    shown.append(("lost", team.lost))
+    for place, (label, line) in enumerate(shown):
+        first = name if place == 0 else ""
+        if line is None:
+            yield [first, label, "unknown", "", "", "", ""]
+        else:
+            share = percent(line.gpu_ms / whole) if whole else ""
+            yield [
+                first,
+                label,
+                _hours(line.gpu_ms),
+                share,
+                _amount(line.usd, has_range=True),
+                _amount(line.kwh),
+                _amount(line.kg_co2),
+            ]
+
+
+def _name(team: TeamCost) -> str:
+    name = team.team or "(no account)"
+    return f"{name} / {team.project}" if team.project is not None else name
+
+
+def _hours(gpu_ms: int) -> str:
+    return _money(gpu_ms / 3.6e6)
+
+
+def _amount(estimate: Estimate, *, has_range: bool = False) -> str:
+    if estimate.value is None or estimate.low is None or estimate.high is None:
+        return "unknown"
+    if not has_range or estimate.low == estimate.high:
+        return _money(estimate.value)
+    return f"{_money(estimate.value)} ({_money(estimate.low)}-{_money(estimate.high)})"
+
+
+def _money(value: float) -> str:
+    """Three digits, whole numbers above, and millions as `19.3 M`: the JSON has all digits."""
+    if not value:
+        return "0"
+    magnitude = abs(value)
+    if magnitude >= 999_500:
+        return f"{value / 1e6:,.3g} M" if magnitude < 999_500_000 else f"{value / 1e6:,.0f} M"
+    if magnitude >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}" if magnitude >= 1 else f"{value:.2g}"
+
+
+def _when(result: Chargeback) -> str:
+    if result.from_s is None or result.to_s is None:
+        return ""
+    first, last = (datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d") for time_s in (result.from_s, result.to_s))
+    return f", {first} to {last}"
+
+
+def _causes(total: TeamCost, style: TextStyle) -> list[str]:
+    causes = sorted(total.lost_gpu_hours_by_cause.items(), key=lambda each: -each[1])
+    if not causes:
+        return []
+    text = ", ".join(f"{cause} {_hours(round(hours * 3.6e6))}" for cause, hours in causes)
+    return style.wrapped(f"lost GPU-hours by cause: {text}")
+
+
+def _budget_lines(result: Chargeback, style: TextStyle) -> list[str]:
+    lines = []
+    for one in result.budgets:
+        spent = f"{_amount(one.spent_usd, has_range=True)} of {_money(one.budget_usd)} USD"
+        text = f"budget of {one.team}: {one.status}, {spent}"
+        if one.expected_usd is not None:
+            text += f", {_money(one.expected_usd)} expected by the period's end"
+        if one.status == "unknown":
+            text += f": {one.spent_usd.reason}"
+        lines += style.wrapped(text)
+    return lines
+
+
+def _basis(result: Chargeback, style: TextStyle) -> list[str]:
+    """How the numbers are known, or why they are not."""
+    line = result.total.total
+    lines = []
+    for name, estimate in (("USD", line.usd), ("kWh", line.kwh), ("kg CO2", line.kg_co2)):
+        if estimate.value is None:
+            lines += style.wrapped(f"{name} unknown: {estimate.reason}")
+        elif estimate.provenance is not None and estimate.low is not None and estimate.high is not None:
+            span = f", {_money(estimate.low)} to {_money(estimate.high)} in all" if name != "USD" else ""
+            lines += style.wrapped(f"{name}: {_PROVENANCE[estimate.provenance]}{span}")
+    if line.electricity_usd.value is not None:
+        lines += style.wrapped(
+            f"electricity, which is in a rent: {_amount(line.electricity_usd, has_range=True)} USD of it"
+        )
+    if result.measured_share is not None and result.measured_share < 1:
+        known = (
+            f"use was measured of {percent(result.measured_share)} of what was not lost"
+            if result.measured_share
+            else "no use was measured"
+        )
+        lines += style.wrapped(f"idle-held: {known}; give a recording, or --usage FILE")
+    return lines
+
+
+def _unread(result: Chargeback, style: TextStyle) -> list[str]:
+    lines = []
+    if result.left_out:
+        lines += ["", style.bold(f"{number(len(result.left_out))} of {number(result.num_rows)} rows were left out")]
+        for row in result.left_out[:MOST_LEFT_OUT]:
+            lines += style.wrapped(row.reason, indent="  ", label=f"line {row.line}: ")
+        if len(result.left_out) > MOST_LEFT_OUT:
+            lines.append(f"  ... {len(result.left_out) - MOST_LEFT_OUT:,} more: --json has all")
+    for note in result.notes:
+        lines += style.wrapped(note, label="note: ")
+    return lines
+
+
+def _next(result: Chargeback) -> str:
+    source = result.sources[0] if len(result.sources) == 1 and "," not in result.sources[0] else "jobs.txt"
+    if result.total.total.usd.value is None:
+        return f"flatout cost {source} --gpu-type h100"
+    if result.total.idle_held is None:
+        return f"flatout cost {source} --usage usage.csv"
+    return f"flatout cost {source} --json"
+
+
+def cap_text(result: CapAdvice, *, style: TextStyle) -> str:
+    """Each limit against none, the knee, and whether it pays."""
+    lines = [
+        style.bold(f"Power caps against {result.no_cap_w:g} W"),
+        *style.wrapped(
+            f"{number(result.num_configurations)} configurations of {number(result.num_workloads)} workloads; medians, "
+            "and 95 % intervals over workloads"
+        ),
+        "",
+    ]
+    rows = [
+        [
+            f"{point.limit_w:g} W" + (" <- knee" if point.limit_w == result.knee_w else ""),
+            number(point.num_configurations),
+            _change(point.time),
+            _change(point.energy),
+            _change(point.owned) if point.owned is not None else "unknown",
+        ]
+        for point in result.points
+    ]
+    header = ["limit", "of", "time", "energy of the GPU", "owner's cost of a job"]
+    lines += text_table(header, rows, style=style, flexible=[2, 3, 4])
+    lines += ["", *style.wrapped(_pays(result))]
+    if result.num_workloads == 1:
+        lines += style.wrapped("One workload: how another one fares is not known, and its interval has no width.")
+    if result.num_left_out:
+        lines += style.wrapped(
+            f"{number(result.num_left_out)} configurations were not measured at {result.no_cap_w:g} W"
+        )
+    lines += ["", f"next: nvidia-smi --power-limit {result.knee_w:g}   (as root; where power is what is short)"]
+    return "\n".join(lines)
+
+
+def _change(ratio: Ratio) -> str:
+    if ratio.value == ratio.low == ratio.high == 1:
+        return "-"
+    return f"{ratio.value - 1:+.1%} ({ratio.low - 1:+.1%} to {ratio.high - 1:+.1%})"
+
+
+def _pays(result: CapAdvice) -> str:
+    knee = next(point for point in result.points if point.limit_w == result.knee_w)
+    text = (
+        f"At the knee, {result.knee_w:g} W, a job takes {knee.time.value - 1:+.1%} time and"
+        f" {knee.energy.value - 1:+.1%} energy: {1 / knee.energy.value - 1:+.0%} work from the same GPU power. Who"
+        " rents pays for the time. "
+    )
+    if result.break_even_usd_per_gpu_hour is not None:
+        text += (
+            f"For an owner at {result.usd_per_kwh:g} USD a kWh it saves money where an hour of GPU, without"
+            f" electricity, costs less than {result.break_even_usd_per_gpu_hour:.3f} USD. "
+        )
+    if result.usd_per_gpu_hour is None:
+        return text + "What an hour costs is not known: --gpu-price or --gpu-type."
+    if result.cheapest_w == result.no_cap_w:
+        return text + f"At {result.usd_per_gpu_hour:g} USD an hour no cap pays."
+    verdict = "pays" if result.pays else "is cheapest by the median, and its interval has no cap in it: undecided"
+    return text + f"At {result.usd_per_gpu_hour:g} USD an hour a cap of {result.cheapest_w:g} W {verdict}."
+
+
+def spot_text(result: SpotAdvice, *, style: TextStyle) -> str:
+    """How long spot lasts, what the strategies cost and when they finish, and which to take."""
+    there = result.availability
+    lasts = (
+        f"lost after {there.mean_time_to_loss_s / S_PER_H:.2f} h in the mean ({there.num_losses:,} losses)"
+        if there.mean_time_to_loss_s is not None
+        else "never lost"
+    )
+    source = "Young's, from the mean time to loss" if result.is_interval_youngs else "as given"
+    lines = [
+        style.bold(
+            f"{result.work_s / S_PER_H:g} h of work on {_instances(result.num_instances)}, by {_h(result.deadline_s)}"
+        ),
+        *style.wrapped(
+            f"spot was there {percent(there.share)} of the time, {lasts}, away for {_h(there.longest_gap_s)} at most"
+        ),
+        *style.wrapped(
+            f"a checkpoint every {result.checkpoint_interval_s / 60:.1f} min ({source}), {result.checkpoint_cost_s:g} s"
+            f" each; {result.restart_s:g} s a start; {result.spot_usd_per_h:g} against"
+            f" {result.on_demand_usd_per_h:g} USD"
+            " an hour of an instance"
+        ),
+        "",
+    ]
+    rows = [_outcome_row(one) for one in result.outcomes]
+    header = ["", "in time (95 %)", "USD", "p10 to p90", "finish p50", "p90", "p99", "losses"]
+    lines += text_table(header, rows, style=style, flexible=[3])
+    num_starts = result.outcomes[0].num_starts
+    lines += style.wrapped(
+        f"{num_starts} starts, evenly spaced; intervals are of the {result.num_apart:,} that can be a deadline apart"
+    )
+    advice = result.advice or "none of them"
+    lines += ["", *style.wrapped(f"{result.why}", label=f"advice: {advice}: ")]
+    lines += ["", "next: flatout submit --dry-run -- COMMAND"]
+    return "\n".join(lines)
+
+
+def _instances(num_instances: int) -> str:
+    return "1 instance" if num_instances == 1 else f"{num_instances:,} instances"
+
+
+def _outcome_row(one: Outcome) -> list[str]:
+    finish = one.finish_s_quantiles
+    low, high = one.met_share_interval
+    return [
+        one.strategy,
+        f"{percent(one.met_share)} ({low * 100:.0f}-{high * 100:.0f})",
+        _money(one.cost_usd_mean),
+        f"{_money(one.cost_usd_quantiles['p10'])} to {_money(one.cost_usd_quantiles['p90'])}",
+        *(_h(found) if (found := finish[name]) is not None else "unfinished" for name in ("p50", "p90", "p99")),
+        f"{one.losses_mean:.1f}",
+    ]
+
+
+def _h(value_s: float) -> str:
+    return f"{value_s / S_PER_H:.1f} h"

@@ -1,0 +1,69 @@
+"""Which schedulers can be reached from here, and where it was looked for them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from flatout.submit.job import Scheduler
+
+RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")  # `ray start --head` writes its address there
+_PING_S = 20.0
+RAY_DASHBOARD = "http://127.0.0.1:8265"
+
+
+class FoundScheduler(msgspec.Struct, frozen=True, kw_only=True):
+    scheduler: Scheduler
+    is_there: bool
+    looked_for: str
+    address: str | None = None
+
+
+def found_schedulers(environment: Mapping[str, str]) -> tuple[FoundScheduler, ...]:
+    """In the order in which one of them is taken."""
+    path = environment.get("PATH")
+    ray = ray_address(environment)
+    config = environment.get("KUBECONFIG", "").split(":")[0] or str(Path(environment.get("HOME", "~")) / ".kube/config")
+    has_cluster = Path(config).is_file() or "KUBERNETES_SERVICE_HOST" in environment
+    return (
+        FoundScheduler(
+            scheduler="slurm",
+            is_there=shutil.which("sbatch", path=path) is not None and _slurm_answers(environment),
+            looked_for="sbatch on the PATH, with a controller that `scontrol ping` reaches",
+        ),
+        FoundScheduler(
+            scheduler="ray",
+            is_there=ray is not None,
+            looked_for="RAY_API_SERVER_ADDRESS, RAY_ADDRESS as http://..., a Ray that runs here",
+            address=ray,
+        ),
+        FoundScheduler(
+            scheduler="kubernetes",
+            is_there=shutil.which("kubectl", path=path) is not None and has_cluster,
+            looked_for=f"kubectl on the PATH, with {config}",
+        ),
+    )
+
+
+def _slurm_answers(environment: Mapping[str, str]) -> bool:
+    """The commands may be installed where no cluster is."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "ping"], env=environment, capture_output=True, text=True, timeout=_PING_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "is UP" in done.stdout
+
+
+def ray_address(environment: Mapping[str, str]) -> str | None:
+    """Of the dashboard, where Ray takes jobs."""
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+        address = environment.get(name, "")
+        if address.startswith(("http://", "https://")):
+            return address.rstrip("/")
+    return RAY_DASHBOARD if RAY_CLUSTER_FILE.is_file() else None

@@ -1,0 +1,210 @@
+"""`flatout cost` as a user types it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flatout.cli import main
+
+JOBS = """\
+JobID|State|AllocTRES|ElapsedRaw|Account|WCKey|Start|End
+1|COMPLETED|billing=8,gres/gpu=8,gres/gpu:h100=8|7200|vision|detect|2026-01-01T00:00:00|2026-01-01T02:00:00
+1.batch|COMPLETED|gres/gpu=8|7200|vision||2026-01-01T00:00:00|2026-01-01T02:00:00
+2|PREEMPTED|billing=8,gres/gpu=4,gres/gpu:h100=4|3600|language||2026-01-01T00:00:00|2026-01-01T01:00:00
+2|COMPLETED|billing=8,gres/gpu=4,gres/gpu:h100=4|36000|language||2026-01-01T03:00:00|2026-01-01T13:00:00
+nonsense
+3|RUNNING|billing=8,gres/gpu=1,gres/gpu:h100=1|3600|vision|segment|2026-01-02T00:00:00|Unknown
+"""
+CURVE = """\
+model,power_limit,time_per_epoch,average_power
+a,300,100,290
+a,200,105,195
+b,300,100,295
+b,200,104,190
+"""
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0
+) -> tuple[str, str]:
+    monkeypatch.setattr(sys, "argv", ["flatout", "cost", *arguments])
+    ended = main()
+    out, err = capfd.readouterr()
+    assert ended == code, err
+    return out, err
+
+
+def run_json(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    return json.loads(run(monkeypatch, capfd, *arguments, "--json")[0])  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> str:
+    path = tmp_path / "jobs.txt"
+    path.write_text(JOBS)
+    return str(path)
+
+
+def test_one_json_object_with_lines_that_sum(
+    jobs: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = run_json(monkeypatch, capfd, jobs, "--region", "FR")
+    assert (said["schema"], said["version"]) == ("flatout/cost", 1)
+    assert [(team["team"], team["project"], team["total"]["gpu_hours"]) for team in said["teams"]] == [
+        ("language", None, 44.0),
+        ("vision", "detect", 16.0),
+        ("vision", "segment", 1.0),
+    ]
+    total = said["total"]
+    assert total["idle_held"] is None
+    assert total["lost"]["gpu_hours"] == 4
+    assert total["unsplit"]["gpu_hours"] + total["lost"]["gpu_hours"] == total["total"]["gpu_hours"] == 61
+    assert total["total"]["usd"] == {
+        "value": pytest.approx(61 * 2.95),
+        "low": pytest.approx(61 * 1.99),
+        "high": pytest.approx(61 * 5.0),
+        "provenance": "vendor",
+        "reason": "",
+    }
+    assert total["total"]["kg_co2"]["value"] == pytest.approx(total["total"]["kwh"]["value"] * 0.031)
+    assert said["left_out"] == [{"line": 6, "reason": "the row is cut short, or is no row"}]
+    assert (said["num_rows"], said["num_steps"]) == (6, 1)
+
+
+def test_as_text_it_says_what_is_not_known_and_what_to_type_next(
+    jobs: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said, _ = run(monkeypatch, capfd, jobs)
+    assert "61.0 GPU-hours in 4 attempts" in said
+    assert "of it idle-held    unknown" in said
+    assert "lost GPU-hours by cause: preempted 4.00" in said
+    assert "kg CO2 unknown: the grid is not known (--region)" in said
+    assert "1 of 6 rows were left out" in said
+    assert "line 6: the row is cut short" in said
+    assert said.splitlines()[-1] == f"next: flatout cost {jobs} --usage usage.csv"
+    assert [line for line in said.splitlines()[:-1] if len(line) > 80] == []
+
+
+def test_measured_use_is_taken_from_a_file(
+    jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    usage = tmp_path / "usage.csv"
+    usage.write_text("job,busy_share,power_w\n1,0.5,400\n2,1,\n3,0,\n")
+    total = run_json(monkeypatch, capfd, jobs, "--usage", str(usage))["total"]
+    assert total["used"]["gpu_hours"] == 8 + 40
+    assert total["idle_held"]["gpu_hours"] == 8 + 1
+    said, _ = run(monkeypatch, capfd, jobs, "--usage", str(usage))
+    assert "idle-held" in said and "unknown" not in said.split("USD:")[0].replace("kg CO2", "").split("lost GPU")[1]
+
+
+def test_standard_input_and_own_prices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text('[[price]]\ngpu = "h100"\nterms = "reserved"\ntypical = 1.0\n')
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(JOBS.encode())))
+    said = run_json(monkeypatch, capfd, "-", "--prices", str(prices), "--terms", "reserved")
+    assert said["total"]["total"]["usd"]["value"] == 61
+    assert said["sources"] == ["standard input"]
+
+
+@pytest.mark.parametrize(
+    ("budgets", "code"),
+    [
+        (["vision=1000"], 0),
+        (["vision=50"], 1),  # 17 GPU-hours at 2.95
+        (["vision=60"], 0),  # may be over: at 5.00 it is
+        (["audio=1"], 0),
+    ],
+)
+def test_a_budget_that_is_over_ends_with_1_where_asked(
+    jobs: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], budgets: list[str], code: int
+) -> None:
+    options = [word for text in budgets for word in ("--budget", text)]
+    run(monkeypatch, capfd, jobs, *options)
+    said, _ = run(monkeypatch, capfd, jobs, *options, "--fail-on-budget", code=code)
+    assert "budget of" in said
+
+
+def test_a_budget_that_cannot_be_judged_fails_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "jobs.txt"
+    path.write_text("JobID|State|AllocTRES|ElapsedRaw|Account\n1|COMPLETED|gres/gpu=8|7200|vision\n")
+    said, _ = run(monkeypatch, capfd, str(path), "--budget", "vision=5", "--fail-on-budget", code=1)
+    assert "budget of vision: unknown" in said
+    assert "no price of GPUs whose type Slurm does not tell is known" in " ".join(said.split())
+
+
+def test_a_checkpoint_saves_what_came_before_it(
+    jobs: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = run_json(monkeypatch, capfd, jobs, "--checkpoint-interval", "25m")
+    assert said["total"]["lost"]["gpu_hours"] == pytest.approx(4 * 10 / 60)
+
+
+def test_power_caps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "curve.csv"
+    path.write_text(CURVE)
+    said = run_json(monkeypatch, capfd, "power-cap", str(path), "--gpu-price", "2", "--electricity", "0.1")
+    assert (said["schema"], said["knee_w"], said["cheapest_w"], said["pays"]) == ("flatout/power-cap", 200, 300, False)
+    assert said["usd_per_kwh"] == 0.1
+    text, _ = run(monkeypatch, capfd, "power-cap", str(path), "--gpu-type", "h100")
+    assert "no cap pays" in " ".join(text.split())
+    assert text.splitlines()[-1].startswith("next: nvidia-smi --power-limit 200")
+    text, _ = run(monkeypatch, capfd, "power-cap", str(path))
+    assert "What an hour costs is not known" in " ".join(text.split())
+
+
+def test_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": ([1] * 30 + [0] * 6) * 20}))
+    options = ["spot", str(path), "--work-hours", "10", "--deadline", "20h", "--gpu-type", "h100"]
+    said = run_json(monkeypatch, capfd, *options)
+    assert (said["schema"], said["advice"]) == ("flatout/spot", "spot")
+    assert said["is_interval_youngs"] is True
+    assert said["checkpoint_interval_s"] == pytest.approx((2 * 30 * 30 * 600 * 20 / 20) ** 0.5)
+    assert [one["strategy"] for one in said["outcomes"]] == ["spot", "on-demand", "mix"]
+    text, _ = run(monkeypatch, capfd, *options, "--instances", "1", "--gpus-per-instance", "8")
+    assert "advice: spot: " in text
+    assert "10 against 23.6 USD an hour" in " ".join(text.split())
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.txt"], "cannot be read"),
+        (["power-cap"], "takes one file, but got 0"),
+        (["spot", "a", "b"], "takes one file, but got 2"),
+        (["spot", "a"], "needs --work-hours above 0 and --deadline"),
+        (["{jobs}", "--region", "us-est-1"], "no grid is known"),
+        (["{jobs}", "--terms", "gift"], "`--terms` must be one of"),
+        (["{jobs}", "--gpu-type", "h1000"], "`--gpu-type` must be a GPU of the catalogue"),
+        (["{jobs}", "--gpu-price", "-1"], "`--gpu-price` must be USD of 0 or more"),
+        (["{jobs}", "--electricity", "nan"], "`--electricity` must be USD"),
+        (["{jobs}", "--budget", "vision"], "`--budget` must be TEAM=USD"),
+        (["{jobs}", "--budget", "v=1", "--budget", "v=2"], "`--budget` must be TEAM=USD, once a team"),
+        (["{jobs}", "--usage", "{jobs}"], "must have the column job"),
+        (["{jobs}", "--checkpoint-interval", "0m"], "must be a time above 0"),
+        (["{jobs}", "--project", "node"], "a project must be one of"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(
+    jobs: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    out, err = run(monkeypatch, capfd, *(word.format(jobs=jobs) for word in arguments), code=2)
+    assert out == ""
+    assert err.startswith("error: ") and message in err.splitlines()[0]
+    assert len(err.splitlines()) <= 2
