@@ -51,6 +51,8 @@ from flatout.records.tuning import Bound
 from flatout.records.verdict import NoiseFloor
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
 from flatout.report.tuning_json import AdoptedChange, TriedChange, TuningReport
+from flatout.schedule.live.actions import Action, Reservation
+from flatout.schedule.live.controller import Cycle
 from flatout.submit import Submitted
 
 ROOT = Path(__file__).parent.parent
@@ -170,6 +172,11 @@ def grids() -> str:
     ]
     told = f"Source: {found[0].source}. Compared on {found[0].date}."
     return f"{table(['Code', 'Grid', f'g in {found[0].year}', 'Other names'], rows)}\n\n{told}"
+
+
+def schedule_cycle_json() -> str:
+    """The contract `flatout/schedule-cycle`."""
+    return _contract("flatout/schedule-cycle", (Cycle, Action, Reservation))
 
 
 def models() -> str:
@@ -452,6 +459,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         submission_json,
         prices,
         grids,
+        schedule_cycle_json,
         models,
         systems,
         plan_accuracy,

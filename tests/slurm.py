@@ -49,7 +49,7 @@ MailProg=/bin/true
 ReturnToService=1
 KillWait=2
 SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=2,sched_interval=2,sched_min_interval=0,batch_sched_delay=0
+SchedulerParameters=bf_interval={interval},sched_interval={interval},sched_min_interval=0,batch_sched_delay=0
 DebugFlags=NO_CONF_HASH
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -57,6 +57,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 AccountingStorageType=accounting_storage/none
 JobRequeue=1
+{more}
 {nodes}
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=0 State=UP
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP
@@ -64,15 +65,28 @@ PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP
 
 
 class SlurmLab:
-    """Use in a `with` block. `environment` has what Slurm's commands need to find it."""
+    """Use in a `with` block. `environment` has what Slurm's commands need to find it.
 
-    def __init__(self, folder: Path) -> None:
+    Many nodes share this machine's host name (`is_apart=False`), which is quicker. A GPU is a link to /dev/null.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_nodes: int = NUM_NODES,
+        gpus_per_node: int = 0,
+        is_apart: bool = True,
+        settings: str = "",
+        interval_s: int = 2,
+    ) -> None:
         self.folder = folder
+        self._gpus_per_node, self._settings, self._interval_s = gpus_per_node, settings, interval_s
         self.conf = folder / "slurm.conf"
         self.environment = {"SLURM_CONF": str(self.conf)}
         self.login_only = folder / "login_only"
-        self.nodes = [f"n{number}" for number in range(1, NUM_NODES + 1)]
-        self.has_hostnames = (
+        self.nodes = [f"n{number}" for number in range(1, num_nodes + 1)]
+        self.has_hostnames = is_apart and (
             subprocess.run(
                 ["unshare", "--uts", "--mount", "hostname", "n1"], capture_output=True, check=False
             ).returncode
@@ -83,11 +97,12 @@ class SlurmLab:
     def __enter__(self) -> SlurmLab:
         for name in ("state", "login_only", *(f"spool-{node}" for node in self.nodes)):
             (self.folder / name).mkdir(parents=True)
-        ports = _free_ports(1 + NUM_NODES)
+        ports = _free_ports(1 + len(self.nodes))
+        gres = self._fake_gpus()
         own = "{node}" if self.has_hostnames else socket.gethostname()
         nodes = [
             f"NodeName={node} NodeHostname={own.format(node=node)} NodeAddr=127.0.0.1 Port={port} CPUs=8 Boards=1"
-            " SocketsPerBoard=1 CoresPerSocket=8 ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN"
+            f" SocketsPerBoard=1 CoresPerSocket=8 ThreadsPerCore=1 RealMemory=4000{gres} State=UNKNOWN"
             for node, port in zip(self.nodes, ports[1:], strict=True)
         ]
         self.conf.write_text(
@@ -96,6 +111,8 @@ class SlurmLab:
                 user=pwd.getpwuid(os.getuid()).pw_name,
                 folder=self.folder,
                 controller_port=ports[0],
+                interval=self._interval_s,
+                more=self._settings + ("GresTypes=gpu\n" if gres else ""),
                 nodes="\n".join(nodes),
             )
         )
@@ -146,6 +163,13 @@ class SlurmLab:
             self.run("scontrol", "update", f"nodename={node}", "state=resume", check=False)
         self._wait_until_idle()
 
+    def pause(self) -> None:
+        """The controller answers nothing until `resume`."""
+        self._daemons[0].send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._daemons[0].send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """Jobs first: the end of a job whose daemon is gone would leave its steps behind."""
         if self._daemons and self._daemons[0].poll() is None:
@@ -162,6 +186,18 @@ class SlurmLab:
             with suppress(psutil.Error, OSError):
                 if process.info["name"] == "slurmstepd" and process.environ().get("SLURM_CONF") == str(self.conf):
                     process.kill()
+
+    def _fake_gpus(self) -> str:
+        """What is said of them in a node's line; Slurm takes no plain file for a GPU, but a link to a device."""
+        if not self._gpus_per_node:
+            return ""
+        last = self._gpus_per_node - 1
+        devices = self.folder / "gpus"
+        devices.mkdir()
+        for number in range(self._gpus_per_node):
+            (devices / f"nvidia{number}").symlink_to("/dev/null")
+        (self.folder / "gres.conf").write_text(f"Name=gpu Type=h100 File={devices}/nvidia[0-{last}]\n")
+        return f" Gres=gpu:h100:{self._gpus_per_node}"
 
     def _apart(self, node: str) -> tuple[str, ...]:
         if not self.has_hostnames:
@@ -190,7 +226,7 @@ class SlurmLab:
         while True:
             ended = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
             states = [] if ended else self.run("sinfo", "-hNo", "%N %T", "-p", "low", check=False).split()
-            if states[1::2] == ["idle"] * NUM_NODES:
+            if states[1::2] == ["idle"] * len(self.nodes):
                 return
             if ended or time.monotonic() > deadline:
                 logs = "\n".join(log.read_text(errors="replace")[-2000:] for log in self.folder.glob("*.log"))

@@ -67,6 +67,7 @@ def _options(
 
 for _verb in VERBS:
     app.command(_verb)(getattr(import_module(f"flatout.cli.{_verb}"), _verb))
+app.add_typer(import_module("flatout.cli.schedule").app, name="schedule")
 
 
 def main() -> int:

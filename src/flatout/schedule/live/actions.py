@@ -1,0 +1,123 @@
+"""One thing done to a scheduler: what it was before, what it is to be, and why.
+
+`observed` reads from a view what an action changes, in the same words as `previous` and `value`. So it is known after a
+crash whether an action was done, and before an undo whether somebody else has changed the same since.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from flatout.schedule.live.view import ClusterView, JobView
+
+Kind = Literal[
+    "priority",
+    "nice",
+    "hold",
+    "release",
+    "requeue",
+    "requeue-hold",
+    "partition",
+    "qos",
+    "job-reservation",
+    "drain",
+    "resume",
+    "reserve",
+    "unreserve",
+]
+HELD, FREE = "held", "free"
+REQUEUED = "requeued"
+IN_SERVICE = "in service"
+ABSENT, PRESENT = "absent", "present"
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    user: str
+    nodes: tuple[str, ...]
+    duration_min: int
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """`target` is a job, a node or a reservation. Actions of one `group` are of use only together.
+
+    `cause` is the job for which room is made. `attained_gpu_s` is the GPU-time that a requeued job had in this run.
+    """
+
+    kind: Kind
+    target: str
+    previous: str
+    value: str
+    reason: str
+    group: str = ""
+    cause: str = ""
+    attained_gpu_s: float = 0.0
+    submit_unix_s: float | None = None  # of a requeued job, which Slurm forgets
+    reservation: Reservation | None = None
+
+    @property
+    def is_putting_back(self) -> bool:
+        """It ends what an earlier action began, so that no limit may keep it from being done."""
+        return self.kind in ("release", "resume", "unreserve")
+
+
+def sentence(action: Action) -> str:
+    """What is done and why, in one line."""
+    target, before, after = action.target, action.previous, action.value
+    done = f"{action.kind} {target}"
+    match action.kind:
+        case "priority" | "nice" | "partition" | "qos":
+            done = f"set {action.kind} of job {target} from {before or 'none'} to {after}"
+        case "hold" | "release" | "requeue":
+            done = f"{action.kind} job {target}"
+        case "requeue-hold":
+            done = f"requeue job {target} and hold it"
+        case "job-reservation":
+            done = f"put job {target} into reservation {after}"
+        case "drain" | "resume":
+            done = f"{action.kind} node {target}"
+        case "reserve":
+            assert action.reservation is not None
+            done = f"reserve {','.join(action.reservation.nodes)} as {target} for {action.reservation.user}"
+        case "unreserve":
+            done = f"delete reservation {target}"
+    return f"{done}: {action.reason}"
+
+
+def observed(action: Action, view: ClusterView) -> str | None:
+    """None where the target is not there, or is past the state in which the action means something."""
+    if action.kind in ("reserve", "unreserve"):
+        return PRESENT if action.target in view.reservations else ABSENT
+    if action.kind in ("drain", "resume"):
+        node = view.node(action.target)
+        return None if node is None else node.reason if node.is_drained else IN_SERVICE
+    job = view.job(action.target)
+    return None if job is None else _of_job(action, job)
+
+
+def _of_job(action: Action, job: JobView) -> str | None:
+    if job.state == "ended":
+        return None
+    if action.kind in ("requeue", "requeue-hold"):
+        return running_since(job) if job.state in ("running", "suspended") else REQUEUED
+    if job.state != "pending":
+        return None
+    match action.kind:
+        case "priority":
+            return str(job.priority)
+        case "nice":
+            return str(job.nice)
+        case "partition":
+            return job.partition
+        case "qos":
+            return job.qos
+        case "job-reservation":
+            return job.reservation or ABSENT
+        case _:
+            return HELD if job.is_held else FREE
+
+
+def running_since(job: JobView) -> str:
+    """Names one run of a job: after a requeue it starts at another time."""
+    return f"running since {job.start_unix_s or 0:.0f}"

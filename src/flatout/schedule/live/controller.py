@@ -1,0 +1,202 @@
+"""The controller: read, decide, act; again after a while. Acts only where it has a log, else it says what it would do.
+
+    each action:  written to the log and synced -> done by the scheduler -> its outcome written
+
+Killed at any moment and started again, it finds in the log what it had begun, sees on the cluster whether that was
+done, and decides anew; so nothing is done twice, and the hourly limit holds over restarts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+
+import msgspec
+
+from flatout.errors import FlatoutError, OutputError
+from flatout.schedule.live.actions import Action, observed, running_since, sentence
+from flatout.schedule.live.decide import Settings, decide
+from flatout.schedule.live.log import Entry, LogFile
+from flatout.schedule.live.memory import Memory, remember
+from flatout.schedule.live.slurm import RefusedError, Scheduler, UnavailableError
+from flatout.schedule.live.view import ClusterView, Failure
+from flatout.schedule.live.words import gpus
+
+Say = Callable[[str], None]
+_SETTLE_S = 1.0
+
+
+class Cycle(msgspec.Struct, frozen=True, kw_only=True):
+    """What one look at the cluster led to. `held_back` exceeded the hourly limit."""
+
+    unix_s: float
+    num_running: int
+    num_waiting: int
+    num_gpus: int
+    num_free_gpus: int
+    actions: tuple[Action, ...]
+    outcomes: tuple[str, ...]  # done, failed, unknown; would, in a dry run
+    held_back: tuple[Action, ...]
+
+
+class Controller:
+    """`enrich` adds what the scheduler does not know to a view: idle GPUs, predictions. `log` None is a dry run."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        settings: Settings,
+        *,
+        log: LogFile | None,
+        former: tuple[Sequence[Entry], Sequence[Failure]] = ((), ()),
+        max_actions_per_hour: int,
+        enrich: Callable[[ClusterView], ClusterView],
+        say: Say,
+    ) -> None:
+        self._scheduler, self._settings, self._log, self._former = scheduler, settings, log, former
+        self._max, self._enrich, self._say = max_actions_per_hour, enrich, say
+        self._down: set[str] | None = None
+        if log is not None and any(entry.outcome == "unknown" for entry in log.entries):
+            time.sleep(_SETTLE_S)  # what was on its way when it was killed arrives
+
+    def cycle(self) -> Cycle:
+        """One look, and what follows from it. UnavailableError where the scheduler does not answer."""
+        view = self._enrich(self._scheduler.read())
+        self._settle(view)
+        self._note_failures(view)
+        entries, failures = (self._log.entries, self._log.failures) if self._log is not None else self._former
+        memory = remember(entries, failures, view.now_unix_s)
+        view = _recalled(view, memory)
+        allowed, held_back = _within(decide(view, memory, self._settings), self._max - memory.num_actions_last_hour)
+        done = list(self._act(allowed))
+        if held_back:
+            self._say(f"{len(held_back)} more held back: at most {self._max} actions an hour")
+        return Cycle(
+            unix_s=view.now_unix_s,
+            num_running=sum(job.state == "running" for job in view.jobs),
+            num_waiting=sum(job.is_waiting for job in view.jobs),
+            num_gpus=sum(node.num_gpus for node in view.nodes),
+            num_free_gpus=sum(view.free_gpus().values()),
+            actions=tuple(action for action, _ in done),
+            outcomes=tuple(outcome for _, outcome in done),
+            held_back=tuple(held_back),
+        )
+
+    def _settle(self, view: ClusterView) -> None:
+        """What became of actions whose outcome the controller could not write."""
+        if self._log is None:
+            return
+        for entry in self._log.entries:
+            if entry.outcome == "unknown":
+                is_done = observed(entry.action, view) == entry.action.value
+                self._log.end(entry, "done" if is_done else "failed", "seen on the cluster afterwards")
+                self._say(f"{'done' if is_done else 'not done'} before the restart: {sentence(entry.action)}")
+
+    def _note_failures(self, view: ClusterView) -> None:
+        """A node that goes down while it is watched has failed once."""
+        down = {node.name for node in view.nodes if node.is_down}
+        known, self._down = self._down, down
+        if self._log is None or known is None:
+            return
+        for name in sorted(down - known):
+            self._log.failed(Failure(node=name, unix_s=view.now_unix_s))
+
+    def _act(self, actions: Iterable[Action]) -> Iterable[tuple[Action, str]]:
+        given_up: set[str] = set()
+        for action in actions:
+            if action.group and action.group in given_up:
+                continue
+            if self._log is None:
+                self._say(f"would {sentence(action)}")
+                yield action, "would"
+                continue
+            outcome = self._do(action, self._log)
+            if outcome != "done" and action.group:
+                given_up.add(action.group)  # the rest of it would be for nothing
+            yield action, outcome
+
+    def _do(self, action: Action, log: LogFile) -> str:
+        if action.kind in ("requeue", "requeue-hold"):
+            # Slurm would run a job again that has ended since it was looked at.
+            job = self._scheduler.job(action.target)
+            if job is None or job.state != "running" or running_since(job) != action.previous:
+                self._say(f"left out: {sentence(action)} (it no longer runs)")
+                return "failed"
+        entry = log.begin(action)
+        try:
+            self._scheduler.perform(action)
+        except RefusedError as error:
+            log.end(entry, "failed", str(error))
+            self._say(f"refused: {sentence(action)} ({error})")
+            return "failed"
+        except UnavailableError as error:
+            self._say(f"unknown whether done: {sentence(action)} ({error})")
+            return "unknown"
+        log.end(entry, "done")
+        self._say(sentence(action))
+        return "done"
+
+
+def named(scheduler: Scheduler, *, interval_s: float, once: bool, say: Say) -> str:
+    """The cluster's name, once it answers."""
+    while True:
+        try:
+            return scheduler.cluster()
+        except UnavailableError as error:
+            if once:
+                raise
+            say(f"{error}; trying again in {interval_s:.0f} s")
+            time.sleep(interval_s)
+
+
+def run(controller: Controller, *, interval_s: float, once: bool, say: Say, report: Callable[[Cycle], None]) -> None:
+    """Until it is interrupted, or one cycle. A scheduler that does not answer is said in one line and tried again."""
+    while True:
+        started = time.monotonic()
+        try:
+            report(controller.cycle())
+        except OutputError:
+            raise  # a log that cannot be written
+        except FlatoutError as error:
+            if once:
+                raise
+            say(f"{error}; trying again in {interval_s:.0f} s")
+        if once:
+            return
+        time.sleep(max(interval_s - (time.monotonic() - started), 0.1))
+
+
+def summary(cycle: Cycle) -> str:
+    """One line on what was seen."""
+    return (
+        f"{cycle.num_running} jobs run, {cycle.num_waiting} wait;"
+        f" {cycle.num_free_gpus} of {gpus(cycle.num_gpus)} are free"
+    )
+
+
+def _recalled(view: ClusterView, memory: Memory) -> ClusterView:
+    """With what a scheduler forgets of jobs that were requeued: what they have had, and since when they wait."""
+    jobs = tuple(
+        msgspec.structs.replace(job, submit_unix_s=min(job.submit_unix_s, memory.submit_unix_s[job.id]))
+        if job.id in memory.submit_unix_s
+        else job
+        for job in view.jobs
+    )
+    return msgspec.structs.replace(view, jobs=jobs, attained_gpu_s=memory.attained_gpu_s)
+
+
+def _within(actions: Sequence[Action], left: int) -> tuple[list[Action], list[Action]]:
+    """What the limit allows, and what not; a group is done whole or not at all, and what puts back is always done."""
+    allowed: list[Action] = []
+    held_back: list[Action] = []
+    for group, members in groupby(actions, key=lambda action: action.group):
+        together = list(members)
+        for part in [together] if group else [[action] for action in together]:
+            number = sum(not action.is_putting_back for action in part)
+            if number <= left:
+                left -= number
+                allowed.extend(part)
+            else:
+                held_back.extend(part)
+    return allowed, held_back

@@ -1,0 +1,296 @@
+"""A view of a cluster, what was done before, and the operator's settings -> the actions to take now, with reasons.
+
+A pure function. It never touches a job that the operator protects or leaves out, requeues only jobs that may be
+requeued, and drains no node that is drained already, by whomever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from flatout.schedule.live.actions import ABSENT, FREE, HELD, IN_SERVICE, PRESENT, REQUEUED, Action, Reservation
+from flatout.schedule.live.actions import running_since as since
+from flatout.schedule.live.memory import Memory
+from flatout.schedule.live.orders import Order
+from flatout.schedule.live.priorities import new_priorities
+from flatout.schedule.live.selectors import PROTECTED_MARK, Selector, is_any
+from flatout.schedule.live.victims import Room, victims_for
+from flatout.schedule.live.view import FLATOUT_MARK, ClusterView, Failure, JobView
+from flatout.schedule.live.words import duration, gpus
+
+RESERVATION_MARK = "flatout_"
+_SAME_FAILURE_S = 600.0
+# Any other reason is a limit, a licence, a node that was named, and no room would help.
+_WAITS_FOR_ROOM = ("", "Resources", "Priority")
+_UNLIMITED_MIN = 365 * 24 * 60
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """`order_name` is for reasons. `order` None leaves the order of jobs that are not urgent to the scheduler."""
+
+    order_name: str = "priority"
+    order: Order | None = None
+    order_by: Literal["priority", "nice"] = "priority"
+    urgent: tuple[Selector, ...] = ()
+    urgent_partition: str | None = None
+    urgent_qos: str | None = None
+    protected: tuple[Selector, ...] = ()
+    only: tuple[Selector, ...] = ()
+    reserves_nodes: bool = False
+    reclaims_idle: bool = False
+    idle_partition: str | None = None
+    idle_qos: str | None = None
+    restart_cost_s: float = 300.0
+    max_preemptions: int = 3
+    max_hold_s: float = 900.0
+    again_after_s: float = 1800.0
+    drain_failures: float = 3.0
+    drain_window_s: float = 86400.0
+    max_drained_share: float = 0.1
+    max_ordered: int = 500
+
+
+def decide(view: ClusterView, memory: Memory, settings: Settings) -> list[Action]:
+    """In the order in which they are to be done: what puts back, what makes room, nodes, and the order."""
+    return list(_decide(view, memory, settings))
+
+
+def _decide(view: ClusterView, memory: Memory, settings: Settings) -> Iterator[Action]:
+    may_touch = _permission(settings)
+    waiting = _in_order(view, settings, may_touch)
+    is_urgent = {job.id for job in waiting if is_any(job, settings.urgent)}
+    yield from _put_back(view, memory, settings)
+    yield from _moved(waiting, is_urgent, settings)
+    order = list(_ordered(view, waiting, is_urgent, settings))
+    yield from (action for action in order if action.target in is_urgent)
+    yield from _rooms_made(view, memory, settings, waiting, is_urgent, may_touch)
+    yield from _drains(view, memory, settings)
+    yield from (action for action in order if action.target not in is_urgent)
+
+
+def _permission(settings: Settings) -> Callable[[JobView], bool]:
+    def may_touch(job: JobView) -> bool:
+        is_protected = PROTECTED_MARK in job.comment or is_any(job, settings.protected)
+        return not is_protected and (not settings.only or is_any(job, settings.only))
+
+    return may_touch
+
+
+def _in_order(view: ClusterView, settings: Settings, may_touch: Callable[[JobView], bool]) -> list[JobView]:
+    """Jobs that could start: urgent ones first, and both as the policy has it."""
+    waiting = [job for job in view.jobs if job.is_waiting and may_touch(job) and job.priority]
+
+    def key(job: JobView) -> tuple[object, ...]:
+        rank = (-float(job.priority or 0),) if settings.order is None else settings.order(job, view)
+        return (not is_any(job, settings.urgent), rank, _number(job.id))
+
+    return sorted(waiting, key=key)
+
+
+def _number(job_id: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in job_id.split("_") if part.isdigit())
+
+
+def _put_back(view: ClusterView, memory: Memory, settings: Settings) -> Iterator[Action]:
+    for job_id, entry in memory.holds.items():
+        job, cause = view.job(job_id), view.job(entry.action.cause)
+        if job is None or not job.is_held:
+            continue
+        held_s = view.now_unix_s - entry.unix_s
+        if cause is None or cause.state != "pending":
+            why = f"job {entry.action.cause}, for which it made room, has started"
+            why = why if cause is not None else f"job {entry.action.cause}, for which it made room, is gone"
+        elif held_s > settings.max_hold_s:
+            why = f"it was held for {duration(held_s)}, and job {cause.id} still waits ({cause.reason})"
+        else:
+            continue
+        yield Action(kind="release", target=job_id, previous=HELD, value=FREE, reason=why)
+    for name, entry in memory.reservations.items():
+        job = view.job(entry.action.cause)
+        if name in view.reservations and (job is None or job.state == "ended"):
+            why = f"job {entry.action.cause} has ended"
+            yield Action(kind="unreserve", target=name, previous=PRESENT, value=ABSENT, reason=why)
+
+
+def _moved(waiting: Iterable[JobView], urgent: set[str], settings: Settings) -> Iterator[Action]:
+    for job in waiting:
+        if job.id not in urgent:
+            continue
+        if settings.urgent_partition and job.partition != settings.urgent_partition:
+            yield Action(
+                kind="partition",
+                target=job.id,
+                previous=job.partition,
+                value=settings.urgent_partition,
+                reason="it is urgent",
+            )
+        if settings.urgent_qos and job.qos != settings.urgent_qos:
+            yield Action(kind="qos", target=job.id, previous=job.qos, value=settings.urgent_qos, reason="it is urgent")
+
+
+def _ordered(view: ClusterView, waiting: Sequence[JobView], urgent: set[str], settings: Settings) -> Iterator[Action]:
+    """Without a policy, only urgent jobs are moved: those after them are in the scheduler's order already."""
+    if settings.order is None and not urgent:
+        return
+    first = waiting[: settings.max_ordered]
+    current = {job.id: job.priority or 0 for job in first}
+    new = new_priorities([job.id for job in first], current)
+    for rank, job in enumerate(first, 1):
+        if job.id not in new:
+            continue
+        why = "it is urgent" if job.id in urgent else f"{settings.order_name}: number {rank} of {len(waiting)} waiting"
+        if settings.order_by == "nice":
+            # multifactor: priority = factors - nice, so that the factors go on to age.
+            before, after = str(job.nice), str(job.nice + current[job.id] - new[job.id])
+        else:
+            before, after = str(job.priority), str(new[job.id])
+        yield Action(kind=settings.order_by, target=job.id, previous=before, value=after, reason=why)
+
+
+def _rooms_made(
+    view: ClusterView,
+    memory: Memory,
+    settings: Settings,
+    waiting: Sequence[JobView],
+    urgent: set[str],
+    may_touch: Callable[[JobView], bool],
+) -> Iterator[Action]:
+    """For each waiting job that does not fit: idle jobs make room for any, jobs at work for urgent ones only."""
+    candidates = {
+        job.id: job
+        for job in view.jobs
+        if job.state == "running"
+        and job.may_requeue
+        and job.held_gpus
+        and not job.is_composite
+        and may_touch(job)
+        and not is_any(job, settings.urgent)
+        and memory.num_preemptions.get(job.id, 0) < settings.max_preemptions
+    }
+    idle = set(view.idle_for_s) if settings.reclaims_idle else set()
+    room = Room(view)
+
+    def cost(job: JobView) -> float:
+        work_s = 0.0 if job.id in idle else job.lost_gpu_s(view.now_unix_s)
+        return work_s + settings.restart_cost_s * job.held_gpus * (0.1 if job.id in idle else 1.0)
+
+    for job in waiting:
+        if job.reason not in _WAITS_FOR_ROOM:
+            continue
+        placement = room.placement(job)
+        if placement is not None:
+            room.take(placement)
+            continue
+        made = memory.made_room_unix_s.get(job.id)
+        if made is not None and view.now_unix_s - made < settings.again_after_s:
+            continue  # it waits for something that is not modelled, or the scheduler has not looked yet
+        if job.id in urgent:
+            allowed = list(candidates.values())
+        else:
+            allowed = [candidates[each] for each in sorted(idle) if each in candidates]
+        victims = victims_for(job, room, allowed, cost) if allowed else None
+        if not victims:
+            continue
+        for victim in victims:
+            del candidates[victim.id]
+            room.give(victim)
+        placement = room.placement(job)
+        assert placement is not None
+        room.take(placement)
+        if settings.reserves_nodes and job.id in urgent:
+            yield from _reserved(job, sorted(placement))
+        for victim in victims:
+            yield from _requeued(victim, job, view, settings, idle, is_urgent=job.id in urgent)
+
+
+def _reserved(job: JobView, nodes: Sequence[str]) -> Iterator[Action]:
+    name = f"{RESERVATION_MARK}{job.id}"
+    minutes = _UNLIMITED_MIN if job.time_limit_s is None else int(job.time_limit_s / 60) + 60
+    yield Action(
+        kind="reserve",
+        target=name,
+        previous=ABSENT,
+        value=PRESENT,
+        reason=f"only urgent job {job.id} may start there",
+        group=job.id,
+        cause=job.id,
+        reservation=Reservation(user=job.user, nodes=tuple(nodes), duration_min=minutes),
+    )
+    yield Action(
+        kind="job-reservation",
+        target=job.id,
+        previous=ABSENT,
+        value=name,
+        reason="it is urgent",
+        group=job.id,
+    )
+
+
+def _requeued(
+    victim: JobView, job: JobView, view: ClusterView, settings: Settings, idle: set[str], *, is_urgent: bool
+) -> Iterator[Action]:
+    held, ran = gpus(victim.held_gpus), duration(victim.ran_s(view.now_unix_s))
+    if victim.id in idle:
+        idle_for = duration(view.idle_for_s[victim.id])
+        why = f"its {held} were idle for {idle_for}, and job {job.id} waits for {gpus(job.num_gpus)}"
+        attained = 0.0
+    else:
+        lost = duration(victim.lost_gpu_s(view.now_unix_s) / victim.held_gpus)
+        why = f"urgent job {job.id} needs {gpus(job.num_gpus)}; it ran {ran} on {held} and loses {lost} of it"
+        attained = victim.ran_s(view.now_unix_s) * victim.held_gpus
+    yield Action(
+        kind="requeue-hold",
+        target=victim.id,
+        previous=since(victim),
+        value=REQUEUED,
+        reason=why,
+        group=job.id,
+        cause=job.id,
+        attained_gpu_s=attained,
+        submit_unix_s=victim.submit_unix_s,
+    )
+    if victim.id in idle:
+        demoted: tuple[tuple[Literal["partition", "qos"], str, str | None], ...] = (
+            ("partition", victim.partition, settings.idle_partition),
+            ("qos", victim.qos, settings.idle_qos),
+        )
+        for kind, before, after in demoted:
+            if after and after != before:
+                yield Action(
+                    kind=kind,
+                    target=victim.id,
+                    previous=before,
+                    value=after,
+                    reason="its GPUs were idle",
+                    group=job.id,
+                )
+
+
+def _once(name: str, memory: Memory, view: ClusterView) -> list[Failure]:
+    """Failures of a node; of one that was seen and is in the accounting too, the first."""
+    seen = [each for each in memory.failures if each.node == name]
+    return seen + [
+        each
+        for each in view.failures
+        if each.node == name and all(abs(each.unix_s - other.unix_s) > _SAME_FAILURE_S for other in seen)
+    ]
+
+
+def _drains(view: ClusterView, memory: Memory, settings: Settings) -> Iterator[Action]:
+    num_drained = sum(node.is_drained and node.reason.startswith(FLATOUT_MARK) for node in view.nodes)
+    most = max(int(len(view.nodes) * settings.max_drained_share), 1)
+    for node in view.nodes:
+        if node.is_drained:
+            continue
+        after = max(memory.drained_unix_s.get(node.name, 0.0), view.now_unix_s - settings.drain_window_s)
+        number = sum(each.weight for each in _once(node.name, memory, view) if after < each.unix_s <= view.now_unix_s)
+        if number < settings.drain_failures - 1e-9:
+            continue
+        if num_drained >= most:
+            return  # many nodes that fail are a failure of something else, which a human must see
+        num_drained += 1
+        why = f"{FLATOUT_MARK}{number:.3g} failures in {duration(settings.drain_window_s)}"
+        yield Action(kind="drain", target=node.name, previous=IN_SERVICE, value=why, reason=why)

@@ -1,0 +1,53 @@
+"""How long jobs will run, from those that ended: the median of the same user's jobs of the same name, else of the user.
+
+In: `sacct -X -P -o JobID,User,JobName,Partition,State,ElapsedRaw`, with its header and any further columns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from statistics import median
+
+from flatout.errors import InputError
+from flatout.schedule.live.view import JobView
+
+_NEEDED = ("User", "JobName", "State", "ElapsedRaw")
+_NUMBERS = re.compile(r"\d+")
+_MIN_JOBS = 3
+
+
+class History:
+    """Names that differ by numbers alone (`train_lr3`, `train_lr4`) are one."""
+
+    def __init__(self, text: str, source: str) -> None:
+        header, *rows = text.splitlines() or [""]
+        columns = {name: position for position, name in enumerate(header.split("|"))}
+        missing = [name for name in _NEEDED if name not in columns]
+        if missing:
+            raise InputError(
+                f"{source} must have the columns {', '.join(_NEEDED)}, but has no {missing[0]}",
+                hint="sacct -a -X -P -S now-30days -o JobID,User,JobName,Partition,State,ElapsedRaw",
+            )
+        self._elapsed_s: dict[tuple[str, str], list[float]] = {}
+        self.num_jobs = 0
+        for row in rows:
+            fields = row.split("|")
+            if len(fields) != len(columns):
+                continue  # a name with line breaks
+            user, name, state, elapsed = (fields[columns[column]] for column in _NEEDED)
+            if state.split(" ")[0] in ("COMPLETED", "TIMEOUT", "FAILED") and elapsed.isdigit():
+                self.num_jobs += 1
+                for key in ((user, _NUMBERS.sub("#", name)), (user, "")):
+                    self._elapsed_s.setdefault(key, []).append(float(elapsed))
+
+    def predicted(self, jobs: Iterable[JobView]) -> dict[str, float]:
+        """By job; those of users with fewer than three ended jobs are left out."""
+        found: dict[str, float] = {}
+        for job in jobs:
+            for key in ((job.user, _NUMBERS.sub("#", job.name)), (job.user, "")):
+                known = self._elapsed_s.get(key, ())
+                if len(known) >= _MIN_JOBS:
+                    found[job.id] = median(known)
+                    break
+        return found

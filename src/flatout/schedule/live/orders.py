@@ -1,0 +1,68 @@
+"""In which order waiting jobs should start: one function of a job and a view each, the least first.
+
+An `Order` gives a sort key; any other function of this kind can be given in place of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from flatout.errors import UsageError
+from flatout.schedule.live.view import ClusterView, JobView
+
+_UNLIMITED_S = 1e12
+
+
+class Order(Protocol):
+    """The job with the least key is to start first; keys of one order compare with each other."""
+
+    def __call__(self, job: JobView, view: ClusterView) -> tuple[float, ...]: ...
+
+
+def fifo(job: JobView, view: ClusterView) -> tuple[float, ...]:
+    """As they were submitted."""
+    return (job.submit_unix_s,)
+
+
+def shortest(job: JobView, view: ClusterView) -> tuple[float, ...]:
+    """The shortest predicted duration first; without a prediction, the time limit."""
+    return (_duration_s(job, view), job.submit_unix_s)
+
+
+def qssf(job: JobView, view: ClusterView) -> tuple[float, ...]:
+    """The least predicted GPU-time first (quasi-shortest-service-first, Hu et al., SC'21)."""
+    return (_duration_s(job, view) * max(job.num_gpus, 1), job.submit_unix_s)
+
+
+def least_attained(job: JobView, view: ClusterView) -> tuple[float, ...]:
+    """The job that has had the least GPU-time first (Tiresias, NSDI'19), then its user's least in running jobs."""
+    of_user = sum(
+        other.ran_s(view.now_unix_s) * other.held_gpus
+        for other in view.jobs
+        if other.user == job.user and other.state == "running"
+    )
+    return (view.attained_gpu_s.get(job.id, 0.0), of_user, job.submit_unix_s)
+
+
+def _duration_s(job: JobView, view: ClusterView) -> float:
+    predicted = view.durations_s.get(job.id)
+    if predicted is not None:
+        return predicted
+    return job.time_limit_s if job.time_limit_s is not None else _UNLIMITED_S
+
+
+# `priority` leaves the order to the scheduler.
+ORDERS: Mapping[str, Order | None] = {
+    "priority": None,
+    "fifo": fifo,
+    "shortest": shortest,
+    "qssf": qssf,
+    "least-attained": least_attained,
+}
+
+
+def order_named(name: str) -> Order | None:
+    if name not in ORDERS:
+        raise UsageError(f"--policy must be one of {', '.join(ORDERS)}, but is `{name}`")
+    return ORDERS[name]

@@ -1,0 +1,104 @@
+"""Priorities that put jobs into a wanted order, with few of them changed: each change is an action on the cluster."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+HIGHEST = 4_294_967_200  # the largest values of 32 bits mean "not set" and "infinite" to Slurm
+LOWEST = 1  # 0 holds a job
+_SPACING = 1000
+
+
+def new_priorities(wanted: Sequence[str], current: dict[str, int]) -> dict[str, int]:
+    """The jobs whose priority must change, with the new one; the first of `wanted` is to have the highest.
+
+    The most jobs that are in order already stay as they are, but for those in whose way there is no number left.
+    """
+    values = [current[job] for job in wanted]
+    kept = _longest_decreasing(values)
+    runs = _runs(kept, len(wanted))
+    found: dict[str, int] = {}
+    done_until = 0
+    for first, last in runs:
+        if first < done_until:
+            continue
+        first, last, numbers = _room(values, kept, first, last, done_until)
+        done_until = last
+        for position, number in zip(range(first, last), numbers, strict=True):
+            if values[position] != number:
+                found[wanted[position]] = number
+                values[position] = number
+            kept.add(position)
+    return found
+
+
+def _longest_decreasing(values: Sequence[int]) -> set[int]:
+    """Positions of a longest strictly decreasing subsequence (patience sorting); held jobs (0) are not in it."""
+    ends: list[int] = []
+    at: list[int] = []
+    before: dict[int, int | None] = {}
+    for position, value in enumerate(values):
+        if value < LOWEST:
+            continue
+        slot = bisect_left(ends, -value)
+        before[position] = at[slot - 1] if slot else None
+        if slot == len(ends):
+            ends.append(-value)
+            at.append(position)
+        else:
+            ends[slot], at[slot] = -value, position
+    kept: set[int] = set()
+    one = at[-1] if at else None
+    while one is not None:
+        kept.add(one)
+        one = before[one]
+    return kept
+
+
+def _runs(kept: set[int], number: int) -> list[tuple[int, int]]:
+    """Neighbours that are not kept, as half-open ranges."""
+    found: list[tuple[int, int]] = []
+    for position in range(number):
+        if position in kept:
+            continue
+        if found and found[-1][1] == position:
+            found[-1] = (found[-1][0], position + 1)
+        else:
+            found.append((position, position + 1))
+    return found
+
+
+def _room(values: Sequence[int], kept: set[int], first: int, last: int, done_until: int) -> tuple[int, int, list[int]]:
+    """The run, widened by as few of its neighbours as possible until enough numbers lie between what is around it."""
+    total = len(values)
+    for width in range(last - first, total + 1):
+        for start in range(max(last - width, 0), min(first, total - width) + 1):
+            end = start + width
+            # Its borders must be jobs that keep their priority.
+            if start < done_until and start < first and start not in kept:
+                continue
+            if (start > 0 and start - 1 not in kept) or (end < total and end not in kept):
+                continue
+            below = values[end] if end < total else None
+            above = values[start - 1] if start > 0 else None
+            numbers = _between(above, below, width)
+            if numbers is not None:
+                return start, end, numbers
+    raise AssertionError("there are more jobs than priorities")
+
+
+def _between(above: int | None, below: int | None, number: int) -> list[int] | None:
+    """`number` values, falling, strictly between; wide apart, so that later ones find room. None where too few."""
+    if above is None and below is None:
+        above, below = HIGHEST, max(LOWEST - 1, HIGHEST - _SPACING * (number + 1) * 2)
+    elif above is None:
+        assert below is not None
+        above = max(min(HIGHEST, below + _SPACING * (number + 1)), below + 1)
+    elif below is None:
+        below = max(LOWEST - 1, above - _SPACING * (number + 1))
+    assert above is not None
+    room = above - below - 1
+    if room < number:
+        return None
+    return [above - (index + 1) * (above - below) // (number + 1) for index in range(number)]

@@ -1,0 +1,38 @@
+"""`KEY=PATTERN`, which names jobs: `partition=low`, `user=ann*`, `comment=*urgent*`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from flatout.errors import UsageError
+from flatout.schedule.live.view import JobView
+
+KEYS = ("partition", "account", "user", "qos", "name", "comment", "id")
+PROTECTED_MARK = "flatout-protected"
+
+
+class Selector(msgspec.Struct, frozen=True):
+    key: str
+    pattern: str
+
+    def matches(self, job: JobView) -> bool:
+        values = getattr(job, self.key).split(",") if self.key == "partition" else [getattr(job, self.key)]
+        return any(fnmatchcase(value, self.pattern) for value in values)
+
+
+def selectors(option: str, texts: Iterable[str]) -> tuple[Selector, ...]:
+    """UsageError, which names the option, where one is no such text."""
+    found = []
+    for text in texts:
+        key, separator, pattern = text.partition("=")
+        if not separator or not pattern or key not in KEYS:
+            raise UsageError(f"{option} must be KEY=PATTERN with a key of {', '.join(KEYS)}, but is `{text}`")
+        found.append(Selector(key, pattern))
+    return tuple(found)
+
+
+def is_any(job: JobView, wanted: Sequence[Selector]) -> bool:
+    return any(each.matches(job) for each in wanted)

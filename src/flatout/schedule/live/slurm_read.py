@@ -1,0 +1,283 @@
+"""What `squeue --json`, `sinfo --json` and `sacct -P` print -> `JobView`s, `NodeView`s and failures of nodes.
+
+Of the JSON of Slurm 22.05 (v0.0.38), and as documented of the later ones, in which a number is an object with `set`,
+`infinite` and `number`, and a state is a list. What is no such output is an InputError of one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from flatout.errors import InputError
+from flatout.schedule.live.hostlist import expanded
+from flatout.schedule.live.view import Failure, JobState, JobView, NodeView
+
+_T = TypeVar("_T")
+_REQUESTED = re.compile(r"gres[:/]gpu(?::[A-Za-z][\w.-]*)?(?:[:=](\d+))?(?=,|$)")
+_HELD = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?:(\d+)(?:\(IDX:([^)]*)\))?")
+_CHECKPOINT = re.compile(r"(?:^|[\s,;])checkpoint=(\S+)")
+_STATES: Mapping[str, JobState] = {
+    "PENDING": "pending",
+    "CONFIGURING": "running",
+    "RUNNING": "running",
+    "SUSPENDED": "suspended",
+    "STOPPED": "suspended",
+    "SIGNALING": "running",
+    "STAGE_OUT": "completing",
+    "COMPLETING": "completing",
+    "REQUEUED": "pending",
+    "REQUEUE_HOLD": "pending",
+    "REQUEUE_FED": "pending",
+    "SPECIAL_EXIT": "pending",
+    "RESV_DEL_HOLD": "pending",
+    "RESIZING": "running",
+}
+_NO_NUMBERS = {4294967294, 4294967295}  # NO_VAL and INFINITE
+_WAITS_FOR = ("Dependency", "DependencyNeverSatisfied", "BeginTime", "JobArrayTaskLimit")
+# A node that is powered down to save power is powered up for a job.
+_UNUSABLE = {
+    "DOWN",
+    "DRAIN",
+    "DRAINED",
+    "DRAINING",
+    "FAIL",
+    "FAILING",
+    "ERROR",
+    "UNKNOWN",
+    "FUTURE",
+    "MAINTENANCE",
+    "MAINT",
+    "NOT_RESPONDING",
+    "POWERING_DOWN",
+    "REBOOT_ISSUED",
+    "REBOOT_REQUESTED",
+    "INVALID_REG",
+    "INVALID",
+}
+_DOWN = {"DOWN", "FAIL", "FAILING", "ERROR"}
+_DRAINED = {"DRAIN", "DRAINED", "DRAINING"}
+
+
+def read_jobs(text: bytes) -> tuple[JobView, ...]:
+    """From `squeue --json`; each job once. Files named `checkpoint=PATH` in comments are looked at."""
+    jobs = [_guarded("squeue --json", _job, entry) for entry in _entries(text, "squeue --json", "jobs")]
+    return tuple({job.id: job for job in jobs}.values())
+
+
+def read_nodes(text: bytes) -> tuple[NodeView, ...]:
+    """From `sinfo --json` (or `scontrol show nodes --json`, in which later versions have the nodes)."""
+    return tuple(_guarded("sinfo --json", _node, entry) for entry in _entries(text, "sinfo --json", "nodes"))
+
+
+def has_nodes(text: bytes) -> bool:
+    """Later versions' `sinfo --json` has groups of nodes and not the nodes."""
+    return "nodes" in _document(text, "sinfo --json")
+
+
+def read_failures(text: bytes) -> list[Failure]:
+    """From `sacct -X -D -n -P -o State,End,NodeList`, times as Unix seconds: jobs that ended as NODE_FAIL.
+
+    A job of N nodes weighs 1/N on each, because which of them failed is not in the accounting.
+    """
+    found: list[Failure] = []
+    for line in text.decode("utf-8", "replace").splitlines():
+        fields = line.split("|")
+        if len(fields) != 3:
+            raise InputError(f"sacct -P must give three fields a line, but gave {line[:80]!r}")
+        if fields[0].split(" ")[0] == "NODE_FAIL" and fields[1].isdigit():
+            nodes = _guarded("sacct", expanded, fields[2])
+            found.extend(Failure(node=node, unix_s=float(fields[1]), weight=1 / len(nodes)) for node in nodes)
+    return found
+
+
+def _document(text: bytes, command: str) -> dict[str, Any]:
+    try:
+        document = msgspec.json.decode(text.decode("utf-8", "replace"))
+    except msgspec.DecodeError as error:
+        raise InputError(f"{command} gave no JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{command} must give an object, but gave {type(document).__name__}")
+    return document
+
+
+def _entries(text: bytes, command: str, name: str) -> list[dict[str, Any]]:
+    document = _document(text, command)
+    entries = document.get(name)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        errors = document.get("errors")
+        said = f": {str(errors)[:120]}" if errors else ""
+        raise InputError(f"{command} must give a list of objects `{name}`, but gave none{said}")
+    return entries
+
+
+def _guarded(command: str, read: Callable[[Any], _T], entry: Any) -> _T:
+    try:
+        return read(entry)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        kind = f"no {error}" if isinstance(error, KeyError) else str(error)
+        what = entry.get("job_id", entry.get("name", "?")) if isinstance(entry, dict) else entry
+        raise InputError(f"{command}: the entry {str(what)[:80]!r} cannot be read: {kind[:120]}") from None
+
+
+def _job(entry: Mapping[str, Any]) -> JobView:
+    states = _words(entry["job_state"])
+    state: JobState = "completing" if "COMPLETING" in states else _STATES.get(states[0], "ended")
+    nodes = expanded(_text(entry.get("nodes"))) if state != "pending" else ()
+    held, indices = _held_gpus(nodes, entry.get("gres_detail") or ())
+    priority = _number(entry.get("priority"))
+    num_nodes = int(_number(entry.get("node_count")) or 1)
+    per_node = _gpus(_text(entry.get("tres_per_node")))
+    num_gpus = sum(held.values()) or _requested_gpus(entry, num_nodes)
+    if nodes and not held and num_gpus:  # not told which: as many on each
+        held = {node: num_gpus // len(nodes) for node in nodes}
+    start = _number(entry.get("start_time")) or None
+    reason, comment = _text(entry.get("state_reason")), _text(entry.get("comment"))
+    return JobView(
+        id=_job_id(entry),
+        state=state,
+        user=_text(entry.get("user_name")),
+        partition=_text(entry.get("partition")),
+        submit_unix_s=float(_number(entry.get("submit_time")) or 0.0),
+        name=_text(entry.get("name")),
+        account=_text(entry.get("account")),
+        qos=_text(entry.get("qos")),
+        comment=comment,
+        reason=reason,
+        priority=None if priority is None else int(priority),
+        nice=int(_number(entry.get("nice")) or 0),
+        num_nodes=num_nodes,
+        num_gpus=num_gpus,
+        gpus_per_node=per_node or None,
+        cpus=None if (cpus := _number(entry.get("cpus"))) is None else int(cpus),
+        eligible_unix_s=_number(entry.get("eligible_time")) or None,
+        start_unix_s=start if state != "pending" else None,
+        time_limit_s=None if not (limit := _number(entry.get("time_limit"))) else limit * 60.0,
+        restarts=int(_number(entry.get("restart_cnt")) or 0),
+        may_requeue=bool(entry.get("requeue")) and bool(entry.get("batch_flag")),
+        is_held=state == "pending" and (priority == 0 or bool(entry.get("hold"))),
+        is_dependent=state == "pending" and (bool(_text(entry.get("dependency"))) or reason in _WAITS_FOR),
+        reservation=_text(entry.get("resv_name")),
+        is_composite=bool(_number(entry.get("het_job_id"))),
+        required_features=_text(entry.get("features")),
+        required_nodes=expanded(_text(entry.get("required_nodes"))),
+        excluded_nodes=expanded(_text(entry.get("excluded_nodes"))),
+        gpus_by_node=held,
+        gpu_indices=indices,
+        cpus_by_node=_held_cpus(entry, nodes),
+        last_checkpoint_unix_s=_last_checkpoint(comment) if state == "running" else None,
+    )
+
+
+def _job_id(entry: Mapping[str, Any]) -> str:
+    """As `scontrol` takes it: the number of an array alone would mean all of its tasks, so a task has both numbers."""
+    array, task = _number(entry.get("array_job_id")), _number(entry.get("array_task_id"))
+    if array and not _text(entry.get("array_task_string")) and task is not None:
+        return f"{int(array)}_{int(task)}"
+    return str(int(entry["job_id"]))
+
+
+def _held_gpus(nodes: Sequence[str], details: Sequence[str]) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    held: dict[str, int] = {}
+    indices: dict[str, tuple[int, ...]] = {}
+    for node, detail in zip(nodes, details, strict=False):
+        found = _HELD.findall(detail)
+        if found:
+            held[node] = sum(int(number) for number, _ in found)
+            if all(text and text != "N/A" for _, text in found):
+                indices[node] = tuple(int(each) for _, text in found for each in expanded(f"[{text}]"))
+    return held, indices
+
+
+def _requested_gpus(entry: Mapping[str, Any], num_nodes: int) -> int:
+    if per_node := _gpus(_text(entry.get("tres_per_node"))):
+        return per_node * num_nodes
+    if per_job := _gpus(_text(entry.get("tres_per_job"))):
+        return per_job
+    if per_task := _gpus(_text(entry.get("tres_per_task"))):
+        return per_task * int(_number(entry.get("tasks")) or 1)
+    return _gpus(_text(entry.get("tres_req_str")))
+
+
+def _gpus(text: str) -> int:
+    # A request for a type is listed both with and without it: `gres/gpu=8,gres/gpu:h100=8`.
+    found = [int(number or 1) for number in _REQUESTED.findall(text)]
+    return max(found, default=0) if "=" in text else sum(found)
+
+
+def _held_cpus(entry: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, int]:
+    if not nodes:
+        return {}
+    resources = entry.get("job_resources")
+    listed = resources.get("allocated_nodes") if isinstance(resources, dict) else None
+    held: dict[str, int] = {}
+    for each in listed if isinstance(listed, list) else ():
+        sockets = each.get("sockets")
+        if isinstance(each.get("nodename"), str) and isinstance(sockets, dict):
+            held[each["nodename"]] = sum(len(socket.get("cores", ())) for socket in sockets.values())
+    return held if len(held) == len(nodes) else {}
+
+
+def _last_checkpoint(comment: str) -> float | None:
+    """When the newest file of `checkpoint=PATH` in a job's comment was written; None where there is none."""
+    named = _CHECKPOINT.search(comment)
+    if named is None:
+        return None
+    path = Path(named[1])
+    try:
+        if path.is_dir():
+            return max((each.stat().st_mtime for each in path.iterdir()), default=None)
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _node(entry: Mapping[str, Any]) -> NodeView:
+    states = {word.rstrip("*~#!%$@^-") for word in (*_words(entry["state"]), *_words(entry.get("state_flags") or ()))}
+    return NodeView(
+        name=entry["name"],
+        num_gpus=sum(int(number) for number, _ in _HELD.findall(_text(entry.get("gres")))),
+        num_cpus=None if (cpus := _number(entry.get("cpus"))) is None else int(cpus),
+        partitions=tuple(entry.get("partitions") or ()),
+        features=tuple(_listed(entry.get("active_features") or entry.get("features"))),
+        is_usable=not states & _UNUSABLE,
+        is_down=bool(states & _DOWN),
+        is_drained=bool(states & _DRAINED),
+        is_reserved="RESERVED" in states,
+        reason=_text(entry.get("reason")),
+    )
+
+
+def _words(value: object) -> list[str]:
+    """A state: one text, or a list; `MIXED+DRAIN` is two."""
+    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
+    return [word for text in texts if isinstance(text, str) for word in text.upper().split("+")]
+
+
+def _listed(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [each for each in value.split(",") if each]
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    """Slurm's empty texts are "", null, `(null)` and `N/A`."""
+    if isinstance(value, list):
+        return ",".join(str(each) for each in value)
+    text = value if isinstance(value, str) else ""
+    return "" if text in ("(null)", "N/A", "None") else text
+
+
+def _number(value: object) -> float | None:
+    """None where it is not set or infinite."""
+    if isinstance(value, dict):
+        if not value.get("set", True) or value.get("infinite"):
+            return None
+        value = value.get("number")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return None if value in _NO_NUMBERS else value

@@ -1,0 +1,99 @@
+"""The log of a controller, backwards: each action that was done is put back, where nobody has changed the same since.
+
+A requeue cannot be undone, because the job's work since its checkpoint is lost; a hold that came with it is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from flatout.schedule.live.actions import FREE, HELD, IN_SERVICE, REQUEUED, Action, observed, sentence
+from flatout.schedule.live.log import Entry, LogFile
+from flatout.schedule.live.slurm import RefusedError, Scheduler
+from flatout.schedule.live.view import ClusterView
+
+_SAME = ("priority", "nice", "partition", "qos")
+_REASON = "undo"
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """`action` None: it is skipped, and `why` says so."""
+
+    entry: Entry
+    action: Action | None
+    why: str = ""
+
+
+def steps(entries: Sequence[Entry], view: ClusterView) -> Iterator[Step]:
+    """The newest first. What one step puts back is what the next one finds."""
+    put_back: dict[tuple[str, str], str] = {}
+    for entry in reversed(entries):
+        action = entry.action
+        if entry.outcome != "done" or entry.is_undone:
+            continue
+        subject = ("hold" if action.kind in ("hold", "release", "requeue-hold") else action.kind, action.target)
+        now = put_back.get(subject, observed(_looked_at(action), view))
+        back, why = _back(action, now)
+        if back is not None:
+            put_back[subject] = back.value
+        yield Step(entry=entry, action=back, why=why)
+
+
+def _looked_at(action: Action) -> Action:
+    return msgspec.structs.replace(action, kind="hold") if action.kind == "requeue-hold" else action
+
+
+def _back(action: Action, now: str | None) -> tuple[Action | None, str]:
+    target, changed = action.target, f"it is {now} now, and not {action.value} as it was set"
+    if now is None:
+        return None, "it has started, ended or gone"
+    if action.kind in _SAME:
+        if now != action.value:
+            return None, changed
+        return _action(action, value=action.previous, previous=action.value), ""
+    match action.kind:
+        case "requeue" | "release" | "resume" | "unreserve" | "job-reservation":
+            return None, "it cannot be undone"
+        case "hold" | "requeue-hold":
+            if now != HELD:
+                return None, "it is not held any more" + (
+                    ", and a requeue cannot be undone" * (action.value == REQUEUED)
+                )
+            return Action(kind="release", target=target, previous=HELD, value=FREE, reason=_REASON), ""
+        case "drain":
+            if now != action.value:
+                return None, changed
+            return Action(kind="resume", target=target, previous=now, value=IN_SERVICE, reason=_REASON), ""
+        case "reserve":
+            if now != action.value:
+                return None, "it is gone"
+            return Action(kind="unreserve", target=target, previous=now, value=action.previous, reason=_REASON), ""
+        case _:
+            raise AssertionError(action.kind)
+
+
+def _action(action: Action, *, value: str, previous: str) -> Action:
+    return msgspec.structs.replace(
+        action, value=value, previous=previous, reason=_REASON, group="", cause="", attained_gpu_s=0.0
+    )
+
+
+def put_back(
+    entries: Sequence[Entry], scheduler: Scheduler, *, log: LogFile | None, say: Callable[[str], None]
+) -> None:
+    """Does it where there is a log to note it in, and else says what it would do."""
+    for step in steps(entries, scheduler.read()):
+        if step.action is None:
+            say(f"skipped {step.entry.action.kind} of {step.entry.action.target}: {step.why}")
+        elif log is None:
+            say(f"would {sentence(step.action)}")
+        else:
+            try:
+                scheduler.perform(step.action)
+            except RefusedError as error:
+                say(f"refused: {sentence(step.action)} ({error})")
+                continue
+            log.undone(step.entry)
+            say(sentence(step.action))

@@ -1,0 +1,172 @@
+"""What GPUs did: samples from a file, from Prometheus, or from a recording -> how long each job's GPUs were idle.
+
+A file has one JSON object a line: `unix_s`, `busy` (a share of 1) and either `job`, or `node` and, unless it holds for
+all GPUs of the node, `gpu`. A folder is a recording of `flatout profile`, or has such in it. An address is that of a
+Prometheus which scrapes dcgm-exporter. A GPU without samples is unknown, never idle.
+"""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flatout.errors import InputError
+from flatout.schedule.live.view import JobView, Sample
+
+# dcgm-exporter's names, the better one first, and what a value of 1 (all busy) is. SM activity is off by default there.
+METRICS: Mapping[str, float] = {
+    "DCGM_FI_PROF_SM_ACTIVE": 1.0,
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": 1.0,
+    "DCGM_FI_DEV_GPU_UTIL": 100.0,
+}
+_TIMEOUT_S = 10.0
+_MAX_ANSWER_BYTES = 256 << 20
+_MIN_SAMPLES = 3
+
+
+def read_samples(source: str, *, now_unix_s: float, window_s: float) -> list[Sample]:
+    """Those of the last `window_s` seconds. InputError where the source cannot be read."""
+    if source.startswith(("http://", "https://")):
+        return _from_prometheus(source, now_unix_s, window_s)
+    path = Path(source)
+    if not path.exists():
+        hint = "--usage takes a file, a recording, or http://HOST:9090"
+        raise InputError(f"{source} does not exist", hint=hint)
+    found = _from_recordings(path) if path.is_dir() else _from_file(path)
+    return [sample for sample in found if now_unix_s - window_s <= sample.unix_s <= now_unix_s]
+
+
+def idle_jobs(
+    jobs: Iterable[JobView], samples: Iterable[Sample], *, now_unix_s: float, grace_s: float, threshold: float
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Jobs of which all GPUs were idle through the last `grace_s`, with that time; and those that cannot be judged.
+
+    A job that has not run that long is neither. Samples must reach from the first quarter of the time into the last.
+    """
+    by_job: dict[str, list[Sample]] = {}
+    by_gpu: dict[tuple[str, int | None], list[Sample]] = {}
+    since = now_unix_s - grace_s
+    for sample in samples:
+        if sample.unix_s >= since and sample.job is not None:
+            by_job.setdefault(sample.job, []).append(sample)
+        elif sample.unix_s >= since and sample.node is not None:
+            by_gpu.setdefault((sample.node, sample.gpu), []).append(sample)
+    idle: dict[str, float] = {}
+    unseen: list[str] = []
+    for job in jobs:
+        if job.state != "running" or not job.held_gpus or job.ran_s(now_unix_s) < grace_s:
+            continue
+        of_each = [by_job[job.id]] if job.id in by_job else list(_of_gpus(job, by_gpu))
+        if any(each.busy_share > threshold for each in chain(*of_each)):
+            continue
+        if all(_covers(each, since, grace_s) for each in of_each):
+            idle[job.id] = grace_s
+        else:
+            unseen.append(job.id)
+    return idle, tuple(unseen)
+
+
+def _of_gpus(job: JobView, by_gpu: Mapping[tuple[str, int | None], Sequence[Sample]]) -> Iterator[Sequence[Sample]]:
+    for node in job.gpus_by_node:
+        # Where it is not known which of the node's GPUs it has, only what holds for all of them is known of it.
+        for index in job.gpu_indices.get(node, (None,)):
+            yield by_gpu.get((node, index)) or by_gpu.get((node, None)) or ()
+
+
+def _covers(samples: Sequence[Sample], since: float, grace_s: float) -> bool:
+    times = [sample.unix_s for sample in samples]
+    return len(times) >= _MIN_SAMPLES and min(times) <= since + grace_s / 4 and max(times) >= since + grace_s * 3 / 4
+
+
+def _from_file(path: Path) -> Iterator[Sample]:
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            value = msgspec.json.decode(line)
+            busy, unix_s = float(value["busy"]), float(value["unix_s"])
+            job, node, gpu = value.get("job"), value.get("node"), value.get("gpu")
+            if (job is None) == (node is None) or not 0 <= busy <= 1:
+                raise ValueError("wrong")
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
+            raise InputError(
+                f"{path}:{number}: a line must be an object with unix_s, busy from 0 to 1, and job or node,"
+                f" but is {line[:60]!r}"
+            ) from None
+        yield Sample(
+            unix_s=unix_s,
+            busy_share=busy,
+            job=None if job is None else str(job),
+            node=None if node is None else str(node),
+            gpu=None if gpu is None else int(gpu),
+        )
+
+
+def _from_recordings(folder: Path) -> Iterator[Sample]:
+    """Lines that are cut short, as the last of a running recording, are left out."""
+    for path in sorted(folder.rglob("host-*.samples.jsonl")):
+        header: dict[str, Any] | None = None
+        for line in _lines(path):
+            try:
+                value = msgspec.json.decode(line)
+            except msgspec.DecodeError:
+                continue
+            if not isinstance(value, dict):
+                continue
+            if header is None and "gpus" in value and "hostname" in value:
+                header = value
+            elif header is not None and "unix_s" in value:
+                node = str(header["hostname"]).split(".")[0]
+                for facts, now in zip(header["gpus"], value.get("gpus", ()), strict=False):
+                    if "busy_percent" in now:
+                        busy = float(now["busy_percent"]) / 100
+                        yield Sample(unix_s=float(value["unix_s"]), busy_share=busy, node=node, gpu=facts["index"])
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from file
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _from_prometheus(address: str, now_unix_s: float, window_s: float) -> list[Sample]:
+    for name, whole in METRICS.items():
+        series = _query(address, f"{name}[{max(int(window_s), 1)}s]", now_unix_s)
+        if series:
+            return list(_of_series(series, whole))
+    raise InputError(
+        f"{address} has none of {', '.join(METRICS)} in the last {window_s:.0f} s",
+        hint="dcgm-exporter must be scraped by it, at least once every quarter of the grace time",
+    )
+
+
+def _of_series(series: Sequence[Mapping[str, Any]], whole: float) -> Iterator[Sample]:
+    for each in series:
+        labels = each["metric"]
+        node = str(labels.get("Hostname") or labels.get("instance", "").split(":")[0]).split(".")[0]
+        for unix_s, value in each["values"]:
+            yield Sample(unix_s=float(unix_s), busy_share=float(value) / whole, node=node, gpu=int(labels["gpu"]))
+
+
+def _query(address: str, expression: str, now_unix_s: float) -> list[dict[str, Any]]:
+    asked = urllib.parse.urlencode({"query": expression, "time": f"{now_unix_s:.3f}"})
+    url = f"{address.rstrip('/')}/api/v1/query?{asked}"
+    read: Callable[..., Any] = urllib.request.urlopen
+    try:
+        with read(url, timeout=_TIMEOUT_S) as answer:
+            document = msgspec.json.decode(answer.read(_MAX_ANSWER_BYTES))
+        if document["status"] != "success" or document["data"]["resultType"] != "matrix":
+            raise ValueError(document.get("error", "it is no matrix"))
+        return list(document["data"]["result"])
+    except (OSError, urllib.error.URLError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        why = getattr(error, "reason", None) or error
+        raise InputError(f"{address} does not answer as Prometheus does: {why}") from None

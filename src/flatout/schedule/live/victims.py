@@ -1,0 +1,200 @@
+"""Whether a job fits into what is free, and which running jobs make room for it at the least cost.
+
+GPUs and CPUs of each node count, and partition, features and named nodes. Memory, licences and other limits of the
+scheduler are not modelled: a caller must not try again for a job that still waits once there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from flatout.schedule.live.view import ClusterView, JobView, NodeView
+
+
+class Room:
+    """What is free on the nodes of a view. `take` and `give` keep account of what was decided since."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self.gpus = view.free_gpus()
+        self.cpus = view.free_cpus()
+        self._nodes = {node.name: node for node in view.nodes}
+        self._allowed: dict[tuple[object, ...], list[str] | None] = {}
+        self._too_large: set[tuple[object, ...]] = set()  # kinds of jobs that did not fit, until something is given
+
+    def nodes_for(self, job: JobView) -> list[str] | None:
+        """Nodes on which it may run; None where that cannot be told."""
+        kind = _kind(job)
+        if kind not in self._allowed:
+            self._allowed[kind] = self._nodes_for(job)
+        return self._allowed[kind]
+
+    def _nodes_for(self, job: JobView) -> list[str] | None:
+        if set(job.required_features) & set("|[]()*!"):
+            return None
+        features = {each for each in job.required_features.replace(",", "&").split("&") if each}
+        allowed = [name for name in self.gpus if _may_run(job, self._nodes[name], features)]
+        return allowed if set(job.required_nodes) <= set(allowed) else []
+
+    def placement(self, job: JobView) -> dict[str, int] | None:
+        """GPUs by node where it fits; None where it does not, or where that cannot be told."""
+        kind = (*_kind(job), job.gpus_per_node, job.num_gpus, job.num_nodes, job.cpus)
+        if kind in self._too_large:
+            return None
+        found = self._placement(job)
+        if found is None:
+            self._too_large.add(kind)
+        return found
+
+    def _placement(self, job: JobView) -> dict[str, int] | None:
+        nodes = self.nodes_for(job)
+        if nodes is None:
+            return None
+        if job.gpus_per_node is None and job.num_gpus:
+            return self._anywhere(job, nodes)
+        wanted = job.gpus_per_node or 0
+        fitting = [name for name in nodes if self.gpus[name] >= wanted and self._has_cpus(job, name)]
+        fitting.sort(key=lambda name: (name not in job.required_nodes, self.gpus[name], name))
+        if len(fitting) < job.num_nodes or not set(job.required_nodes) <= set(fitting[: job.num_nodes]):
+            return None
+        return dict.fromkeys(fitting[: job.num_nodes], wanted)
+
+    def take(self, placement: Mapping[str, int]) -> None:
+        for name, number in placement.items():
+            self.gpus[name] -= number
+
+    def give(self, job: JobView, *, sign: int = 1) -> None:
+        self._too_large.clear()
+        for name, number in job.gpus_by_node.items():
+            if name in self.gpus:
+                self.gpus[name] += sign * number
+        for name, number in job.cpus_by_node.items():
+            if name in self.cpus:
+                self.cpus[name] += sign * number
+
+    def _has_cpus(self, job: JobView, name: str) -> bool:
+        wanted = -(-job.cpus // max(job.num_nodes, 1)) if job.cpus else 0
+        return name not in self.cpus or self.cpus[name] >= wanted
+
+    def _anywhere(self, job: JobView, nodes: Iterable[str]) -> dict[str, int] | None:
+        left, found = job.num_gpus, dict[str, int]()
+        for name in sorted(nodes, key=lambda name: (-self.gpus[name], name)):
+            if left <= 0:
+                break
+            if self.gpus[name] > 0:
+                found[name] = min(self.gpus[name], left)
+                left -= found[name]
+        return found if left <= 0 else None
+
+
+def victims_for(
+    job: JobView, room: Room, candidates: Sequence[JobView], cost: Callable[[JobView], float]
+) -> list[JobView] | None:
+    """The jobs to requeue so that `job` fits, cheap ones; none of them can be left out. None where it cannot be done.
+
+    Nodes are cleared one after the other, the cheapest first, each at the least cost; what has been chosen for one node
+    costs nothing on the next. So a few victims more than the fewest possible are chosen at times.
+    """
+    nodes = room.nodes_for(job)
+    if not nodes or not job.num_gpus:
+        return None
+    on_node: dict[str, list[JobView]] = {name: [] for name in nodes}
+    for candidate in candidates:
+        for name in candidate.gpus_by_node:
+            if name in on_node:
+                on_node[name].append(candidate)
+    chosen: dict[str, JobView] = {}
+    if job.gpus_per_node is None:
+        _clear_anywhere(job, room, on_node, cost, chosen)
+    else:
+        _clear_nodes(job, room, on_node, cost, chosen)
+    for victim in chosen.values():
+        room.give(victim)
+    try:
+        if room.placement(job) is None:
+            return None
+        for victim in sorted(chosen.values(), key=cost, reverse=True):
+            room.give(victim, sign=-1)
+            if room.placement(job) is None:
+                room.give(victim)
+            else:
+                del chosen[victim.id]
+    finally:
+        for victim in chosen.values():
+            room.give(victim, sign=-1)
+    return list(chosen.values())
+
+
+def _clear_nodes(
+    job: JobView,
+    room: Room,
+    on_node: Mapping[str, Sequence[JobView]],
+    cost: Callable[[JobView], float],
+    chosen: dict[str, JobView],
+) -> None:
+    assert job.gpus_per_node is not None
+    left = set(on_node)
+    for _ in range(job.num_nodes):
+        best: tuple[tuple[bool, float, str], list[JobView]] | None = None
+        for name in left:
+            free = room.gpus[name] + sum(
+                each.gpus_by_node[name] for each in chosen.values() if name in each.gpus_by_node
+            )
+            others = [each for each in on_node[name] if each.id not in chosen]
+            found = _cheapest(name, job.gpus_per_node - free, others, cost)
+            if found is not None:
+                key = (name not in job.required_nodes, sum(cost(each) for each in found), name)
+                if best is None or key < best[0]:
+                    best = key, found
+        if best is None:
+            return
+        left.discard(best[0][2])
+        chosen.update({each.id: each for each in best[1]})
+
+
+def _clear_anywhere(
+    job: JobView,
+    room: Room,
+    on_node: Mapping[str, Sequence[JobView]],
+    cost: Callable[[JobView], float],
+    chosen: dict[str, JobView],
+) -> None:
+    missing = job.num_gpus - sum(room.gpus[name] for name in on_node)
+    candidates = {each.id: each for jobs in on_node.values() for each in jobs}.values()
+    for each in sorted(candidates, key=lambda each: (cost(each) / each.held_gpus, each.id)):
+        if missing <= 0:
+            return
+        chosen[each.id] = each
+        missing -= sum(number for name, number in each.gpus_by_node.items() if name in on_node)
+
+
+def _cheapest(
+    name: str, missing: int, jobs: Sequence[JobView], cost: Callable[[JobView], float]
+) -> list[JobView] | None:
+    """Those of `jobs` that hold `missing` GPUs of the node at the least cost: a small knapsack, solved exactly."""
+    if missing <= 0:
+        return []
+    best: list[tuple[float, list[JobView]] | None] = [(0.0, []), *([None] * missing)]
+    for each in jobs:
+        gives, price = each.gpus_by_node[name], cost(each)
+        for have in range(missing - 1, -1, -1):
+            before = best[have]
+            if before is None:
+                continue
+            at = min(have + gives, missing)
+            now = best[at]
+            if now is None or before[0] + price < now[0]:
+                best[at] = before[0] + price, [*before[1], each]
+    found = best[missing]
+    return None if found is None else found[1]
+
+
+def _kind(job: JobView) -> tuple[object, ...]:
+    """Jobs of one kind may run on the same nodes."""
+    is_in_reservation = bool(job.reservation)
+    return job.partition, job.required_features, job.required_nodes, job.excluded_nodes, is_in_reservation
+
+
+def _may_run(job: JobView, node: NodeView, features: set[str]) -> bool:
+    partitions = set(job.partition.split(",")) & set(node.partitions)
+    is_open = not node.is_reserved or bool(job.reservation)
+    return bool(partitions) and is_open and node.name not in job.excluded_nodes and features <= set(node.features)
