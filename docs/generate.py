@@ -44,6 +44,7 @@ from flatout.records.doctor import (
     TopologyPair,
 )
 from flatout.records.events import Quality
+from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
 from flatout.records.plan import GroupRegret, Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
 from flatout.records.power import CapAdvice, CapPoint, Ratio
 from flatout.records.spot import Availability, Outcome, SpotAdvice
@@ -115,7 +116,7 @@ def tuning_json() -> str:
 
 def plan_json() -> str:
     """The contract `flatout/plan`."""
-    return _contract("flatout/plan", (Plan, PlannedLayout, Layout))
+    return _contract("flatout/plan", (Plan, PlannedLayout, Layout, GoalAnswer, Goal, GoalOption, GoalEstimate))
 
 
 def plan_evaluation_json() -> str:

@@ -9,13 +9,19 @@ from html import escape
 from pathlib import Path
 
 import pytest
-from tests.report import builder, tuning_builder
+from tests.report import builder, plan_builder, tuning_builder
 
 from flatout.report.html import diagnosis_html
+from flatout.report.plan_html import plan_html
 from flatout.report.tuning_html import tuning_html
 
 BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
 WIDTHS = (360, 900, 1280)
+PAGES = (
+    *sorted(builder.ALL),
+    *(f"tuning_{name}" for name in sorted(tuning_builder.ALL)),
+    *(f"plan_{name}" for name in sorted(plan_builder.ALL)),
+)
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -62,6 +68,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         for name, make in builder.ALL.items()
     }
     pages |= {f"tuning_{name}": tuning_html(make(), ["flatout", "tune"]) for name, make in tuning_builder.ALL.items()}
+    pages |= {
+        f"plan_{name}": plan_html(*make(), ["flatout", "plan"], next_command=["flatout", "plan"])
+        for name, make in plan_builder.ALL.items()
+    }
     frames = []
     for name, page in pages.items():
         page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page).replace("</html>", MEASURE)
@@ -76,7 +86,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", [*sorted(builder.ALL), *(f"tuning_{name}" for name in sorted(tuning_builder.ALL))])
+@pytest.mark.parametrize("name", PAGES)
 def test_no_page_is_wider_than_a_phone_or_a_desk(name: str, width: int, measured: dict[str, list[str]]) -> None:
     inner_width, scroll_width, wide, num_cut = measured[f"{name.replace('_', '')}{width}"][:4]
     assert int(inner_width) == width

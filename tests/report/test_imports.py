@@ -30,6 +30,17 @@ print(" ".join(sorted({{name.split(".")[0] for name in sys.modules}} & {{"jinja2
             "jinja2 markupsafe",
         ),
         ("import flatout.report.perfetto", ""),
+        (
+            "from tests.report import plan_builder\nfrom flatout.report.plan_text import plan_text\n"
+            "from flatout.report.terminal import TextStyle\n"
+            "plan_text(plan_builder.interleaved()[0], style=TextStyle(), next_command='')",
+            "",
+        ),
+        (
+            "from tests.report import plan_builder\nfrom flatout.report.plan_html import plan_html\n"
+            "plan_html(*plan_builder.interleaved(), [], next_command=[])",
+            "jinja2 markupsafe",
+        ),
         ("from flatout.report.tuning_text import tuning_text\ntuning_text(tuning_builder.better(), 'out')", ""),
         ("from flatout.report.tuning_json import tuning_json\ntuning_json(tuning_builder.better(), [])", ""),
         (

@@ -31,13 +31,32 @@ def plan(
         Path | None, typer.Option(metavar="RUNS.csv", help="A handful of runs measured on the cluster.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Layouts to show.")] = 10,
+    goal: Annotated[
+        str | None, typer.Option(metavar="TEXT", help='What it is to reach: "100B tokens in 30 days".')
+    ] = None,
+    gpu_price: Annotated[
+        float | None, typer.Option("--gpu-price", min=0, metavar="USD", help="For --goal: what you pay a GPU-hour.")
+    ] = None,
+    prices: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For --goal: a TOML of your prices, as catalog/prices.toml.")
+    ] = None,
+    terms: Annotated[str, typer.Option(metavar="TERMS", help="For --goal: on-demand, reserved or spot.")] = "on-demand",
+    region: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For --goal: the grid, as FR or us-east-1, for carbon.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the plan as one HTML page.")] = None,
+    emit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TARGET", help="Also write settings for megatron, torchtitan, deepspeed, fsdp2 or nemo."),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="For --emit: the folder to write into.")] = Path(),
     shipped: Annotated[
         bool, typer.Option("--shipped", help="For evaluate: the shipped constants, nothing held out.")
     ] = False,
     fit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="For evaluate: write constants fitted to all of the runs.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Choose the parallel layout of a training run: all valid ones, by predicted step time and memory.
@@ -59,18 +78,24 @@ def plan(
         raise UsageError(
             "a plan needs --model and --cluster", hint="flatout plan --model llama3-70b --cluster h100x512 --seq 8192"
         )
+    from flatout.cli.plan_goal import wanted_goal, with_goal
+    from flatout.cli.plan_output import again, wanted_output
+
+    output = wanted_output(html, emit, out, force=force)
+    wanted = wanted_goal(goal, global_batch, seq, gpu_price, prices, terms, region)
     from flatout.plan.search import plan as search
 
     setting = _setting(model, cluster, global_batch, seq, precision, calibrate)
     result = search(setting, num_layouts=top, fixed=tuple(fix or ()))
+    result = with_goal(result, setting, wanted, tuple(fix or ()))
+    output.write(result, setting, tuple(fix or ()))
     if json:
         _print_json("flatout/plan", result)
         return
     from flatout.report.plan_text import plan_text
     from flatout.report.terminal import style_of
 
-    again = f"flatout plan --model {shlex.quote(model)} --cluster {shlex.quote(cluster)} --calibrate RUNS.csv"
-    print(plan_text(result, style=style_of(sys.stdout), next_command=again))
+    print(plan_text(result, style=style_of(sys.stdout), next_command=shlex.join(again(sys.argv[1:]))))
 
 
 def _setting(model: str, cluster: str, global_batch: int, seq: int, precision: str, calibrate: Path | None) -> Setting:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from flatout.records.goal import GoalAnswer
+
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """A transformer, as far as time and memory depend on it. Widths are numbers of elements."""
@@ -69,6 +71,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     ep: int = 1
     dp: int = 1
     zero: int = 0  # 0: replicated, 1: optimizer, 2: and gradients, 3: and parameters (FSDP)
+    shard: int = 0  # ranks over which ZeRO shards, each such group with copies of all (HSDP); 0: all replicas
+    offload: bool = False  # optimizer states and their update in the host's memory (ZeRO-Offload)
     micro_batch: int = 1
     num_micro_batches: int = 1  # a step and replica: accumulation
     recompute: str = "none"  # none, selective, full
@@ -105,8 +109,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     layouts: tuple[PlannedLayout, ...]  # fastest first
     neighbours: tuple[PlannedLayout, ...]  # one step from the winner
     worth_measuring: tuple[Layout, ...]
+    pareto: tuple[PlannedLayout, ...] = ()  # no other is faster (so cheaper: the GPUs are the same) and smaller
     sensitivity: dict[str, float]  # what the winner's step time would be multiplied by
     calibrated_with: int  # measured runs; 0: the published accuracy holds
+    goal: GoalAnswer | None = None  # with --goal
 
 
 class SourceAccuracy(msgspec.Struct, frozen=True, kw_only=True):

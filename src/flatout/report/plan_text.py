@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from flatout.records.plan import Layout, Plan, PlanEvaluation, PlannedLayout
+from flatout.report.goal_text import goal_text
+from flatout.report.plan_phrases import difference
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import num_bytes, number, percent, seconds
@@ -26,7 +28,9 @@ def layout_text(layout: Layout) -> str:
         words.append(f"EP{layout.ep}")
     words.append(f"DP{layout.dp}")
     if layout.zero:
-        words.append(f"Z{layout.zero}")
+        words.append(f"Z{layout.zero}{f'/{layout.shard}' if layout.shard else ''}")
+    if layout.offload:
+        words.append("host")
     words.append(f"{layout.micro_batch}x{layout.num_micro_batches}")
     if layout.recompute != "none":
         words.append(layout.recompute)
@@ -47,8 +51,8 @@ def plan_text(plan: Plan, *, style: TextStyle, next_command: str) -> str:
     rows = [_row(place, one) for place, one in enumerate(plan.layouts, 1)]
     lines += text_table(["#", "step", "nine in ten", "MFU", "memory", "OOM", "layout"], rows, style=style, flexible=[6])
     lines += style.wrapped(
-        "Layout: degrees, Z for ZeRO, micro-batch x accumulation, then what is recomputed. OOM: probability of running "
-        "out of memory."
+        "Layout: degrees, Z for ZeRO (/ its group), micro-batch x accumulation, what is redone. OOM: probability of "
+        "running out of memory."
     )
     lines += ["", style.bold("Where the first one's step goes")]
     lines += _parts(best, style)
@@ -60,7 +64,7 @@ def plan_text(plan: Plan, *, style: TextStyle, next_command: str) -> str:
     ]
     lines += ["", style.bold("Why its neighbours lost")]
     for one in plan.neighbours:
-        lines += style.wrapped(one.why, indent="  ", label=f"{_difference(one.layout, best.layout):28s}")
+        lines += style.wrapped(one.why, indent="  ", label=f"{difference(one.layout, best.layout):28s}")
     lines += ["", style.bold("What would help")]
     for name, factor in plan.sensitivity.items():
         what = name.removesuffix("_x2").replace("_", " ")
@@ -73,6 +77,8 @@ def plan_text(plan: Plan, *, style: TextStyle, next_command: str) -> str:
         else "The model has not seen your cluster: the first one alone can be several per cent off."
     )
     lines += style.wrapped(told)
+    if plan.goal is not None:
+        lines += ["", *goal_text(plan.goal, style)]
     lines += ["", f"next: {next_command}"]
     return "\n".join(lines)
 
@@ -97,16 +103,6 @@ def _parts(one: PlannedLayout, style: TextStyle) -> list[str]:
         f"{percent(value / one.step_time_s)}"
         for name, value in sorted(shown, key=lambda each: -each[1])
     ]
-
-
-def _difference(one: Layout, best: Layout) -> str:
-    """The dials that differ, DP left out since it follows."""
-    changed = [
-        f"{name} {getattr(one, name)}"
-        for name in one.__struct_fields__
-        if name not in ("dp", "num_micro_batches") and getattr(one, name) != getattr(best, name)
-    ]
-    return ", ".join(changed).replace("_", " ").replace("True", "on").replace("False", "off")
 
 
 def evaluation_text(evaluation: PlanEvaluation, *, style: TextStyle) -> str:

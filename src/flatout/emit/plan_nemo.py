@@ -1,0 +1,128 @@
+"""A NeMo-Run script that changes a recipe. Names: nemo_toolkit 2.7.3, `nemo/lightning/pytorch/strategies/
+megatron_strategy.py` and `nemo/collections/llm/recipes/`; the last release with recipes of language models.
+"""
+
+from __future__ import annotations
+
+from flatout.emit.plan_heading import commented, gpus_per_node, num_nodes
+from flatout.records.plan_details import PlannedJob
+from flatout.records.tuning import Emitted
+
+TARGET = "NeMo 2.7.3 (nemo_toolkit)"
+# Name in Flatout's catalogue -> module of nemo.collections.llm.recipes.
+RECIPES = {
+    "gpt3-175b": "gpt3_175b",
+    "llama2-7b": "llama2_7b",
+    "llama3-8b": "llama3_8b",
+    "llama3-70b": "llama3_70b",
+    "llama3.1-405b": "llama31_405b",
+    "mixtral-8x7b": "mixtral_8x7b",
+    "mixtral-8x22b": "mixtral_8x22b",
+    "qwen2-7b": "qwen2_7b",
+    "qwen3-8b": "qwen3_8b",
+    "qwen3-30b-a3b": "qwen3_30b_a3b",
+    "qwen3-235b-a22b": "qwen3_235b_a22b",
+    "gpt-oss-120b": "gpt_oss_120b",
+    "deepseek-v3": "deepseek_v3",
+}
+PRECISIONS = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_mixed"}
+
+
+def emit(job: PlannedJob) -> tuple[Emitted, ...]:
+    notes = unexpressed(job)
+    recipe = RECIPES.get(job.workload.name)
+    imported = (
+        f"from nemo.collections.llm.recipes import {recipe} as base"
+        if recipe
+        else ("from nemo.collections.llm.recipes import YOUR_RECIPE as base  # name the recipe of your model here")
+    )
+    lines = ["import nemo_run as run", imported]
+    if job.precision in PRECISIONS:
+        lines.append(f"from nemo.collections.llm.recipes.precision.mixed_precision import {PRECISIONS[job.precision]}")
+    lines += [
+        "",
+        f"recipe = base.pretrain_recipe(name='flatout_plan', num_nodes={num_nodes(job)}, "
+        f"num_gpus_per_node={gpus_per_node(job)})",
+        "strategy = recipe.trainer.strategy",
+        *(f"strategy.{name} = {value!r}" for name, value in strategy(job).items()),
+        *(f"strategy.ddp.{name} = {value!r}" for name, value in ddp(job).items()),
+        *(f"recipe.model.config.{name} = {value!r}" for name, value in model(job).items()),
+        *(f"recipe.optim.config.{name} = {value!r}" for name, value in optimizer(job).items()),
+        f"recipe.data.micro_batch_size = {job.layout.micro_batch}",
+        f"recipe.data.global_batch_size = {job.global_batch}",
+        f"recipe.data.seq_length = {job.seq}",
+        f"recipe.model.config.seq_length = {job.seq}",
+        "recipe.trainer.max_steps = 20",
+    ]
+    if job.precision in PRECISIONS:
+        lines.append(f"recipe.trainer.plugins = {PRECISIONS[job.precision]}()")
+    executor = f"run.LocalExecutor(ntasks_per_node={gpus_per_node(job)}, launcher='torchrun')"
+    lines += ["", "if __name__ == '__main__':"]
+    if num_nodes(job) > 1:
+        lines.append(f"    # {num_nodes(job)} nodes: put your run.SlurmExecutor(nodes={num_nodes(job)}, ...) here")
+    lines.append(f"    run.run(recipe, executor={executor})")
+    text = commented(job, TARGET, notes) + "\n".join(lines) + "\n"
+    return (Emitted(path="nemo_plan.py", text=text, notes=notes),)
+
+
+def strategy(job: PlannedJob) -> dict[str, object]:
+    """Arguments of `MegatronStrategy`."""
+    layout = job.layout
+    found: dict[str, object] = {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "context_parallel_size": layout.cp,
+        "sequence_parallel": layout.sequence_parallel,
+    }
+    if job.workload.num_experts:
+        found |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": 1}
+    if layout.pp > 1 and layout.vpp == 1 and job.workload.num_layers % layout.pp:
+        most = -(-job.workload.num_layers // layout.pp)
+        found["num_layers_in_last_pipeline_stage"] = job.workload.num_layers - most * (layout.pp - 1)
+    if 0 < layout.shard < layout.dp * layout.cp and layout.zero:
+        found["num_distributed_optimizer_instances"] = layout.dp * layout.cp // layout.shard
+    if layout.zero >= 2:
+        found |= {"fsdp": "megatron", "save_ckpt_format": "fsdp_dtensor"}
+    return found
+
+
+def ddp(job: PlannedJob) -> dict[str, object]:
+    """Fields of Megatron's `DistributedDataParallelConfig`."""
+    zero = job.layout.zero
+    found: dict[str, object] = {
+        "use_distributed_optimizer": zero >= 1,
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": zero >= 1,
+    }
+    if zero >= 2:
+        found["data_parallel_sharding_strategy"] = "optim_grads" if zero == 2 else "optim_grads_params"
+    return found
+
+
+def optimizer(job: PlannedJob) -> dict[str, object]:
+    """Fields of Megatron's `OptimizerConfig`."""
+    if not job.layout.offload:
+        return {}
+    return {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0, "use_precision_aware_optimizer": True}
+
+
+def model(job: PlannedJob) -> dict[str, object]:
+    """Fields of Megatron's `TransformerConfig`."""
+    if job.layout.recompute == "full":
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return {"recompute_granularity": "selective" if job.layout.recompute == "selective" else None}
+
+
+def unexpressed(job: PlannedJob) -> tuple[str, ...]:
+    """What NeMo has no setting for."""
+    layout, notes = job.layout, []
+    if job.workload.name not in RECIPES:
+        notes.append(f"NeMo 2.7.3 has no recipe of {job.workload.name}: name one of the same shape in the import")
+    if layout.schedule == "zero-bubble" and layout.pp > 1:
+        notes.append("NeMo has no zero-bubble schedule: this runs 1F1B, whose bubble is longer than predicted")
+    if layout.schedule == "gpipe" and layout.pp > 1:
+        notes.append("NeMo has no GPipe schedule: this runs 1F1B")
+    if job.precision not in PRECISIONS:
+        notes.append(f"NeMo's recipes have no {job.precision}: the recipe's own precision stays")
+    return tuple(notes)

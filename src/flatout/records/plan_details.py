@@ -1,0 +1,51 @@
+"""What a page shows of a planned layout beyond the plan itself, and what is emitted for other tools."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flatout.records.plan import Cluster, Layout, PlannedLayout, Workload
+
+
+class PipelineInterval(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation of a stage. `weights`: the gradients of weights, where the schedule defers them."""
+
+    kind: str  # forward, backward, weights
+    chunk: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank of a pipeline stage holds."""
+
+    stage: int
+    num_layers: int
+    parts_bytes: dict[str, float]
+    out_of_memory_probability: float
+
+
+class PlanDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the first layout of a plan."""
+
+    gpu: str
+    gpu_memory_bytes: int
+    stages: tuple[StageMemory, ...]
+    pipeline: tuple[tuple[PipelineInterval, ...], ...]  # by stage; ends where the pipeline's part of the step ends
+    front: tuple[PlannedLayout, ...]  # no other layout is both faster and smaller; fastest first
+
+
+class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A chosen layout with what is trained where: the input of what is emitted for other tools."""
+
+    workload: Workload
+    cluster: Cluster
+    layout: Layout
+    global_batch: int
+    seq: int
+    precision: str
+    step_time_s: float
+    step_time_interval_s: tuple[float, float]
+    memory_bytes: float
+    out_of_memory_probability: float

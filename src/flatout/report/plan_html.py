@@ -1,0 +1,268 @@
+"""A plan as one self-contained HTML file: no script, no outside reference, under 1 MB at any number of stages.
+
+In: a `Plan`, its `PlanDetails`, the command line and the next one. Out: a string. Names of models and clusters come
+from files of others: the template escapes all texts, and a content policy in the page forbids scripts and outside
+references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from flatout import __version__, units
+from flatout.records.plan import Plan, PlannedLayout
+from flatout.records.plan_details import PlanDetails, StageMemory
+from flatout.report.axis import ticks
+from flatout.report.command import command_line, masked_command, quoted
+from flatout.report.goal_text import INTERVALS, goal_rows, goal_sentence, option_rows
+from flatout.report.plan_charts import PipelineChart, beginning_s, front_points, pipeline_chart
+from flatout.report.plan_phrases import SENSITIVITY, difference, layout_words, memory_part, schedule_name, step_part
+from flatout.report.plan_text import layout_text
+from flatout.report.template import rendered
+
+MOST_STAGES = 64
+SMALLEST_DRAWN = 0.0005  # of a bar
+AFTER_PIPELINE = ("pipeline_send", "data_parallel", "optimizer", "offload", "jitter")
+
+
+def plan_html(plan: Plan, details: PlanDetails, command: Sequence[str], *, next_command: Sequence[str]) -> str:
+    """The page."""
+    return rendered("plan.html.j2", page_content(plan, details, command, next_command))
+
+
+def page_content(
+    plan: Plan, details: PlanDetails, command: Sequence[str], next_command: Sequence[str]
+) -> dict[str, object]:
+    """What the template shows, as texts and numbers ready to print."""
+    best = plan.layouts[0]
+    return {
+        "tool_version": __version__,
+        "command": command_line(command),
+        "facts": [
+            f"{_billions(plan.num_parameters)} parameters",
+            f"{units.number(plan.global_batch)} sequences of {units.number(plan.seq)} tokens a step",
+            plan.precision,
+            f"{units.number(plan.num_layouts)} valid layouts, {units.number(plan.num_fitting)} fit",
+        ],
+        "headline": f"{plan.workload} on {plan.cluster}: {units.seconds(best.step_time_s)} a step",
+        "answers": _answers(plan, best, details),
+        "layout": layout_text(best.layout),
+        "layout_words": layout_words(best.layout),
+        "goal": _goal(plan),
+        "step": _bar(best.parts_s, step_part, units.seconds),
+        "pipeline": _pipeline(best, details),
+        "memory": _memory(details),
+        "front": _front(details),
+        "layouts": [_layout_row(place, one) for place, one in enumerate(plan.layouts, 1)],
+        "neighbours": [
+            {"difference": difference(one.layout, best.layout), "layout": layout_text(one.layout), "why": one.why}
+            for one in plan.neighbours
+        ],
+        "sensitivity": [_sensitivity(name, factor) for name, factor in plan.sensitivity.items()],
+        "worth_measuring": [
+            {"layout": layout_text(layout), "words": layout_words(layout)} for layout in plan.worth_measuring
+        ],
+        "calibrated": f"Corrected with {plan.calibrated_with} measured runs of your own."
+        if plan.calibrated_with
+        else "The model has not seen your cluster: the first layout alone can be several per cent off.",
+        "next": [quoted(word) for word in masked_command(next_command)],
+    }
+
+
+def _billions(count: int) -> str:
+    """`70.6 billion`, `345 million`."""
+    scale, word = (1e9, "billion") if count >= 1e9 else (1e6, "million")
+    return f"{count / scale:,.3g} {word}"
+
+
+def _answers(plan: Plan, best: PlannedLayout, details: PlanDetails) -> list[dict[str, str]]:
+    low, high = best.step_time_interval_s
+    return [
+        {
+            "term": "Step time",
+            "big": units.seconds(best.step_time_s),
+            "small": f"nine in ten: {units.seconds(low)} to {units.seconds(high)}",
+        },
+        {
+            "term": "Throughput",
+            "big": f"{units.number(round(best.tokens_per_s_per_gpu))} tokens/s",
+            "small": f"a GPU; MFU {units.percent(best.mfu)}",
+        },
+        {
+            "term": "Memory",
+            "big": units.num_bytes(best.memory_bytes),
+            "small": f"of {units.num_bytes(details.gpu_memory_bytes)}; runs out with a probability of "
+            f"{units.percent(best.out_of_memory_probability)}",
+        },
+    ]
+
+
+def _bar(
+    parts: Mapping[str, float], named: Callable[[str], tuple[str, str, str]], written: Callable[[float], str]
+) -> dict[str, object]:
+    """A bar of 100 % with its legend; parts that are nothing are left out."""
+    whole = sum(parts.values())
+    rows = []
+    for name, value in parts.items():
+        label, css, meaning = named(name)
+        if value > SMALLEST_DRAWN * whole:
+            share = value / whole
+            rows.append(
+                {
+                    "css": css,
+                    "label": label,
+                    "meaning": meaning,
+                    "value": written(value),
+                    "share": units.percent(share),
+                    "width": f"{share * 100:.2f}",
+                    "title": f"{label} {units.percent(share)}, {written(value)}",
+                }
+            )
+    return {"parts": rows, "whole": written(whole), "spoken": ", ".join(str(row["title"]) for row in rows)}
+
+
+def _pipeline(best: PlannedLayout, details: PlanDetails) -> dict[str, object]:
+    tail = [(step_part(name)[1], best.parts_s.get(name, 0.0)) for name in AFTER_PIPELINE]
+    chart = pipeline_chart(details.pipeline[:MOST_STAGES], tail)
+    charts = [_with_ticks(chart)]
+    if chart.is_merged:
+        charts.append(
+            _with_ticks(pipeline_chart(details.pipeline[:MOST_STAGES], (), until_s=beginning_s(details.pipeline)))
+        )
+    end_s = max(stage[-1].end_s for stage in details.pipeline)
+    busy_s = sum(one.end_s - one.start_s for stage in details.pipeline for one in stage)
+    kinds = {one.kind for stage in details.pipeline for one in stage}
+    return {
+        "charts": charts,
+        "schedule": schedule_name(best.layout) if best.layout.pp > 1 else "one stage",
+        "num_stages": best.layout.pp,
+        "num_left_out": max(0, len(details.pipeline) - MOST_STAGES),
+        "num_micro_batches": units.number(best.layout.num_micro_batches),
+        "vpp": best.layout.vpp,
+        "has_weights": "weights" in kinds,
+        "idle": units.percent(max(0.0, 1.0 - busy_s / (end_s * len(details.pipeline)))),
+        "tail": [
+            {"css": step_part(name)[1], "label": step_part(name)[0], "value": units.seconds(best.parts_s[name])}
+            for name in AFTER_PIPELINE
+            if best.parts_s.get(name, 0.0) > SMALLEST_DRAWN * best.step_time_s
+        ],
+    }
+
+
+def _with_ticks(chart: PipelineChart) -> dict[str, object]:
+    return {
+        "lanes": chart.lanes,
+        "is_merged": chart.is_merged,
+        "has_edges": chart.has_edges,
+        "span": units.seconds(chart.span_s),
+        "ticks": [{"left": f"{left * 100:.2f}", "text": text} for left, text in ticks(0.0, chart.span_s)],
+    }
+
+
+def _memory(details: PlanDetails) -> dict[str, object]:
+    """Bars on the scale of the GPU's memory, or of the fullest stage where that is more."""
+    stages = details.stages[:MOST_STAGES]
+    scale = max(details.gpu_memory_bytes, *(sum(one.parts_bytes.values()) for one in stages)) * 1.04
+    used = [name for name in stages[0].parts_bytes if any(one.parts_bytes[name] > 0 for one in stages)]
+    return {
+        "rows": [_stage(one, scale, len(stages)) for one in stages],
+        "limit": f"{details.gpu_memory_bytes / scale * 100:.2f}",
+        "gpu": details.gpu,
+        "gpu_memory": units.num_bytes(details.gpu_memory_bytes),
+        "legend": [{"css": memory_part(n)[1], "label": memory_part(n)[0], "meaning": memory_part(n)[2]} for n in used],
+        "num_left_out": max(0, len(details.stages) - MOST_STAGES),
+        "table": [
+            {
+                "label": f"stage {one.stage}",
+                "layers": str(one.num_layers),
+                "values": [units.num_bytes(one.parts_bytes[name]) for name in used],
+                "whole": units.num_bytes(sum(one.parts_bytes.values())),
+                "out": units.percent(one.out_of_memory_probability),
+            }
+            for one in stages
+        ],
+    }
+
+
+def _stage(one: StageMemory, scale: float, num_stages: int) -> dict[str, object]:
+    whole = sum(one.parts_bytes.values())
+    titles = [
+        (memory_part(name)[1], value, f"{memory_part(name)[0]} {units.num_bytes(value)}")
+        for name, value in one.parts_bytes.items()
+        if value > SMALLEST_DRAWN * scale
+    ]
+    return {
+        "label": f"stage {one.stage}" if num_stages > 1 else "every rank",
+        "layers": f"{one.num_layers} layers",
+        "whole": units.num_bytes(whole),
+        "out": units.percent(one.out_of_memory_probability),
+        "is_risky": one.out_of_memory_probability >= 0.1,
+        "width": f"{whole / scale * 100:.2f}",
+        "segments": [
+            {"css": css, "width": f"{value / whole * 100:.2f}", "title": title} for css, value, title in titles
+        ],
+        "spoken": ", ".join(title for _, _, title in titles),
+    }
+
+
+def _front(details: PlanDetails) -> dict[str, object] | None:
+    if len(details.front) < 2:
+        return None
+    titles = [
+        f"{layout_text(one.layout)}: {units.seconds(one.step_time_s)}, {units.num_bytes(one.memory_bytes)}"
+        for one in details.front
+    ]
+    points, marks = front_points(details.front, titles)
+    most = max(one.memory_bytes for one in details.front)
+    return {
+        "points": points,
+        "marks": [
+            {"left": left, "text": units.seconds(value)} for left, value in zip(("3", "50", "97"), marks, strict=True)
+        ],
+        "levels": [{"top": f"{100 - share * 92:.2f}", "text": units.num_bytes(most * share)} for share in (1.0, 0.5)],
+        "rows": [
+            {
+                "layout": layout_text(one.layout),
+                "time": units.seconds(one.step_time_s),
+                "memory": units.num_bytes(one.memory_bytes),
+                "out": units.percent(one.out_of_memory_probability),
+            }
+            for one in details.front
+        ],
+    }
+
+
+def _layout_row(place: int, one: PlannedLayout) -> dict[str, str]:
+    low, high = one.step_time_interval_s
+    return {
+        "place": str(place),
+        "layout": layout_text(one.layout),
+        "time": units.seconds(one.step_time_s),
+        "interval": f"{units.seconds(low)} to {units.seconds(high)}",
+        "mfu": units.percent(one.mfu),
+        "memory": units.num_bytes(one.memory_bytes),
+        "out": units.percent(one.out_of_memory_probability),
+    }
+
+
+def _sensitivity(name: str, factor: float) -> dict[str, str]:
+    short = name.removesuffix("_x2")
+    gain = max(0.0, 1.0 - factor)
+    return {
+        "label": SENSITIVITY.get(short, short.replace("_", " ")),
+        "gain": units.percent(gain) + " less" if gain >= 0.0005 else "nothing",
+        "width": f"{gain * 100:.2f}",
+    }
+
+
+def _goal(plan: Plan) -> dict[str, object] | None:
+    answer = plan.goal
+    if answer is None:
+        return None
+    return {
+        "sentence": goal_sentence(answer),
+        "is_reached": answer.is_reached,
+        "rows": [{"term": t, "value": v, "interval": i, "source": s} for t, v, i, s in goal_rows(answer)],
+        "options": option_rows(answer),
+        "notes": (INTERVALS, *answer.notes),
+    }

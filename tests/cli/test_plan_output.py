@@ -1,0 +1,140 @@
+"""`flatout plan` with --html, --emit and --goal, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.test_plan import PLAN, run
+
+from flatout.emit.plan_targets import PLAN_TARGETS
+
+
+def test_a_page_is_written_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.html"
+    assert run(monkeypatch, *PLAN, "--html", str(path)) == 0
+    said = capfd.readouterr()
+    assert "Why its neighbours lost" in said.out
+    assert str(path) in said.err
+    page = path.read_text()
+    assert page.startswith("<!doctype html>")
+    assert "--calibrate</span> <span>RUNS.csv" in page
+    assert run(monkeypatch, *PLAN, "--html", str(path)) == 2
+    assert "exists already" in capfd.readouterr().err
+    assert run(monkeypatch, *PLAN, "--html", str(path), "--force") == 0
+
+
+def test_the_next_command_keeps_what_was_asked_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = [
+        *PLAN,
+        "--fix",
+        "tp=2",
+        f"--html={tmp_path / 'a.html'}",
+        "--emit",
+        "nemo",
+        "--out",
+        str(tmp_path),
+        "--force",
+    ]
+    assert run(monkeypatch, *given) == 0
+    last = capfd.readouterr().out.rstrip().splitlines()[-1]
+    assert last == f"next: flatout {' '.join(PLAN)} --fix tp=2 --calibrate RUNS.csv"
+
+
+def test_every_target_is_written_and_nothing_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = [*PLAN, "--fix", "zero=1", "--emit", ",".join(PLAN_TARGETS), "--out", str(tmp_path)]
+    assert run(monkeypatch, *given, "--json") == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["schema"] == "flatout/plan", "data alone on stdout"
+    assert "note: fsdp2: FSDP2 has no ZeRO-1" in said.err
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        *("megatron_plan.sh", "torchtitan_plan.sh", "deepspeed_plan.json", "deepspeed_plan.sh", "fsdp2_plan.py"),
+        "nemo_plan.py",
+    }
+    (tmp_path / "nemo_plan.py").write_text("mine")
+    assert run(monkeypatch, *PLAN, "--emit", "nemo", "--out", str(tmp_path)) == 2
+    assert (tmp_path / "nemo_plan.py").read_text() == "mine"
+    assert run(monkeypatch, *PLAN, "--emit", "nemo", "--out", str(tmp_path), "--force") == 0
+    assert (tmp_path / "nemo_plan.py").read_text() != "mine"
+
+
+def test_a_goal_is_answered_with_every_quantity(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = [*PLAN, "--goal", "1B tokens in 3 days", "--gpu-price", "2.5", "--region", "FR"]
+    assert run(monkeypatch, *given, "--json") == 0
+    goal = json.loads(capfd.readouterr().out)["goal"]
+    assert goal["is_reached"] and goal["num_gpus"] <= 16
+    assert goal["days"]["value"] <= 3
+    for name in ("days", "gpu_hours", "usd", "energy_mwh", "carbon_t", "interruptions", "effective_share"):
+        one = goal[name]
+        assert one["low"] <= one["value"] <= one["high"], name
+        assert one["source"], name
+    assert goal["gpu_hours"]["value"] == pytest.approx(goal["num_gpus"] * 24 * goal["days"]["value"])
+    assert goal["usd"]["value"] == pytest.approx(2.5 * goal["gpu_hours"]["value"])
+    # 700 W GPUs: between a third of that and three times it with host and data centre.
+    kwh_per_gpu_hour = goal["energy_mwh"]["value"] * 1000 / goal["gpu_hours"]["value"]
+    assert 0.25 < kwh_per_gpu_hour < 2.1
+    fewer = [one for one in goal["options"] if one["num_gpus"] < goal["num_gpus"]]
+    assert not any(one["is_reached"] for one in fewer), "the fewest GPUs that do it"
+
+
+def test_a_goal_out_of_reach_says_the_nearest_that_works(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *PLAN, "--goal", "60B tokens in 2 days", "--json") == 0
+    goal = json.loads(capfd.readouterr().out)["goal"]
+    assert not goal["is_reached"]
+    reached = [one["num_gpus"] for one in goal["options"] if one["is_reached"]]
+    assert reached and min(reached) > 16
+    assert f"{min(reached)} GPUs do it in" in goal["nearest"]
+    assert "16 GPUs take" in goal["nearest"]
+    assert run(monkeypatch, *PLAN, "--goal", "20B tokens for $1") == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert "out of reach" in said and "no number of GPUs that was tried costs less than $1" in said
+
+
+def test_a_goal_without_a_limit_is_how_long_the_cluster_takes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *PLAN, "--goal", "1B tokens", "--json") == 0
+    goal = json.loads(capfd.readouterr().out)["goal"]
+    assert not goal["is_reached"] or goal["num_gpus"] == 16
+    assert goal["num_gpus"] == 16 and goal["nearest"] == ""
+
+
+def test_a_goal_as_text_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, *PLAN, "--goal", "1B tokens in 3 days") == 0
+    said = capfd.readouterr().out
+    assert "The goal" in said and "interruptions" in said and "per 1,000" in " ".join(said.split())
+    assert [line for line in said.splitlines()[:-1] if len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*PLAN, "--goal", "soon"), "a goal is an amount of tokens or steps"),
+        ((*PLAN, "--region", "FR"), "--region is for --goal"),
+        ((*PLAN, "--goal", "1B tokens", "--region", "Atlantis"), "no grid is known"),
+        ((*PLAN, "--goal", "1B tokens", "--terms", "gratis"), "--terms must be one of"),
+        ((*PLAN, "--goal", "1B tokens", "--prices", "missing.toml"), "cannot be read"),
+        ((*PLAN, "--emit", "jax"), "--emit must be one of megatron, torchtitan, deepspeed, fsdp2, nemo"),
+        ((*PLAN, "--html", "."), "is a folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    said = capfd.readouterr()
+    assert message in said.err
+    assert said.out == ""
+    assert len(said.err.strip().splitlines()) <= 2

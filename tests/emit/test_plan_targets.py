@@ -1,0 +1,383 @@
+"""Emitted plans: every name is one that the target knows at the named version, and nothing is left out in silence.
+
+The names were typed from the targets' own sources, which stand beside each list. These scripts were also given
+to the parsers of those versions (Megatron-LM's `parse_args` and `validate_args`, torchtitan's `ConfigManager`,
+DeepSpeed's `DeepSpeedConfig`), which took them.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.emit.test_targets import bash_words
+
+from flatout.catalog import all_models
+from flatout.emit import plan_deepspeed, plan_fsdp2, plan_megatron, plan_nemo, plan_torchtitan
+from flatout.emit.plan_targets import PLAN_TARGETS
+from flatout.emit.write import write
+from flatout.errors import OutputError
+from flatout.records.plan import Cluster, Layout
+from flatout.records.plan_details import PlannedJob
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# github.com/NVIDIA/Megatron-LM, tag core_v0.15.0, megatron/training/arguments.py
+MEGATRON = words(
+    """
+add-qkv-bias bf16 ckpt-format context-parallel-size cp-comm-type data-parallel-sharding-strategy
+decoder-last-pipeline-num-layers disable-bias-linear expert-model-parallel-size expert-tensor-parallel-size
+ffn-hidden-size fp16 fp4-format fp8-format global-batch-size group-query-attention hidden-size kv-channels kv-lora-rank
+lr
+max-position-embeddings micro-batch-size mock-data moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-router-topk
+moe-shared-expert-intermediate-size moe-token-dispatcher-type multi-latent-attention normalization num-attention-heads
+num-distributed-optimizer-instances
+num-experts num-layers num-query-groups num-virtual-stages-per-pipeline-rank overlap-grad-reduce overlap-param-gather
+pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim
+recompute-granularity recompute-method recompute-num-layers seq-length sequence-parallel swiglu
+tensor-model-parallel-size tokenizer-type train-iters untie-embeddings-and-output-weights use-distributed-optimizer
+optimizer-cpu-offload
+optimizer-offload-fraction use-precision-aware-optimizer use-megatron-fsdp v-head-dim vocab-size
+"""
+)
+# PyPI torchtitan 0.3.0, torchtitan/config/configs.py; a switch's `no_` is tyro's.
+TORCHTITAN = words(
+    """
+training.local_batch_size training.global_batch_size training.seq_len training.steps training.mixed_precision_param
+training.disable_cuda_graphs training.enable_cpu_offload
+ parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
+parallelism.fsdp_reshard_after_forward parallelism.tensor_parallel_degree parallelism.no_enable_sequence_parallel
+parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_schedule
+parallelism.pipeline_parallel_microbatch_size parallelism.pipeline_parallel_layers_per_stage
+parallelism.pipeline_parallel_first_stage_less_layers parallelism.pipeline_parallel_last_stage_less_layers
+parallelism.context_parallel_degree parallelism.expert_parallel_degree
+"""
+)
+# The same, torchtitan/models/*/config_registry.py, and torch 2.13's torch/distributed/pipelining/schedules.py
+TORCHTITAN_CONFIGS = words("llama3_8b llama3_70b llama3_405b qwen3_30b_a3b deepseek_v3_671b")
+SCHEDULES = words("1F1B GPipe Interleaved1F1B ZBVZeroBubble")
+# PyPI deepspeed 0.19.8, deepspeed/runtime: constants.py, config.py, zero/config.py, tensor_parallel/config.py,
+# activation_checkpointing/config.py, precision_config.py
+DEEPSPEED = words(
+    """
+train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps steps_per_print zero_optimization
+zero_optimization.stage zero_optimization.overlap_comm zero_optimization.contiguous_gradients
+zero_optimization.reduce_scatter zero_optimization.offload_optimizer zero_optimization.zero_hpz_partition_size
+ bf16 bf16.enabled fp16 fp16.enabled tensor_parallel tensor_parallel.autotp_size
+pipeline
+pipeline.stages pipeline.partition pipeline.activation_checkpoint_interval sequence_parallel_size
+activation_checkpointing activation_checkpointing.partition_activations
+"""
+)
+# PyPI nemo_toolkit 2.7.3: nemo/lightning/pytorch/strategies/megatron_strategy.py, and the recipes' own attributes
+NEMO = words(
+    """
+strategy.tensor_model_parallel_size strategy.pipeline_model_parallel_size strategy.virtual_pipeline_model_parallel_size
+strategy.context_parallel_size strategy.sequence_parallel strategy.expert_model_parallel_size
+strategy.expert_tensor_parallel_size strategy.num_layers_in_last_pipeline_stage strategy.fsdp strategy.save_ckpt_format
+strategy.ddp.use_distributed_optimizer strategy.ddp.overlap_grad_reduce strategy.ddp.overlap_param_gather
+strategy.ddp.data_parallel_sharding_strategy recipe.model.config.recompute_granularity
+recipe.model.config.recompute_method recipe.model.config.recompute_num_layers recipe.model.config.seq_length
+recipe.data.micro_batch_size recipe.data.global_batch_size recipe.data.seq_length recipe.trainer.max_steps
+recipe.trainer.plugins strategy.num_distributed_optimizer_instances recipe.optim.config.optimizer_cpu_offload
+recipe.optim.config.optimizer_offload_fraction recipe.optim.config.use_precision_aware_optimizer
+"""
+)
+# The same, nemo/collections/llm/recipes/ (file names), and precision/mixed_precision.py
+NEMO_RECIPES = words(
+    """
+gpt3_175b llama2_7b llama3_8b llama3_70b llama31_405b mixtral_8x7b mixtral_8x22b qwen2_7b qwen3_8b qwen3_30b_a3b
+qwen3_235b_a22b gpt_oss_120b deepseek_v3
+"""
+)
+NEMO_PRECISIONS = words("bf16_mixed fp16_mixed bf16_with_fp8_mixed")
+
+
+def planned(
+    model: str, layout: Layout, num_gpus: int, *, batch: int, seq: int = 4096, precision: str = "bf16"
+) -> PlannedJob:
+    cluster = Cluster(
+        name="ours",
+        gpu="H100 SXM 80GB",
+        num_gpus=num_gpus,
+        gpus_per_node=8,
+        nvlink_domain=8,
+        link_bytes_per_s=450e9,
+        nic_bytes_per_s=50e9,
+        memory_bytes=80 << 30,
+        memory_bytes_per_s=3.35e12,
+        peak_flops_per_s={"bf16": 989e12},
+        num_sms=132,
+    )
+    return PlannedJob(
+        workload=all_models()[model],
+        cluster=cluster,
+        layout=layout,
+        global_batch=batch,
+        seq=seq,
+        precision=precision,
+        step_time_s=1.5,
+        step_time_interval_s=(1.1, 2.0),
+        memory_bytes=50e9,
+        out_of_memory_probability=0.02,
+    )
+
+
+JOBS = {
+    "dense": planned(
+        "llama3-70b",
+        Layout(tp=4, sequence_parallel=True, pp=8, vpp=10, cp=2, dp=8, zero=1, num_micro_batches=128),
+        512,
+        batch=1024,
+    ),
+    "fsdp": planned("llama3-8b", Layout(dp=16, zero=3, micro_batch=2, num_micro_batches=2), 16, batch=64),
+    "zero 2, fp8": planned(
+        "llama3-8b", Layout(dp=16, zero=2, micro_batch=4, recompute="selective"), 16, batch=64, precision="fp8"
+    ),
+    "hsdp, offload": planned(
+        "llama3-8b",
+        Layout(tp=2, dp=16, zero=3, shard=4, offload=True, micro_batch=2, num_micro_batches=2),
+        32,
+        batch=64,
+    ),
+    "groups of zero 1": planned("llama3-8b", Layout(dp=32, zero=1, shard=8, micro_batch=2), 32, batch=64),
+    "ddp": planned(
+        "gpt3-1.3b",
+        Layout(dp=8, micro_batch=4, num_micro_batches=2, recompute="full"),
+        8,
+        batch=64,
+        seq=2048,
+        precision="fp16",
+    ),
+    "zero-bubble": planned(
+        "deepseek-v3",
+        Layout(
+            tp=2,
+            sequence_parallel=True,
+            pp=8,
+            ep=16,
+            dp=64,
+            zero=1,
+            num_micro_batches=64,
+            recompute="full",
+            schedule="zero-bubble",
+        ),
+        1024,
+        batch=4096,
+    ),
+    "experts": planned(
+        "mixtral-8x7b",
+        Layout(tp=2, sequence_parallel=True, pp=4, vpp=4, ep=8, dp=8, zero=1, num_micro_batches=32),
+        64,
+        batch=256,
+    ),
+    "uneven gpipe": planned(
+        "gpt3-13b", Layout(tp=2, pp=16, dp=2, num_micro_batches=32, schedule="gpipe"), 64, batch=64, seq=2048
+    ),
+    "experts, fp4": planned(
+        "qwen3-235b-a22b",
+        Layout(tp=4, pp=2, ep=16, dp=32, zero=1, num_micro_batches=8),
+        256,
+        batch=256,
+        precision="fp4",
+    ),
+    "not causal, fp32": planned(
+        "bert-large", Layout(dp=8, zero=1, micro_batch=8), 8, batch=64, seq=512, precision="fp32"
+    ),
+}
+
+
+@pytest.fixture(params=JOBS)
+def job(request: pytest.FixtureRequest) -> PlannedJob:
+    return JOBS[request.param]
+
+
+def arguments(script: str, launcher: str = "torchrun") -> list[str]:
+    """What the shell gives to the program, with what the user must name."""
+    given = "export HEAD_NODE=node0 MODULE=llama3 CONFIG=llama3_8b TRAIN=train.py\n"
+    return bash_words(given + script, launcher)
+
+
+def test_megatron_knows_every_argument_and_gets_the_plan(job: PlannedJob) -> None:
+    (emitted,) = plan_megatron.emit(job)
+    given = arguments(emitted.text)
+    assert f"--nproc-per-node={min(8, job.cluster.num_gpus)}" in given
+    given = given[next(at for at, word in enumerate(given) if word.endswith("pretrain_gpt.py")) + 1 :]
+    names = [word.removeprefix("--").split("=")[0] for word in given]
+    assert sorted(set(names) - MEGATRON) == []
+    assert len(set(names)) == len(names)
+    values = dict(word.removeprefix("--").split("=", 1) for word in given if "=" in word)
+    layout = job.layout
+    assert int(values["tensor-model-parallel-size"]) == layout.tp
+    assert int(values["pipeline-model-parallel-size"]) == layout.pp
+    assert int(values.get("context-parallel-size", 1)) == layout.cp
+    assert int(values.get("expert-model-parallel-size", 1)) == layout.ep
+    assert int(values.get("num-virtual-stages-per-pipeline-rank", 1)) == layout.vpp
+    assert int(values["micro-batch-size"]) == layout.micro_batch
+    assert int(values["global-batch-size"]) == layout.micro_batch * layout.num_micro_batches * layout.dp
+    assert ("use-distributed-optimizer" in names) == (layout.zero >= 1)
+    assert ("use-megatron-fsdp" in names) == (layout.zero >= 2)
+    assert ("sequence-parallel" in names) == layout.sequence_parallel
+    assert values.get("recompute-granularity", "none") == layout.recompute
+
+
+def test_megatron_is_given_the_shape_of_experts_and_latent_attention() -> None:
+    (emitted,) = plan_megatron.emit(JOBS["zero-bubble"])
+    given = arguments(emitted.text)
+    assert {"--num-experts=256", "--moe-router-topk=8", "--moe-ffn-hidden-size=2048"} <= set(given)
+    assert {"--multi-latent-attention", "--kv-lora-rank=512", "--q-lora-rank=1536", "--qk-pos-emb-head-dim=64"} <= set(
+        given
+    )
+    assert "--moe-layer-freq=([0]*3+[1]*58)" in given
+    assert "--decoder-last-pipeline-num-layers=5" in given
+
+
+def test_torchtitan_knows_every_option_and_gets_the_plan(job: PlannedJob) -> None:
+    (emitted,) = plan_torchtitan.emit(job)
+    given = arguments(emitted.text)
+    given = given[given.index("torchtitan.train") + 1 :]
+    assert given[given.index("--config") + 1] in TORCHTITAN_CONFIGS
+    assert given[-1] == f"activation-checkpoint:{job.layout.recompute}"
+    found = plan_torchtitan.settings(job)
+    assert sorted(set(found) - TORCHTITAN) == []
+    assert {word.removeprefix("--") for word in given if word.startswith("--")} == {*found, "module", "config"}
+    p = {name.removeprefix("parallelism."): value for name, value in found.items()}
+    degrees = (
+        "tensor_parallel",
+        "pipeline_parallel",
+        "context_parallel",
+        "data_parallel_replicate",
+        "data_parallel_shard",
+    )
+    product = 1
+    for name in degrees:
+        product *= int(p[f"{name}_degree"])
+    assert product == job.cluster.num_gpus
+    assert p.get("pipeline_parallel_schedule", "1F1B") in SCHEDULES
+    if job.layout.pp > 1:
+        stages = -(-job.workload.num_layers // int(p["pipeline_parallel_layers_per_stage"]))
+        per_rank = 1 if p["pipeline_parallel_schedule"] in ("1F1B", "GPipe") else max(2, job.layout.vpp)
+        assert stages <= per_rank * job.layout.pp
+
+
+def test_deepspeed_knows_every_key_and_gets_the_plan(job: PlannedJob) -> None:
+    configuration, launch = plan_deepspeed.emit(job)
+    found = json.loads(configuration.text)
+    keys = [*found, *(f"{name}.{key}" for name, each in found.items() if isinstance(each, dict) for key in each)]
+    assert sorted(set(keys) - DEEPSPEED) == []
+    layout = job.layout
+    per_step = found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"] * layout.dp
+    assert found["train_batch_size"] == job.global_batch == per_step
+    assert found["zero_optimization"]["stage"] == layout.zero
+    given = arguments(launch.text, "deepspeed")
+    assert given[-3:] == ["--deepspeed", "--deepspeed_config", "deepspeed_plan.json"]
+
+
+def test_nemo_knows_every_attribute_and_gets_the_plan(job: PlannedJob) -> None:
+    (emitted,) = plan_nemo.emit(job)
+    tree = ast.parse(emitted.text)
+    assigned = {
+        ast.unparse(node.targets[0]): node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)
+    }
+    assert sorted(set(assigned) - NEMO) == []
+    imported = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert imported <= {*NEMO_RECIPES, *NEMO_PRECISIONS, "YOUR_RECIPE"}
+    assert ("YOUR_RECIPE" in imported) == any("no recipe" in note for note in emitted.notes)
+    value = assigned["strategy.tensor_model_parallel_size"]
+    assert isinstance(value, ast.Constant) and value.value == job.layout.tp
+
+
+def test_recipes_and_configs_are_ones_that_exist() -> None:
+    assert set(plan_nemo.RECIPES.values()) <= NEMO_RECIPES
+    assert set(plan_nemo.RECIPES) <= set(all_models())
+    assert {config for _, config in plan_torchtitan.MODELS.values()} <= TORCHTITAN_CONFIGS
+    assert set(plan_torchtitan.MODELS) <= set(all_models())
+
+
+@pytest.mark.parametrize("target", PLAN_TARGETS)
+def test_what_cannot_be_expressed_is_in_a_file_and_in_the_notes(target: str, job: PlannedJob) -> None:
+    emitted = PLAN_TARGETS[target](job)
+    notes = [note for each in emitted for note in each.notes]
+    text = " ".join(each.text for each in emitted)
+    for note in notes:
+        assert f"# NOT EXPRESSED: {note}" in text
+    said = " ".join(notes)
+    layout = job.layout
+    if layout.schedule == "zero-bubble":
+        assert "zero-bubble" in said or (target == "fsdp2" and "pipeline" in said)
+    if target == "deepspeed" and layout.vpp > 1:
+        assert "interleaved" in said
+    if target == "fsdp2":
+        assert ("pipeline stages" in said) == (layout.pp > 1)
+        assert ("context parallelism" in said) == (layout.cp > 1)
+        assert ("expert parallelism" in said) == (layout.ep > 1)
+    if target in ("torchtitan", "fsdp2") and layout.zero == 1:
+        assert "ZeRO-1" in said
+
+
+@pytest.mark.parametrize("target", PLAN_TARGETS)
+def test_scripts_and_programs_can_be_read(target: str, job: PlannedJob) -> None:
+    for each in PLAN_TARGETS[target](job):
+        assert each.text.endswith("\n")
+        if each.path.endswith(".sh"):
+            subprocess.run(["bash", "-n"], input=each.text, text=True, check=True)
+        elif each.path.endswith(".py"):
+            compile(each.text, each.path, "exec")
+            assert "@@" not in each.text
+        else:
+            json.loads(each.text)
+
+
+@pytest.mark.parametrize("target", PLAN_TARGETS)
+def test_a_hostile_name_stays_in_its_comment(target: str) -> None:
+    job = JOBS["fsdp"]
+    hostile = msgspec.structs.replace(job.workload, name="x\nrm -rf /; $(id) `id` \"'")
+    for each in PLAN_TARGETS[target](msgspec.structs.replace(job, workload=hostile)):
+        lines = [line for line in each.text.splitlines() if "rm -rf" in line]
+        assert all(line.startswith("#") for line in lines)
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    (emitted,) = plan_megatron.emit(JOBS["fsdp"])
+    write(emitted, tmp_path)
+    (tmp_path / emitted.path).write_text("mine")
+    with pytest.raises(OutputError):
+        write(emitted, tmp_path)
+    assert (tmp_path / emitted.path).read_text() == "mine"
+
+
+def test_several_nodes_need_a_first_one() -> None:
+    (emitted,) = plan_megatron.emit(JOBS["dense"])
+    done = subprocess.run(["bash", "-c", emitted.text], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "HEAD_NODE" in done.stderr
+    assert "--nnodes=64" in arguments(emitted.text)
+
+
+def test_an_accumulation_of_fsdp2_fills_the_batch(job: PlannedJob) -> None:
+    (emitted,) = plan_fsdp2.emit(job)
+    numbers = {name: int(value) for name, value in re.findall(r"^(ZERO) = (\d)", emitted.text, re.MULTILINE)}
+    dp, tp = map(int, re.search(r"^DP, TP = (\d+), (\d+)$", emitted.text, re.MULTILINE).groups())  # type: ignore[union-attr]
+    assert dp * tp == job.cluster.num_gpus
+    assert numbers["ZERO"] == job.layout.zero
+
+
+def test_every_line_of_a_heading_is_a_comment(job: PlannedJob) -> None:
+    for target in PLAN_TARGETS:
+        for each in PLAN_TARGETS[target](job):
+            if each.path.endswith(".json"):
+                continue
+            lines = each.text.splitlines()
+            first = 1 if lines[0].startswith("#!") else 0
+            assert lines[first].startswith("# Written by flatout")
+            assert "Predicted, not measured" in each.text
