@@ -47,6 +47,7 @@ from flatout.records.events import Quality
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
 from flatout.records.plan import GroupRegret, Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
 from flatout.records.power import CapAdvice, CapPoint, Ratio
+from flatout.records.replay import PolicyDifference, PolicyReplay, Replay, ReplaySeries, SizeWait, TeamUse
 from flatout.records.spot import Availability, Outcome, SpotAdvice
 from flatout.records.tuning import Bound
 from flatout.records.verdict import NoiseFloor
@@ -54,6 +55,7 @@ from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
 from flatout.report.tuning_json import AdoptedChange, TriedChange, TuningReport
 from flatout.schedule.live.actions import Action, Reservation
 from flatout.schedule.live.controller import Cycle
+from flatout.schedule.policies.names import POLICIES
 from flatout.submit import Submitted
 
 ROOT = Path(__file__).parent.parent
@@ -76,7 +78,16 @@ def cli() -> str:
     """Each verb: usage, description, arguments and options."""
     group: Any = typer.main.get_command(app)
     parent = group.make_context("flatout", [], resilient_parsing=True)
-    return "\n\n".join(_verb(name, command, parent) for name, command in group.commands.items())
+    return "\n\n".join(_verb(name, command, parent) for name, command in _commands(group, ""))
+
+
+def _commands(group: Any, before: str) -> Iterable[tuple[str, Any]]:
+    """The commands of a group and of the groups in it, by their whole names: `schedule replay`."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{before}{name} ")
+        else:
+            yield before + name, command
 
 
 def _verb(name: str, command: Any, parent: Any) -> str:
@@ -178,6 +189,17 @@ def grids() -> str:
 def schedule_cycle_json() -> str:
     """The contract `flatout/schedule-cycle`."""
     return _contract("flatout/schedule-cycle", (Cycle, Action, Reservation))
+
+
+def replay_json() -> str:
+    """The contract `flatout/replay`."""
+    records = (Replay, PolicyReplay, SizeWait, TeamUse, ReplaySeries, PolicyDifference)
+    return _contract("flatout/replay", records)
+
+
+def policies() -> str:
+    """The scheduling policies: name and rule."""
+    return table(["Policy", "Rule"], [[f"`{name}`", policy.summary] for name, policy in POLICIES.items()])
 
 
 def models() -> str:
@@ -461,6 +483,8 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         prices,
         grids,
         schedule_cycle_json,
+        replay_json,
+        policies,
         models,
         systems,
         plan_accuracy,

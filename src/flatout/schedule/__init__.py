@@ -1,1 +1,1 @@
-"""Many jobs on one cluster: what another policy would do, and having it done on the scheduler that already runs."""
+"""Many jobs on one cluster: a simulator of policies over job histories, and what acts on real schedulers."""

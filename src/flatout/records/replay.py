@@ -1,0 +1,103 @@
+"""The result of replaying a job history under scheduling policies: measures, series over time, differences."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SizeWait(msgspec.Struct, frozen=True, kw_only=True):
+    """Waiting of the jobs of one range of sizes: all the time from submission to the end without GPUs."""
+
+    gpus: str  # "1", "2-4", ...
+    num_jobs: int
+    mean_s: float
+    p99_s: float
+
+
+class TeamUse(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU-hours that a team held, by what they went into, and the money where a price is known."""
+
+    team: str
+    num_jobs: int
+    useful_gpu_hours: float
+    idle_gpu_hours: float  # held without use
+    lost_gpu_hours: float  # lost work and restarts
+    jct_mean_s: float
+    dollars: float | None = None
+
+
+class ReplaySeries(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over equal spans of time, and the GPUs in use on each node at equal distances."""
+
+    start_s: float  # in the history's own time
+    span_s: float  # of one value
+    allocated: tuple[float, ...]  # GPUs
+    useful: tuple[float, ...]
+    queued_jobs: tuple[float, ...]
+    node_sample_s: float  # between two samples
+    node_samples: tuple[tuple[float, ...], ...] = ()  # samples x nodes (at most 128): GPUs in use
+
+
+class PolicyReplay(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy on the history. Shares are of all GPUs from the first submission to the last end."""
+
+    policy: str
+    summary: str
+    is_oracle: bool = False  # knows all durations: a bound, no candidate
+    num_jobs: int
+    jct_mean_s: float  # from submission to the end
+    jct_p50_s: float
+    jct_p99_s: float
+    wait_mean_s: float
+    wait_by_size: tuple[SizeWait, ...]
+    utilization: float  # GPUs that are allocated
+    goodput: float  # GPUs that do work which is kept
+    makespan_s: float
+    longest_wait_s: float  # at a stretch without GPUs, of any job
+    num_starved: int  # jobs that waited at a stretch for longer than `starved_after_s`
+    fairness_p50: float  # finish-time fairness rho: completion time over that with a fair share; lower is better
+    fairness_p99: float
+    fragmentation: float  # GPUs that are free while a job waits
+    preemptions: int
+    failures: int
+    useful_gpu_hours: float
+    idle_gpu_hours: float
+    lost_gpu_hours: float  # work since the last checkpoint of a stopped job
+    restart_gpu_hours: float
+    energy_kwh: float | None  # None: the power of a type isn't known
+    dollars: float | None
+    teams: tuple[TeamUse, ...]
+    jobs_per_s: float  # speed of the replay itself
+    notes: tuple[str, ...]
+    series: ReplaySeries
+
+
+class PolicyDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy against the first one: how many times shorter, with a 95 % interval over seeds and windows."""
+
+    policy: str
+    baseline: str
+    measure: str
+    ratio: float  # baseline over policy: 2 is twice as good
+    low: float
+    high: float
+    verdict: str  # better, worse, equivalent or undecided
+    num_seeds: int
+    num_windows: int
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """The contract `flatout/replay`."""
+
+    source: str
+    num_gpus: int
+    num_nodes: int
+    span_s: float  # from the first to the last submission
+    load: float | None  # GPU-seconds of the jobs over those of the cluster in `span_s`; None: all came at once
+    checkpoint_s: float
+    restart_s: float
+    starved_after_s: float
+    left_out: dict[str, int]
+    assumptions: tuple[str, ...]
+    policies: tuple[PolicyReplay, ...]
+    differences: tuple[PolicyDifference, ...]

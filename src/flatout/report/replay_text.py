@@ -1,0 +1,122 @@
+"""A replay as text for a terminal: the policies side by side, what differs, and what was assumed."""
+
+from __future__ import annotations
+
+from flatout.records.replay import PolicyReplay, Replay
+from flatout.report.terminal import TextStyle
+from flatout.report.text_table import text_table
+from flatout.units import number, percent
+
+MOST_TEAMS = 8
+
+
+def duration(value_s: float) -> str:
+    """A long time in the unit that suits it: `45 s`, `12 min`, `6.9 h`, `14 days`."""
+    if value_s < 99.5:
+        return f"{value_s:.0f} s"
+    if value_s < 5970:
+        return f"{value_s / 60:.0f} min"
+    if value_s < 99.95 * 3600:
+        return f"{value_s / 3600:.1f} h"
+    return f"{value_s / 3600:,.0f} h" if value_s < 9_999 * 3600 else f"{value_s / 86_400:,.0f} days"
+
+
+def load_text(replay: Replay) -> str:
+    return "all at once" if replay.load is None else f"load {percent(replay.load)}"
+
+
+def replay_text(replay: Replay, *, style: TextStyle, next_command: str) -> str:
+    first = replay.policies[0]
+    lines = [
+        style.bold(style.clean(f"{replay.source}: {number(first.num_jobs)} jobs on {number(replay.num_gpus)} GPUs")),
+        *style.wrapped(
+            f"{number(replay.num_nodes)} nodes, {duration(replay.span_s)} of submissions, {load_text(replay)}"
+        ),
+        "",
+    ]
+    lines += text_table(
+        ["policy", "JCT mean", "p50", "p99", "wait", "longest", "starved"],
+        [_times(policy) for policy in replay.policies],
+        style=style,
+        flexible=[0],
+    )
+    lines.append("")
+    lines += text_table(
+        ["policy", "allocated", "goodput", "free*", "lost", "stops", "makespan", "rho p99"],
+        [_use(policy) for policy in replay.policies],
+        style=style,
+        flexible=[0],
+    )
+    lines += style.wrapped(
+        "JCT: from submission to the end. Longest: wait at a stretch. Starved: jobs that waited at a stretch for more "
+        f"than {duration(replay.starved_after_s)}. Goodput: share of all GPU time in work that was kept. Free*: GPUs "
+        "free while a job waits. Lost: work done again, and restarts. Rho: completion time over that with a fair share."
+    )
+    if replay.differences:
+        lines += ["", style.bold(f"Mean JCT against {style.clean(first.policy)}")]
+        for one in replay.differences:
+            lines += style.wrapped(
+                f"{one.ratio:.2f} times shorter ({one.low:.2f} to {one.high:.2f}), {one.verdict}",
+                indent="  ",
+                label=f"{one.policy:14s}",
+            )
+        one = replay.differences[0]
+        seeds = f"{one.num_seeds} seeds and " if one.num_seeds > 1 else ""
+        lines += style.wrapped(f"95 % intervals over {seeds}{one.num_windows} windows of the history.", indent="  ")
+    lines += _waits(replay, style)
+    lines += _teams(replay.policies[-1], style)
+    lines += ["", style.bold("What to know")]
+    notes = [f"{policy.policy}: {note}" for policy in replay.policies for note in policy.notes]
+    left_out = [
+        f"{count:,} {'job' if count == 1 else 'jobs'} left out: {why}" for why, count in replay.left_out.items()
+    ]
+    for text in (*left_out, *replay.assumptions, *notes):
+        lines += style.wrapped(text, indent="  ", label="- ")
+    lines += ["", f"Next: {style.clean(next_command)}"]
+    return "\n".join(lines)
+
+
+def _times(policy: PolicyReplay) -> list[str]:
+    values = (policy.jct_mean_s, policy.jct_p50_s, policy.jct_p99_s, policy.wait_mean_s, policy.longest_wait_s)
+    return [policy.policy, *map(duration, values), number(policy.num_starved)]
+
+
+def _use(policy: PolicyReplay) -> list[str]:
+    lost = policy.lost_gpu_hours + policy.restart_gpu_hours
+    return [
+        policy.policy,
+        percent(policy.utilization),
+        percent(policy.goodput),
+        percent(policy.fragmentation),
+        f"{number(float(round(lost)))} GPUh",
+        number(policy.preemptions + policy.failures) if policy.failures else number(policy.preemptions),
+        duration(policy.makespan_s),
+        number(policy.fairness_p99),
+    ]
+
+
+def _waits(replay: Replay, style: TextStyle) -> list[str]:
+    sizes = [size.gpus for size in replay.policies[0].wait_by_size]
+    rows = [[policy.policy, *(duration(size.mean_s) for size in policy.wait_by_size)] for policy in replay.policies]
+    title = style.bold("Mean wait by the number of GPUs")
+    return ["", title, *text_table(["policy", *sizes], rows, style=style, flexible=[0])]
+
+
+def _teams(policy: PolicyReplay, style: TextStyle) -> list[str]:
+    if len(policy.teams) < 2:
+        return []
+    ranked = sorted(policy.teams, key=lambda team: (-team.useful_gpu_hours, team.team))
+    rows = []
+    for team in ranked[:MOST_TEAMS]:
+        used = [team.useful_gpu_hours, team.idle_gpu_hours, team.lost_gpu_hours]
+        money = "unknown" if team.dollars is None else f"${number(float(round(team.dollars)))}"
+        hours = [number(float(round(value))) for value in used]
+        rows.append([team.team or "(none)", number(team.num_jobs), *hours, duration(team.jct_mean_s), money])
+    more = len(ranked) - MOST_TEAMS
+    header = ["team", "jobs", "useful GPUh", "idle", "lost", "JCT mean", "money"]
+    lines = [
+        "",
+        style.bold(style.clean(f"Teams under {policy.policy}")),
+        *text_table(header, rows, style=style, flexible=[0]),
+    ]
+    return [*lines, *([f"and {more} more, in the JSON"] if more > 0 else [])]

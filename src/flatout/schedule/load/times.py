@@ -1,0 +1,19 @@
+"""Times of day in job histories as seconds since 1970, in the file's own clock."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flatout.errors import InputError
+
+
+def time_s(path: Path, line: int, column: str, text: str) -> float:
+    """A date and time, with a zone or without (then as if it were UTC: only differences matter)."""
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        raise InputError(
+            f"{path}, line {line}: {column} must be a time as 2017-10-09 07:01:55, but is {text[:60]!r}"
+        ) from None
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()

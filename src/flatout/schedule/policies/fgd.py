@@ -1,0 +1,35 @@
+"""FGD: placement by the gradient of fragmentation, for jobs that ask for shares of a GPU; otherwise in order.
+
+Rule: in order of submission, others may pass; a job goes where the GPUs that the jobs seen so far could not use grow
+least.
+Source: Weng et al., Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent,
+ATC'23 (GPUs only; see `flatout.schedule.fragments`).
+When wrong: where all jobs ask for whole nodes there is nothing to gain over best fit.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from flatout.schedule.cluster import Cluster
+from flatout.schedule.fragments import FragmentPool
+from flatout.schedule.levels import LevelPolicy
+from flatout.schedule.pool import Pool
+
+
+class FragmentationGradient(LevelPolicy):
+    name: ClassVar[str] = "fgd"
+    summary: ClassVar[str] = "placed where fragmentation grows least, in order, others may pass"
+    preempts: ClassVar[bool] = False
+
+    def pool(self, cluster: Cluster) -> Pool:
+        return FragmentPool(cluster.nodes)
+
+    def submitted(self, job: int) -> None:
+        pool, shape = self.sim.pool, self.sim.shapes[self.sim.shape[job]]
+        assert isinstance(pool, FragmentPool)
+        pool.tasks.see(shape.gpus, shape.milli)
+        super().submitted(job)
+
+    def level(self, job: int) -> int:
+        return 0

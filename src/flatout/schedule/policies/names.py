@@ -1,0 +1,79 @@
+"""The policies by the names that the command line takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from flatout.errors import UsageError
+from flatout.schedule.cluster import Cluster
+from flatout.schedule.jobs import Job
+from flatout.schedule.policies.default import Default
+from flatout.schedule.policies.easy import Easy, EasyOracle
+from flatout.schedule.policies.fairness import FinishTimeFairness
+from flatout.schedule.policies.fgd import FragmentationGradient
+from flatout.schedule.policies.fifo import Fifo
+from flatout.schedule.policies.fixed import Fixed
+from flatout.schedule.policies.goodput import GoodputElastic
+from flatout.schedule.policies.heterogeneity import Heterogeneity
+from flatout.schedule.policies.las import LeastAttainedService
+from flatout.schedule.policies.packing import Packing
+from flatout.schedule.policies.priority import Priority
+from flatout.schedule.policies.quota import Quota
+from flatout.schedule.policies.shortest import QuasiShortestService, ShortestFirst, ShortestFirstOracle
+from flatout.schedule.policies.skip import Skip
+from flatout.schedule.policies.srtf import ShortestRemaining, ShortestRemainingOracle
+from flatout.schedule.policy import Policy
+
+_ALL: tuple[type[Policy], ...] = (
+    Default,
+    Fifo,
+    Fixed,
+    Skip,
+    Easy,
+    EasyOracle,
+    Priority,
+    Quota,
+    ShortestFirst,
+    ShortestFirstOracle,
+    ShortestRemaining,
+    ShortestRemainingOracle,
+    QuasiShortestService,
+    LeastAttainedService,
+    FinishTimeFairness,
+    Heterogeneity,
+    GoodputElastic,
+    FragmentationGradient,
+    Packing,
+)
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
+
+
+def make(name: str, jobs: Sequence[Job], cluster: Cluster) -> Policy:
+    """A new policy for one run."""
+    check([name])
+    if name == Fixed.name:
+        return Fixed(demand_by_team(jobs, cluster))
+    if name == Quota.name:
+        return Quota({team: hours for team, (hours, _) in demand_by_team(jobs, cluster).items()})
+    made: Callable[[], Policy] = POLICIES[name]
+    return made()
+
+
+def check(names: Sequence[str]) -> None:
+    """Each name is a policy's, and none is given twice."""
+    for place, name in enumerate(names):
+        if name not in POLICIES:
+            raise UsageError(f"--policy must be one of {', '.join(POLICIES)}, but is `{name}`")
+        if name in names[:place]:
+            raise UsageError(f"each --policy must be given once, but `{name}` is given twice")
+
+
+def demand_by_team(jobs: Sequence[Job], cluster: Cluster) -> dict[str, tuple[float, int]]:
+    """GPU-hours of a team's jobs, and the nodes that its widest job needs."""
+    width = max(node.num_gpus for node in cluster.nodes)
+    found: dict[str, tuple[float, int]] = {}
+    for job in jobs:
+        hours, nodes = found.get(job.team, (0.0, 1))
+        hours += job.num_gpus * job.gpu_share * job.duration_s / 3600
+        found[job.team] = (hours, max(nodes, -(-job.num_gpus // width)))
+    return found

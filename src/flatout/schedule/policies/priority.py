@@ -1,0 +1,24 @@
+"""Priority with preemption: higher priorities first, and they stop lower ones.
+
+Rule: jobs in order of `priority`, then of submission; one that doesn't fit stops running jobs of lower priority, those
+that lose least first. Within a priority nothing passes a job that waits.
+Source: Slurm's multifactor priority with preemption by QOS; Kubernetes' PriorityClass.
+When wrong: where everybody's work is urgent; and a history without priorities makes it FIFO.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from flatout.schedule.levels import LevelPolicy
+
+
+class Priority(LevelPolicy):
+    name: ClassVar[str] = "priority"
+    summary: ClassVar[str] = "by priority, then in order; higher ones stop lower ones"
+
+    def level(self, job: int) -> int:
+        return -self.sim.jobs[job].priority
+
+    def keeps_order(self, level: int) -> bool:
+        return True

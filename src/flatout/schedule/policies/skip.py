@@ -1,0 +1,21 @@
+"""Skip: in order of submission, and any job that fits may pass one that doesn't.
+
+Rule: whatever fits starts, the earliest first.
+Source: the usual list scheduling; Kubernetes without gang quotas.
+When wrong: a wide job may wait for ever behind small ones, as nothing is kept free for it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from flatout.schedule.levels import LevelPolicy
+
+
+class Skip(LevelPolicy):
+    name: ClassVar[str] = "skip"
+    summary: ClassVar[str] = "in order, any job that fits may pass one that doesn't"
+    preempts: ClassVar[bool] = False
+
+    def level(self, job: int) -> int:
+        return 0

@@ -1,0 +1,75 @@
+"""The page of a replay: complete, self-contained, and safe with hostile names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from flatout.records.replay import Replay
+from flatout.report.replay_html import HEIGHT, area, node_paths, replay_html
+from flatout.report.replay_text import duration, replay_text
+from flatout.report.terminal import TextStyle
+from flatout.schedule.cluster import uniform
+from flatout.schedule.jobs import Job, Loaded
+from flatout.schedule.replay import replay
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m"
+
+
+def made(policies: Sequence[str], *, team: str = "red") -> Replay:
+    jobs = tuple(
+        Job(submit_s=number * 300.0, num_gpus=1 + number % 4, duration_s=2000.0, team=team if number % 2 else "blue")
+        for number in range(60)
+    )
+    return replay(Loaded(jobs=jobs, source="CSV"), uniform(2, 4), policies)
+
+
+def page(result: Replay) -> str:
+    return replay_html(result, ["flatout", "schedule", "replay", "x"], next_command="flatout schedule replay x")
+
+
+def test_every_policy_has_its_row_its_curves_and_its_nodes() -> None:
+    text = page(made(["fifo", "las", "flatout"]))
+    assert text.count('class="panel"') == 6
+    assert text.count('class="panel nodes"') == 3
+    assert text.count('<tr><th scope="row">las') >= 2
+    assert len(text) < 1_000_000
+
+
+def test_it_is_self_contained_and_escapes_names() -> None:
+    text = page(made(["fifo"], team=HOSTILE))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "\x1b" not in text
+    assert not re.search(r"(?:src|href)=", text)
+
+
+def test_an_oracle_is_never_the_best_policy() -> None:
+    text = page(made(["fifo", "srtf-oracle", "las"]))
+    assert "srtf-oracle" in text
+    assert "<small>srtf-oracle</small>" not in text.split("</dl>")[0]
+
+
+def test_the_text_fits_eighty_columns() -> None:
+    text = replay_text(made(["fifo", "las", "heterogeneity"]), style=TextStyle(), next_command="flatout x")
+    assert max(map(len, text.splitlines())) <= 82
+    assert "heterogeneity" in text
+
+
+def test_a_curve_is_a_closed_step_path() -> None:
+    assert area([0.0, 0.5, 0.5, 1.0], 10.0) == f"M0 {HEIGHT}H0.0V60H10.0V30H30.0V0H40.0V{HEIGHT}Z"
+
+
+def test_equal_cells_of_a_node_are_one_rectangle() -> None:
+    (full,) = node_paths([[4.0, 0.0], [4.0, 0.0], [0.0, 0.0]], 1.0)
+    assert full == {"level": 5, "path": "M0.0 0h160.0v1h-160.0z"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 s"), (99.4, "99 s"), (120.0, "2 min"), (7200.0, "2.0 h"), (360_000.0, "100 h"), (4e7, "463 days")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,86 @@
+"""The event-driven engine against a naive one that shares no code with it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.schedule import naive
+
+from flatout.schedule import rigid
+from flatout.schedule.cluster import uniform
+from flatout.schedule.engine import Simulation
+from flatout.schedule.jobs import Assumptions, Job
+from flatout.schedule.policies.easy import EasyOracle
+from flatout.schedule.policies.fifo import Fifo
+from flatout.schedule.policies.shortest import ShortestFirstOracle
+from flatout.schedule.policies.srtf import ShortestRemainingOracle
+from flatout.schedule.policy import Policy
+
+NODES, CAPACITY = 3, 4
+histories = st.lists(
+    st.tuples(st.integers(0, 40), st.sampled_from([1, 1, 1, 2, 3, 4, 5, 8, 12]), st.integers(1, 30)),
+    min_size=1,
+    max_size=25,
+).map(sorted)
+
+
+def finish(jobs: list[tuple[int, int, int]], policy: Policy) -> list[float]:
+    history = [Job(submit_s=float(s), num_gpus=g, duration_s=float(d)) for s, g, d in jobs]
+    return Simulation(history, uniform(NODES, CAPACITY), policy).run().finish_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories)
+def test_fifo_ends_each_job_when_a_tick_simulator_does(jobs: list[tuple[int, int, int]]) -> None:
+    assert finish(jobs, Fifo()) == naive.Naive(jobs, NODES, CAPACITY).run(naive.fifo)
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories)
+def test_easy_ends_each_job_when_a_tick_simulator_does(jobs: list[tuple[int, int, int]]) -> None:
+    assert finish(jobs, EasyOracle()) == naive.Naive(jobs, NODES, CAPACITY).run(naive.Easy())
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories)
+def test_the_quick_way_for_fifo_gives_the_same_segments(jobs: list[tuple[int, int, int]]) -> None:
+    history = [Job(submit_s=float(s), num_gpus=g, duration_s=float(d)) for s, g, d in jobs]
+    slow = Simulation(history, uniform(NODES, CAPACITY), Fifo()).run()
+    quick = rigid.fifo(history, uniform(NODES, CAPACITY))
+    assert sorted(quick.log) == sorted(slow.log)
+    assert quick.finish_s == slow.finish_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories)
+def test_shortest_first_ends_each_job_when_a_tick_simulator_does(jobs: list[tuple[int, int, int]]) -> None:
+    assert finish(jobs, ShortestFirstOracle()) == naive.Naive(jobs, NODES, CAPACITY).run(naive.shortest_first)
+
+
+class Exact(ShortestRemainingOracle):
+    """SRTF by the very remaining time, in place of half octaves: levels are whole seconds."""
+
+    retry_s = 0.0
+
+    def level(self, job: int) -> int:
+        return round(self.remaining(job))
+
+    def next_change(self, job: int) -> float:
+        return self.sim.now + 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.just(1), st.integers(1, 30)), min_size=1, max_size=12).map(sorted),
+    st.integers(0, 4),
+    st.integers(1, 8),
+)
+def test_srtf_on_one_gpu_charges_restarts_as_a_tick_simulator_does(
+    jobs: list[tuple[int, int, int]], restart: int, every: int
+) -> None:
+    history = [Job(submit_s=float(s), num_gpus=g, duration_s=float(d)) for s, g, d in jobs]
+    charged = Assumptions(checkpoint_s=float(every), restart_s=float(restart))
+    run = Simulation(history, uniform(1, 1), Exact(), assumptions=charged).run()
+    expected = naive.Naive(jobs, 1, 1, restart, every).run(naive.shortest_remaining_first)
+    assert run.finish_s == pytest.approx(expected, abs=0.01)

@@ -1,0 +1,27 @@
+"""Each policy by name passes the conformance class; and what each is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+
+from flatout.schedule.cluster import Cluster
+from flatout.schedule.jobs import Job
+from flatout.schedule.policies.names import POLICIES, make
+from flatout.schedule.policy import Policy
+from flatout.testing.policies import PolicyConformance
+
+
+@pytest.fixture(params=sorted(POLICIES), autouse=True)
+def name(request: pytest.FixtureRequest) -> str:
+    TestEachPolicy.name = request.param
+    return str(request.param)
+
+
+class TestEachPolicy(PolicyConformance):
+    name: ClassVar[str] = ""
+
+    def make(self, jobs: Sequence[Job], cluster: Cluster) -> Policy:
+        return make(self.name, jobs, cluster)
