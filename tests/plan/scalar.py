@@ -27,11 +27,15 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
 
     def ring_rate(size: int, stride: int) -> float:
         k = inside(size, stride)
-        return min(m["link"] * c.link, k * m["nic"] * c.nic) if size > k else m["link"] * c.link
+        if size == k:
+            return m["link"] * c.link
+        pod = m["rail_pod"] if k == 1 else m["pod"]
+        core = m["core"] if size * stride > pod else 1
+        return min(m["link"] * c.link, k * m["nic"] * c.nic * core)
 
     def ring_latency(size: int, stride: int) -> float:
         nodes = size / inside(size, stride)
-        return 3.4e-6 * (size - nodes) + (14e-6 * nodes if nodes > 1 else 0)
+        return 3.4e-6 * (size - nodes) + (14e-6 * m["network_latency"] * nodes if nodes > 1 else 0)
 
     def gather(num_bytes: float, size: int, stride: int, calls: float) -> float:
         if size == 1:
@@ -44,7 +48,7 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
         if size == 1:
             return 0.0
         k = inside(size, stride)
-        tree = 2 * (3.4e-6 * (k - 1) + 14e-6 * math.log2(max(size / k, 1)))
+        tree = 2 * (3.4e-6 * (k - 1) + 14e-6 * m["network_latency"] * math.log2(max(size / k, 1)))
         latency = 8.4e-6 + min(2 * ring_latency(size, stride), tree)
         return 2 * num_bytes * (size - 1) / size / ring_rate(size, stride) + c.latency * latency
 
@@ -57,9 +61,11 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     moved += tokens / t * (4 * (a + 2 * kv) * d + 2 * mats * f)
     moved_s = moved * c.elementwise / m["memory_rate"]
     cast = m["is_low"] * tokens * 4 * (2 * h + (a * d + f) / t) * c.cast / m["memory_rate"]
-    launches = (14 + 6 * m["is_low"]) * c.launch_s
-    forward = linear + scores + moved_s + cast + launches
-    backward = 2 * linear + 2.5 * scores + 2 * moved_s + cast + 2 * launches
+    kernels = 14 + 6 * m["is_low"]
+    launches = kernels * c.launch_s
+    forward = max(linear + scores + moved_s + cast + launches, kernels * c.host_s)
+    backward = 2 * c.backward * linear + 2.5 * scores + 2 * moved_s + cast + 2 * launches
+    backward = max(backward, 2 * kernels * c.host_s)
     full = lay.recompute == "full"
     backward += forward if full else 0
     tensor = reduce_all(2 * tokens * h, t, 1) * (6 if full else 4)
@@ -80,8 +86,9 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     total = lay.num_micro_batches * slowest + fill
     if p > 1:
         near = t * lay.cp * lay.dp < m["domain"]
-        rate = m["link"] * c.link if near else m["nic"] * c.nic
-        one = 2 * tokens * h / t / rate + c.latency * (3.4e-6 if near else 14e-6)
+        core = m["core"] if t * lay.cp * lay.dp + 1 > m["rail_pod"] else 1
+        rate = m["link"] * c.link if near else m["nic"] * c.nic * core
+        one = 2 * tokens * h / t / rate + c.latency * (3.4e-6 if near else 14e-6 * m["network_latency"])
         steady = c.sends * (0.2 if v > 1 else 1.0)
         total += one * (2 * (p - 1) + 2 * lay.num_micro_batches * v * steady)
 
@@ -89,13 +96,51 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     parameters = most * h * (((a + 2 * kv) * d + a * d + mats * f) / t + 2)
     parameters += table if p > 1 or w.is_tied else 2 * table
     size = lay.dp * lay.cp
-    g, r = gather(2 * parameters, size, t, most), gather(4 * parameters, size, t, most)
+    cut = min(lay.shard, size) if lay.shard else size
+    g, r = gather(2 * parameters, cut, t, most), gather(4 * parameters, cut, t, most)
+    copies = reduce_all(4 * parameters / cut, size // cut, t * cut)
     compute = L / p * layer
     share = min(c.overlap, 1)
     if lay.zero == 3:
         total += lay.num_micro_batches * (2 * g + r - share * min(2 * g + r, compute))
+        total += copies - share * min(copies, compute)
     else:
-        once = r + g if lay.zero else reduce_all(4 * parameters, size, t)
+        once = r + g + copies if lay.zero else reduce_all(4 * parameters, size, t)
         total += once - share * min(once, compute)
-    total += 30 * parameters / (size if lay.zero else 1) / m["memory_rate"] * c.update
+    owned = parameters / (cut if lay.zero else 1)
+    if lay.offload:
+        total += 6 * owned / m["host_link"] + 30 * owned / m["host_memory"] * c.update
+    else:
+        total += 30 * owned / m["memory_rate"] * c.update
     return total * (1 + c.jitter * math.log2(max(gpus / min(m["domain"], 8), 1)))
+
+
+def memory_bytes(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
+    """Of the fullest rank of a dense model; `c` MemoryConstants."""
+    t, p, v, h = lay.tp, lay.pp, lay.vpp, w.hidden
+    a, d, kv, f = w.num_heads, w.head_dim, w.num_kv_heads, w.ffn
+    mats = 3 if w.is_gated else 2
+    most = math.ceil(w.num_layers / (p * v)) * v
+    layer = h * (((a + 2 * kv) * d + a * d + mats * f) / t + 2)
+    table = w.vocab * h / t
+    parameters = most * layer + (table if p > 1 or w.is_tied else 2 * table)
+    replicas = lay.dp * lay.cp
+    cut = min(lay.shard, replicas) if lay.shard else replicas
+    unsharded = 2 * parameters / most if lay.zero == 3 else 0
+    weights = 2 * (parameters / (cut if lay.zero == 3 else 1) + unsharded)
+    gradients = 4 * parameters / (cut if lay.zero >= 2 else 1) + 2 * unsharded
+    optimizer = 0 if lay.offload else 12 * parameters / (cut if lay.zero >= 1 else 1)
+
+    tokens = lay.micro_batch * seq / lay.cp
+    split = t if lay.sequence_parallel else 1
+    one = 10 * h / split + (2 * (a * d + 2 * kv * d + a * d) + 2 * mats * f) / t
+    flight = lay.num_micro_batches if lay.schedule == "gpipe" else min(p, lay.num_micro_batches)
+    kept = most * flight * (1 + (p - 1) / (p * v) if v > 1 else 1)
+    boundary = 2 * h / split
+    per_token = (kept * boundary + one if lay.recompute == "full" else kept * one) + 2 * boundary
+    activations = tokens * per_token * c.activations
+    last = activations / (min(p, lay.num_micro_batches) if p > 1 else 1) + tokens * w.vocab / t * 8
+    logits = max(last - activations, 0)
+    inside = weights + gradients + optimizer + activations + logits
+    groups = sum(size > 1 for size in (t, p, lay.cp, lay.ep, lay.dp))
+    return inside * c.allocator + c.context_bytes + c.group_bytes * groups

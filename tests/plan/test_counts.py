@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout.catalog import all_models
-from flatout.errors import InputError
+from flatout.errors import InputError, UsageError
 from flatout.plan.counts import num_active_parameters, num_parameters, training_flops_per_token
 from flatout.plan.model_names import workload
 from flatout.records.plan import Workload
@@ -32,6 +32,17 @@ PUBLISHED = {
     # BertModel's 335,141,888 without its pooler (1024 * 1024 + 1024)
     "bert-large": 335_141_888 - 1_049_600,
     "vit-l16": 304_326_632,  # torchvision's vit_l_16
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-1.5b": 1_543_714_304,
+    "qwen2-72b": 72_706_203_648,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "bert-base": 109_482_240 - 590_592,
+    "vit-b16": 86_567_656,
+    "vit-h14": 632_045_800,
 }
 
 
@@ -101,6 +112,36 @@ CONFIGS = {
         "first_k_dense_replace": 3, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64, "v_head_dim": 128, "tie_word_embeddings": False,
     },
+    "llama3.1-405b": {
+        "model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
+        "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256, "hidden_act": "silu",
+        "tie_word_embeddings": False, "attention_bias": False,
+    },
+    "llama3-70b": {
+        "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256, "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    },
+    "qwen3-235b-a22b": {
+        "model_type": "qwen3_moe", "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+        "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
+        "vocab_size": 151936, "hidden_act": "silu", "num_experts": 128, "num_experts_per_tok": 8,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False,
+    },
+    "qwen2-0.5b": {
+        "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    },
+    "bert-base": {
+        "model_type": "bert", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "vocab_size": 30522, "hidden_act": "gelu", "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+    },
+    "vit-b16": {
+        "model_type": "vit", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "hidden_act": "gelu", "image_size": 224, "patch_size": 16, "num_channels": 3,
+    },
 }  # fmt: skip
 
 
@@ -109,6 +150,57 @@ def test_a_config_json_has_the_published_parameters(name: str, tmp_path: Path) -
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIGS[name]))
     assert num_parameters(workload(str(path))) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(("experts", "step", "published"), [(16, 1, 108_641_793_536), (128, 2, 401_583_781_376)])
+def test_llama_4s_config_json_has_its_text_models_parameters(
+    experts: int, step: int, published: int, tmp_path: Path
+) -> None:
+    """The published sums have 0.87 B more, of the vision model."""
+    text = {
+        "model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 202048, "hidden_act": "silu", "num_local_experts": experts, "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": step, "tie_word_embeddings": False,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama4", "text_config": text}))
+    assert published - num_parameters(workload(str(path))) == pytest.approx(0.872e9, rel=0.01)
+    assert num_active_parameters(workload(str(path))) == pytest.approx(17e9, rel=0.02)
+
+
+def test_mixtral_8x22b_has_the_published_parameters(tmp_path: Path) -> None:
+    """140,630,071,296 on the Hub, with a vocabulary of 32,768 (v0.3)."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["mixtral-8x7b"] | {"hidden_size": 6144, "intermediate_size": 16384,
+                               "num_hidden_layers": 56, "num_attention_heads": 48, "vocab_size": 32768}))  # fmt: skip
+    assert num_parameters(workload(str(path))) == pytest.approx(140_630_071_296, rel=0.001)
+    assert num_parameters(all_models()["mixtral-8x22b"]) == num_parameters(workload(str(path)))
+
+
+def test_widths_can_be_typed() -> None:
+    """Llama 3 8B, GPT-2 and Mixtral 8x7B by their widths."""
+    typed = workload("layers=32,hidden=4096,heads=32,kv_heads=8,ffn=14336,vocab=128256")
+    assert num_parameters(typed) == PUBLISHED["llama3-8b"]
+    small = workload("layers=12, hidden=768, heads=12, vocab=50257, gelu, tied")
+    assert num_parameters(small) == pytest.approx(124_439_808, rel=0.01)
+    mixture = workload("layers=32,hidden=4096,heads=32,kv_heads=8,vocab=32000,experts=8,topk=2,expert_ffn=14336")
+    assert num_parameters(mixture) == PUBLISHED["mixtral-8x7b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layers=32,heads=8", "lacks hidden"),
+        ("layers=0,hidden=8,heads=8", "lacks layers"),
+        ("layers=x,hidden=8,heads=8", "has `layers=x`"),
+        ("layers=2,hidden=8,heads=8,colour=3", "has `colour`"),
+        ("layers=2,hidden=8,heads=8,experts=4", "must have topk=N"),
+    ],
+)
+def test_badly_typed_widths_are_one_line(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        workload(text)
 
 
 def test_gpt2s_config_json_has_the_published_parameters(tmp_path: Path) -> None:
@@ -139,3 +231,8 @@ def test_an_unknown_model_names_the_nearest() -> None:
     with pytest.raises(InputError) as error:
         workload("lama3-8b")
     assert "`llama3-8b`" in error.value.hint
+
+
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "LLAMA3.1-8b", "llama_3.1_8b"])
+def test_a_name_may_be_spelled_as_its_publisher_does(name: str) -> None:
+    assert workload(name).name == "llama3.1-8b"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from tests.plan.test_search import setting_of
 
 from flatout.plan import search
-from flatout.plan.details import details, drawn_pipeline, layers_of_stages, non_dominated, stage_seconds
+from flatout.plan.details import details, drawn_pipeline, layers_of_stages, stage_seconds
 from flatout.records.plan import Plan
 from flatout.records.plan_details import PlanDetails
 
@@ -20,6 +19,8 @@ CASES = {
     "1f1b, full": ("gpt3-175b", "a100x256", 256, 2048, ("pp=8", "vpp=1", "schedule=1f1b", "recompute=full")),
     "layers that do not divide": ("deepseek-v3", "h200x512", 1024, 4096, ("pp=8", "schedule=1f1b")),
     "fewer micro-batches than stages": ("llama3-70b", "h100x64", 4, 4096, ("pp=8", "tp=8", "schedule=1f1b", "vpp=1")),
+    "offloaded": ("gpt3-175b", "a100x64", 64, 2048, ("offload=1", "pp=8", "schedule=1f1b", "vpp=1")),
+    "sharded in groups": ("llama3-8b", "h100x16", 64, 2048, ("pp=1", "shard=8")),
     "one stage": ("llama3-8b", "h100x16", 64, 2048, ("pp=1",)),
 }
 
@@ -29,7 +30,7 @@ def made(request: pytest.FixtureRequest) -> tuple[search.Setting, Plan, PlanDeta
     model, machine, batch, seq, fixed = CASES[request.param]
     setting = setting_of(model, machine, batch, seq)
     plan = search.plan(setting, fixed=fixed)
-    return setting, plan, details(setting, plan, fixed)
+    return setting, plan, details(setting, plan)
 
 
 def test_the_drawn_pipeline_takes_as_long_as_the_predicted_parts(
@@ -71,7 +72,7 @@ def test_the_fullest_stage_is_the_rank_that_the_model_counts(
 def test_later_stages_of_1f1b_hold_fewer_activations() -> None:
     setting = setting_of("llama3-70b", "h100x64", 256, 4096)
     fixed = ("pp=8", "vpp=1", "schedule=1f1b", "recompute=none")
-    found = details(setting, search.plan(setting, fixed=fixed), fixed)
+    found = details(setting, search.plan(setting, fixed=fixed))
     activations = [one.parts_bytes["activations"] for one in found.stages]
     assert activations == sorted(activations, reverse=True)
     assert activations[0] / activations[-1] == pytest.approx(8, rel=0.15)
@@ -83,16 +84,6 @@ def test_no_layout_of_the_front_is_beaten(made: tuple[search.Setting, Plan, Plan
     for one, other in itertools.pairwise(found.front):
         assert one.step_time_s < other.step_time_s
         assert one.memory_bytes > other.memory_bytes
-
-
-def test_non_dominated_is_what_two_loops_say() -> None:
-    rng = np.random.default_rng(0)
-    times, totals = rng.integers(1, 12, 80).astype(float), rng.integers(1, 12, 80).astype(float)
-    points = set(zip(times, totals, strict=True))
-    beaten = {one for one in points for other in points if other != one and other[0] <= one[0] and other[1] <= one[1]}
-    rows = non_dominated(times, totals)
-    assert {(times[row], totals[row]) for row in rows} == points - beaten
-    assert len(rows) == len(points - beaten), "equals are named once"
 
 
 def test_layers_that_do_not_divide_leave_the_last_stage_fewer() -> None:

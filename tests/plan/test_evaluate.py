@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flatout.errors import InputError, OutputError
-from flatout.plan.calibrate import Calibration, fit, predict_logs, prior, update
+from flatout.plan.calibrate import Calibration, fit, most_telling, predict_logs, prior, update
+from flatout.plan.constants import NAMES
 from flatout.plan.evaluate import evaluate
 from flatout.plan.runs import Run, as_case, read_runs
 from flatout.plan.shipped import FILE, calibrated_with, fit_and_write, shipped
 from flatout.records.plan import PlanEvaluation
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_draws() -> Iterator[None]:
+    """The mean of 20 draws of three rows is no other code than that of 3."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flatout.plan.evaluate.NUM_DRAWS", 3)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +49,31 @@ def test_no_layout_that_ran_out_of_memory_is_called_safe(evaluated: PlanEvaluati
     bloom = next(one for one in evaluated.sources if one.source == "BLOOM")
     assert (bloom.out_of_memory_rows, bloom.out_of_memory_called_safe) == (4, 0)
     assert bloom.memory_mape is not None and bloom.memory_mape < 0.2
+
+
+def test_a_source_that_the_shipped_constants_have_not_seen_is_predicted_by_them(runs: list[Run]) -> None:
+    from dataclasses import replace
+
+    own = [replace(run, source="new cluster") for run in runs if run.source == "SC21"]
+    alone = evaluate(own, len(own)).sources[0]
+    beside = {one.source: one for one in evaluate([*own, *runs], len(runs)).sources}["new cluster"]
+    timed = [run for run in own if run.step_time_s is not None]
+    expected = np.exp(predict_logs(as_case(timed), shipped())[0]) / np.array([run.step_time_s for run in timed]) - 1
+    assert alone.bias == beside.bias == pytest.approx(float(np.mean(expected)))
+
+
+def test_the_floor_is_told(runs: list[Run], evaluated: PlanEvaluation) -> None:
+    """Fitted to its own rows a source is predicted best; rows that are 10 % apart are 5 % from their median."""
+    from dataclasses import replace
+
+    for one in evaluated.sources:
+        if one.mape is not None and one.mape_in_sample is not None:
+            assert one.mape_in_sample <= one.mape + 0.01
+    first = next(run for run in runs if run.source == "SC21")
+    twice = [*runs, replace(first, step_time_s=(first.step_time_s or 0.0) * 1.1)]
+    sc21 = {one.source: one for one in evaluate(twice, len(twice)).sources}["SC21"]
+    assert sc21.repeated_rows == 2
+    assert sc21.repeats_differ_by == pytest.approx(0.05 / 1.05)
 
 
 def test_a_source_cannot_teach_its_own_prediction(runs: list[Run], evaluated: PlanEvaluation) -> None:
@@ -75,12 +110,44 @@ def test_three_runs_correct_a_cluster_that_is_slower(runs: list[Run]) -> None:
 def test_the_fit_finds_constants_that_made_the_runs(runs: list[Run]) -> None:
     timed = [run for run in runs if run.step_time_s is not None]
     truth = prior().logs.copy()
-    truth[0] += 0.1  # products 10 % faster than the prior has them
-    made, _ = predict_logs(as_case(timed), Calibration(logs=truth, covariance=prior().covariance))
+    truth[NAMES.index("scores")] -= 0.8  # the products of unfused attention, which no offset of a source can stand for
+    made, _ = predict_logs(
+        as_case(timed), Calibration(logs=truth, covariance=prior().covariance, effects=prior().effects)
+    )
     found = fit(as_case(timed), made, [run.source for run in timed])
     again, _ = predict_logs(as_case(timed), found)
     start, _ = predict_logs(as_case(timed), prior())
-    assert np.mean(np.abs(again - made)) < 0.5 * np.mean(np.abs(start - made))
+    assert np.mean(np.abs(again - made)) < 0.65 * np.mean(np.abs(start - made))
+    assert found.logs[NAMES.index("scores")] < prior().logs[NAMES.index("scores")] - 0.15
+
+
+def test_an_offset_of_one_gpu_is_not_taken_for_anothers(runs: list[Run]) -> None:
+    """Of a source with two kinds of GPU, one is 20 % slower than predicted: a run of each tells which."""
+    from dataclasses import replace
+
+    own = [run for run in runs if run.source == "SC21" and run.columns["zero"] == 0][:6]
+    slow = [replace(run, columns=run.columns | {"memory": 40 * 2.0**30}) for run in own]
+    known = shipped()
+    first, _ = predict_logs(as_case(own), known)
+    second, _ = predict_logs(as_case(slow), known)
+    corrected = update(as_case([*own[:2], *slow[:2]]), np.concatenate([first[:2], second[:2] + 0.2]), known)
+    moved = predict_logs(as_case(slow[2:]), corrected)[0] - predict_logs(as_case(own[2:]), corrected)[0]
+    assert np.mean(moved) > 0.08
+
+
+def test_runs_to_measure_are_chosen_by_their_layouts_alone(runs: list[Run]) -> None:
+    """And they leave less doubt on the others than any three in a row do."""
+    own = [run for run in runs if run.source == "SC21"]
+    case, known = as_case(own), shipped()
+    chosen = most_telling(case, known, 3)
+    assert len(set(chosen)) == 3
+
+    def doubt(rows: list[int]) -> float:
+        some = as_case([own[row] for row in rows])
+        measured = update(some, predict_logs(some, known)[0], known)
+        return float(np.mean(predict_logs(case, measured)[1] / predict_logs(case, known)[1]))
+
+    assert doubt(chosen) < min(doubt([row, row + 1, row + 2]) for row in range(len(own) - 2))
 
 
 def test_a_written_fit_is_read_back(runs: list[Run], tmp_path: Path) -> None:
@@ -99,7 +166,8 @@ def test_shipped_constants_are_fitted_to_more_than_ten_sources() -> None:
 def test_own_runs_calibrate(sample: Path) -> None:
     corrected = calibrated_with(sample, shipped())
     assert corrected.num_runs > 30
-    assert corrected.offset_sd < shipped().offset_sd
+    case = as_case([run for run in read_runs(sample)[0] if run.step_time_s is not None])
+    assert (predict_logs(case, corrected)[1] < predict_logs(case, shipped())[1]).all()
 
 
 def test_rows_without_what_the_model_needs_are_left_out(runs: list[Run]) -> None:
@@ -141,3 +209,27 @@ def test_words_about_the_network_are_read(text: str, rate: float) -> None:
 
     found = _node_rate(text, 8)
     assert found is not None and found / 8 == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("name", "value"), [("tp", "0.5"), ("micro_batch", "-1"), ("seq_len", "nan"), ("heads", "x")])
+def test_a_row_with_an_impossible_number_is_left_out(name: str, value: str, tmp_path: Path) -> None:
+    row = {"layers": "32", "hidden": "4096", "heads": "32", "seq_len": "2048", "gpu": "H100", "num_gpus": "8",
+           "tp": "1", "pp": "1", "micro_batch": "1", "global_batch": "8", "step_time_s": "1"}  # fmt: skip
+    path = tmp_path / "runs.csv"
+    for changed, used in (({}, 1), ({name: value}, 0)):
+        path.write_text(",".join(row) + "\n" + ",".join((row | changed).values()) + "\n")
+        assert len(read_runs(path)[0]) == used
+
+
+@pytest.mark.parametrize(
+    ("sharding", "zero", "shard"),
+    [("HSDP", 3, 8), ("ZeRO-1 group 8", 1, 8), ("FSDP full", 3, 0), ("Megatron-FSDP (group 64)", 3, 0), ("", 0, 0)],
+)
+def test_shards_are_read_from_their_name(sharding: str, zero: int, shard: int, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "layers,hidden,heads,seq_len,gpu,num_gpus,gpus_per_node,tp,pp,micro_batch,global_batch,step_time_s,sharding\n"
+        f"32,4096,32,2048,H100,64,8,1,1,1,64,1,{sharding}\n"
+    )
+    columns = read_runs(path)[0][0].columns
+    assert (columns["zero"], columns["shard"]) == (zero, shard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,21 +50,37 @@ def test_a_search_has_the_layouts_that_obey_the_rules_and_no_other(
             for ep in range(1, max(w.num_experts, 1) + 1):
                 if (w.num_experts or 1) % ep or (n // pp) % ep:
                     continue
-                for zero, sp, schedule in itertools.product(range(4), (0, 1), ("gpipe", "1f1b", "zero-bubble")):
+                # Shards over all replicas, or over as many as an NVLink domain has beside TP.
+                domain = job.cluster.nvlink_domain
+                near = max(k for k in range(1, dp * cp + 1) if dp * cp % k == 0 and (k == 1 or k * tp <= domain))
+                kinds = [(zero, 0) for zero in range(4)]
+                kinds += [(1, near), (3, near)] if 1 < near < dp * cp else []
+                schedules = ("gpipe", "1f1b", "zero-bubble")
+                for (zero, shard), sp, schedule in itertools.product(kinds, (0, 1), schedules):
                     if (zero and dp * cp == 1) or (zero == 2 and (pp > 1 or m > 1)) or (sp and tp == 1):
                         continue
                     if schedule != "1f1b" and (pp == 1 or vpp > 1):
                         continue
-                    expected.add((tp, pp, cp, dp, vpp, mbs, m, ep, zero, sp, schedule))
+                    expected.add((tp, pp, cp, dp, vpp, mbs, m, ep, zero, shard, sp, schedule))
     columns = all_layouts(job)
     found = [layout_at(columns, row) for row in range(len(columns["tp"]))]
     keys = [
-        (x.tp, x.pp, x.cp, x.dp, x.vpp, x.micro_batch, x.num_micro_batches, x.ep, x.zero, int(x.sequence_parallel),
-         x.schedule) for x in found
+        (x.tp, x.pp, x.cp, x.dp, x.vpp, x.micro_batch, x.num_micro_batches, x.ep, x.zero, x.shard,
+         int(x.sequence_parallel), x.schedule) for x in found
     ]  # fmt: skip
     assert set(keys) == expected
     assert len(keys) == 3 * len(expected)  # each with three kinds of recomputation
     assert all(x.tp * x.pp * x.cp * x.dp == n and x.dp * x.micro_batch * x.num_micro_batches == batch for x in found)
+
+
+def test_layouts_with_the_optimizer_on_the_host_are_listed_when_asked_for() -> None:
+    job = job_of("llama3-8b", "h100x16", 16, 1024)
+    plain, both = all_layouts(job), all_layouts(replace(job, offloads=True))
+    assert not plain["offload"].any()
+    assert (both["offload"] == 0).sum() == len(plain["tp"])
+    assert (both["offload"] == 1).sum() == len(plain["tp"]) - (
+        (plain["zero"] == 0) & (plain["dp"] * plain["cp"] > 1)
+    ).sum()
 
 
 def test_fixed_dials_are_kept() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.plan.scalar import step_seconds
+from tests.plan.scalar import memory_bytes, step_seconds
 
 from flatout.catalog import all_models
 from flatout.plan import case as cases
@@ -18,6 +18,7 @@ from flatout.plan.case import Case, Software
 from flatout.plan.clusters import cluster
 from flatout.plan.collectives import all_gather_s, all_reduce_s, dispatch_s
 from flatout.plan.constants import PRIOR, Constants, from_logs, to_logs
+from flatout.plan.kernels import attention_s
 from flatout.plan.layouts import Columns, Job, all_layouts, layout_at
 from flatout.plan.memory import MemoryConstants, memory
 from flatout.plan.search import Setting, evaluate_layouts
@@ -44,9 +45,20 @@ def machine_of(name: str, precision: str) -> dict[str, float]:
     return cases.machine_columns(found, precision, shares)
 
 
+NETWORKS: list[dict[str, Any]] = [
+    {},
+    {"oversubscription": 3.0, "pod_gpus": 16, "network": "roce"},
+    {"oversubscription": 2.0, "is_rail_optimized": True},
+    {"network": "ethernet"},
+]
+
+
 @cache
 def layouts_of(model: str, machine: str, batch: int) -> Columns:
-    return all_layouts(Job(workload=all_models()[model], cluster=cluster(machine)[0], global_batch=batch, seq=4096))
+    found = cluster(machine)[0]
+    return all_layouts(
+        Job(workload=all_models()[model], cluster=found, global_batch=batch, seq=4096, offloads=batch == 576)
+    )
 
 
 @settings(max_examples=80, deadline=None)
@@ -54,8 +66,10 @@ def layouts_of(model: str, machine: str, batch: int) -> Columns:
 def test_every_layout_costs_what_the_scalar_model_says(data: st.DataObject) -> None:
     model = all_models()[data.draw(st.sampled_from(["llama3-8b", "llama2-70b", "gpt3-13b", "qwen3-8b"]))]
     name = data.draw(st.sampled_from(["h100x32", "a100x48", "gb200x144", "v100x16"]))
+    network = data.draw(st.sampled_from(NETWORKS))
     precision = data.draw(st.sampled_from(["bf16", "fp8", "fp16"]))
     found, shares = cluster(name)
+    found = msgspec.structs.replace(found, **network)
     columns = layouts_of(model.name, name, data.draw(st.sampled_from([576, 1152])))
     row = data.draw(st.integers(0, len(columns["tp"]) - 1))
     layout = layout_at(columns, row)
@@ -67,6 +81,7 @@ def test_every_layout_costs_what_the_scalar_model_says(data: st.DataObject) -> N
     assert sum(part[0] for part in predicted.parts_s.values()) == pytest.approx(predicted.total_s[0], rel=1e-9)
     held = memory(case, MemoryConstants())
     assert sum(np.broadcast_to(part, (1,))[0] for part in held.parts.values()) == pytest.approx(held.total[0])
+    assert held.total[0] == pytest.approx(memory_bytes(model, machine, layout, 4096, MemoryConstants()), rel=1e-9)
 
 
 def test_a_search_costs_every_row_as_the_row_alone() -> None:
@@ -184,10 +199,79 @@ def test_experts_cost_the_tokens_that_reach_them() -> None:
         dense, ffn=0, num_experts=4, experts_per_token=4, expert_ffn=dense.ffn // 4, num_moe_layers=dense.num_layers
     )
     machine = machine_of("h100x8", "bf16") | {"sms": 1.0}
-    constants = Constants(launch_s=1e-30, balance=1e-30, waves=1e-30, elementwise=1e-30)
+    constants = Constants(launch_s=1e-30, host_s=1e-30, experts=1.0, balance=1e-30, waves=1e-30, elementwise=1e-30)
     seconds = [
         float(np.broadcast_to(step_time(one_case(model, machine, Layout(micro_batch=8, dp=8), 4096, Software()),
                                         constants).parts_s["compute"], (1,))[0])
         for model in (dense, experts)
     ]  # fmt: skip
     assert seconds[1] == pytest.approx(seconds[0], rel=1e-3)
+
+
+def seconds_and_bytes(machine: dict[str, float], **layout: Any) -> tuple[float, float]:
+    case = one_case(all_models()["llama3-8b"], machine, Layout(**layout), 4096, Software())
+    return float(step_time(case, PRIOR).total_s[0]), float(memory(case, MemoryConstants()).total[0])
+
+
+def test_shards_within_a_node_trade_memory_for_the_network() -> None:
+    """HSDP on a slow network: faster than FSDP over all, and each rank keeps an eighth in place of a 64th."""
+    slow = machine_of("h100x64", "bf16") | {"nic": 2e9}
+    all_of_them = seconds_and_bytes(slow, dp=64, zero=3, num_micro_batches=2)
+    in_a_node = seconds_and_bytes(slow, dp=64, zero=3, shard=8, num_micro_batches=2)
+    assert in_a_node[0] < all_of_them[0]
+    psi = 8.03e9
+    assert in_a_node[1] - all_of_them[1] == pytest.approx(1.1 * (2 + 4 + 12) * psi * (1 / 8 - 1 / 64), rel=0.02)
+    assert seconds_and_bytes(slow, dp=64, zero=3, shard=64, num_micro_batches=2) == all_of_them
+
+
+def test_an_optimizer_on_the_host_is_slower_and_leaves_its_12_bytes_a_parameter() -> None:
+    machine = machine_of("h100x8", "bf16")
+    here, there = (seconds_and_bytes(machine, dp=8, zero=1, offload=offload) for offload in (False, True))
+    assert here[1] - there[1] == pytest.approx(1.1 * 12 * 8.03e9 / 8, rel=0.01)
+    moved = 8.03e9 / 8 * ((4 + 2) / 50.4e9 + 30 * PRIOR.update * (1 / 77e9 - 1 / 3.35e12))
+    assert there[0] - here[0] == pytest.approx(moved, rel=0.02)
+
+
+def test_an_oversubscribed_core_slows_only_groups_beyond_a_pod() -> None:
+    plain = machine_of("h100x64", "bf16")
+    for core, pod, rail_pod, near, far in ((0.25, 32.0, 32.0, 1.0, 4.0), (0.25, 32.0, 256.0, 1.0, 1.0)):
+        machine = plain | {"core": core, "pod": pod, "rail_pod": rail_pod}
+        case = one_case(all_models()["llama3-8b"], machine, Layout(), 2048, Software())
+        base = one_case(all_models()["llama3-8b"], plain, Layout(), 2048, Software())
+        free = Constants(latency=1e-30)
+        for size, slower in ((4.0, near), (8.0, far)):  # one member in each of so many nodes
+            ratio = all_gather_s(case, free, 1e9, size, 8.0)[0] / all_gather_s(base, free, 1e9, size, 8.0)[0]
+            assert ratio == pytest.approx(slower)
+
+
+def test_packed_documents_attend_to_themselves_only() -> None:
+    model = all_models()["llama3-8b"]
+    machine = machine_of("h100x8", "bf16")
+    constants = Constants(host_s=1e-30)
+
+    def compute(seq: int, document: int) -> float:
+        row = {
+            **cases.workload_columns(model, seq, document),
+            **machine,
+            **cases.software_columns(Software()),
+            **cases.layout_columns(Layout(dp=8)),
+        }
+        return float(step_time(cases.stacked([row]), constants).parts_s["compute"][0])
+
+    assert compute(65536, 65536) == compute(65536, 0)
+    whole, packed, alike = compute(65536, 0), compute(65536, 4096), 16 * compute(4096, 0)
+    assert packed < 0.5 * whole
+    assert packed == pytest.approx(alike, rel=0.1)
+
+
+def test_small_heads_are_bound_by_their_exponentials() -> None:
+    """As many products in 64 heads of 64 as in 32 of 128 have twice the scores."""
+    wide = all_models()["llama3-8b"]
+    small = msgspec.structs.replace(wide, num_heads=64, num_kv_heads=16, head_dim=64)
+    for name, slower in (("b200x8", 2.0), ("h100x8", 2.0**0.6)):
+        machine = machine_of(name, "bf16")
+        seconds = [
+            float(attention_s(one_case(model, machine, Layout(dp=8), 8192, Software()), PRIOR, np.ones(1) * 8192)[0][0])
+            for model in (wide, small)
+        ]
+        assert seconds[1] / seconds[0] == pytest.approx(slower)

@@ -57,6 +57,21 @@ def test_each_neighbour_lost_for_a_reason(planned: Plan) -> None:
         assert one.step_time_s >= planned.layouts[0].step_time_s or one.out_of_memory_probability >= SAFE
 
 
+def test_the_front_trades_time_for_memory(planned: Plan) -> None:
+    """And no valid layout is both faster and clearly smaller than one of it."""
+    front = planned.pareto
+    assert front[0].layout == planned.layouts[0].layout
+    assert [one.step_time_s for one in front] == sorted(one.step_time_s for one in front)
+    assert [one.memory_bytes for one in front] == sorted((one.memory_bytes for one in front), reverse=True)
+    setting = setting_of("llama3-8b", "h100x16")
+    times, totals = search.evaluate_layouts(setting, all_layouts(setting.job))
+    for one in front:
+        better = (times < one.step_time_s * 0.999) & (totals < one.memory_bytes * 0.99)
+        assert not better.any()
+        tokens = planned.global_batch * planned.seq
+        assert one.gpu_hours_per_billion_tokens == pytest.approx(one.step_time_s * 16 / 3600 / tokens * 1e9)
+
+
 def test_three_different_layouts_are_worth_measuring(planned: Plan) -> None:
     assert len(set(planned.worth_measuring)) == 3
     assert planned.worth_measuring[0] == planned.layouts[0].layout
@@ -72,6 +87,15 @@ def test_a_model_that_cannot_fit_names_how_many_gpus_hold_it() -> None:
         search.plan(setting_of("llama3.1-405b", "h100x8"))
     gpus = int(error.value.hint.split()[3].replace(",", ""))
     assert search.plan(setting_of("llama3.1-405b", f"h100x{gpus}")).num_fitting > 0
+
+
+def test_the_hosts_memory_is_taken_where_nothing_fits_without_it() -> None:
+    """405 B parameters in bf16 with fp32 gradients and Adam: 18 bytes each; 6 without the optimizer."""
+    planned = search.plan(setting_of("llama3.1-405b", "h100x96"))
+    assert all(one.layout.offload for one in planned.layouts)
+    assert not any(one.layout.offload for one in search.plan(setting_of("llama3.1-405b", "h100x192")).layouts)
+    fixed = search.plan(setting_of("llama3-8b", "h100x16"), fixed=("offload=on",))
+    assert all(one.layout.offload for one in fixed.layouts)
 
 
 def test_a_batch_that_no_replica_count_divides_names_gpus_that_work() -> None:
@@ -100,7 +124,23 @@ def test_a_short_toml_is_a_cluster_with_measured_ceilings(tmp_path: Path) -> Non
     assert found.origin == "measured"
 
 
-@pytest.mark.parametrize("text", ["gpu = 3", 'gpu = "h100"', 'gpu = "h100"\nnum_gpus = 8\ncolour = 1', "gpu ="])
+GOOD = 'gpu = "h100"\nnum_gpus = 8\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpu = 3",
+        'gpu = "h100"',
+        "gpu =",
+        GOOD + "colour = 1",
+        GOOD + "nic_gbit_per_s = 0",
+        GOOD + 'network = "token ring"',
+        GOOD + "oversubscription = 0.5",
+        GOOD + "memory_gib = -1",
+        GOOD + "pod_nodes = 0",
+    ],
+)
 def test_a_damaged_toml_is_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
     path.write_text(text)

@@ -19,7 +19,10 @@ class System(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gpus_per_node: int
     nvlink_domain: int
     nic_gbit_per_s: float
+    host_link_gb_per_s: float
+    host_memory_gb_per_s: float
     matmul_share: dict[str, float] = {}
+    assumed_share: dict[str, float] = {}
     source: str
     date: str
 

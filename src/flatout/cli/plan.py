@@ -18,17 +18,26 @@ def plan(
         str | None, typer.Argument(metavar="[evaluate]", help="Replay measured runs in place of planning.")
     ] = None,
     runs: Annotated[Path | None, typer.Argument(metavar="RUNS.csv", help="The measured runs to replay.")] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="A known model, or a config.json.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A known model, a config.json, FILE.py:NAME, or layers=N,hidden=N,heads=N,..."
+        ),
+    ] = None,
     cluster: Annotated[str | None, typer.Option(metavar="NAME", help="SYSTEMxGPUS as h100x512, or a TOML.")] = None,
     global_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences a step.")] = 1024,
     seq: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens a sequence.")] = 4096,
+    document: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Tokens of a document, where several are packed into a sequence.")
+    ] = 0,
     precision: Annotated[str, typer.Option(metavar="TYPE", help="bf16, fp16, fp32, fp8 or fp4.")] = "bf16",
     fix: Annotated[
         list[str] | None,
         typer.Option(metavar="DIAL=VALUE", help="Only layouts with it: tp=8, pp=4, zero=1, recompute=none, ..."),
     ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(metavar="RUNS.csv", help="A handful of runs measured on the cluster.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Runs of the cluster as CSV, a recording, or flatout bench --json."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Layouts to show.")] = 10,
     goal: Annotated[
@@ -85,10 +94,10 @@ def plan(
     wanted = wanted_goal(goal, global_batch, seq, gpu_price, prices, terms, region)
     from flatout.plan.search import plan as search
 
-    setting = _setting(model, cluster, global_batch, seq, precision, calibrate)
+    setting = _setting(model, cluster, global_batch, seq, document, precision, calibrate, fix)
     result = search(setting, num_layouts=top, fixed=tuple(fix or ()))
     result = with_goal(result, setting, wanted, tuple(fix or ()))
-    output.write(result, setting, tuple(fix or ()))
+    output.write(result, setting)
     if json:
         _print_json("flatout/plan", result)
         return
@@ -98,26 +107,39 @@ def plan(
     print(plan_text(result, style=style_of(sys.stdout), next_command=shlex.join(again(sys.argv[1:]))))
 
 
-def _setting(model: str, cluster: str, global_batch: int, seq: int, precision: str, calibrate: Path | None) -> Setting:
+def _setting(
+    model: str,
+    cluster: str,
+    global_batch: int,
+    seq: int,
+    document: int,
+    precision: str,
+    calibrate: Path | None,
+    fix: list[str] | None,
+) -> Setting:
     from flatout.errors import UsageError
     from flatout.plan.case import PRECISIONS, Software
     from flatout.plan.clusters import cluster as read_cluster
     from flatout.plan.layouts import Job
     from flatout.plan.model_names import workload
     from flatout.plan.search import Setting
-    from flatout.plan.shipped import calibrated_with, shipped
+    from flatout.plan.shipped import shipped
 
     if precision not in PRECISIONS:
         raise UsageError(f"--precision must be one of {', '.join(PRECISIONS)}, but is `{precision}`")
     machine, shares = read_cluster(cluster)
-    known = shipped()
-    return Setting(
-        job=Job(workload=workload(model), cluster=machine, global_batch=global_batch, seq=seq),
+    setting = Setting(
+        job=Job(workload=workload(model), cluster=machine, global_batch=global_batch, seq=seq, document=document),
         precision=precision,
         matmul_share=shares,
         software=Software(),
-        calibration=calibrated_with(calibrate, known) if calibrate else known,
+        calibration=shipped(),
     )
+    if calibrate is None:
+        return setting
+    from flatout.cli.plan_calibrate import calibrated
+
+    return calibrated(setting, calibrate, fix or ())
 
 
 def _evaluate(path: Path, *, uses_shipped: bool, fit: Path | None, force: bool, json: bool) -> None:

@@ -24,20 +24,20 @@ class Output:
     out: Path
     force: bool
 
-    def write(self, plan: Plan, setting: Setting, fixed: tuple[str, ...]) -> None:
+    def write(self, plan: Plan, setting: Setting) -> None:
         """OutputError: a file is there, and `force` is not given."""
         if self.html is not None:
-            self._write_page(self.html, plan, setting, fixed)
+            self._write_page(self.html, plan, setting)
         for name in self.targets:
             self._write_settings(name, plan, setting)
 
-    def _write_page(self, path: Path, plan: Plan, setting: Setting, fixed: tuple[str, ...]) -> None:
+    def _write_page(self, path: Path, plan: Plan, setting: Setting) -> None:
         from flatout.plan.details import details
         from flatout.report.files import write_new
         from flatout.report.plan_html import plan_html
 
         command = ["flatout", *sys.argv[1:]]
-        page = plan_html(plan, details(setting, plan, fixed), command, next_command=again(sys.argv[1:]))
+        page = plan_html(plan, details(setting, plan), command, next_command=again(sys.argv[1:]))
         write_new(path, page, force=self.force)
         print(f"page: {path}", file=sys.stderr)
 

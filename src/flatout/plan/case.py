@@ -29,11 +29,18 @@ class Software:
     fused_attention: bool = True  # FlashAttention or cuDNN; else the scores are written to memory
     overlaps_dp: bool = True  # gradients are reduced while the backward pass goes on
     overlaps_pp: bool = True  # interleaved sends and receives run beside compute
-    has_late_attention: bool = True  # cuDNN's, written for the GPU; else FlashAttention 1 or 2
+    has_late_attention: bool = True  # cuDNN's or FlashAttention 3, written for the GPU; else FlashAttention 2
+    has_first_flash: bool = False  # FlashAttention 1
     scatters_sends: bool = True  # a tensor-parallel group sends each value once (arXiv 2104.04473, 4.1)
-    overlaps_tp: bool = False  # products and their collectives are cut into pieces that run side by side
+    # Products and their collectives are cut into pieces that run side by side: 1 by NVIDIA's kernels, 0.5 by torch's.
+    overlaps_tp: float = 0.0
+    overlaps_ep: bool = False  # one micro-batch's dispatch runs beside another's compute
+    uses_graphs: bool = False  # the whole step is one CUDA graph: the host launches nothing
+    is_blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1: the host waits for each kernel before the next
     is_eager: bool = False  # elementwise operators are kernels of their own: no compiler, no fused ones
     gathers_per_layer: float = 1.0  # of ZeRO 3: FSDP gathers a layer at once, DeepSpeed each parameter
+    gather_copies: float = 1.0  # of what is gathered: 2 where it comes as a list of pieces, which are copied together
+    gathers_again: bool = False  # once more for what is recomputed, rather than once for it and the backward pass
     gradient_bytes: float = 4.0  # of one gradient as it is accumulated and reduced
     held_gradient_bytes: float = 4.0  # of one gradient in memory, with its copies
     selective_share: float = 0.0  # of a layer's products that `recompute = "selective"` does again
@@ -63,6 +70,7 @@ class Case:
     shared_ffn: Column
     moe_layers: Column
     seq: Column
+    attended: Column  # tokens of a sequence that one may attend to: of a packed one, its document's
     # machine
     gpus: Column
     matmul_peak: Column  # of linear layers, times the share of it that was measured to be reachable
@@ -74,7 +82,15 @@ class Case:
     memory: Column
     link: Column
     nic: Column
+    core: Column  # share of the adapters' rate that the network's core carries
+    pod: Column  # GPUs that need no core between them; of one rail
+    rail_pod: Column
+    network_latency: Column
+    host_link: Column
+    host_memory: Column
     domain: Column
+    head_power: Column  # of 128 / head size, by which late attention slows down on smaller heads
+    after_ampere: Column  # Hopper and later: asynchronous matrix units, which older kernels leave half idle
     # precision
     element_bytes: Column  # of weights and activations in compute
     is_low: Column  # fp8 or fp4: casts before each product
@@ -83,10 +99,16 @@ class Case:
     overlaps_dp: Column
     overlaps_pp: Column
     overlaps_tp: Column
+    overlaps_ep: Column
+    graphs: Column
+    blocking: Column
     late_attention: Column
+    first_flash: Column
     scatters: Column
     eager: Column
     gathers: Column
+    gather_copies: Column
+    gathers_again: Column
     gradient_bytes: Column
     held_gradient_bytes: Column
     selective_share: Column
@@ -99,6 +121,8 @@ class Case:
     ep: Column
     dp: Column
     zero: Column
+    shard: Column
+    offload: Column
     micro_batch: Column
     num_micro: Column
     selective: Column
@@ -110,8 +134,8 @@ class Case:
 FIELDS = tuple(field.name for field in fields(Case))
 
 
-def workload_columns(workload: Workload, seq: int) -> dict[str, float]:
-    """The workload's part of a case."""
+def workload_columns(workload: Workload, seq: int, document: int = 0) -> dict[str, float]:
+    """The workload's part of a case; `document`: tokens of one, where several are packed into a sequence."""
     w = workload
     return {
         "layers": w.num_layers,
@@ -133,6 +157,7 @@ def workload_columns(workload: Workload, seq: int) -> dict[str, float]:
         "shared_ffn": w.shared_ffn,
         "moe_layers": w.num_moe_layers,
         "seq": seq,
+        "attended": min(document, seq) or seq,
     }
 
 
@@ -142,10 +167,17 @@ PRECISIONS = {
     "fp16": ("fp16", 2.0, False),
     "bf16": ("bf16", 2.0, False),
     "fp8": ("fp8", 2.0, True),
+    # A scale for each row: torchao keeps the weight gradient's product in 16 bits and casts for the other two.
+    "fp8-rowwise": ("bf16", 2.0, True),
     "fp4": ("fp4", 2.0, True),
 }
 # Where no reachable share was measured for a type: the mean of those that were (catalog/systems.toml).
 ASSUMED_SHARE = {"fp32": 0.85, "fp16": 0.8, "bf16": 0.75, "fp8": 0.72, "fp4": 0.6}
+
+
+# Share of an adapter's rate, and multiple of InfiniBand's latency, that a network reaches untuned; assumed. Plain
+# Ethernet goes through the kernel's TCP.
+NETWORKS = {"infiniband": (1.0, 1.0), "roce": (0.95, 1.3), "ethernet": (0.6, 5.0)}
 
 
 def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, float]) -> dict[str, float]:
@@ -158,6 +190,7 @@ def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, fl
     if peak_type not in peaks:
         peak_type, is_low = half_type, False
     share = {**ASSUMED_SHARE, **matmul_share}
+    pod = cluster.pod_gpus or cluster.gpus_per_node
     return {
         "gpus": cluster.num_gpus,
         "matmul_peak": peaks[peak_type] * share[peak_type],
@@ -168,8 +201,18 @@ def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, fl
         "sms": cluster.num_sms,
         "memory": cluster.memory_bytes,
         "link": cluster.link_bytes_per_s,
-        "nic": cluster.nic_bytes_per_s / cluster.oversubscription,
+        "nic": cluster.nic_bytes_per_s * NETWORKS[cluster.network][0],
+        "core": 1.0 / cluster.oversubscription,
+        "pod": pod,
+        "rail_pod": pod * (cluster.gpus_per_node if cluster.is_rail_optimized else 1),
+        "network_latency": NETWORKS[cluster.network][1],
+        "host_link": cluster.host_link_bytes_per_s,
+        "host_memory": cluster.host_memory_bytes_per_s,
         "domain": cluster.nvlink_domain,
+        "after_ampere": "fp8" in peaks,
+        # A score's exponential costs the same in any head: on Hopper half of it shows (arXiv 2407.08608, figure 5), and
+        # Blackwell has twice the matrix rate with as many units for exponentials.
+        "head_power": 1.0 if "fp4" in peaks else 0.6,
         "element_bytes": element_bytes,
         "is_low": is_low,
     }
@@ -182,10 +225,16 @@ def software_columns(software: Software) -> dict[str, float]:
         "overlaps_dp": software.overlaps_dp,
         "overlaps_pp": software.overlaps_pp,
         "overlaps_tp": software.overlaps_tp,
+        "overlaps_ep": software.overlaps_ep,
+        "graphs": software.uses_graphs,
+        "blocking": software.is_blocking,
         "late_attention": software.has_late_attention,
+        "first_flash": software.has_first_flash,
         "scatters": software.scatters_sends,
         "eager": software.is_eager,
         "gathers": software.gathers_per_layer,
+        "gather_copies": software.gather_copies,
+        "gathers_again": software.gathers_again,
         "gradient_bytes": software.gradient_bytes,
         "held_gradient_bytes": software.held_gradient_bytes,
         "selective_share": software.selective_share,
@@ -203,6 +252,8 @@ def layout_columns(layout: Layout) -> dict[str, float]:
         "ep": layout.ep,
         "dp": layout.dp,
         "zero": layout.zero,
+        "shard": layout.shard,
+        "offload": layout.offload,
         "micro_batch": layout.micro_batch,
         "num_micro": layout.num_micro_batches,
         "selective": layout.recompute == "selective",

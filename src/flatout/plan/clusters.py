@@ -6,11 +6,13 @@ import difflib
 import re
 import tomllib
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
 from flatout.catalog import System, all_gpu_facts, all_systems
 from flatout.errors import InputError
+from flatout.plan.ceilings import with_ceilings
 from flatout.records.machine import GpuFacts
 from flatout.records.plan import Cluster
 
@@ -19,19 +21,29 @@ _NAMED = re.compile(r"(.+?)x(\d+)")
 _ASSUMED_SMS = 148
 
 
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
 class _Typed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The TOML: `gpu` and `num_gpus` are needed, the rest has the defaults of the GPU's usual system."""
 
     gpu: str
     num_gpus: int
-    gpus_per_node: int | None = None
-    nvlink_domain: int | None = None
-    nic_gbit_per_s: float | None = None  # of a node
-    oversubscription: float = 1.0
-    link_gb_per_s: float | None = None  # of a GPU, one direction
-    memory_gib: float | None = None
-    memory_gb_per_s: float | None = None
-    matmul_tflops: dict[str, float] = {}  # measured ceilings, by operand type
+    gpus_per_node: Count | None = None
+    nvlink_domain: Count | None = None
+    nic_gbit_per_s: Positive | None = None  # of a node
+    network: Literal["infiniband", "roce", "ethernet"] = "infiniband"
+    oversubscription: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    pod_nodes: Count = 1  # nodes that reach each other without the network's core
+    rail_optimized: bool = False
+    host_link_gb_per_s: Positive | None = None  # of a GPU, one direction
+    host_memory_gb_per_s: Positive | None = None  # for each GPU
+    link_gb_per_s: Positive | None = None  # of a GPU, one direction
+    memory_gib: Positive | None = None
+    memory_gb_per_s: Positive | None = None
+    matmul_tflops: dict[str, Positive] = {}  # measured ceilings, by operand type
+    ceilings: str | None = None  # or a file of `flatout bench --json`, beside this one
 
 
 def cluster(name: str) -> tuple[Cluster, dict[str, float]]:
@@ -83,12 +95,14 @@ def of_system(
             nvlink_domain=nvlink_domain or max(found.nvlink_domain, per_node),
             link_bytes_per_s=(facts.link_bytes_per_s or 64e9) / 2,
             nic_bytes_per_s=node_rate / per_node,
+            host_link_bytes_per_s=found.host_link_gb_per_s * 1e9,
+            host_memory_bytes_per_s=found.host_memory_gb_per_s * 1e9,
             memory_bytes=facts.memory_bytes,
             memory_bytes_per_s=facts.memory_bytes_per_s or 1e12,
             peak_flops_per_s=facts.peak_flops_per_s,
             num_sms=facts.num_sms or _ASSUMED_SMS,
         ),
-        found.matmul_share,
+        found.assumed_share | found.matmul_share,
     )
 
 
@@ -122,9 +136,19 @@ def _from_toml(path: Path) -> tuple[Cluster, dict[str, float]]:
     changed = msgspec.structs.replace(
         base,
         oversubscription=typed.oversubscription,
+        pod_gpus=typed.pod_nodes * base.gpus_per_node,
+        is_rail_optimized=typed.rail_optimized,
+        network=typed.network,
+        host_link_bytes_per_s=(typed.host_link_gb_per_s or base.host_link_bytes_per_s / 1e9) * 1e9,
+        host_memory_bytes_per_s=(typed.host_memory_gb_per_s or base.host_memory_bytes_per_s / 1e9) * 1e9,
         link_bytes_per_s=typed.link_gb_per_s * 1e9 if typed.link_gb_per_s else base.link_bytes_per_s,
         memory_bytes=int(typed.memory_gib * 2**30) if typed.memory_gib else base.memory_bytes,
         memory_bytes_per_s=typed.memory_gb_per_s * 1e9 if typed.memory_gb_per_s else base.memory_bytes_per_s,
         origin="measured" if measured else "typed",
     )
+    if typed.ceilings is not None:
+        from flatout.plan.constants import from_logs
+        from flatout.plan.shipped import shipped
+
+        return with_ceilings(changed, {**shares, **measured}, path.parent / typed.ceilings, from_logs(shipped().logs))
     return changed, {**shares, **measured}

@@ -26,24 +26,24 @@ def all_gather_s(
 ) -> Column:
     """Seconds until each of `size` ranks has all `num_bytes`, in so many calls; a reduce-scatter takes as long."""
     inside = members_in_domain(case, size, stride)
-    rate = _ring_rate(case, constants, size, inside)
-    latency = calls * constants.latency * (BASE_S + _ring_latency_s(size, inside))
+    rate = _ring_rate(case, constants, size, inside, stride)
+    latency = calls * constants.latency * (BASE_S + _ring_latency_s(case, size, inside))
     return np.where(size > 1, num_bytes * (size - 1.0) / size / rate + latency, 0.0)
 
 
 def all_reduce_s(case: Case, constants: Constants, num_bytes: Column, size: Column, stride: Column) -> Column:
     """Seconds until each of `size` ranks has the sum of `num_bytes`."""
     inside = members_in_domain(case, size, stride)
-    rate = _ring_rate(case, constants, size, inside)
+    rate = _ring_rate(case, constants, size, inside, stride)
     doublings = np.log2(np.maximum(size / inside, 1.0))
-    tree = 2.0 * (HOP_S * (inside - 1.0) + NETWORK_HOP_S * doublings)
-    latency = constants.latency * (BASE_S + np.minimum(2.0 * _ring_latency_s(size, inside), tree))
+    tree = 2.0 * (HOP_S * (inside - 1.0) + NETWORK_HOP_S * case.network_latency * doublings)
+    latency = constants.latency * (BASE_S + np.minimum(2.0 * _ring_latency_s(case, size, inside), tree))
     return np.where(size > 1, 2.0 * num_bytes * (size - 1.0) / size / rate + latency, 0.0)
 
 
-def _ring_latency_s(size: Column, inside: Column) -> Column:
+def _ring_latency_s(case: Case, size: Column, inside: Column) -> Column:
     nodes = size / inside
-    return HOP_S * (size - nodes) + NETWORK_HOP_S * np.where(nodes > 1, nodes, 0.0)
+    return HOP_S * (size - nodes) + NETWORK_HOP_S * case.network_latency * np.where(nodes > 1, nodes, 0.0)
 
 
 def dispatch_s(
@@ -58,19 +58,35 @@ def dispatch_s(
     domains = size / inside
     near = token_bytes * topk * (inside - 1.0) / inside / (case.link * constants.link)
     copies = (domains - 1.0) * (1.0 - (1.0 - 1.0 / domains) ** topk)
-    far = token_bytes * copies / (case.nic * constants.nic)
-    latency = constants.latency * (BASE_S + HOP_S * (inside - 1.0) + NETWORK_HOP_S * (domains > 1))
+    rate = case.nic * _core_share(case, size * stride, case.pod)
+    far = token_bytes * copies / rate  # point to point, without a ring: DeepEP reaches the adapter's rate
+    latency = constants.latency * (
+        BASE_S + HOP_S * (inside - 1.0) + NETWORK_HOP_S * case.network_latency * (domains > 1)
+    )
     return np.where(size > 1, near + far + latency, 0.0)
 
 
 def send_s(case: Case, constants: Constants, num_bytes: Column, stride: Column) -> Column:
     """Seconds of one transfer to the rank `stride` ranks away."""
-    rate = np.where(stride < case.domain, case.link * constants.link, case.nic * constants.nic)
-    return num_bytes / rate + constants.latency * np.where(stride < case.domain, HOP_S, NETWORK_HOP_S)
+    far = case.nic * constants.nic * _core_share(case, stride + 1.0, case.rail_pod)
+    rate = np.where(stride < case.domain, case.link * constants.link, far)
+    hop = np.where(stride < case.domain, HOP_S, NETWORK_HOP_S * case.network_latency)
+    return num_bytes / rate + constants.latency * hop
 
 
-def _ring_rate(case: Case, constants: Constants, size: Column, inside: Column) -> Column:
+def _core_share(case: Case, span: Column, pod: Column) -> Column:
+    """Of the adapters' rate, where a group of so many consecutive GPUs reaches beyond a pod."""
+    if np.all(np.asarray(case.core) == 1.0):
+        return 1.0
+    return np.where(span > pod, case.core, 1.0)
+
+
+def _ring_rate(case: Case, constants: Constants, size: Column, inside: Column, stride: Column) -> Column:
     """Each member in a domain can use its own adapter: the rings of one node share its adapters evenly."""
+    # On a network with rails, a ring of GPUs in the same place of their nodes stays on its rail's switch for longer.
     between = inside * case.nic * constants.nic
+    if not np.all(np.asarray(case.core) == 1.0):
+        pod = np.where(inside > 1, case.pod, case.rail_pod)
+        between = between * _core_share(case, size * stride, pod)
     within = case.link * constants.link
     return np.where(size > inside, np.minimum(within, between), within)

@@ -1,18 +1,15 @@
 """The model's few constants: how far real kernels and links stay behind the vendor's numbers.
 
-Each has a prior, from physics or from published measurements, and is fitted to published runs in `constants.toml` by
+Each has a prior, from physics or from published measurements, and is fitted to published runs in `constants.json` by
 `flatout plan evaluate RUNS.csv --fit`. All are positive and are fitted as logarithms.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-
-_FILE = Path(__file__).with_name("constants.toml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,18 +20,25 @@ class Constants:
     balance: float = 1.0  # memory traffic of a product, in passes over its three matrices
     waves: float = 0.3  # of the loss from a last, partly filled wave of tiles that shows
     flash: float = 0.55  # rate of fused attention, of the same rate
-    flash_early: float = 0.4  # the same of FlashAttention 1 and 2
+    flash_early: float = 0.7  # the same of FlashAttention 2 on an A100 (arXiv 2307.08691: 190 of 312 TFLOP/s)
+    flash_ported: float = 0.65  # of that share on later GPUs (arXiv 2407.08608: 35 % of an H100's peak)
+    flash_first: float = 0.5  # of that share by FlashAttention 1 (arXiv 2307.08691: half of its successor's rate)
     scores: float = 0.5  # rate of unfused attention's products
-    alignment: float = 1.0  # power of 8 / (largest power of 2 in the head's size) by which its products slow down
+    alignment: float = 8.0  # by which heads of a size that 8 does not divide slow them: no matrix units, or half idle
     elementwise: float = 1.0  # time of norms, activations, dropout and residuals, of their traffic's
     eager: float = 2.0  # the same, of software that fuses none of them, over one that does
     cast: float = 1.0  # the same of quantisation
+    backward: float = 1.1  # time of a backward product of its operations', over the forward ones'
+    experts: float = 0.8  # of the rate of a plain product that one grouped by experts reaches
     launch_s: float = 3e-6  # between kernels
+    host_s: float = 25e-6  # of the host, for each kernel, in Python: where the GPU is quicker, it waits
     link: float = 0.7  # of the rate of NVLink that a collective reaches
     nic: float = 0.8  # of the network's
+    exchange: float = 0.7  # time of the experts' dispatch and combine, of its bytes' at those rates
     latency: float = 1.0  # of NCCL's own table of latencies
-    overlap: float = 0.6  # of a collective that compute can hide which it hides
-    tensor_overlap: float = 0.5  # of tensor-parallel communication that software with such an overlap hides
+    overlap: float = 0.8  # of a collective that compute can hide which it hides
+    expert_overlap: float = 0.5  # the same of the experts' dispatch and combine
+    tensor_overlap: float = 0.7  # of tensor-parallel communication that software with such an overlap hides
     sends: float = 0.5  # of the pipeline's transfers in steady state that are exposed
     jitter: float = 0.01  # of the step, for each doubling of the number of nodes
     low: float = 0.9  # reached in fp8 and fp4 products, of what 16-bit ones reach of theirs
@@ -48,17 +52,24 @@ PRIOR_SD = {
     "balance": 0.5,
     "waves": 0.7,
     "flash": 0.3,
-    "flash_early": 0.3,
+    "flash_early": 0.2,
+    "flash_ported": 0.2,
+    "flash_first": 0.2,
     "scores": 0.4,
-    "alignment": 0.5,
+    "alignment": 0.4,
     "elementwise": 0.3,
     "eager": 0.3,
     "cast": 0.5,
+    "backward": 0.08,
+    "experts": 0.25,
     "launch_s": 0.7,
+    "host_s": 0.4,
     "link": 0.25,
     "nic": 0.4,
+    "exchange": 0.4,
     "latency": 0.5,
     "overlap": 0.4,
+    "expert_overlap": 0.2,
     "tensor_overlap": 0.3,
     "sends": 0.7,
     "jitter": 0.8,

@@ -6,7 +6,6 @@ the fullest one and of the whole step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +13,8 @@ import numpy.typing as npt
 
 from flatout.plan import search, sizes
 from flatout.plan.case import RECOMPUTE, SCHEDULES, Case
-from flatout.plan.fits import SAFE, out_of_memory_probability
-from flatout.plan.layouts import all_layouts, only
+from flatout.plan.fits import out_of_memory_probability
+from flatout.plan.layouts import all_layouts
 from flatout.plan.memory import MemoryConstants, memory
 from flatout.plan.pipeline import most_in_flight, simulate
 from flatout.records.plan import Layout, Plan, PlannedLayout
@@ -23,13 +22,12 @@ from flatout.records.plan_details import PipelineInterval, PlanDetails, StageMem
 
 # 16-bit logits, in fp32, and a gradient in 16 bits (plan/memory.py).
 LOGITS_BYTES = 8.0
-MOST_IN_FRONT = 40
 _BY_INDEX = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
 Array = npt.NDArray[np.float64]
 
 
-def details(setting: search.Setting, plan: Plan, fixed: tuple[str, ...] = ()) -> PlanDetails:
-    """Of the plan's first layout; `fixed` as in the search, for the front."""
+def details(setting: search.Setting, plan: Plan) -> PlanDetails:
+    """Of the plan's first layout."""
     best = plan.layouts[0]
     pipeline = drawn_pipeline(best, setting.job.workload.num_layers)
     return PlanDetails(
@@ -37,7 +35,7 @@ def details(setting: search.Setting, plan: Plan, fixed: tuple[str, ...] = ()) ->
         gpu_memory_bytes=setting.job.cluster.memory_bytes,
         stages=stage_memory(setting, best.layout, pipeline),
         pipeline=pipeline,
-        front=thinned(plan.pareto) if plan.pareto else front(setting, fixed),
+        front=plan.pareto,
     )
 
 
@@ -137,8 +135,9 @@ def _one_case(setting: search.Setting, layout: Layout) -> Case:
         "num_micro": float(layout.num_micro_batches),
         **{name: float(names.index(getattr(layout, name))) for name, names in _BY_INDEX.items()},
     }
-    columns = {name: np.array([values[name]]) for name in all_layouts(setting.job)}
-    return setting.case(columns, slice(None))
+    job = replace(setting.job, offloads=layout.offload)
+    columns = {name: np.array([values[name]]) for name in all_layouts(job)}
+    return replace(setting, job=job).case(columns, slice(None))
 
 
 def _state_shares(case: Case, counts: list[int]) -> list[float]:
@@ -170,29 +169,3 @@ def _activations(
     return [
         max(always, 0.0) + each * number * count / counts[0] for number, count in zip(in_flight, counts, strict=True)
     ]
-
-
-def front(setting: search.Setting, fixed: tuple[str, ...] = ()) -> tuple[PlannedLayout, ...]:
-    """Of the layouts that fit: those than which none is both faster and smaller; thinned to `MOST_IN_FRONT`."""
-    columns = only(setting.job, all_layouts(setting.job), fixed)
-    times, totals = search.evaluate_layouts(setting, columns)
-    everything = setting.case(columns, slice(None))
-    safe = np.flatnonzero(out_of_memory_probability(everything, MemoryConstants(), totals) < SAFE)
-    rows = safe[non_dominated(times[safe], totals[safe])]
-    return thinned(search._planned(setting, columns, rows))
-
-
-def thinned(found: Sequence[PlannedLayout]) -> tuple[PlannedLayout, ...]:
-    """As many as a chart shows, both ends among them."""
-    if len(found) <= MOST_IN_FRONT:
-        return tuple(found)
-    return tuple(
-        found[number] for number in np.unique(np.linspace(0, len(found) - 1, MOST_IN_FRONT).round().astype(int))
-    )
-
-
-def non_dominated(times: Array, totals: Array) -> npt.NDArray[np.intp]:
-    """Rows that no other is below in one and at most equal in the other; fastest first."""
-    order = np.lexsort((totals, times))
-    least_before = np.concatenate(([np.inf], np.minimum.accumulate(totals[order])[:-1]))
-    return order[totals[order] < least_before]

@@ -37,27 +37,31 @@ def attention_s(case: Case, constants: Constants, tokens: Column) -> tuple[Colum
     Unfused: all scores, written and read as fp16 by two products, mask, softmax and dropout: 11 bytes each (Korthikanti
     et al., arXiv 2205.05198, 4.1, count the same tensors), and about twice that backward.
     """
-    operations = 4.0 * tokens * case.seq * case.score_width / case.tp
+    operations = 4.0 * tokens * case.attended * case.score_width / case.tp
     rate = case.half_peak * constants.matmul
+    small = np.maximum(128.0 / case.head_dim, 1.0) ** (case.head_power * case.late_attention)
     fused = (
         operations
+        * small
         * (1.0 - 0.5 * case.causal)
-        / (rate * np.where(case.late_attention > 0, constants.flash, constants.flash_early))
+        / (
+            rate
+            * np.where(
+                case.late_attention > 0,
+                constants.flash,
+                constants.flash_early
+                * np.where(case.after_ampere > 0, constants.flash_ported, 1.0)
+                * np.where(case.first_flash > 0, constants.flash_first, 1.0),
+            )
+        )
     )
-    aligned = np.minimum(_power_of_two_in(case.head_dim), 8.0)
-    slow = (8.0 / aligned) ** constants.alignment
+    slow = np.where(np.asarray(case.head_dim) % 8 > 0, constants.alignment, 1.0)
     products = operations / (rate * constants.scores) * slow
-    score_bytes = tokens * case.seq * case.heads / case.tp / case.memory_rate
+    score_bytes = tokens * case.attended * case.heads / case.tp / case.memory_rate
     unfused_forward = products + 11.0 * score_bytes * constants.elementwise
     unfused_backward = 2.0 * products + 19.0 * score_bytes * constants.elementwise
     is_fused = case.fused > 0
     return np.where(is_fused, fused, unfused_forward), np.where(is_fused, 2.5 * fused, unfused_backward)
-
-
-def _power_of_two_in(number: Column) -> Column:
-    """The largest power of two that divides it: what the tensor cores' loads can be aligned to."""
-    whole = np.asarray(number, dtype=np.int64)
-    return (whole & -whole).astype(np.float64)
 
 
 def elementwise_bytes(case: Case, tokens: Column) -> tuple[Column, Column]:

@@ -9,6 +9,7 @@ EP divides the experts and the ranks of a stage.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from flatout.plan.case import RECOMPUTE, SCHEDULES
 from flatout.records.plan import Cluster, Layout, Workload
 
 Columns = dict[str, npt.NDArray[np.float64]]
-DIALS = ("tp", "sp", "pp", "vpp", "cp", "ep", "zero", "micro_batch", "recompute", "schedule")
+DIALS = ("tp", "sp", "pp", "vpp", "cp", "ep", "zero", "shard", "offload", "micro_batch", "recompute", "schedule")
 # Beyond these no published run goes, and a search would list little else.
 MOST_CHUNKS, MOST_CP, MOST_TP, MOST_MICRO_BATCH = 64, 64, 64, 1024
 
@@ -33,6 +34,8 @@ class Job:
     cluster: Cluster
     global_batch: int
     seq: int
+    document: int = 0  # tokens of one, where several are packed into a sequence
+    offloads: bool = False  # whether layouts that keep the optimizer in the host's memory are listed too
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
@@ -91,26 +94,46 @@ def all_layouts(job: Job) -> Columns:
             for v in divisors(job.workload.num_layers // pp or 1, MOST_CHUNKS)
             if chunks_are_valid(job.workload, pp, v)
         ]
-        zeros = [0.0, 1.0, 2.0, 3.0] if dp * cp > 1 else [0.0]
-        if pp > 1 and dp * cp > 1:
-            zeros = [0.0, 1.0, 3.0]  # gradients stay whole while micro-batches of a pipeline add to them
+        zeros = _zeros(job, dp * cp, tp, pp)
         micro = np.array(divisors(replica, MOST_MICRO_BATCH), dtype=np.float64)
         grid = np.meshgrid(
-            micro, chunks, zeros, [0.0, 1.0] if tp > 1 else [0.0], np.arange(3.0), np.arange(3.0), indexing="ij"
+            micro,
+            chunks,
+            np.arange(len(zeros)),
+            [0.0, 1.0] if tp > 1 else [0.0],
+            np.arange(3.0),
+            np.arange(3.0),
+            indexing="ij",
         )
-        micro_batch, vpp, zero, sp, recompute, schedule = (axis.ravel() for axis in grid)
+        micro_batch, vpp, kind, sp, recompute, schedule = (axis.ravel() for axis in grid)
+        zero, shard, offload = np.array(zeros)[kind.astype(np.intp)].T
         num_micro = replica / micro_batch
         plain = (schedule == 1) | ((pp > 1) & (vpp == 1))  # one stage has one schedule, chunks have theirs
         keep = plain & ((vpp == 1) | (num_micro % pp == 0)) & ((zero != 2) | (num_micro == 1))
         count = int(keep.sum())
         fixed = [np.full(count, value, dtype=np.float64) for value in (tp, pp, cp, ep, dp)]
-        rows.append(
-            np.stack([*fixed, *(axis[keep] for axis in (sp, vpp, zero, micro_batch, num_micro, recompute, schedule))])
-        )
-    names = ("tp", "pp", "cp", "ep", "dp", "sp", "vpp", "zero", "micro_batch", "num_micro", "recompute", "schedule")
+        varied = (sp, vpp, zero, shard, offload, micro_batch, num_micro, recompute, schedule)
+        rows.append(np.stack([*fixed, *(axis[keep] for axis in varied)]))
+    names = ["tp", "pp", "cp", "ep", "dp", "sp", "vpp", "zero", "shard", "offload"]
+    names += ["micro_batch", "num_micro", "recompute", "schedule"]
     if not rows:
         return {name: np.zeros(0) for name in names}
     return dict(zip(names, np.concatenate(rows, axis=1), strict=True))
+
+
+def _zeros(job: Job, replicas: int, tp: int, pp: int) -> list[tuple[float, float, float]]:
+    """What of the replicas' states is sharded, over how many of them, and whether the optimizer is on the host.
+
+    A smaller group than all of them is that of an NVLink domain: its shards are gathered without the network.
+    """
+    if replicas == 1:
+        return [(0.0, 0.0, 0.0), *([(0.0, 0.0, 1.0)] if job.offloads else [])]
+    near = max((n for n in divisors(replicas) if n * tp <= job.cluster.nvlink_domain), default=1)
+    groups = [0.0, *([float(near)] if 1 < near < replicas else [])]
+    # With a pipeline, gradients stay whole while its micro-batches add to them.
+    kinds = [(1.0, group) for group in groups] + ([] if pp > 1 else [(2.0, 0.0)]) + [(3.0, group) for group in groups]
+    on_host = [(zero, shard, 1.0) for zero, shard in kinds] if job.offloads else []
+    return [(0.0, 0.0, 0.0), *((zero, shard, 0.0) for zero, shard in kinds), *on_host]
 
 
 def layout_at(columns: Columns, row: int) -> Layout:
@@ -128,6 +151,8 @@ def layout_at(columns: Columns, row: int) -> Layout:
         ep=whole("ep"),
         dp=whole("dp"),
         zero=whole("zero"),
+        shard=whole("shard"),
+        offload=bool(columns["offload"][row]),
         micro_batch=whole("micro_batch"),
         num_micro_batches=whole("num_micro"),
         recompute=RECOMPUTE[whole("recompute")],
@@ -154,16 +179,13 @@ def only(job: Job, columns: Columns, fixed: Sequence[str]) -> Columns:
         name, _, value = text.partition("=")
         dial = _SHORT.get(name, name)
         if dial not in DIALS or not value:
-            raise UsageError(
-                f"--fix must be DIAL=VALUE, but is `{text}`", hint=f"dials: {', '.join(DIALS)}; for example: --fix tp=8"
-            )
+            raise UsageError(f"--fix must be DIAL=VALUE, but is `{text}`", hint=_dial_hint(name))
         names = {"recompute": RECOMPUTE, "schedule": SCHEDULES}.get(dial)
-        known = dict(zip(names, range(len(names)), strict=True)) if names else None
+        known = dict(zip(names, range(len(names)), strict=True)) if names else _SWITCH if dial in _SWITCHES else None
         wanted = known.get(value) if known is not None else _whole(value)
         if wanted is None:
-            raise UsageError(
-                f"--fix {dial} must be {' or '.join(names) if names else 'a whole number'}, but is `{value}`"
-            )
+            kind = " or ".join(names) if names else "on or off" if dial in _SWITCHES else "a whole number"
+            raise UsageError(f"--fix {dial} must be {kind}, but is `{value}`")
         keep = columns[dial] == wanted
         if not keep.any():
             raise _not_valid(job, columns, dial, int(wanted), names)
@@ -171,6 +193,14 @@ def only(job: Job, columns: Columns, fixed: Sequence[str]) -> Columns:
     return columns
 
 
+def _dial_hint(name: str) -> str:
+    close = difflib.get_close_matches(name, [*DIALS, *_SHORT], n=1)
+    nearest = f"the nearest is `{close[0]}`; " if close else ""
+    return f"{nearest}dials: {', '.join(DIALS)}; for example: --fix tp=8"
+
+
+_SWITCHES = ("sp", "offload")
+_SWITCH = {"on": 1, "1": 1, "yes": 1, "true": 1, "off": 0, "0": 0, "no": 0, "false": 0}
 _SHORT = {"mbs": "micro_batch", "micro-batch": "micro_batch", "sequence_parallel": "sp"}
 
 
@@ -192,6 +222,9 @@ def _not_valid(job: Job, columns: Columns, dial: str, wanted: int, names: Sequen
         "vpp": f"pp * vpp must divide {workload.num_layers} layers, and pp the number of micro-batches",
         "cp": f"2 * cp * tp must divide sequences of {job.seq} tokens, and cp the number of GPUs",
         "ep": f"ep must divide {workload.num_experts} experts and the GPUs of a pipeline stage",
+        "sp": "sequence parallelism needs tp above 1",
+        "zero": "ZeRO 2 needs one micro-batch a step and no pipeline, and ZeRO at all more than one replica",
+        "shard": f"shards are over all replicas (0), or over those in an NVLink domain of {job.cluster.nvlink_domain}",
         "micro_batch": f"dp * micro_batch must divide a global batch of {job.global_batch}",
     }
     nearest = min(possible, key=lambda value: abs(value - wanted))

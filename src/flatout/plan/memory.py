@@ -38,8 +38,7 @@ class Memory:
 def memory(case: Case, constants: MemoryConstants) -> Memory:
     """Predict every row of the case."""
     dense, expert = sizes.dense_parameters(case), sizes.expert_parameters(case)
-    shards = case.dp * case.cp
-    expert_shards = np.maximum(case.tp * case.cp * case.dp / case.ep, 1.0)
+    shards, expert_shards = sizes.shards(case)
 
     def held(num_bytes: Column, from_stage: float) -> Column:
         is_sharded = case.zero >= from_stage
@@ -50,7 +49,9 @@ def memory(case: Case, constants: MemoryConstants) -> Memory:
     two_layers = 2.0 * (dense + expert) / np.maximum(sizes.layers_of_fullest_stage(case), 1.0)
     weights = held(case.element_bytes, 3) + np.where(case.zero >= 3, case.element_bytes * two_layers, 0.0)
     gradients = held(case.held_gradient_bytes, 2) + np.where(case.zero >= 3, case.element_bytes * two_layers, 0.0)
-    optimizer = held(12.0, 1)  # fp32 master weight and two moments (Rajbhandari et al., arXiv 1910.02054: K = 12)
+    optimizer = held(12.0, 1) * (
+        1.0 - np.asarray(case.offload)
+    )  # fp32 master weight and two moments (Rajbhandari et al., arXiv 1910.02054: K = 12)
 
     tokens = case.micro_batch * case.seq / case.cp
     activations = tokens * _activation_bytes_per_token(case) * constants.activations
@@ -93,7 +94,7 @@ def _activation_bytes_per_token(case: Case) -> Column:
 
 def _score_bytes_per_token(case: Case) -> Column:
     """Unfused attention's scores: softmax's output, dropout's mask and output: 5 a s bytes."""
-    return np.where(case.fused > 0, 0.0, 5.0 * case.heads * case.seq / case.tp)
+    return np.where(case.fused > 0, 0.0, 5.0 * case.heads * case.attended / case.tp)
 
 
 def _layer_bytes_per_token(case: Case) -> Column:

@@ -1,15 +1,16 @@
-"""A workload from what the user names: a preset, or a Hugging Face `config.json`."""
+"""A workload from what the user names: a preset, a Hugging Face `config.json`, a Python file's module, or widths."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from flatout.catalog import all_models
-from flatout.errors import InputError
+from flatout.errors import InputError, UsageError
 from flatout.records.plan import Workload
 
 # The few architectures whose config.json does not say everything: what is in their code instead.
@@ -18,10 +19,17 @@ _QK_NORM = ("qwen3", "qwen3_moe")
 
 
 def workload(name: str) -> Workload:
-    """A preset's name (`llama3-70b`) or a path to config.json. InputError: neither."""
+    """A preset's name (`llama3-70b`), a path to config.json, `FILE.py:NAME`, or widths. InputError: none of them."""
     presets = all_models()
-    if name.lower() in presets:
-        return presets[name.lower()]
+    known = {_plain(preset): workload for preset, workload in presets.items()}
+    if _plain(name) in known:
+        return known[_plain(name)]
+    if "=" in name:
+        return _typed(name)
+    if (match := re.fullmatch(r"(.+\.py):(\w+)", name)) is not None:
+        from flatout.plan.modules import from_module
+
+        return from_module(Path(match[1]), match[2])
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
@@ -29,8 +37,60 @@ def workload(name: str) -> Workload:
         return from_config(path)
     close = difflib.get_close_matches(name.lower(), presets, n=1, cutoff=0.3)
     raise InputError(
-        f"`--model` must be a known name or a config.json, but got `{name}`",
+        f"`--model` must be a known name, a config.json, FILE.py:NAME or layers=N,..., but got `{name}`",
         hint=f"the nearest known name is `{(close or ['llama3-70b'])[0]}`; docs/how-to/plan.md lists all",
+    )
+
+
+def _plain(name: str) -> str:
+    """`meta-llama/Llama-3.1-8B` is `llama3.1-8b`."""
+    return re.sub(r"[^a-z0-9.]", "", name.lower().rsplit("/", 1)[-1])
+
+
+_NEEDED = ("layers", "hidden", "heads")
+_TYPED = (*_NEEDED, "kv_heads", "head_dim", "ffn", "vocab", "experts", "topk", "expert_ffn", "shared_ffn", "moe_layers")
+
+
+def _typed(text: str) -> Workload:
+    """`layers=32,hidden=4096,...`, with `gelu`, `tied` and `bidirectional` as words. UsageError: unreadable."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    flags = {word for word in words if "=" not in word}
+    pairs = dict(word.split("=", 1) for word in words if "=" in word)
+    unknown = [name for name in pairs if name not in _TYPED] + sorted(flags - {"gelu", "tied", "bidirectional"})
+    wrong = [f"{name}={value}" for name, value in pairs.items() if not value.isascii() or not value.isdigit()]
+    missing = [name for name in _NEEDED if name not in pairs or not int(pairs[name] if not wrong else 1)]
+    if unknown or wrong or missing:
+        what = f"lacks {', '.join(missing)}" if missing else f"has `{(unknown or wrong)[0]}`"
+        raise UsageError(
+            f"a typed --model must be {', '.join(f'{name}=N' for name in _NEEDED)} and more, but {what}",
+            hint=f"names: {', '.join(_TYPED)}; words: gelu (else SwiGLU), tied, bidirectional",
+        )
+    n = {name: int(value) for name, value in pairs.items()}
+    is_gated, experts = "gelu" not in flags, n.get("experts", 0)
+    if experts and not (n.get("topk") and n.get("expert_ffn")):
+        raise UsageError(
+            "a typed --model with experts must have topk=N and expert_ffn=N", hint="topk=2,expert_ffn=14336"
+        )
+    moe_layers = n.get("moe_layers", n["layers"]) if experts else 0
+    usual = -(-8 * n["hidden"] // 3 // 256) * 256 if is_gated else 4 * n["hidden"]
+    return Workload(
+        name="typed",
+        num_layers=n["layers"],
+        hidden=n["hidden"],
+        num_heads=n["heads"],
+        num_kv_heads=n.get("kv_heads", n["heads"]),
+        head_dim=n.get("head_dim", max(n["hidden"] // n["heads"], 1)),
+        ffn=n.get("ffn", usual) if moe_layers < n["layers"] else 0,
+        is_gated=is_gated,
+        vocab=n.get("vocab", 128256),
+        is_tied="tied" in flags,
+        is_causal="bidirectional" not in flags,
+        num_experts=experts,
+        experts_per_token=n.get("topk", 0),
+        expert_ffn=n.get("expert_ffn", 0),
+        shared_ffn=n.get("shared_ffn", 0),
+        num_moe_layers=moe_layers,
+        source=text,
     )
 
 
@@ -59,6 +119,11 @@ def from_config(path: Path) -> Workload:
         value = config.get(name, 1)
         if not isinstance(value, int) or value < 1:
             raise InputError(f"`{name}` in `{path}` must be a whole number of at least 1, but is {value!r}")
+    return from_dict(path, config)
+
+
+def from_dict(path: Path, config: dict[str, Any]) -> Workload:
+    """The same of what was read already; `path` is for messages."""
     try:
         return _workload(path, config)
     except KeyError as error:
@@ -89,10 +154,11 @@ def _workload(path: Path, config: dict[str, Any]) -> Workload:
     ffn = int(_first(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden))
     experts = int(_first(config, "num_local_experts", "n_routed_experts", "num_experts", default=0))
     expert_ffn = int(config.get("moe_intermediate_size") or ffn) if experts else 0
-    dense_first = int(config.get("first_k_dense_replace", 0))
-    moe_layers = layers - dense_first if experts else 0
+    moe_layers = _moe_layers(config, layers) if experts else 0
     shared = int(config.get("shared_expert_intermediate_size") or 0)
     shared += int(config.get("n_shared_experts") or 0) * expert_ffn
+    if kind.startswith("llama4"):
+        shared = expert_ffn
     kv_rank = int(config.get("kv_lora_rank") or 0)
     rope_dim = int(config.get("qk_rope_head_dim") or 0)
     head_dim = int(config.get("qk_nope_head_dim") or config.get("head_dim") or hidden // heads)
@@ -103,17 +169,15 @@ def _workload(path: Path, config: dict[str, Any]) -> Workload:
         num_heads=heads,
         num_kv_heads=int(_first(config, "num_key_value_heads", default=heads)),
         head_dim=head_dim,
-        ffn=ffn if moe_layers < layers else 0,
-        is_gated=not is_old and activation in _GATED_ACTIVATIONS,
-        vocab=int(_first(config, "vocab_size")),
+        ffn=int(config.get("intermediate_size_mlp") or ffn) if moe_layers < layers else 0,
+        is_gated=not is_old and activation in _GATED_ACTIVATIONS + (("gelu_pytorch_tanh",) if "gemma" in kind else ()),
+        vocab=0 if kind == "vit" else int(_first(config, "vocab_size")),
         is_tied=bool(config.get("tie_word_embeddings", is_old or kind.startswith("gemma"))),
         has_bias=is_old,
         has_qkv_bias=bool(config.get("attention_bias", kind in ("qwen2", "qwen2_moe"))) and not is_old,
         has_qk_norm=kind in _QK_NORM,
         is_causal=kind not in ("bert", "vit"),
-        max_positions=int(_first(config, "n_positions", "max_position_embeddings", default=0))
-        if kind in ("gpt2", "bert")
-        else 0,
+        max_positions=_positions(config, kind),
         num_token_types=int(config.get("type_vocab_size", 0)) if kind == "bert" else 0,
         num_experts=experts,
         experts_per_token=int(_first(config, "num_experts_per_tok", "experts_per_token", default=0)),
@@ -124,5 +188,24 @@ def _workload(path: Path, config: dict[str, Any]) -> Workload:
         kv_rank=kv_rank,
         rope_dim=rope_dim if kv_rank else 0,
         value_dim=int(config.get("v_head_dim") or 0) if kv_rank else 0,
+        patch_inputs=int(config.get("num_channels", 3)) * int(config["patch_size"]) ** 2 if kind == "vit" else 0,
+        num_classes=len(config.get("id2label") or range(1000)) if kind == "vit" else 0,
         source=str(path),
     )
+
+
+def _moe_layers(config: dict[str, Any], layers: int) -> int:
+    """DeepSeek's first layers are dense; Llama 4's and Qwen's every `step`-th has experts; Qwen may list dense ones."""
+    step = int(config.get("interleave_moe_layer_step") or config.get("decoder_sparse_step") or 1)
+    listed = config.get("mlp_only_layers") or []
+    first_dense = int(config.get("first_k_dense_replace") or 0)
+    return sum((layer + 1) % step == 0 and layer not in listed and layer >= first_dense for layer in range(layers))
+
+
+def _positions(config: dict[str, Any], kind: str) -> int:
+    """Rows of a learned position table: a ViT's has one for each patch and one for the class token."""
+    if kind == "vit":
+        return (int(config["image_size"]) // int(config["patch_size"])) ** 2 + 1
+    if kind in ("gpt2", "bert"):
+        return int(_first(config, "n_positions", "max_position_embeddings", default=0))
+    return 0

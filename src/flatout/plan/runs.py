@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -52,6 +53,7 @@ class Run:
     step_time_s: float | None
     peak_memory_bytes: float | None
     ran_out_of_memory: bool
+    software: Software = field(default_factory=Software)
 
 
 def read_runs(path: Path) -> tuple[list[Run], int]:
@@ -79,6 +81,11 @@ def as_case(runs: list[Run]) -> Case:
     return cases.stacked([run.columns for run in runs])
 
 
+def usual_software(runs: list[Run]) -> Software:
+    """That of most of the runs."""
+    return Counter(run.software for run in runs).most_common(1)[0][0]
+
+
 def _number(row: Mapping[str, str | None], name: str, default: float | None = None) -> float | None:
     text = (row.get(name) or "").strip().replace(",", "")
     try:
@@ -88,10 +95,15 @@ def _number(row: Mapping[str, str | None], name: str, default: float | None = No
     return value if np.isfinite(value) and value > 0 else default
 
 
+def _whole(row: Mapping[str, str | None], name: str, default: float) -> int:
+    """At least 1, or the default."""
+    return int(_number(row, name) or 0) or int(default)
+
+
 def _run(row: dict[str, str | None]) -> Run | None:
     """None: something that the model needs is not known."""
     needed = [_number(row, name) for name in NEEDED if name != "gpu"]
-    if any(value is None for value in needed) or not (row.get("task") or "pretrain").startswith(
+    if any(value is None or value < 1 for value in needed) or not (row.get("task") or "pretrain").startswith(
         ("pretrain", "SFT", "fine")
     ):
         return None
@@ -105,7 +117,7 @@ def _run(row: dict[str, str | None]) -> Run | None:
     if step is None and peak is None and not is_out:
         return None
     columns = {
-        **cases.workload_columns(workload, int(_number(row, "seq_len") or 0)),
+        **cases.workload_columns(workload, int(_number(row, "seq_len") or 0), _document(row)),
         **cases.machine_columns(cluster, _precision(row), shares),
         **cases.software_columns(software(row)),
         **cases.layout_columns(layout),
@@ -120,12 +132,13 @@ def _run(row: dict[str, str | None]) -> Run | None:
         step_time_s=None if is_out else step,
         peak_memory_bytes=None if peak is None else peak * 2**30,
         ran_out_of_memory=is_out,
+        software=software(row),
     )
 
 
 def _workload(row: Mapping[str, str | None]) -> Workload | None:
     def whole(name: str, default: float = 0) -> int:
-        return int(_number(row, name, default) or 0)
+        return _whole(row, name, default)
 
     layers, hidden, heads = whole("layers"), whole("hidden"), whole("heads")
     preset = next(
@@ -164,6 +177,11 @@ def _workload(row: Mapping[str, str | None]) -> Workload | None:
     )
 
 
+def _document(row: Mapping[str, str | None]) -> int:
+    """Tokens of a document, where short ones are packed into a sequence: SQuAD's have about 200."""
+    return 200 if "squad packed" in (row.get("notes") or "").lower() else 0
+
+
 def _cluster(row: Mapping[str, str | None]) -> tuple[Cluster, dict[str, float]] | None:
     gpu = (row.get("gpu") or "").lower()
     alias = next((alias for word, alias in _GPU_ALIAS if word in gpu), None)
@@ -172,7 +190,7 @@ def _cluster(row: Mapping[str, str | None]) -> tuple[Cluster, dict[str, float]] 
     text = row.get("interconnect") or ""
     found = clusters.system(alias)
     domain = re.search(r"NVLink domain (\d+)", text)
-    per_node = int(_number(row, "gpus_per_node") or found.gpus_per_node)
+    per_node = _whole(row, "gpus_per_node", found.gpus_per_node)
     cluster, shares = clusters.of_system(
         alias,
         found,
@@ -189,6 +207,8 @@ def _variant(cluster: Cluster, gpu: str) -> Cluster:
 
     Under a limit below the data sheet's, clocks are taken to follow the square root of the power.
     """
+    if "800" in gpu:  # the variants for China: 400 GB/s of NVLink in place of 600 or 900
+        cluster = msgspec.structs.replace(cluster, link_bytes_per_s=200e9)
     facts = next(facts for facts in all_gpu_facts() if facts.name == cluster.gpu)
     if match := re.search(r"(\d+)gb-hbm2e", gpu):
         cluster = msgspec.structs.replace(
@@ -221,7 +241,7 @@ def _precision(row: Mapping[str, str | None]) -> str:
     if "fp4" in text:
         return "fp4"
     if "fp8" in text or "float8" in text:
-        return "fp8"
+        return "fp8-rowwise" if "rowwise" in text else "fp8"
     if "fp16" in text:
         return "fp16"
     return "fp32" if "32" in text and "16" not in text else "bf16"
@@ -230,33 +250,59 @@ def _precision(row: Mapping[str, str | None]) -> str:
 def software(row: Mapping[str, str | None]) -> Software:
     """By the framework's name and year. Before FlashAttention (2022), Megatron-LM and its forks wrote the scores."""
     name = (row.get("framework") or "").lower()
-    precision = _precision(row)
-    notes = (row.get("notes") or "").lower()
+    precision, precision_text = _precision(row), (row.get("precision") or "").lower()
+    notes, recompute = (row.get("notes") or "").lower(), row.get("recompute") or ""
     words = ("2021", "2022", "bloom", "oneflow", "megatron-deepspeed", "megatron-lm + deepspeed")
     old = any(word in name for word in words)
-    is_nvidia = any(word in name for word in ("nemo", "megatron-bridge", "megatron-core", "megascale"))
+    nvidia = is_nvidia(row)
+    in_half = "pure" in (row.get("precision") or "") or any(word in name for word in ("internevo", "fms"))
     is_eager = "compile" not in notes and any(
         word in name for word in ("composer", "torchtitan", "deepspeed zero", "hf", "nanotron", "automodel")
     )
+    # From 26.06 on, the MXFP8 recipes with experts: github.com/NVIDIA-NeMo/Megatron-Bridge, pulls 3983, 4226 and 4249.
+    release = re.search(r"\b(2\d)\.(\d\d)\b[.\d]* nemo container", notes)
+    is_graphed = release is not None and (int(release[1]), int(release[2])) >= (26, 6) and "mxfp8" in precision_text
     by_parameter = "deepspeed" in name and "zero-3" in (row.get("sharding") or "").lower()
     return Software(
         fused_attention=not old,
-        overlaps_dp=not old and not by_parameter,
-        overlaps_pp=not old,
-        has_late_attention=is_nvidia,
+        # OneFlow runs collectives on the compute stream once there are tensor-parallel ones.
+        overlaps_dp=(not old or ("oneflow" in name and row.get("tp") == "1")) and not by_parameter,
+        overlaps_pp=not old or "oneflow" in name,
+        has_late_attention=nvidia,
+        has_first_flash="composer" in name,
         scatters_sends="deepspeed" not in name and "bloom" not in name and "oneflow" not in name,
-        overlaps_tp=(is_nvidia and "fsdp" not in (row.get("sharding") or "").lower()) or "asynctp" in notes,
+        overlaps_tp=1.0 if nvidia and "fsdp" not in (row.get("sharding") or "").lower() else 0.5 * ("asynctp" in notes),
+        overlaps_ep=is_graphed or "ep-comm overlap" in notes,
+        uses_graphs=is_graphed,
+        is_blocking="cuda_launch_blocking=1" in notes,
         is_eager=is_eager,
         gathers_per_layer=12.0 if by_parameter else 1.0,
-        gradient_bytes=2.0 if precision == "fp16" or is_nvidia or "pure" in (row.get("precision") or "") else 4.0,
+        gather_copies=2.0 if by_parameter else 1.0,
+        gathers_again=by_parameter,
+        gradient_bytes=2.0 if precision == "fp16" or nvidia or in_half else 4.0,
         held_gradient_bytes=2.0 if precision == "fp16" else 6.0 if "deepspeed" in name and old else 4.0,
-        selective_share=0.5 if "selective(op" in (row.get("recompute") or "") else 0.0,
+        selective_share=0.5 if "selective(op" in recompute or "selective(layer)" in recompute else 0.0,
     )
+
+
+def _usual_chunks(row: Mapping[str, str | None], pp: int) -> int:
+    """Chunks of a pipeline rank where none are given: NVIDIA's recipes interleave, with single layers up to 10."""
+    layers = _whole(row, "layers", 1)
+    if not is_nvidia(row) or layers % pp:
+        return 1
+    return max(chunks for chunks in range(1, 11) if layers // pp % chunks == 0)
+
+
+def is_nvidia(row: Mapping[str, str | None]) -> bool:
+    """Whether the framework is one of NVIDIA's current ones, or made from it."""
+    name = (row.get("framework") or "").lower()
+    words = ("nemo", "megatron-bridge", "megatron-core", "megascale")
+    return "automodel" not in name and any(word in name for word in words)
 
 
 def _layout(row: Mapping[str, str | None]) -> Layout | None:
     def whole(name: str) -> int:
-        return int(_number(row, name, 1) or 1)
+        return _whole(row, name, 1)
 
     tp, pp, cp = whole("tp"), whole("pp"), whole("cp")
     num_gpus, micro, batch = whole("num_gpus"), whole("micro_batch"), whole("global_batch")
@@ -271,6 +317,14 @@ def _layout(row: Mapping[str, str | None]) -> Layout | None:
         zero = 3
     elif "zero-1" in sharding or "dist" in sharding or "zero1" in sharding:
         zero = 1
+    elif "hsdp" in sharding or "hybrid" in sharding:
+        zero = 3
+    group = re.search(r"(?:group|size|shard)[ =]*(?:of )?(\d+)", sharding)
+    shard = int(group[1]) if group else 0
+    if not group and ("hsdp" in sharding or "hybrid" in sharding):
+        shard = int(_number(row, "gpus_per_node") or 8)
+    if dp * cp == 1 or shard >= dp * cp or shard < 2 or (dp * cp) % shard:
+        shard = 0
     parallel = (row.get("sequence_parallel") or "").lower()
     modern = not parallel and software(row).fused_attention
     recompute = (row.get("recompute") or "").lower()
@@ -278,11 +332,13 @@ def _layout(row: Mapping[str, str | None]) -> Layout | None:
         tp=tp,
         sequence_parallel=tp > 1 and (parallel.startswith(("yes", "recipe", "true")) or modern),
         pp=pp,
-        vpp=whole("vpp") if pp > 1 else 1,
+        vpp=(whole("vpp") if row.get("vpp") else _usual_chunks(row, pp)) if pp > 1 else 1,
         cp=cp,
         ep=whole("ep"),
         dp=dp,
         zero=zero,
+        shard=shard,
+        offload="offload" in sharding,
         micro_batch=micro,
         num_micro_batches=max(round(batch / (dp * micro)), 1),
         recompute="full"

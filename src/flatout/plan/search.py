@@ -7,7 +7,7 @@ everywhere, without a loop over layouts.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from flatout.units import num_bytes, percent, seconds
 
 CHUNK = 8192
 NINE_IN_TEN = 1.6449
+MOST_IN_FRONT = 20
 Array = npt.NDArray[np.float64]
 
 
@@ -45,7 +46,7 @@ class Setting:
     def case(self, columns: Columns, rows: slice | npt.NDArray[np.intp]) -> Case:
         """So many rows of the search."""
         fixed: dict[str, Any] = {
-            **cases.workload_columns(self.job.workload, self.job.seq),
+            **cases.workload_columns(self.job.workload, self.job.seq, self.job.document),
             **cases.machine_columns(self.job.cluster, self.precision, self.matmul_share),
             **cases.software_columns(self.software),
         }
@@ -62,12 +63,21 @@ def evaluate_layouts(setting: Setting, columns: Columns) -> tuple[Array, Array]:
         case = setting.case(columns, rows)
         times[rows] = step_time(case, constants).total_s
         totals[rows] = memory(case, MemoryConstants()).total
-    return times * np.exp(setting.calibration.offset), totals
+    return times * factor(setting, columns), totals
+
+
+def factor(setting: Setting, columns: Columns) -> float:
+    """What calibration multiplies every step time of a search by: its layouts share machine, model and software."""
+    if not len(columns["tp"]):
+        return 1.0
+    return float(np.exp(setting.calibration.offset(setting.case(columns, np.zeros(1, dtype=np.intp)))[0]))
 
 
 def plan(setting: Setting, *, num_layouts: int = 10, fixed: tuple[str, ...] = ()) -> Plan:
     """Search, among those with the `fixed` dials (`tp=8`). InputError: no layout is valid, or none fits into memory."""
     began = time.perf_counter()
+    if any(text.partition("=")[0] == "offload" for text in fixed):
+        setting = replace(setting, job=replace(setting.job, offloads=True))
     job = setting.job
     columns = all_layouts(job)
     if not len(columns["tp"]):
@@ -81,6 +91,11 @@ def plan(setting: Setting, *, num_layouts: int = 10, fixed: tuple[str, ...] = ()
     probability = out_of_memory_probability(everything, MemoryConstants(), totals)
     is_safe = probability < SAFE
     spent = time.perf_counter() - began
+    if not is_safe.any() and not job.offloads:
+        # The host's memory is slow: it is taken only where nothing fits without it.
+        with_host = replace(setting, job=replace(job, offloads=True))
+        if _fits(with_host, only(job, all_layouts(with_host.job), fixed)):
+            return plan(with_host, num_layouts=num_layouts, fixed=fixed)
     if not is_safe.any():
         raise _too_large(setting, columns, totals)
     order = np.flatnonzero(is_safe)
@@ -106,9 +121,21 @@ def plan(setting: Setting, *, num_layouts: int = 10, fixed: tuple[str, ...] = ()
             for one in sorted(around, key=lambda each: each.step_time_s)
         ),
         worth_measuring=tuple(_different(found)),
+        pareto=tuple(_planned(setting, columns, _front(times, totals, order))),
         sensitivity=_sensitivity(setting, columns, best),
-        calibrated_with=setting.calibration.num_runs if setting.calibration.cross is not None else 0,
+        calibrated_with=setting.calibration.num_runs if setting.calibration.kinds else 0,
     )
+
+
+def _front(times: Array, totals: Array, order: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Of the rows in the order of their times, those that need less memory than every faster one."""
+    held = totals[order]
+    least = np.minimum.accumulate(held)
+    is_less = np.concatenate([[True], held[1:] < 0.995 * least[:-1]])  # a gain below half a per cent is none
+    front = np.asarray(order[is_less], dtype=np.intp)
+    if len(front) <= MOST_IN_FRONT:
+        return front
+    return np.asarray(front[np.linspace(0, len(front) - 1, MOST_IN_FRONT).astype(np.intp)], dtype=np.intp)
 
 
 def _distinct(columns: Columns, order: npt.NDArray[np.intp], count: int) -> list[int]:
@@ -140,7 +167,7 @@ def _different(found: list[PlannedLayout]) -> list[Layout]:
 def _planned(setting: Setting, columns: Columns, rows: npt.NDArray[np.intp]) -> list[PlannedLayout]:
     case = setting.case(columns, rows)
     constants = from_logs(setting.calibration.logs)
-    factor = float(np.exp(setting.calibration.offset))
+    scale = factor(setting, columns)
     predicted = step_time(case, constants)
     logs, deviations = predict_logs(case, setting.calibration)
     held = memory(case, MemoryConstants())
@@ -162,10 +189,11 @@ def _planned(setting: Setting, columns: Columns, rows: npt.NDArray[np.intp]) -> 
                     float(np.exp(logs[number] + NINE_IN_TEN * deviations[number])),
                 ),
                 tokens_per_s_per_gpu=tokens / total / job.cluster.num_gpus,
+                gpu_hours_per_billion_tokens=total * job.cluster.num_gpus / tokens * 1e9 / 3600,
                 mfu=flops / total / job.cluster.num_gpus / peak,
                 memory_bytes=float(held.total[number]),
                 out_of_memory_probability=float(probability[number]),
-                parts_s={name: _at(part, number) * factor for name, part in predicted.parts_s.items()},
+                parts_s={name: _at(part, number) * scale for name, part in predicted.parts_s.items()},
                 memory_parts_bytes={name: _at(part, number) for name, part in held.parts.items()},
             )
         )
@@ -178,14 +206,18 @@ def _at(values: Any, row: int) -> float:
 
 def _neighbours(columns: Columns, best: int, times: Array) -> list[int]:
     """Rows that differ from the best in one dial, for degrees by the next value up or down; DP follows."""
-    dials = np.stack([columns[name] for name in DIALS])
-    differs = dials != dials[:, best : best + 1]
+    differs = {name: columns[name] != columns[name][best] for name in DIALS}
+    count = np.zeros(len(times), dtype=np.int8)
+    for each in differs.values():
+        count += each
     rows: list[int] = []
-    for number, name in enumerate(DIALS):
+    for name in DIALS:
         # Sequence parallelism needs TP, and interleaving a pipeline: they may go along.
         free = {name, *{"tp": ("sp",), "pp": ("vpp",)}.get(name, ())}
-        others = differs[[index for index, other in enumerate(DIALS) if other not in free]]
-        candidates = np.flatnonzero(differs[number] & ~others.any(axis=0))
+        allowed = np.zeros(len(times), dtype=np.int8)
+        for other in free:
+            allowed += differs[other]
+        candidates = np.flatnonzero(differs[name] & (count == allowed))
         values = columns[name][candidates]
         here = columns[name][best]
         for side in (values[values < here], values[values > here]):
@@ -259,6 +291,14 @@ def _any(job: Job, num_gpus: int) -> bool:
     return any(job.global_batch % (num_gpus // (tp * pp * cp)) == 0 for tp, pp, cp, _ in degrees(changed))
 
 
+def _fits(setting: Setting, columns: Columns) -> bool:
+    if not len(columns["tp"]):
+        return False
+    _, held = evaluate_layouts(setting, columns)
+    case = setting.case(columns, slice(None))
+    return bool((out_of_memory_probability(case, MemoryConstants(), held) < SAFE).any())
+
+
 def _too_large(setting: Setting, columns: Columns, totals: Array) -> InputError:
     job = setting.job
     least = int(np.argmin(totals))
@@ -266,20 +306,8 @@ def _too_large(setting: Setting, columns: Columns, totals: Array) -> InputError:
     fitting = None
     for doubling in range(1, 12):
         more = msgspec.structs.replace(job.cluster, num_gpus=gpus << doubling)
-        bigger = Job(workload=job.workload, cluster=more, global_batch=job.global_batch, seq=job.seq)
-        other = Setting(
-            job=bigger,
-            precision=setting.precision,
-            matmul_share=setting.matmul_share,
-            software=setting.software,
-            calibration=setting.calibration,
-        )
-        candidates = all_layouts(bigger)
-        if not len(candidates["tp"]):
-            continue
-        _, held = evaluate_layouts(other, candidates)
-        case = other.case(candidates, slice(None))
-        if (out_of_memory_probability(case, MemoryConstants(), held) < SAFE).any():
+        other = replace(setting, job=replace(job, cluster=more))
+        if _fits(other, all_layouts(other.job)):
             fitting = gpus << doubling
             break
     hint = (

@@ -35,8 +35,14 @@ def shipped(path: Path = FILE) -> Calibration:
     return Calibration(
         logs=np.array([stored.logs[name] for name in NAMES]),
         covariance=np.array(stored.covariance),
+        effects=np.zeros(0),
         num_runs=stored.num_runs,
     )
+
+
+def shipped_sources(path: Path = FILE) -> tuple[str, ...]:
+    """Those that the constants of this version were fitted to."""
+    return msgspec.json.decode(path.read_bytes(), type=_Stored).sources
 
 
 def fit_and_write(runs: list[Run], path: Path, *, force: bool = False) -> Calibration:
@@ -59,6 +65,11 @@ def fit_and_write(runs: list[Run], path: Path, *, force: bool = False) -> Calibr
 
 def calibrated_with(path: Path, known: Calibration) -> Calibration:
     """The constants corrected by the timed runs of one cluster. InputError: none has a step time."""
+    return corrected_by(timed_runs(path), known)
+
+
+def timed_runs(path: Path) -> list[Run]:
+    """Those of a CSV that have a step time. InputError: none has."""
     runs, rows_read = read_runs(path)
     timed = [run for run in runs if run.step_time_s is not None]
     if not timed:
@@ -66,5 +77,10 @@ def calibrated_with(path: Path, known: Calibration) -> Calibration:
             f"`{path}` must have runs with a step time, but of its {rows_read} rows none can be used",
             hint="docs/how-to/plan.md lists the columns; three runs with different layouts are enough",
         )
+    return timed
+
+
+def corrected_by(timed: list[Run], known: Calibration) -> Calibration:
+    """The constants corrected by runs that have a step time."""
     seconds = np.array([run.step_time_s for run in timed], dtype=np.float64)
     return update(as_case(timed), np.log(seconds), known)

@@ -37,3 +37,18 @@ def expert_parameters(case: Case) -> Column:
     each = case.ffn_matrices * case.hidden * case.expert_ffn
     share_moe = case.moe_layers / case.layers
     return layers_of_fullest_stage(case) * share_moe * each * case.experts / case.ep
+
+
+def expert_replicas(case: Case) -> Column:
+    """Ranks of a stage that have the same experts."""
+    return np.maximum(case.tp * case.cp * case.dp / case.ep, 1.0)
+
+
+def shards(case: Case) -> tuple[Column, Column]:
+    """Into how many pieces ZeRO cuts what replicas share: of what is dense, and of the experts."""
+    replicas, of_experts = case.dp * case.cp, expert_replicas(case)
+    if not np.any(case.shard):
+        return replicas, of_experts
+    all_of_them = case.shard == 0
+    dense = np.where(all_of_them, replicas, np.minimum(case.shard, replicas))
+    return dense, np.where(all_of_them, of_experts, np.minimum(case.shard, of_experts))

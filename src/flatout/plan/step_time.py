@@ -17,8 +17,12 @@ from flatout.plan.collectives import all_gather_s, all_reduce_s, dispatch_s, sen
 from flatout.plan.constants import Constants
 from flatout.plan.kernels import attention_s, cast_bytes, elementwise_bytes, matmul_s
 
-# Kernels of one layer, forward: norms 2, products 4, attention 1 (unfused 5), activation, residuals, rotary and copies.
-KERNELS_FUSED, KERNELS_UNFUSED, KERNELS_EXPERTS = 14.0, 20.0, 14.0
+# Kernels of one layer, forward: norms 2, products 4, attention 1, activation, residuals, rotary and copies; before
+# fused attention and fused norms about twice as many.
+KERNELS_FUSED, KERNELS_UNFUSED, KERNELS_EXPERTS = 14.0, 30.0, 14.0
+# Of each expert of a rank: its two or three products, and in fp8 the casts of their operands.
+KERNELS_EXPERT, KERNELS_CAST = 3.0, 3.0
+NATIVE = 0.5  # time that the host takes for one of these, over one of Python's: a loop in C++ launches them
 PARTS = (
     "compute",
     "tensor_parallel",
@@ -115,11 +119,18 @@ def _layer(case: Case, constants: Constants, tokens: Column) -> _Layer:
     cast = cast_bytes(case, tokens) * constants.cast / case.memory_rate
     kernels = np.where(case.fused > 0, KERNELS_FUSED, KERNELS_UNFUSED)
     experts_here = case.experts / case.ep  # each has products of its own: grouped ones are launched one by one
-    kernels = kernels + (KERNELS_EXPERTS + 2.0 * experts_here) * case.moe_layers / case.layers + 6.0 * case.is_low
-    launches = kernels * constants.launch_s
+    each_expert = KERNELS_EXPERT + KERNELS_CAST * case.is_low
+    share_moe = case.moe_layers / case.layers
+    of_experts = each_expert * experts_here * share_moe
+    kernels = kernels + KERNELS_EXPERTS * share_moe + 6.0 * case.is_low
+    gap = np.where(case.blocking > 0, constants.host_s, constants.launch_s * (1.0 - 0.7 * case.graphs))
+    launches = (kernels + of_experts) * gap
+    host = (kernels + NATIVE * of_experts) * constants.host_s * (1.0 - case.graphs)
 
-    forward = products + scores_forward + moved + cast + launches
-    backward = 2.0 * products + scores_backward + 2.0 * moved + cast + 2.0 * launches
+    forward = np.maximum(products + scores_forward + moved + cast + launches, host)
+    backward = np.maximum(
+        2.0 * constants.backward * products + scores_backward + 2.0 * moved + cast + 2.0 * launches, 2.0 * host
+    )
     attention_again = np.where(case.fused > 0, 0.0, scores_forward)
     again = case.full * forward + case.selective * (
         attention_again + case.selective_share * products + (case.selective_share > 0) * moved
@@ -129,6 +140,7 @@ def _layer(case: Case, constants: Constants, tokens: Column) -> _Layer:
     tensor = all_reduce_s(case, constants, group_bytes, case.tp, 1.0) * (4.0 + 2.0 * case.full)
     tensor = tensor * (1.0 - case.overlaps_tp * np.minimum(constants.tensor_overlap, 1.0))
     expert = _expert_parallel_s(case, constants, tokens) * (2.0 + case.full)
+    expert = expert * (1.0 - case.overlaps_ep * np.minimum(constants.expert_overlap, 1.0))
     hidden_by = 0.8 * scores_forward
     around = _ring_s(case, constants, tokens)
     context = np.maximum(around - hidden_by, 0.0) + np.maximum(2.0 * around - 0.8 * scores_backward, 0.0)
@@ -151,7 +163,7 @@ def _ffn_s(case: Case, constants: Constants, tokens: Column) -> Column:
     shared = pair(tokens, case.shared_ffn / case.tp)
     local = np.maximum(case.experts / case.ep, 1.0)
     rows = tokens / case.tp * case.topk / local
-    routed = local * pair(np.maximum(rows, 1.0), case.expert_ffn)
+    routed = local * pair(np.maximum(rows, 1.0), case.expert_ffn) / constants.experts
     router = matmul_s(case, constants, tokens, case.experts, case.hidden, in_half=True)
     return (1.0 - share_moe) * dense + share_moe * (shared + routed + router)
 
@@ -162,7 +174,7 @@ def _expert_parallel_s(case: Case, constants: Constants, tokens: Column) -> Colu
         return 0.0
     token_bytes = 2.0 * tokens / case.tp * case.hidden
     share_moe = case.moe_layers / case.layers
-    return 2.0 * share_moe * dispatch_s(case, constants, token_bytes, case.topk, case.ep, 1.0)
+    return 2.0 * share_moe * dispatch_s(case, constants, token_bytes, case.topk, case.ep, 1.0) * constants.exchange
 
 
 def _ring_s(case: Case, constants: Constants, tokens: Column) -> Column:
@@ -190,34 +202,53 @@ def _data_parallel_s(case: Case, constants: Constants, stage_compute: Column, nu
 
     ZeRO 0-2: once a step, hidden by at most the last micro-batch's backward and the first one's forward. ZeRO 3:
     gathered in forward and backward and reduced, each micro-batch, beside that micro-batch's compute; the first
-    layer's never hides.
+    layer's never hides. Where shards are copied (HSDP), the copies sum their gradients once a step.
     """
     size, stride = case.dp * case.cp, case.tp
     dense, expert = sizes.dense_parameters(case), sizes.expert_parameters(case)
-    expert_size = np.maximum(case.tp * case.cp * case.dp / case.ep, 1.0)
-    expert_stride = case.ep
+    expert_size, expert_stride = sizes.expert_replicas(case), case.ep
+    shards, expert_shards = sizes.shards(case)
     layers = sizes.layers_of_fullest_stage(case)
     calls = layers * np.where(case.zero >= 3, case.gathers, 1.0)
-    gather = all_gather_s(case, constants, 2.0 * dense, size, stride, calls)
-    reduce = all_gather_s(case, constants, case.gradient_bytes * dense, size, stride, calls)
+    pieces = np.where(case.zero >= 3, case.gather_copies, 1.0) * dense
+    gather = all_gather_s(case, constants, 2.0 * pieces, shards, stride, calls)
+    reduce = all_gather_s(case, constants, case.gradient_bytes * pieces, shards, stride, calls)
     whole = all_reduce_s(case, constants, case.gradient_bytes * dense, size, stride)
+    copies: Column = 0.0
+    if np.any(case.shard):
+        part = case.gradient_bytes * dense / shards
+        copies = all_reduce_s(case, constants, part, size / shards, stride * shards)
     if np.any(case.moe_layers):
-        gather = gather + all_gather_s(case, constants, 2.0 * expert, expert_size, expert_stride, layers)
+        gather = gather + all_gather_s(case, constants, 2.0 * expert, expert_shards, expert_stride, layers)
         reduce = reduce + all_gather_s(
-            case, constants, case.gradient_bytes * expert, expert_size, expert_stride, layers
+            case, constants, case.gradient_bytes * expert, expert_shards, expert_stride, layers
         )
         whole = whole + all_reduce_s(case, constants, case.gradient_bytes * expert, expert_size, expert_stride)
-    once = np.where(case.zero == 0, whole, reduce + gather)
+        if np.any(case.shard):
+            part = case.gradient_bytes * expert / expert_shards
+            copies = copies + all_reduce_s(
+                case, constants, part, expert_size / expert_shards, expert_stride * expert_shards
+            )
+    once = np.where(case.zero == 0, whole, reduce + gather + copies)
     overlap = np.minimum(constants.overlap, 1.0) * case.overlaps_dp
     replicated = once - np.minimum(once, stage_compute) * overlap
-    each = 2.0 * gather + reduce
+    each = (2.0 + case.full * case.gathers_again) * gather + reduce
     sharded = num_micro * (each - np.minimum(each, stage_compute) * overlap)
+    if np.any(case.shard):
+        sharded = sharded + copies - np.minimum(copies, stage_compute) * overlap
     return np.where(case.zero >= 3, sharded, replicated)
 
 
 def _optimizer_s(case: Case, constants: Constants) -> Column:
-    """Adam in fp32: reads gradient, master weight and two moments, writes three and a 16-bit weight: 30 bytes."""
-    shards = np.where(case.zero >= 1, case.dp * case.cp, 1.0)
-    expert_shards = np.where(case.zero >= 1, np.maximum(case.tp * case.cp * case.dp / case.ep, 1.0), 1.0)
-    owned = sizes.dense_parameters(case) / shards + sizes.expert_parameters(case) / expert_shards
-    return 30.0 * owned / case.memory_rate * constants.update
+    """Adam in fp32: reads gradient, master weight and two moments, writes three and a 16-bit weight: 30 bytes.
+
+    Offloaded, the host does so with its memory, after gradients went there, and before weights come back.
+    """
+    shards, expert_shards = sizes.shards(case)
+    owned = sizes.dense_parameters(case) / np.where(case.zero >= 1, shards, 1.0)
+    owned = owned + sizes.expert_parameters(case) / np.where(case.zero >= 1, expert_shards, 1.0)
+    here = 30.0 * owned / case.memory_rate * constants.update
+    if not np.any(case.offload):
+        return here
+    moved = (case.gradient_bytes + 2.0) * owned / case.host_link
+    return np.where(case.offload > 0, moved + 30.0 * owned / case.host_memory * constants.update, here)

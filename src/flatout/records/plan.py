@@ -55,6 +55,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     peak_flops_per_s: dict[str, float]
     num_sms: int
     oversubscription: float = 1.0  # of the network's core: 2 means half the rate between distant nodes
+    pod_gpus: int = 0  # GPUs that reach each other without the core; 0: those of one node
+    is_rail_optimized: bool = False  # GPUs of the same place in their nodes share a switch
+    network: str = "infiniband"  # or roce, ethernet
+    host_link_bytes_per_s: float = 25e9  # of one GPU to its host's memory
+    host_memory_bytes_per_s: float = 50e9  # of the host, for each of its GPUs
     origin: str = "vendor"  # vendor, measured or typed
 
 
@@ -87,6 +92,7 @@ class PlannedLayout(msgspec.Struct, frozen=True, kw_only=True):
     step_time_interval_s: tuple[float, float]  # nine in ten
     tokens_per_s_per_gpu: float
     mfu: float
+    gpu_hours_per_billion_tokens: float = 0.0  # what it costs, but for the price
     memory_bytes: float  # of the fullest rank
     out_of_memory_probability: float
     parts_s: dict[str, float]  # sums to step_time_s
@@ -121,7 +127,14 @@ class SourceAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     rows: int
     mape: float | None  # null where no row has a step time
-    mape_calibrated: float | None  # on the other rows, once three were used; null with fewer than five rows
+    # On the other rows, once three were used: those that the model would have measured, then the mean of 20 random
+    # draws. Null with fewer than five rows.
+    mape_calibrated: float | None
+    mape_calibrated_random: float | None
+    # What no calibration beats: the error on rows that all were used to fit, and of repeats from their median.
+    mape_in_sample: float | None
+    repeated_rows: int
+    repeats_differ_by: float | None
     bias: float | None  # mean of predicted / measured - 1
     coverage_90: float | None  # share of rows inside their interval of nine in ten
     memory_rows: int
@@ -147,6 +160,7 @@ class PlanEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[GroupRegret, ...]
     mape: float | None
     mape_calibrated: float | None
+    mape_calibrated_random: float | None
     coverage_90: float | None
     rows_read: int
     rows_used: int

@@ -108,7 +108,7 @@ def _parts(one: PlannedLayout, style: TextStyle) -> list[str]:
 def evaluation_text(evaluation: PlanEvaluation, *, style: TextStyle) -> str:
     """Errors by source, then regrets by group."""
     e = evaluation
-    held = "each source by constants fitted to the others" if e.held_out == "source" else "by the shipped constants"
+    held = "each source by constants that saw none of it" if e.held_out == "source" else "by the shipped constants"
     lines = [f"{number(e.rows_used)} of {number(e.rows_read)} rows can be replayed; {held}", ""]
     rows = [
         [
@@ -116,6 +116,7 @@ def evaluation_text(evaluation: PlanEvaluation, *, style: TextStyle) -> str:
             number(one.rows),
             _share(one.mape),
             _share(one.mape_calibrated),
+            _share(one.mape_calibrated_random),
             "-" if one.bias is None else f"{one.bias:+.1%}",
             _share(one.coverage_90),
             _share(one.memory_mape),
@@ -124,10 +125,20 @@ def evaluation_text(evaluation: PlanEvaluation, *, style: TextStyle) -> str:
         for one in e.sources
     ]
     rows.append(
-        ["all, weighed alike", "", _share(e.mape), _share(e.mape_calibrated), "", _share(e.coverage_90), "", ""]
+        [
+            "all, weighed alike",
+            "",
+            _share(e.mape),
+            _share(e.mape_calibrated),
+            _share(e.mape_calibrated_random),
+            "",
+            _share(e.coverage_90),
+            "",
+            "",
+        ]
     )
     lines += text_table(
-        ["source", "rows", "error", "calibrated", "bias", "in interval", "memory", "OOM as safe"],
+        ["source", "rows", "error", "calibrated", "random", "bias", "in interval", "memory", "OOM as safe"],
         rows,
         style=style,
         flexible=[0],

@@ -1,0 +1,98 @@
+"""Torch modules on the meta device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flatout.errors import InputError
+from flatout.plan.counts import num_parameters
+from flatout.plan.model_names import workload
+
+torch = pytest.importorskip("torch")
+
+NANO = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.n_head = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+class Model(nn.Module):
+    def __init__(self, layers=12, width=768, heads=12):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(50257, width), nn.Embedding(1024, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 50257, bias=False)
+        self.head.weight = self.wte.weight
+
+def gpt2():
+    return Model()
+
+def huge():
+    return Model(layers=96, width=12288, heads=96)
+
+class Odd(Model):
+    def __init__(self):
+        super().__init__()
+        self.more = nn.ModuleList([nn.Linear(4096, 4096)])
+
+def fails():
+    raise RuntimeError("no data")
+
+number = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "nano.py"
+    path.write_text(NANO)
+    return path
+
+
+def test_a_module_has_its_own_parameters(file: Path) -> None:
+    found = workload(f"{file}:gpt2")
+    assert (found.num_layers, found.hidden, found.num_heads, found.ffn) == (12, 768, 12, 3072)
+    assert num_parameters(found) == 124_439_808
+    assert not found.is_gated and found.is_tied
+
+
+def test_a_module_of_175_billion_parameters_takes_no_memory(file: Path) -> None:
+    assert num_parameters(workload(f"{file}:huge")) == pytest.approx(175e9, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Odd", "but a transformer of the shape that was read off it has"),
+        ("fails", "fails on the meta device: RuntimeError: no data"),
+        ("number", "must be a torch module or return one, but is int"),
+        ("absent", "must be a torch module or return one, but is NoneType"),
+    ],
+)
+def test_what_is_no_transformer_is_one_line(name: str, message: str, file: Path) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        workload(f"{file}:{name}")
+    assert error.value.hint
+
+
+def test_a_hugging_face_model_is_its_config(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    path = tmp_path / "hub.py"
+    path.write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "def small():\n"
+        "    return LlamaForCausalLM(LlamaConfig(hidden_size=256, intermediate_size=688, num_hidden_layers=4,\n"
+        "        num_attention_heads=8, num_key_value_heads=2, vocab_size=1000))\n"
+    )
+    found = workload(f"{path}:small")
+    layer = 256 * (8 + 4) * 32 + 256 * 256 + 3 * 256 * 688 + 2 * 256
+    assert num_parameters(found) == 4 * layer + 2 * 1000 * 256 + 256
