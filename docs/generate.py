@@ -20,6 +20,7 @@ import typer
 
 from flatout.catalog import all_gpu_facts, all_models, all_systems
 from flatout.catalog.carbon import all_grids
+from flatout.catalog.links import all_gpu_links, all_nics, all_pcie
 from flatout.catalog.prices import Price, Range, all_prices
 from flatout.change.catalogue import FAMILIES, KNOBS
 from flatout.change.fence import FENCES
@@ -28,6 +29,7 @@ from flatout.diagnose.explain import explanation, listed
 from flatout.doctor.checks import CHECKS
 from flatout.plan.counts import num_parameters
 from flatout.records.attempts import LeftOut
+from flatout.records.ceilings import Ceilings, CollectiveFit, Measurement, PeerDifference, WrongResult
 from flatout.records.change import Knob, Patch, ValidRange
 from flatout.records.chargeback import BudgetState, Chargeback, CostLine, TeamCost
 from flatout.records.cost import Estimate
@@ -270,6 +272,11 @@ def doctor_json() -> str:
     return _contract("flatout/doctor", (DoctorReport, CheckResult, Topology, TopologyNode, PcieLink, TopologyPair))
 
 
+def ceilings_json() -> str:
+    """The contract `flatout/ceilings`, from the records that are written."""
+    return _contract("flatout/ceilings", (Ceilings, Measurement, CollectiveFit, PeerDifference, WrongResult))
+
+
 def doctor_hosts_json() -> str:
     """The contract `flatout/doctor-hosts`, from the records that are written."""
     return _contract("flatout/doctor-hosts", (HostsReport, HostDifference))
@@ -401,6 +408,66 @@ def gpus() -> str:
     return f"{table(header, rows)}\n\n## Sources\n\n{table(source_header, sources)}"
 
 
+def links() -> str:
+    """PCIe, links between GPUs, and adapters, with their sources."""
+    lanes = {one.generation: one for one in all_pcie()}
+    pcie = [
+        [
+            str(one.generation),
+            f"{one.gt_per_s:g}",
+            f"{one.lane_gb_per_s:g}",
+            _number(one.bytes_per_s(16), 1e9),
+            one.source,
+        ]
+        for one in lanes.values()
+    ]
+    gpu = [
+        [
+            one.name,
+            ", ".join(f"`{name}`" for name in one.on),
+            str(one.num_links),
+            f"{one.link_gb_per_s:g}",
+            _linked(one.source),
+        ]
+        for one in all_gpu_links()
+    ]
+    nics = [
+        [
+            one.name,
+            f"{one.gbit_per_s:g}",
+            "-" if one.pcie_generation is None else f"{one.pcie_generation}.0 x{one.pcie_lanes}",
+            ", ".join(f"`{name}`" for name in one.hca_types),
+            one.note,
+            _linked(one.source),
+        ]
+        for one in all_nics()
+    ]
+    return (
+        "### PCIe\n\n" + table(["Generation", "GT/s", "GB/s a lane", "GB/s of 16 lanes", "Source"], pcie)
+        + "\n\n### Links between GPUs\n\n" + table(["Link", "GPUs", "Links", "GB/s a link", "Source"], gpu)
+        + "\n\n### Network adapters\n\n" + table(["Adapter", "Gb/s", "PCIe", "hca_type", "Note", "Source"], nics)
+    )  # fmt: skip
+
+
+def peer_alarms() -> str:
+    """What benchmarks/peer_false_alarms.py found, as it was stored."""
+    stored = msgspec.json.decode((ROOT / "benchmarks/results/peer_false_alarms.json").read_bytes())
+    alarms = {(one["values"], one["peers"], one["scatter"]): one["rate"] for one in stored["false_alarms"]}
+    scatters = sorted({scatter for _, _, scatter in alarms})
+    kinds = list(dict.fromkeys((values, peers) for values, peers, _ in alarms))
+    rows = [
+        [kind, str(peers), *(f"{alarms[kind, peers, one] * 100:.1f} %" for one in scatters)] for kind, peers in kinds
+    ]
+    found = {(one["peers"], one["slow"]): one["rate"] for one in stored["found"]}
+    slow = sorted({share for _, share in found})
+    finds = [[str(n), *(f"{found[n, one] * 100:.0f} %" for one in slow)] for n in dict.fromkeys(n for n, _ in found)]
+    return (
+        table(["Values", "Peers", *(f"alarms at {one * 100:g} % scatter" for one in scatters)], rows)
+        + "\n\n"
+        + table(["Peers", *(f"{one * 100:g} % slow is found" for one in slow)], finds)
+    )
+
+
 def _number(value: float | None, unit: float = 1) -> str:
     return "-" if value is None else f"{value / unit:,.6g}"
 
@@ -495,9 +562,12 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         plan_calculon,
         doctor_json,
         doctor_hosts_json,
+        ceilings_json,
         parts,
         safety,
         gpus,
+        links,
+        peer_alarms,
         changes,
         checks,
         changelog,

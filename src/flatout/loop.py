@@ -26,6 +26,7 @@ from flatout.records.timeline import RankTimeline
 from flatout.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from flatout.records.ceilings import Ceilings
     from flatout.records.recording import Recording
     from flatout.report.perfetto import PerfettoRank
 
@@ -77,6 +78,7 @@ def diagnose_paths(
     engine: str = "auto",
     given_ranks: Mapping[str, int] | None = None,
     untraced_step_s: float | None = None,
+    ceilings: Path | None = None,
     progress: Progress | None = None,
     then: Callable[[Diagnosed], None] | None = None,
     with_tracks: bool = False,
@@ -87,7 +89,7 @@ def diagnose_paths(
     `then` is called with the result while unpacked archives still exist. Raises InputError where nothing can be read;
     of several traces those that cannot be read are left out and told in the data quality.
     """
-    recording = _recording(paths)
+    recording = _recording(paths, ceilings)
     if recording is not None:
         untraced_step_s = untraced_step_s if untraced_step_s is not None else recording.measured.step_s
         _check_traced(recording)
@@ -95,7 +97,8 @@ def diagnose_paths(
     with open_sources(traces) as sources:
         timelines, quality, kept = _read_all(sources, engine, given_ranks, progress, with_tracks)
         job = attribute_job(timelines)
-        diagnosis = diagnose(job, untraced_step_s=untraced_step_s, quality=quality)
+        known = _known_ceilings({timeline.meta.hostname or "" for timeline in timelines}, ceilings)
+        diagnosis = diagnose(job, untraced_step_s=untraced_step_s, quality=quality, ceilings=known)
         if recording is not None:
             diagnosis = with_recording(diagnosis, recording)
         diagnosis = _with_hosts(diagnosis, timelines, recording)
@@ -114,13 +117,27 @@ def _with_hosts(diagnosis: Diagnosis, timelines: Sequence[RankTimeline], recordi
     return msgspec.structs.replace(diagnosis, job=msgspec.structs.replace(diagnosis.job, hosts=hosts))
 
 
-def _recording(paths: Sequence[Path]) -> Recording | None:
+def _recording(paths: Sequence[Path], ceilings: Path | None) -> Recording | None:
     """What `flatout profile` recorded beside the traces, if the path is such a folder."""
     if len(paths) != 1 or not (paths[0] / "recording.json").is_file():
         return None
     from flatout.profile.read_recording import read_recording
 
-    return read_recording(paths[0])
+    return with_known_ceilings(read_recording(paths[0]), ceilings)
+
+
+def with_known_ceilings(recording: Recording, ceilings: Path | None = None) -> Recording:
+    """Its MFU against the file `ceilings`, else what `flatout bench` saved here of its hosts, else as it was."""
+    from flatout.profile.measure import with_ceilings
+
+    found = _known_ceilings({rank.hostname for rank in recording.ranks}, ceilings)
+    return with_ceilings(recording, found) if found else recording
+
+
+def _known_ceilings(hosts: set[str], given: Path | None) -> dict[str, Ceilings]:
+    from flatout.probe.ceilings.saved import known_ceilings, load_ceilings
+
+    return known_ceilings(hosts) if given is None else dict.fromkeys(hosts, load_ceilings(given))
 
 
 def _check_traced(recording: Recording) -> None:

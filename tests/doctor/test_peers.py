@@ -36,7 +36,7 @@ def false_alarms(num_peers: int, noise: float, share: float, trials: int) -> flo
     return wrong / trials
 
 
-# docs/how-to/check-a-machine.md quotes these: groups of peers with an alarm, of 10,000.
+# benchmarks/peer_false_alarms.py has more of these: groups of peers with an alarm, of 10,000.
 @pytest.mark.parametrize("num_peers", [4, 8, 16, 64])
 def test_healthy_peers_with_one_percent_of_noise_give_less_than_one_alarm_in_a_thousand(num_peers: int) -> None:
     assert false_alarms(num_peers, noise=0.01, share=0.05, trials=10_000) < 0.001

@@ -9,8 +9,9 @@ from html import escape
 from pathlib import Path
 
 import pytest
-from tests.report import builder, plan_builder, tuning_builder
+from tests.report import builder, doctor_builder, plan_builder, tuning_builder
 
+from flatout.report.doctor_html import doctor_html
 from flatout.report.html import diagnosis_html
 from flatout.report.plan_html import plan_html
 from flatout.report.tuning_html import tuning_html
@@ -20,6 +21,7 @@ WIDTHS = (360, 900, 1280)
 PAGES = (
     *sorted(builder.ALL),
     *(f"tuning_{name}" for name in sorted(tuning_builder.ALL)),
+    *(f"doctor_{name}" for name in sorted(doctor_builder.ALL)),
     *(f"plan_{name}" for name in sorted(plan_builder.ALL)),
 )
 FLAGS = (
@@ -68,6 +70,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         for name, make in builder.ALL.items()
     }
     pages |= {f"tuning_{name}": tuning_html(make(), ["flatout", "tune"]) for name, make in tuning_builder.ALL.items()}
+    pages |= {f"doctor_{name}": doctor_html(make(), ["flatout", "doctor"]) for name, make in doctor_builder.ALL.items()}
     pages |= {
         f"plan_{name}": plan_html(*make(), ["flatout", "plan"], next_command=["flatout", "plan"])
         for name, make in plan_builder.ALL.items()

@@ -25,7 +25,9 @@ from flatout import __version__
 from flatout.errors import FlatoutError, OutputError
 
 # In the order of `flatout --help`. A verb is a function of the same name in a file of the same name.
-VERBS: tuple[str, ...] = ("diagnose", "diff", "explain", "profile", "tune", "run", "doctor", "plan", "submit", "cost")
+VERBS: tuple[str, ...] = (
+    *("diagnose", "diff", "explain", "profile", "tune", "run", "doctor", "bench", "plan", "submit", "cost"),
+)
 
 
 class _Verbs(TyperGroup):

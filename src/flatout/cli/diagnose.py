@@ -49,6 +49,14 @@ def diagnose(
         str | None,
         typer.Option(metavar="PERCENT|NAME", help="Exit with 1 on a finding of that share of the step, or name."),
     ] = None,
+    ceilings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=given_path,
+            help="Compare with these ceilings of flatout bench; default: those saved here of the job's hosts.",
+        ),
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="What reads the ranks: auto, serial, processes, or ray for a cluster.")
     ] = "auto",
@@ -74,6 +82,7 @@ def diagnose(
             engine=engine,
             given_ranks=given_ranks,
             untraced_step_s=untraced_step_s,
+            ceilings=ceilings,
             progress=progress.show,
             then=(lambda result: left_out.update(_write_perfetto(perfetto, result, force))) if perfetto else None,
         )

@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from flatout.records.doctor import DoctorReport, HostsReport
     from flatout.records.snapshot import Snapshot
 
+_HOST_LIMIT_S = 120.0
 _FILE = "an output of `nvidia-smi topo -m`, `-q` or `nvlink -s`, of `lspci -vvv`, a topology XML of NCCL, a kernel log"
 
 
 def doctor(
     bundles: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[BUNDLE]...", parser=given_path, help="With --hosts: of each host one."),
+        typer.Argument(
+            metavar="[BUNDLE]...", parser=given_path, help="With --hosts: of each host one; or the hosts, as a,b,c."
+        ),
     ] = None,
     given: Annotated[
         list[Path] | None,
@@ -40,17 +43,31 @@ def doctor(
         list[Path] | None,
         typer.Option(metavar="FILE", parser=given_path, help="Add a log of NCCL_DEBUG=INFO. May be repeated."),
     ] = None,
-    hosts: Annotated[bool, typer.Option("--hosts", help="Compare the hosts of the bundles with each other.")] = False,
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="Compare hosts: those of the bundles, or those named, captured now.")
+    ] = False,
+    via: Annotated[
+        str | None, typer.Option(metavar="WAY", help="How named hosts are reached: srun or ssh; default: as found.")
+    ] = None,
+    flatout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND", help="What Flatout is called on named hosts; default: the path that it has here."
+        ),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(metavar="PATH", parser=given_path, help="Where the training data lies: its mount.")
     ] = None,
     capture: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", parser=given_path, help="Write what was read into a bundle, for --from and --hosts."
+            metavar="FILE",
+            parser=given_path,
+            help="Write what was read into a bundle, for --from and --hosts; - is standard output, and nothing else.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the bundle if it exists.")] = False,
+    html: Annotated[Path | None, typer.Option(readable=False, help="Write a self-contained HTML page.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
     show_all: Annotated[bool, typer.Option("--all", help="Show every check in full.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     fail_on: Annotated[
@@ -67,21 +84,36 @@ def doctor(
     if fail_on not in (None, "fail", "warn"):
         raise UsageError(f"`--fail-on` must be `fail` or `warn`, but got {fail_on}")
     if hosts:
-        if given or topology or nccl_log or capture or data:
+        if given or topology or nccl_log or capture or data or html:
             raise UsageError("`--hosts` goes with bundles, `--json` and `--fail-on` only")
-        _several(bundles or [], json=json, fail_on=fail_on)
+        _several(bundles or [], via, flatout, json=json, fail_on=fail_on)
         return
+    if via or flatout:
+        raise UsageError("`--via` and `--flatout` go with `--hosts` and names", hint="flatout doctor --hosts a,b,c")
     if bundles:
         raise UsageError("bundles go with `--hosts`", hint=f"of one machine: flatout doctor --from {bundles[0]}")
+    if html is not None:
+        from flatout.report.files import check_new
+
+        check_new(html, force=force)
     snapshot = _snapshot(given or [], [*(topology or [])], nccl_log or [], data)
     if capture is not None:
         from flatout.doctor.given import bundle_bytes
         from flatout.report.files import write_new
 
+        if str(capture) == "-":
+            sys.stdout.buffer.write(bundle_bytes(snapshot))
+            return
         write_new(capture, bundle_bytes(snapshot), force=force)
     from flatout.doctor.judge import judged
 
     report = judged(snapshot)
+    if html is not None:
+        from flatout.report.doctor_html import doctor_html
+        from flatout.report.files import write_new
+
+        write_new(html, doctor_html(report, ["flatout", *sys.argv[1:]]), force=force)
+        print(f"wrote the page: {html}", file=sys.stderr)
     if json:
         _print_json("flatout/doctor", report)
     else:
@@ -121,19 +153,23 @@ def _snapshot(given: list[Path], topology: list[Path], nccl_logs: list[Path], da
     return without_secrets(msgspec.structs.replace(snapshot, read_from=(*read_from, *added)))
 
 
-def _several(bundles: list[Path], *, json: bool, fail_on: str | None) -> None:
+def _several(bundles: list[Path], via: str | None, flatout: str | None, *, json: bool, fail_on: str | None) -> None:
+    import msgspec
+
     from flatout.doctor.compare import compared
-    from flatout.doctor.given import read_given
     from flatout.doctor.secrets import without_secrets
     from flatout.errors import UsageError
 
-    paths = [path for bundle in bundles for path in (sorted(bundle.glob("*.json")) if bundle.is_dir() else [bundle])]
-    if len(paths) < 2:
-        raise UsageError(
-            f"`--hosts` needs the bundles of at least 2 hosts, but got {len(paths)}",
-            hint="on each host: flatout doctor --capture $(hostname).json",
-        )
-    report = compared([without_secrets(read_given([path])) for path in paths])
+    are_names = bool(bundles) and not any(bundle.exists() or bundle.suffix == ".json" for bundle in bundles)
+    failed: dict[str, str] = {}
+    if are_names:
+        snapshots, failed = _captured(",".join(map(str, bundles)), via, flatout)
+    elif via or flatout:
+        raise UsageError("`--via` and `--flatout` go with names of hosts", hint="flatout doctor --hosts a,b,c")
+    else:
+        snapshots = _of_bundles(bundles)
+    report = compared([without_secrets(snapshot) for snapshot in snapshots])
+    report = msgspec.structs.replace(report, not_captured=failed)
     if json:
         _print_json("flatout/doctor-hosts", report)
     else:
@@ -141,7 +177,56 @@ def _several(bundles: list[Path], *, json: bool, fail_on: str | None) -> None:
         from flatout.report.terminal import style_of
 
         print(hosts_text(report, style=style_of(sys.stdout)))
-    _exit([difference.status for difference in report.differences], fail_on)
+    _exit([*(difference.status for difference in report.differences), *("fail" for _ in failed)], fail_on)
+
+
+def _of_bundles(bundles: list[Path]) -> list[Snapshot]:
+    from flatout.doctor.given import read_given
+    from flatout.errors import UsageError
+
+    paths = [path for bundle in bundles for path in (sorted(bundle.glob("*.json")) if bundle.is_dir() else [bundle])]
+    if len(paths) < 2:
+        raise UsageError(
+            f"`--hosts` needs the bundles of at least 2 hosts, but got {len(paths)}",
+            hint="name the hosts: flatout doctor --hosts a,b,c; or on each: flatout doctor --capture $(hostname).json",
+        )
+    return [read_given([path]) for path in paths]
+
+
+def _captured(names: str, via: str | None, flatout: str | None) -> tuple[list[Snapshot], dict[str, str]]:
+    """Each host's bundle, captured there now; and of those that gave none, why."""
+    import shlex
+
+    from flatout.cli.progress import Progress
+    from flatout.doctor.given import read_bundle
+    from flatout.errors import InputError, UsageError
+    from flatout.launch.hosts import host_names, on_hosts, way_to
+
+    hosts = host_names(names)
+    if len(hosts) < 2:
+        raise UsageError(f"`--hosts` needs at least 2 hosts, but got {names}", hint="of this one alone: flatout doctor")
+    if via not in (None, "srun", "ssh"):
+        raise UsageError(f"`--via` must be srun or ssh, but got {via}")
+    way = way_to(hosts) if via is None else ("srun" if via == "srun" else "ssh")
+    called = shlex.split(flatout) if flatout else [sys.executable, "-m", "flatout"]
+    with Progress("capturing"):
+        printed = on_hosts(hosts, [*called, "doctor", "--capture", "-"], via=way, limit_s=_HOST_LIMIT_S)
+    snapshots, failed = [], {}
+    for host, one in printed.items():
+        try:
+            if one.data is None:
+                failed[host] = one.problem
+            else:
+                snapshots.append(read_bundle(one.data, host))
+        except InputError as error:
+            failed[host] = str(error)
+    if len(snapshots) < 2:
+        why = "; ".join(f"{host}: {reason}" for host, reason in list(failed.items())[:3])
+        raise InputError(
+            f"at least 2 hosts must answer through {way}, and {len(snapshots)} did: {why}",
+            hint="give --flatout COMMAND if Flatout has another path there, or --via",
+        )
+    return snapshots, failed
 
 
 def _print_json(schema: str, report: DoctorReport | HostsReport) -> None:

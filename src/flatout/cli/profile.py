@@ -57,9 +57,10 @@ def profile(
 
 
 def _tell(path: Path, ended: Ended, *, light: bool, json: bool) -> None:
+    from flatout.loop import with_known_ceilings
     from flatout.profile import read_recording
 
-    recording = read_recording(path)
+    recording = with_known_ceilings(read_recording(path))
     shown = _shown(path)
     for line in _words(recording, shown):
         print(f"flatout: {line}", file=sys.stderr)
@@ -107,7 +108,8 @@ def _words(recording: Recording, shown: str) -> list[str]:
     if measured.tokens_per_s is not None:
         facts.append(f"{measured.tokens_per_s:,.0f} tokens/s")
     if measured.mfu is not None:
-        facts.append(f"MFU {percent(measured.mfu)}")
+        against = " of the measured ceiling" if measured.mfu_against == "measured" else ""
+        facts.append(f"MFU {percent(measured.mfu)}{against}")
     if measured.peak_memory_bytes is not None:
         facts.append(f"peak memory {num_bytes(measured.peak_memory_bytes)}")
     if facts:

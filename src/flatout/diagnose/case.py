@@ -9,7 +9,7 @@ recording stands for one step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +43,11 @@ def has_own_finding(part: str) -> bool:
 class Case:
     """One job to be judged. All times are seconds a step unless said."""
 
-    def __init__(self, job: JobAttribution, untraced_step_s: float | None = None) -> None:
+    def __init__(
+        self, job: JobAttribution, untraced_step_s: float | None = None, peaks: Mapping[str, float] | None = None
+    ) -> None:
         self.job = job
+        self.measured_peaks = peaks  # FLOP/s by operand type of the job's GPU, where `flatout bench` measured it
         self.ranks: tuple[RankTimeline, ...] = job.timelines
         self.num_steps = max((len(t.steps) for t in self.ranks), default=0)
         self.untraced_step_s = untraced_step_s

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from flatout.diagnose.case import Case
 from flatout.diagnose.rules import RULES
+from flatout.records.ceilings import Ceilings
 from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, Job, Part, RankDiagnosis, StepDiagnosis
 from flatout.records.events import Quality
 from flatout.records.job import JobAttribution
@@ -20,10 +21,14 @@ WITHOUT_RULE = {
 
 
 def diagnose(
-    job: JobAttribution, *, untraced_step_s: float | None = None, quality: Iterable[Quality] = ()
+    job: JobAttribution,
+    *,
+    untraced_step_s: float | None = None,
+    quality: Iterable[Quality] = (),
+    ceilings: Mapping[str, Ceilings] | None = None,
 ) -> Diagnosis:
-    """All findings of a job with its parts, blame and data quality."""
-    case = Case(job, untraced_step_s)
+    """All findings of a job with its parts, blame and data quality. `ceilings`: what was measured of its hosts."""
+    case = Case(job, untraced_step_s, _measured_peaks(job, ceilings or {}))
     findings: list[Finding] = []
     for rule in RULES if case.step_s > 0 else ():
         findings += rule.find(case)
@@ -44,6 +49,15 @@ def diagnose(
         findings=tuple(findings),
         data_quality=(*quality, *_gathered(job), *job.quality, *_missing(job), *_unexplained(case)),
     )
+
+
+def _measured_peaks(job: JobAttribution, ceilings: Mapping[str, Ceilings]) -> Mapping[str, float] | None:
+    """Of the GPU that all ranks have, as measured on the first rank's host; None where it was not."""
+    first = job.timelines[0].meta if job.timelines else None
+    found = None if first is None else ceilings.get(first.hostname or "")
+    if first is None or found is None or found.wrong or not found.is_gpu or found.device != _device(job):
+        return None
+    return found.matmul_flops_per_s()
 
 
 def _device(job: JobAttribution) -> str | None:

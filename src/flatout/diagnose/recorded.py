@@ -28,6 +28,7 @@ def with_recording(diagnosis: Diagnosis, recording: Recording) -> Diagnosis:
         samples_per_s=measured.samples_per_s,
         tokens_per_s=measured.tokens_per_s,
         mfu=measured.mfu,
+        mfu_against=measured.mfu_against,
         peak_memory_bytes=measured.peak_memory_bytes,
         reasons=measured.reasons,
     )

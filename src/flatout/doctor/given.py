@@ -67,6 +67,13 @@ def read_given(paths: Sequence[Path]) -> Snapshot:
     return msgspec.structs.replace(snapshot, read_from=tuple(str(path) for path in paths))
 
 
+def read_bundle(data: bytes, name: str) -> Snapshot:
+    """What `flatout doctor --capture -` wrote on a host; a shell may have said something before it. InputError."""
+    text = data.decode("utf-8", "replace")
+    snapshot = _json(Path(name), text[max(0, text.find("{")) :])
+    return msgspec.structs.replace(snapshot, read_from=(name,))
+
+
 def read_log(path: Path) -> Output:
     """A text whose kind the user says."""
     return Output(text=_text(path))

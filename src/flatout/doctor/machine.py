@@ -14,6 +14,7 @@ from flatout.doctor.parse.lspci import PciDevice, full_address, parse_lspci
 from flatout.doctor.parse.nccl_log import NcclLog, parse_nccl_log
 from flatout.doctor.parse.nccl_topology import NcclTopology, parse_nccl_topology
 from flatout.doctor.parse.nvidia_smi import SmiGpu, SmiQuery, parse_list, parse_nvlink_status, parse_query
+from flatout.doctor.parse.nvml import parse_nvml
 from flatout.doctor.parse.topology_matrix import TopologyMatrix, parse_topology_matrix
 from flatout.doctor.unknown import NotHereError, NotReadError
 from flatout.records.snapshot import Snapshot
@@ -22,6 +23,7 @@ Parsed = TypeVar("Parsed")
 
 SMI_QUERY, SMI_TOPOLOGY, SMI_P2P = "nvidia-smi -q", "nvidia-smi topo -m", "nvidia-smi topo -p2p r"
 SMI_NVLINK, SMI_NVLINK_ERRORS, SMI_LIST = "nvidia-smi nvlink -s", "nvidia-smi nvlink -e", "nvidia-smi -L"
+NVML = "NVML"
 LSPCI, KERNEL_LOG, NCCL_LOG = "lspci -vvv", "kernel log", "NCCL log"
 NCCL_TOPOLOGY, NCCL_GRAPH, FABRIC_MANAGER_LOG = "NCCL topology XML", "NCCL graph XML", "fabric manager log"
 _LOADED_PERCENT = 10
@@ -95,7 +97,16 @@ class Machine:
 
     @cached_property
     def smi(self) -> SmiQuery:
+        """What `nvidia-smi -q` says, else the driver's library itself, under the same names."""
+        output = self.snapshot.outputs.get(SMI_QUERY)
+        if (output is None or output.text is None) and self.has_nvml:
+            return self._parsed(NVML, parse_nvml)
         return self._parsed(SMI_QUERY, parse_query)
+
+    @property
+    def has_nvml(self) -> bool:
+        output = self.snapshot.outputs.get(NVML)
+        return output is not None and output.text is not None
 
     @cached_property
     def gpus(self) -> tuple[SmiGpu, ...]:

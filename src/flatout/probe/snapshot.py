@@ -12,6 +12,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -106,6 +107,7 @@ _CGROUP_FILES = (
 )
 _COMMANDS: dict[str, tuple[str, ...]] = {
     "nvidia-smi -q": ("nvidia-smi", "-q"),
+    "NVML": (sys.executable, "-m", "flatout.probe.gpu_values"),
     "nvidia-smi topo -m": ("nvidia-smi", "topo", "-m"),
     "nvidia-smi topo -p2p r": ("nvidia-smi", "topo", "-p2p", "r"),
     "nvidia-smi nvlink -s": ("nvidia-smi", "nvlink", "-s"),

@@ -1,25 +1,64 @@
 """What a trace cannot know, from a recording's ranks: samples and tokens a second, MFU, memory.
 
 All of it is of the settled steps that the recorder did not disturb. MFU is the time that the step's floating-point
-operations take at the vendor's dense peak rates (or at `peaks`), over the step time, both summed over the ranks;
+operations take at the vendor's dense peak rates (or at measured ones), over the step time, both summed over the ranks;
 the definition is that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as executed, so that
 recomputed activations count.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from flatout.catalog.gpus import gpu_facts
-from flatout.records.recording import Measured, RankRecording
+from flatout.records.ceilings import Ceilings
+from flatout.records.recording import Measured, RankRecording, Recording
 
 _NOT_SETTLED = "the job ended before its step times had settled"
 
 
-def measure(ranks: Sequence[RankRecording], peaks: Mapping[str, float] | None = None) -> Measured:
-    """`peaks`: FLOP/s by operand type as measured on this machine, instead of the vendor's."""
+def with_ceilings(recording: Recording, by_host: Mapping[str, Ceilings]) -> Recording:
+    """The recording with its MFU against what `flatout bench` measured of its hosts; as it was where that lacks one."""
+    by_rank = _measured_peaks(recording.ranks, by_host)
+    if by_rank is None:
+        return recording
+    return msgspec.structs.replace(recording, measured=measure(recording.ranks, by_rank=by_rank))
+
+
+def _measured_peaks(
+    ranks: Sequence[RankRecording], by_host: Mapping[str, Ceilings]
+) -> dict[int, Mapping[str, float]] | None:
+    """FLOP/s by operand type of each rank's device; None unless all ranks have them for all that they compute.
+
+    Ranks on one host's CPU share it.
+    """
+    num_on = Counter(rank.hostname for rank in ranks)
+    found: dict[int, Mapping[str, float]] = {}
+    for rank in ranks:
+        ceilings = by_host.get(rank.hostname)
+        if ceilings is None or ceilings.wrong or ceilings.is_gpu != (rank.device is not None):
+            return None
+        if rank.device is not None and rank.device.name != ceilings.device:
+            return None
+        share = 1 if rank.device is not None else num_on[rank.hostname]
+        rates = {dtype: rate / share for dtype, rate in ceilings.matmul_flops_per_s().items()}
+        if not (rank.flops_by_type or {}).keys() <= rates.keys():
+            return None
+        found[rank.rank] = rates
+    return found or None
+
+
+def measure(
+    ranks: Sequence[RankRecording],
+    peaks: Mapping[str, float] | None = None,
+    *,
+    by_rank: Mapping[int, Mapping[str, float]] | None = None,
+) -> Measured:
+    """`peaks`: FLOP/s by operand type as measured, instead of the vendor's; `by_rank` has those of each rank."""
     reasons: dict[str, str] = {}
     times = [rank.untraced_step_s for rank in ranks if rank.untraced_step_s is not None]
     step_s = sum(times) / len(times) if times else None
@@ -32,7 +71,8 @@ def measure(ranks: Sequence[RankRecording], peaks: Mapping[str, float] | None = 
         samples_per_s=_per_second(ranks, step_s, "samples", reasons),
         tokens_per_s=_per_second(ranks, step_s, "tokens", reasons),
         flops_per_step=flops,
-        mfu=None if flops is None else _mfu(ranks, peaks, reasons),
+        mfu=(mfu := None if flops is None else _mfu(ranks, peaks, by_rank, reasons)),
+        mfu_against=None if mfu is None else "measured" if peaks or by_rank else "vendor",
         peak_memory_bytes=_highest(ranks, "peak_memory_bytes", reasons),
         num_alloc_retries=_highest(ranks, "num_alloc_retries", reasons),
         reasons=reasons,
@@ -81,10 +121,15 @@ def _flops(ranks: Sequence[RankRecording], reasons: dict[str, str]) -> float | N
     return total or None
 
 
-def _mfu(ranks: Sequence[RankRecording], peaks: Mapping[str, float] | None, reasons: dict[str, str]) -> float | None:
+def _mfu(
+    ranks: Sequence[RankRecording],
+    peaks: Mapping[str, float] | None,
+    by_rank: Mapping[int, Mapping[str, float]] | None,
+    reasons: dict[str, str],
+) -> float | None:
     at_peak_s = elapsed_s = 0.0
     for rank in ranks:
-        rates = peaks
+        rates = peaks if by_rank is None else by_rank[rank.rank]
         if rates is None:
             if rank.device is None:
                 reasons["mfu"] = "no vendor states a peak rate for a CPU: only a measured ceiling gives one"

@@ -86,6 +86,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
     tokens_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
     mfu: float | msgspec.UnsetType | None = msgspec.UNSET
+    mfu_against: str | msgspec.UnsetType | None = msgspec.UNSET  # peak rates: vendor, or measured by flatout bench
     peak_memory_bytes: int | msgspec.UnsetType | None = msgspec.UNSET
     reasons: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 

@@ -90,3 +90,4 @@ class HostsReport(msgspec.Struct, frozen=True, kw_only=True):
     differences: tuple[HostDifference, ...]
     not_compared: dict[str, str]  # fact -> why
     hosts: tuple[DoctorReport, ...]
+    not_captured: dict[str, str] = {}  # host -> why; of `--hosts NAMES` only

@@ -133,10 +133,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None  # of all ranks, each taken to load samples of its own
     tokens_per_s: float | None
     flops_per_step: float | None  # of all ranks
-    mfu: float | None  # time at the vendor's peak rates over the step time
+    mfu: float | None  # time at the peak rates over the step time
     peak_memory_bytes: int | None  # the highest of all ranks
     num_alloc_retries: int | None
     reasons: dict[str, str] = {}  # why a number is missing
+    mfu_against: str | None = None  # whose peak rates: `vendor`, or `measured` by `flatout bench`
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True, eq=False):

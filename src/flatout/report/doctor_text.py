@@ -153,6 +153,10 @@ def hosts_text(report: HostsReport, *, style: TextStyle) -> str:
         lines += ["", style.bold("not compared")]
         for fact, why in report.not_compared.items():
             lines += style.wrapped(why, indent="  ", label=f"{fact}: ")
+    if report.not_captured:
+        lines += ["", style.bold("not captured")]
+        for host, why in report.not_captured.items():
+            lines += style.wrapped(why, indent="  ", label=f"{host}: ")
     lines += ["", style.bold("hosts")]
     for each in report.hosts:
         counts = Counter(check.status for check in each.checks)

@@ -37,7 +37,8 @@ def _measured(diagnosis: Diagnosis) -> list[str]:
         if isinstance(value, float):
             facts.append(f"{value:,.0f} {word}")
     if isinstance(job.mfu, float):
-        facts.append(f"MFU {units.percent(job.mfu)}")
+        against = " of the measured ceiling" if job.mfu_against == "measured" else ""
+        facts.append(f"MFU {units.percent(job.mfu)}{against}")
     if isinstance(job.peak_memory_bytes, int):
         facts.append(f"peak memory {units.num_bytes(job.peak_memory_bytes)}")
     return facts

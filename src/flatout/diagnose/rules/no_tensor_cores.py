@@ -8,8 +8,8 @@ Why it costs
     ordinary cores.
 
 Evidence
-    Seconds a step in such kernels, their names, and the vendor's peak rates of this GPU. The cost assumes half of the
-    peaks' ratio, at most eightfold.
+    Seconds a step in such kernels, their names, and the peak rates of this GPU: the vendor's, or those that `flatout
+    bench` measured on it (`peaks_from`). The cost assumes half of their ratio, at most eightfold.
 
 Change to try
     `torch.set_float32_matmul_precision("high")` (TF32), or `torch.autocast` with bf16 or fp16.
@@ -20,6 +20,8 @@ When this is wrong
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -41,7 +43,7 @@ def find(case: Case) -> list[Finding]:
     if not plain or max(plain) <= 0:
         return []
     device = next((t.meta.device_name for t in case.ranks if t.meta.device_name), None)
-    speedup, dtype, peaks = _speedup(device)
+    speedup, dtype, peaks = _speedup(device, case.measured_peaks)
     if speedup is None:
         return []
     cost = case.claim(Part.COMPUTE, float(np.mean(plain)) * (1 - 1 / speedup))
@@ -64,6 +66,7 @@ def find(case: Case) -> list[Finding]:
             "all_matmul_s": float(np.mean(total)),
             "assumed_speedup": speedup,
             "peak_flops_per_s": peaks,
+            "peaks_from": None if peaks is None else "measured" if case.measured_peaks else "vendor",
             "kernels": [name[:120] for name in names],
         },
         changes=_changes(dtype),
@@ -80,12 +83,14 @@ def _changes(dtype: str) -> tuple[str, ...]:
     return {"TF32": (tf32, brain), "bf16": (brain,)}.get(dtype, (half,))
 
 
-def _speedup(device: str | None) -> tuple[float | None, str, dict[str, float] | None]:
+def _speedup(
+    device: str | None, measured: Mapping[str, float] | None
+) -> tuple[float | None, str, dict[str, float] | None]:
     """Assumed speedup on this GPU, the mildest type that brings it, and the peaks; None without tensor cores."""
     facts = gpu_facts(device) if device else None
-    if facts is None:
+    peaks = measured or (None if facts is None else facts.peak_flops_per_s)
+    if peaks is None:
         return UNKNOWN_GPU_SPEEDUP, "TF32", None
-    peaks = facts.peak_flops_per_s
     plain = peaks.get("fp32")
     dtype = next((name for name in ("tf32", "bf16", "fp16") if name in peaks), None)
     if not plain or dtype is None or peaks[dtype] <= plain:

@@ -35,6 +35,12 @@ def _set(machine: Machine, **bad: tuple[str, ...]) -> list[str]:
 )
 def driver_answers(machine: Machine) -> Outcome:
     output = machine.snapshot.outputs.get(SMI_QUERY)
+    if (output is None or output.text is None) and machine.has_nvml and machine.gpus:
+        why = "was not given" if output is None else f"gave nothing: {output.problem}"
+        return ok(
+            f"driver {machine.smi.driver or 'of unknown version'}, {len(machine.gpus)} GPUs, through NVML alone:"
+            f" `{SMI_QUERY}` {why}"
+        )
     if output is None:
         raise NotReadError(f"no output of `{SMI_QUERY}` is in what was read")
     if output.text is None:

@@ -1,0 +1,30 @@
+"""What `probe.gpu_values` prints of the driver's library -> the record of `nvidia-smi -q`, under the same names."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flatout.doctor.parse.lspci import full_address
+from flatout.doctor.parse.nvidia_smi import SmiGpu, SmiQuery
+
+
+class _Gpu(msgspec.Struct):
+    address: str
+    values: dict[str, str]
+
+
+class _Printed(msgspec.Struct):
+    driver: str | None
+    cuda: str | None
+    gpus: list[_Gpu]
+
+
+def parse_nvml(text: str) -> SmiQuery:
+    """Raises ValueError for what it did not print."""
+    printed = msgspec.json.decode(text.encode(), type=_Printed)
+    return SmiQuery(
+        driver=printed.driver,
+        cuda=printed.cuda,
+        num_attached=len(printed.gpus),
+        gpus=tuple(SmiGpu(address=full_address(gpu.address), values=gpu.values) for gpu in printed.gpus),
+    )

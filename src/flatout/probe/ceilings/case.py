@@ -1,0 +1,35 @@
+"""One thing that is measured: how it is prepared, done once, and checked.
+
+A family yields cases; a worker times them. `work` is what one call does in the unit of the rate, so that rate =
+work / seconds. `who` says which ranks do it: `each` at the same time, `turns` one after the other, `first` the first
+alone, `group` together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Who = Literal["each", "turns", "first", "group"]
+
+
+@dataclass(kw_only=True)
+class Case:
+    name: str
+    unit: str
+    work: float
+    call: Callable[[], None]
+    # What is wrong with the result, or None. It runs the call itself, on data with a known answer.
+    check: Callable[[], str | None]
+    checked: str
+    who: Who = "each"
+    sync: Callable[[], None] = lambda: None
+    before: Callable[[], None] = lambda: None  # each repetition, not timed: an emptied cache
+    max_calls: int = 1_000_000
+    labels: dict[str, Any] = field(default_factory=dict)
+    curve: str = ""  # sizes of one curve come in ascending order; a slow one ends it
+
+
+class CannotMeasureError(Exception):
+    """Why a family or a case is not measured here."""

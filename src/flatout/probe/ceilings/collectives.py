@@ -1,0 +1,159 @@
+"""Every collective over sizes from 1 KB to 1 GB, for each shape of process group, on gloo or NCCL.
+
+Groups: `all`; `pairs` (0 and 1, 2 and 3, all at the same time); `node`, the ranks of one host; `across`, the ranks with
+the same place on each host. A group that would be another one again is left out. Sizes are nccl-tests': of the larger
+buffer. Data are whole numbers in fp32, so that sums are exact, and every element is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flatout.probe.ceilings.bus import COLLECTIVES, bus_factor
+from flatout.probe.ceilings.case import Case
+
+SMALLEST_BYTES, LARGEST_BYTES = 1 << 10, 1 << 30
+_PERIOD = 5
+
+
+def sizes(largest: int, *, step: int) -> list[int]:
+    """Powers of two, `step` apart, from 1 KB; `largest` is a limit."""
+    return [1 << shift for shift in range(10, 31, step) if 1 << shift <= largest]
+
+
+def shapes(num_ranks: int, hosts: Sequence[int]) -> dict[str, list[tuple[int, ...]]]:
+    """The groups of each shape; `hosts` says for each rank which host it is on."""
+    every = tuple(range(num_ranks))
+    by_host: dict[int, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        by_host.setdefault(host, []).append(rank)
+    nodes = [tuple(ranks) for ranks in by_host.values()]
+    found: dict[str, list[tuple[int, ...]]] = {
+        "all": [every],
+        "pairs": [(first, first + 1) for first in range(0, num_ranks - 1, 2)],
+        "node": nodes,
+    }
+    if len(nodes) > 1 and len({len(node) for node in nodes}) == 1:
+        found["across"] = [tuple(ranks) for ranks in zip(*nodes, strict=True)]
+    kept: dict[str, list[tuple[int, ...]]] = {}
+    for shape, groups in found.items():
+        groups = [group for group in groups if len(group) > 1]
+        if groups and groups not in kept.values():
+            kept[shape] = groups
+    return kept
+
+
+def pattern(torch: Any, count: int, rank: int, device: Any, *, first: int = 0) -> Any:
+    """What `rank` contributes: element i is (first + i) mod 5 + rank + 1."""
+    index = torch.arange(first, first + count, device=device, dtype=torch.int32)
+    return (index % _PERIOD + (rank + 1)).to(torch.float32)
+
+
+class Collectives:
+    """The cases of one rank. Every rank makes the same ones in the same order."""
+
+    def __init__(self, torch: Any, device: Any, *, largest: int, step: int, hosts: Sequence[int]) -> None:
+        self.torch, self.device = torch, device
+        self.dist = torch.distributed
+        self.rank, num_ranks = self.dist.get_rank(), self.dist.get_world_size()
+        self.sizes = sizes(largest, step=step)
+        self.backend = "nccl" if device.type == "cuda" else "gloo"
+        self.groups: dict[str, tuple[tuple[int, ...], Any] | None] = {}
+        for shape, groups in shapes(num_ranks, hosts).items():
+            self.groups[shape] = None
+            for group in groups:  # every rank takes part in making every group
+                made = self.dist.new_group(list(group), backend=self.backend)
+                if self.rank in group:
+                    self.groups[shape] = (group, made)
+        count = self.sizes[-1] // 4
+        # One pair of buffers for all of them: what a gigabyte needs, a kilobyte takes a part of.
+        self.input = torch.zeros(count, device=device)
+        self.output = torch.zeros(count, device=device)
+
+    def cases(self) -> Iterator[Case]:
+        for shape, mine in self.groups.items():
+            for name in COLLECTIVES:
+                for size in self.sizes:
+                    yield self._case(name, shape, mine, size)
+
+    def _case(self, name: str, shape: str, mine: tuple[tuple[int, ...], Any] | None, size: int) -> Case:
+        labels = {"group": shape, "backend": self.backend, "dtype": "fp32"}
+        if mine is None:  # an odd rank that has no partner
+            return Case(
+                name=name, unit="B/s", work=1.0, call=lambda: None, check=lambda: None, checked="", who="group",
+                labels={**labels, "size": None, "members": ()}, curve=f"{name} {shape} {size}",
+            )  # fmt: skip
+        members, group = mine
+        n = len(members)
+        count = max(1, size // 4 // n) * n  # a whole share each
+        return Case(
+            name=name,
+            unit="B/s",
+            work=count * 4 * bus_factor(name, n),
+            call=lambda: self._call(name, members, group, count),
+            check=lambda: self._check(name, members, group, count),
+            checked="every element of each rank",
+            who="group",
+            sync=self._sync,
+            labels={**labels, "size": count * 4, "members": members},
+            curve=f"{name} {shape}",
+        )
+
+    def _sync(self) -> None:
+        if self.device.type == "cuda":
+            self.torch.cuda.synchronize(self.device)
+
+    def _call(self, name: str, members: tuple[int, ...], group: Any, count: int) -> None:
+        dist, share, place = self.dist, count // len(members), members.index(self.rank)
+        whole_in, whole_out = self.input[:count], self.output[:count]
+        if name == "all_reduce":
+            dist.all_reduce(whole_in, group=group)
+        elif name == "broadcast":
+            dist.broadcast(whole_in, src=members[0], group=group)
+        elif name == "all_gather":
+            dist.all_gather_into_tensor(whole_out, self.input[:share], group=group)
+        elif name == "reduce_scatter":
+            dist.reduce_scatter_tensor(self.output[:share], whole_in, group=group)
+        elif name == "all_to_all":
+            dist.all_to_all_single(whole_out, whole_in, group=group)
+        else:
+            after, before = members[(place + 1) % len(members)], members[place - 1]
+            wanted = [
+                dist.P2POp(dist.isend, whole_in, after, group),
+                dist.P2POp(dist.irecv, whole_out, before, group),
+            ]
+            for request in dist.batch_isend_irecv(wanted):
+                request.wait()
+
+    def _check(self, name: str, members: tuple[int, ...], group: Any, count: int) -> str | None:
+        """On fresh data; the buffers hold zeros after it, which sums of any number of calls keep."""
+        torch, device, n = self.torch, self.device, len(members)
+        share, place = count // n, members.index(self.rank)
+        self.input[:count] = pattern(torch, count, self.rank, device)
+        self.output[:count] = float("nan")
+        self._call(name, members, group, count)
+        if name == "all_reduce":
+            found, right = self.input[:count], self._sum(members, count, 0)
+        elif name == "broadcast":
+            found, right = self.input[:count], pattern(torch, count, members[0], device)
+        elif name == "all_gather":
+            found = self.output[:count]
+            right = torch.cat([pattern(torch, share, rank, device) for rank in members])
+        elif name == "reduce_scatter":
+            found, right = self.output[:share], self._sum(members, share, place * share)
+        elif name == "all_to_all":
+            found = self.output[:count]
+            right = torch.cat([pattern(torch, share, rank, device, first=place * share) for rank in members])
+        else:
+            found, right = self.output[:count], pattern(torch, count, members[place - 1], device)
+        bad = int((found != right).sum())
+        at = int((found != right).int().argmax()) if bad else 0
+        text = f"{bad} of {len(right)} elements are wrong: {found[at]:g} where {right[at]:g} is right" if bad else None
+        self.input[:count].zero_()
+        self.output[:count].zero_()
+        return text
+
+    def _sum(self, members: tuple[int, ...], count: int, first: int) -> Any:
+        index = self.torch.arange(first, first + count, device=self.device, dtype=self.torch.int32)
+        return (index % _PERIOD * len(members) + sum(rank + 1 for rank in members)).to(self.torch.float32)

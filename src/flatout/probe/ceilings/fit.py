@@ -1,0 +1,34 @@
+"""A collective's curve -> latency and bandwidth: seconds = latency + wire bytes / bandwidth.
+
+The fit is of logarithms, so that a kilobyte counts as much as a gigabyte, and robust: a size at which the library
+changes its algorithm, or which was disturbed, pulls little. The curve stays beside it, and tells what a line cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+MIN_SIZES = 4
+
+
+def fitted(wire_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float, float] | None:
+    """Latency in seconds, bytes/s, and the median error as a share; None of fewer than 4 sizes.
+
+    `wire_bytes` are those of bus bandwidth: the size times its factor.
+    """
+    if len(wire_bytes) < MIN_SIZES:
+        return None
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
+    work, took = np.asarray(wire_bytes, float), np.asarray(seconds, float)
+
+    def off(logs: np.ndarray[tuple[int], np.dtype[np.float64]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        latency, pace = np.exp(logs)
+        return np.asarray(np.log((latency + work * pace) / took))
+
+    start = np.log([float(took.min()), float(np.median((took / work)[np.argsort(work)[-3:]]))])
+    found = least_squares(off, start, loss="soft_l1", f_scale=0.1)
+    latency, pace = np.exp(found.x)
+    return float(latency), float(1 / pace), float(np.median(np.abs(np.exp(off(found.x)) - 1)))

@@ -1,0 +1,40 @@
+"""How many small operations a second one thread can start: of a GPU, kernels; on a CPU, calls of an operator.
+
+A step of many small kernels cannot be quicker than this. Each call adds one to a counter, which must then be the number
+of calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.probe.ceilings.case import Case
+
+_CALLS = 200
+
+
+def torch_case(torch: Any, device: Any) -> Case:
+    is_gpu = device.type == "cuda"
+    counter = torch.zeros((), dtype=torch.int64, device=device)
+
+    def call() -> None:
+        for _ in range(_CALLS):
+            counter.add_(1)
+
+    def check() -> str | None:
+        counter.zero_()
+        call()
+        counted = int(counter.item())
+        return None if counted == _CALLS else f"{counted} of {_CALLS} calls were carried out"
+
+    return Case(
+        name="kernel_launch" if is_gpu else "operator_dispatch",
+        unit="1/s",
+        work=float(_CALLS),
+        call=call,
+        check=check,
+        checked="a count of the calls",
+        who="each" if is_gpu else "first",
+        sync=(lambda: torch.cuda.synchronize(device)) if is_gpu else (lambda: None),
+        labels={"backend": "torch", "threads": 1},
+    )

@@ -1,0 +1,424 @@
+"""Reading from the user's own path: sequential shards, random records, many small files; writing only where allowed.
+
+Read-only by default: files that lie there are read, never written. The kernel's page cache would answer in their place,
+so reads go around it (O_DIRECT) where the file system can; else the cache is asked to drop the file
+(POSIX_FADV_DONTNEED), and RWF_NOWAIT tells how much of it stayed, which the note then says. Caches of a file server or
+of the machine below a virtual one are not ours to empty, and the note cannot know them.
+
+With `allow_write`, a folder of our own is made there, its files have content that is known, and it is removed in the
+end; a write ends when fsync says that the data are on the device.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from flatout.probe.ceilings.case import CannotMeasureError, Case
+from flatout.probe.ceilings.reader import message
+
+NAMES = (
+    *("storage_sequential_read", "storage_random_read", "storage_small_files"),
+    "storage_sequential_write",
+)
+BLOCK = 1 << 20
+SHARD_BYTES = 128 << 20  # of a file of our own
+MIN_SHARD_BYTES = 64 << 20  # of a file of the user's, to be read as a shard
+SMALL_FILE_BYTES = 256 << 10
+RECORDS = (4 << 10, 128 << 10)
+THREADS = 8
+_ALIGN = 4096
+_BYTES_A_CALL = 64 << 20
+_RECORDS_A_CALL = 1024
+_FILES_A_CALL = 128
+_MAX_LOOKED_AT = 20_000
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+
+
+@contextmanager
+def storage_cases(folder: Path, *, allow_write: bool, prefix: str) -> Iterator[tuple[list[Case], dict[str, str]]]:
+    """The cases, and what cannot be measured with the reason; files of our own are gone afterwards."""
+    if not allow_write:
+        shards, small = _files_of_the_user(folder)
+        with _read_cases(shards, small, is_ours=False) as found:
+            yield found
+        return
+    ours = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+    try:
+        free = shutil.disk_usage(ours).free
+        shard_bytes = min(SHARD_BYTES, free // 16 // BLOCK * BLOCK)
+        if shard_bytes < 4 * BLOCK:
+            yield [], {"storage": f"only {free >> 20} MiB are free there"}
+            return
+        shards = [ours / f"shard-{number}" for number in range(2)]
+        for number, path in enumerate(shards):
+            _write(path, shard_bytes, number)
+        small = [ours / f"small-{number}" for number in range(_FILES_A_CALL * 2)]
+        for number, path in enumerate(small):
+            path.write_bytes(content(number, 0, 64 << 10))
+        os.sync()
+        with _read_cases(shards, small, is_ours=True) as (cases, missing):
+            yield [*cases, _write_case(ours / "written", min(_BYTES_A_CALL, shard_bytes))], missing
+    finally:
+        shutil.rmtree(ours, ignore_errors=True)
+
+
+def content(file: int, block: int, length: int) -> bytes:
+    """Bytes of our own files: they tell file and block, and no device can compress them away."""
+    return random.Random(file * 1_000_003 + block).randbytes(length)
+
+
+def _write(path: Path, size: int, number: int) -> None:
+    with path.open("wb") as file:
+        for block in range(size // BLOCK):
+            file.write(content(number, block, BLOCK))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _files_of_the_user(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The largest files there, and small ones; links are not followed, and not every file of millions is looked at."""
+    large: list[tuple[int, Path]] = []
+    small: list[Path] = []
+    looked_at = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            with suppress(OSError):
+                if path.is_symlink() or not path.is_file() or not os.access(path, os.R_OK):
+                    continue
+                size = path.stat().st_size
+                if size >= MIN_SHARD_BYTES:
+                    large.append((size, path))
+                elif 0 < size <= SMALL_FILE_BYTES and len(small) < _FILES_A_CALL * 16:
+                    small.append(path)
+            looked_at += 1
+        if looked_at >= _MAX_LOOKED_AT:
+            break
+    return [path for _, path in sorted(large, reverse=True)[:8]], small
+
+
+@contextmanager
+def _read_cases(shards: list[Path], small: list[Path], *, is_ours: bool) -> Iterator[tuple[list[Case], dict[str, str]]]:
+    missing: dict[str, str] = {}
+    cases: list[Case] = []
+    team: _Team | None = None
+    hint = "or allow files of Flatout's own with --allow-write"
+    readers = [reader for path in shards if (reader := _opened(path)) is not None]
+    if readers:
+        team = _Team(readers)
+        cases += [_sequential(readers, is_ours, threads) for threads in (1, THREADS)]
+        cases += [_random(readers, size, team) for size in RECORDS]
+    else:
+        why = f"no file of {MIN_SHARD_BYTES >> 20} MiB or more lies there: give a path with some, {hint}"
+        missing["storage_sequential_read"] = missing["storage_random_read"] = why
+    if len(small) >= _FILES_A_CALL:
+        cases.append(_small_files(small))
+    else:
+        missing["storage_small_files"] = f"{len(small)} small files lie there, and {_FILES_A_CALL} are needed: {hint}"
+    try:
+        yield cases, missing
+    finally:
+        if team is not None:
+            team.end()
+
+
+def _opened(path: Path) -> _Reader | None:
+    """None where it is gone meanwhile, or cannot be read after all."""
+    try:
+        return _Reader(path)
+    except OSError:
+        return None
+
+
+class _Reader:
+    """One file, read around the cache where that can be."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = path.stat().st_size
+        self.is_direct = True
+        try:
+            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            os.preadv(self.fd, [mmap.mmap(-1, _ALIGN)], 0)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+            self.is_direct = False
+            self.fd = os.open(path, os.O_RDONLY)
+
+    def read(self, buffer: mmap.mmap, offset: int) -> int:
+        return os.preadv(self.fd, [buffer], offset)
+
+    def drop_cache(self) -> None:
+        if not self.is_direct:
+            with suppress(OSError):
+                os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def cached_share(self) -> float | None:
+        """Of places spread over the file, those that the cache answers at once; None where it cannot be told."""
+        if not _NOWAIT:
+            return None
+        fd = os.open(self.path, os.O_RDONLY)
+        try:
+            found = 0
+            places = range(0, self.size, max(_ALIGN, self.size // 64))
+            for offset in places:
+                try:
+                    found += os.preadv(fd, [bytearray(1)], offset, _NOWAIT) > 0
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return None
+            return found / len(places)
+        finally:
+            os.close(fd)
+
+
+def _note(readers: list[_Reader]) -> str:
+    """What the numbers say of the device; found out before the first call."""
+    if all(reader.is_direct for reader in readers):
+        return "around the page cache (O_DIRECT)"
+    for reader in readers:
+        reader.drop_cache()
+    shares = [share for reader in readers if (share := reader.cached_share()) is not None]
+    if not shares:
+        return "the page cache was asked to drop the files, and whether it did cannot be told here"
+    if max(shares) < 0.02:
+        return "the page cache was emptied of the files before each repetition"
+    return f"the page cache kept up to {max(shares):.0%} of a file in spite of being asked: partly the speed of memory"
+
+
+def _sequential(readers: list[_Reader], is_ours: bool, threads: int) -> Case:
+    """A part of a shard, one MiB after the other; several threads read a part each, of as many shards as there are."""
+    buffers = [mmap.mmap(-1, BLOCK) for _ in range(threads)]
+    share = max(BLOCK, _BYTES_A_CALL // threads // BLOCK * BLOCK)
+    state = {"at": 0}
+
+    def part(thread: int) -> tuple[_Reader, int]:
+        reader = readers[(state["at"] + thread) % len(readers)]
+        num_parts = max(1, reader.size // share)
+        return reader, (state["at"] * threads + thread) % num_parts * share
+
+    def read(thread: int) -> None:
+        reader, start = part(thread)
+        for offset in range(start, min(start + share, reader.size // BLOCK * BLOCK), BLOCK):
+            got = reader.read(buffers[thread], offset)
+            if got < BLOCK:
+                raise CannotMeasureError(f"a read of {BLOCK} bytes gave {got}")
+
+    pool = ThreadPoolExecutor(threads)
+
+    def call() -> None:
+        state["at"] += 1
+        list(pool.map(read, range(threads)))
+
+    def check() -> str | None:
+        reader = readers[0]
+        if not is_ours:
+            return _same_twice(reader)
+        for number, one in enumerate(readers):
+            for block in (0, one.size // BLOCK // 2, one.size // BLOCK - 1):
+                one.read(buffers[0], block * BLOCK)
+                if buffers[0][:] != content(number, block, BLOCK):
+                    return f"block {block} of {one.path.name} is not what was written"
+        return None
+
+    return Case(
+        name="storage_sequential_read",
+        unit="B/s",
+        work=float(share * threads),
+        call=call,
+        check=check,
+        checked="blocks against what was written" if is_ours else "blocks read twice",
+        who="first",
+        before=_dropping(readers),
+        max_calls=4,
+        labels={"size": BLOCK, "threads": threads, "backend": "file", "note": _note(readers)},
+    )
+
+
+def _same_twice(reader: _Reader) -> str | None:
+    """Of a file that is not ours nothing is known, but that it reads alike again, past the cache and through it."""
+    fd = os.open(reader.path, os.O_RDONLY)
+    buffer = mmap.mmap(-1, BLOCK)
+    try:
+        for offset in range(0, min(reader.size, 8 * BLOCK) // BLOCK * BLOCK, BLOCK):
+            reader.read(buffer, offset)
+            if zlib.crc32(buffer) != zlib.crc32(os.pread(fd, BLOCK, offset)):
+                return f"{reader.path.name} reads differently a second time at {offset}; or it was changed meanwhile"
+        return None
+    finally:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def _dropping(readers: list[_Reader]) -> Callable[[], None]:
+    def drop() -> None:
+        for reader in readers:
+            reader.drop_cache()
+
+    return drop
+
+
+class _Team:
+    """Processes that read records, started when first needed."""
+
+    def __init__(self, readers: list[_Reader]) -> None:
+        self._files = [f"{'d' if reader.is_direct else 'c'}{reader.path}" for reader in readers]
+        self._team: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        if not self._team:
+            command = [sys.executable, "-m", "flatout.probe.ceilings.reader", *self._files]
+            self._team = [
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+                for _ in range(THREADS)
+            ]
+
+    def read(self, size: int, places: list[tuple[int, int]]) -> None:
+        for number, process in enumerate(self._team):
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # said below
+                process.stdin.write(message(size, places[number::THREADS]))
+        for process in self._team:
+            assert process.stdout is not None
+            if process.stdout.read(1) != b".":
+                raise CannotMeasureError("a file became shorter while it was read, or cannot be read any more")
+
+    def end(self) -> None:
+        for process in self._team:
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with suppress(OSError):
+                        stream.close()
+            process.wait()
+
+
+def _random(readers: list[_Reader], size: int, team: _Team) -> Case:
+    """Records at places of a fresh draw each time, by several processes at once."""
+    draw = random.Random(6)
+
+    def call() -> None:
+        places = []
+        for _ in range(_RECORDS_A_CALL):
+            file = draw.randrange(len(readers))
+            places.append((file, draw.randrange(max(1, (readers[file].size - size) // _ALIGN)) * _ALIGN))
+        team.read(size, places)
+
+    def check() -> str | None:
+        team.start()
+        call()  # they have started when it returns
+        return _same_twice(readers[0])
+
+    return Case(
+        name="storage_random_read",
+        unit="1/s",
+        work=float(_RECORDS_A_CALL),
+        call=call,
+        check=check,
+        checked="blocks read twice",
+        who="first",
+        before=_dropping(readers),
+        max_calls=4,
+        labels={"size": size, "threads": THREADS, "backend": "file", "note": _note(readers)},
+    )
+
+
+def _small_files(paths: list[Path]) -> Case:
+    """Files opened, read whole and closed a second. Each is dropped from the cache after it was read."""
+    state = {"at": 0}
+    sizes = {path: path.stat().st_size for path in paths}
+    pool = ThreadPoolExecutor(THREADS)
+
+    def read(path: Path) -> int:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return len(os.read(fd, SMALL_FILE_BYTES))
+        finally:
+            os.close(fd)
+
+    def chosen() -> list[Path]:
+        return [paths[(state["at"] + index) % len(paths)] for index in range(_FILES_A_CALL)]
+
+    def drop() -> None:
+        for path in paths:
+            fd = os.open(path, os.O_RDONLY)
+            with suppress(OSError):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+    def call() -> None:
+        state["at"] += _FILES_A_CALL
+        list(pool.map(read, chosen()))
+
+    def check() -> str | None:
+        bad = [path.name for path in chosen() if read(path) != min(sizes[path], SMALL_FILE_BYTES)]
+        return f"{len(bad)} files have another length than they say, as {bad[0]}" if bad else None
+
+    drop()
+    shares = [share for path in paths[:32] if (share := _Reader(path).cached_share()) is not None]
+    kept = (
+        "whether the page cache dropped them cannot be told here"
+        if not shares
+        else "names and attributes may come from memory"
+        if max(shares) < 0.02
+        else "the page cache kept some of them: partly the speed of memory"
+    )
+    return Case(
+        name="storage_small_files",
+        unit="1/s",
+        work=float(_FILES_A_CALL),
+        call=call,
+        check=check,
+        checked="lengths",
+        who="first",
+        before=drop,
+        max_calls=1,
+        labels={
+            "size": int(sum(sizes.values()) / len(sizes)),
+            "threads": THREADS,
+            "backend": "file",
+            "note": kept,
+        },
+    )
+
+
+def _write_case(path: Path, size: int) -> Case:
+    """A checkpoint's way: one file, written in MiB and synchronised."""
+    blocks = [content(99, block, BLOCK) for block in range(size // BLOCK)]
+
+    def call() -> None:
+        with path.open("wb", buffering=0) as file:
+            for block in blocks:
+                file.write(block)
+            os.fsync(file.fileno())
+
+    def check() -> str | None:
+        call()
+        with path.open("rb") as file:
+            wrong = sum(file.read(BLOCK) != block for block in blocks)
+        return f"{wrong} of {len(blocks)} blocks are not what was written" if wrong else None
+
+    return Case(
+        name="storage_sequential_write",
+        unit="B/s",
+        work=float(size),
+        call=call,
+        check=check,
+        checked="every byte, read again",
+        who="first",
+        max_calls=1,
+        labels={"size": size, "threads": 1, "backend": "file", "note": "until fsync has returned"},
+    )

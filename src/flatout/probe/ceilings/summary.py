@@ -1,0 +1,171 @@
+"""Raw repetitions of all ranks -> Ceilings: medians, spreads, fits, peers, and what was wrong."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from flatout.probe.ceilings.bus import COLLECTIVES
+from flatout.probe.ceilings.fit import fitted
+from flatout.probe.ceilings.raw import Raw, RawCase
+from flatout.records.ceilings import Ceilings, CollectiveFit, Measurement, PeerDifference, WrongResult
+
+# What differs by less matters to no job.
+PEER_SHARE = 0.05
+Rule = Callable[[Mapping[str, float]], Mapping[str, float]]
+
+
+def ceilings_of(
+    raw: Raw, *, took_s: float, outliers: Rule, min_peers: int, cores_busy_by_others: float | None = None
+) -> Ceilings:
+    """`outliers` names the peers that are off: name -> value over the median, less 1."""
+    measurements: list[Measurement] = []
+    wrong: list[WrongResult] = []
+    for index in range(len(raw.cases[0])):
+        by_rank = {rank: cases[index] for rank, cases in enumerate(raw.cases)}
+        for ranks, ones in _teams(by_rank).items():
+            bad = {rank: one.wrong for rank, one in zip(ranks, ones, strict=True) if one.wrong}
+            if bad:
+                wrong.append(
+                    WrongResult(
+                        name=ones[0].name,
+                        what=_what(ones[0].labels),
+                        ranks=tuple(bad),
+                        reason=str(next(iter(bad.values()))),
+                    )
+                )
+            elif all(one.seconds for one in ones):
+                measurements.append(_measurement(ranks, ones, raw))
+    peers, compared = _peers(measurements, outliers, min_peers)
+    return Ceilings(
+        host=raw.hosts[0],
+        taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        took_s=took_s,
+        device=raw.devices[0] if len(set(raw.devices)) == 1 else ", ".join(sorted(set(raw.devices))),
+        num_devices=len(raw.devices),
+        is_gpu=raw.is_gpu,
+        backend=raw.backend,
+        software=raw.software,
+        measurements=tuple(measurements),
+        fits=tuple(_fits(measurements)),
+        peers=tuple(peers),
+        peers_compared=compared,
+        wrong=tuple(wrong),
+        cores_busy_by_others=cores_busy_by_others,
+        not_measured=raw.not_measured,
+    )
+
+
+def _teams(by_rank: Mapping[int, RawCase]) -> dict[tuple[int, ...], list[RawCase]]:
+    """The ranks that worked together: the members of a group, else each rank that has repetitions or a fault."""
+    found: dict[tuple[int, ...], list[RawCase]] = {}
+    for rank, one in by_rank.items():
+        members = one.labels.get("members")
+        if members is not None:
+            if members and rank == members[0]:
+                found[tuple(members)] = [by_rank[member] for member in members]
+        elif one.seconds or one.wrong:
+            found[(rank,)] = [one]
+    return found
+
+
+def _measurement(ranks: tuple[int, ...], ones: list[RawCase], raw: Raw) -> Measurement:
+    """Of a group, a repetition is the mean of its ranks' times, as nccl-tests averages."""
+    num = min(len(one.seconds) for one in ones)
+    seconds = [statistics.fmean(one.seconds[index] for one in ones) for index in range(num)]
+    rates = [ones[0].work / value for value in seconds]
+    labels = ones[0].labels
+    low, high = np.percentile(rates, [25, 75])
+    return Measurement(
+        name=ones[0].name,
+        value=statistics.median(rates),
+        unit=ones[0].unit,  # type: ignore[arg-type]
+        spread=float(high - low),
+        device=raw.devices[ranks[0]],
+        ranks=ranks,
+        n=num,
+        seconds=statistics.median(seconds),
+        checked=ones[0].checked,
+        size=labels.get("size"),
+        dtype=labels.get("dtype"),
+        shape=tuple(labels["shape"]) if labels.get("shape") else None,
+        group=labels.get("group"),
+        threads=labels.get("threads"),
+        backend=labels.get("backend", ""),
+        note=labels.get("note", ""),
+    )
+
+
+def _what(labels: Mapping[str, Any]) -> str:
+    """`bf16 1024 x 1024 x 1024`, `all 4,096 B`."""
+    words = [str(labels[name]) for name in ("dtype", "group") if labels.get(name)]
+    if labels.get("shape"):
+        words.append(" x ".join(map(str, labels["shape"])))
+    elif labels.get("size"):
+        words.append(f"{labels['size']:,} B")
+    return " ".join(words)
+
+
+def _fits(measurements: list[Measurement]) -> list[CollectiveFit]:
+    curves: dict[tuple[str, str, tuple[int, ...]], list[Measurement]] = {}
+    for one in measurements:
+        if one.name in COLLECTIVES and one.group is not None:
+            curves.setdefault((one.name, one.group, one.ranks), []).append(one)
+    found = []
+    for (name, group, ranks), curve in curves.items():
+        line = fitted([one.value * one.seconds for one in curve], [one.seconds for one in curve])
+        if line is not None:
+            found.append(
+                CollectiveFit(
+                    name=name,
+                    group=group,
+                    ranks=ranks,
+                    latency_s=line[0],
+                    bandwidth_bytes_per_s=line[1],
+                    median_error=line[2],
+                    num_sizes=len(curve),
+                    backend=curve[0].backend,
+                )
+            )
+    return found
+
+
+def _peers(
+    measurements: list[Measurement], outliers: Rule, min_peers: int
+) -> tuple[list[PeerDifference], dict[str, str]]:
+    """Ranks that did the same at the same time, and groups of one shape; of a curve, its largest size alone."""
+    alike: dict[tuple[Any, ...], dict[str, Measurement]] = {}
+    for one in measurements:
+        key = (one.name, one.dtype, one.shape, one.group, one.threads, one.note)
+        if one.name in COLLECTIVES:
+            who = "ranks " + ", ".join(map(str, one.ranks))
+            before = alike.setdefault(key, {}).get(who)
+            if before is None or (one.size or 0) > (before.size or 0):
+                alike[key][who] = one
+        else:
+            alike.setdefault((*key, one.size), {})[f"rank {one.ranks[0]}"] = one
+    found: list[PeerDifference] = []
+    compared: dict[str, str] = {}
+    for group in alike.values():
+        if len(group) < 2:
+            continue
+        first = next(iter(group.values()))
+        what = " ".join(filter(None, [first.name, first.dtype, first.group]))
+        if len(group) < min_peers:
+            compared[what] = f"{len(group)} peers, and {min_peers} are needed"
+            continue
+        compared[what] = f"{len(group)} peers"
+        usual = statistics.median(one.value for one in group.values())
+        # By time: a rate cannot fall below 0, so that of few peers with some spread no slow one would ever stand out.
+        for who in outliers({who: one.seconds for who, one in group.items()}):
+            one = group[who]
+            found.append(
+                PeerDifference(
+                    name=what, peer=who, value=one.value, usual=usual, by=one.value / usual - 1, unit=one.unit
+                )
+            )
+    return found, compared

@@ -1,0 +1,63 @@
+"""Host memory to a GPU and back, from pinned and from pageable memory: each GPU alone, and all of a host at once.
+
+What all together lose against one alone is what they share: a PCIe switch's uplink, a CPU socket's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from flatout.probe.ceilings.case import Case, Who
+
+SIZE_BYTES = 256 << 20
+
+
+def torch_cases(torch: Any, device: Any) -> Iterator[Case]:
+    """Of a GPU only."""
+    made: dict[str, Any] = {}
+
+    def buffers(kind: str) -> tuple[Any, Any]:
+        if "device" not in made:
+            made["device"] = torch.empty(SIZE_BYTES // 4, dtype=torch.int32, device=device)
+        if kind not in made:
+            made[kind] = torch.arange(SIZE_BYTES // 4, dtype=torch.int32)
+            if kind == "pinned":
+                made[kind] = made[kind].pin_memory()
+        return made[kind], made["device"]
+
+    def case(direction: str, kind: str, who: Who) -> Case:
+        def call() -> None:
+            host, gpu = buffers(kind)
+            if direction == "host_to_device":
+                gpu.copy_(host, non_blocking=kind == "pinned")
+            else:
+                host.copy_(gpu, non_blocking=kind == "pinned")
+
+        def check() -> str | None:
+            host, gpu = buffers(kind)
+            wanted = torch.arange(SIZE_BYTES // 4, dtype=torch.int32)
+            (gpu if direction == "host_to_device" else host).fill_(-1)
+            (host if direction == "host_to_device" else gpu).copy_(wanted)
+            call()
+            torch.cuda.synchronize(device)
+            arrived = gpu.cpu() if direction == "host_to_device" else host
+            return None if torch.equal(arrived, wanted) else "what arrived is not what was sent"
+
+        return Case(
+            name=f"{direction}_{kind}",
+            unit="B/s",
+            work=float(SIZE_BYTES),
+            call=call,
+            check=check,
+            checked="every element",
+            who=who,
+            sync=lambda: torch.cuda.synchronize(device),
+            labels={"size": SIZE_BYTES, "backend": "torch", "note": "one GPU at a time" if who == "turns" else ""},
+        )
+
+    ways: tuple[Who, ...] = ("turns", "each")
+    for who in ways:
+        for kind in ("pinned", "pageable"):
+            for direction in ("host_to_device", "device_to_host"):
+                yield case(direction, kind, who)

@@ -1,0 +1,138 @@
+"""Ceilings as text for a terminal: the best of each kind, what is odd, and what was not measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from flatout.records.ceilings import Ceilings, Measurement
+from flatout.report.terminal import TextStyle
+from flatout.report.text_table import text_table
+from flatout.units import bytes_per_s, flops_per_s, num_bytes, number, percent, rank_ranges, seconds
+
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+_MOST_NOT_MEASURED = 12
+_BUSY_CORES = 0.2
+
+
+def ceilings_text(ceilings: Ceilings, *, style: TextStyle) -> str:
+    """Rates with their spread (from the first to the third quartile, as a share of the median)."""
+    who = f"{ceilings.num_devices} x {ceilings.device}" if ceilings.is_gpu else ceilings.device
+    ranks = "" if ceilings.is_gpu or ceilings.num_devices == 1 else f", {ceilings.num_devices} ranks"
+    lines = [
+        *style.wrapped(f"{who}{ranks}; {ceilings.software}"),
+        f"{len(ceilings.measurements)} measurements in {seconds(ceilings.took_s)}, repetitions interleaved",
+    ]
+    others = ceilings.cores_busy_by_others
+    if others is not None and others >= _BUSY_CORES:
+        told = f"other processes kept {others:.1f} cores busy meanwhile, so that the ceilings are of a busy machine"
+        lines += style.wrapped(told, label="note: ")
+    if ceilings.wrong:
+        lines += ["", style.bold("WRONG RESULTS: their speeds are left out")]
+        for wrong in ceilings.wrong:
+            lines += style.wrapped(
+                f"{wrong.name} {wrong.what}, {_ranks(wrong.ranks)}: {wrong.reason}", indent="  ", label=""
+            )
+    simple = [one for one in ceilings.measurements if one.name not in _COLLECTIVES]
+    if simple:
+        rows = [_row(group) for group in _grouped(simple)]
+        lines += ["", *text_table(["ceiling", "of", "rate", "spread", "n"], rows, style=style, flexible=[1])]
+    lines += _collectives(ceilings, style)
+    notes = dict.fromkeys((one.name, one.note) for one in simple if one.note)
+    if notes:
+        lines.append("")
+        for name, note in notes:
+            lines += style.wrapped(note, label=f"{name}: ")
+    lines += ["", *_peers(ceilings, style)]
+    if ceilings.not_measured:
+        lines += ["", style.bold("Not measured")]
+        for what, why in list(ceilings.not_measured.items())[:_MOST_NOT_MEASURED]:
+            lines += style.wrapped(why, indent="  ", label=f"{what}: ")
+        left = len(ceilings.not_measured) - _MOST_NOT_MEASURED
+        lines += [f"  and {left} more: --json"] if left > 0 else []
+    return "\n".join(lines)
+
+
+def _grouped(measurements: Iterable[Measurement]) -> list[list[Measurement]]:
+    """What several ranks measured alike, together."""
+    found: dict[tuple[object, ...], list[Measurement]] = {}
+    for one in measurements:
+        found.setdefault((one.name, one.dtype, one.shape, one.size, one.threads, one.note), []).append(one)
+    return list(found.values())
+
+
+def _row(group: Sequence[Measurement]) -> list[str]:
+    first = group[0]
+    words = [first.dtype or ""]
+    if first.shape:
+        words.append(" x ".join(map(str, first.shape)))
+    elif first.size:
+        words.append(num_bytes(first.size))
+    if first.threads:
+        words.append(f"{first.threads} {'thread' if first.threads == 1 else 'threads'}")
+    if first.backend in ("numpy", "Pillow"):
+        words.append(first.backend)
+    if len(group) > 1:
+        words.append(f"each of {len(group)} ranks, median")
+    value = statistics.median(one.value for one in group)
+    spread = statistics.median(one.spread / one.value for one in group)
+    return [first.name, ", ".join(filter(None, words)), _rate(value, first.unit), percent(spread), str(first.n)]
+
+
+def _rate(value: float, unit: str) -> str:
+    if unit == "FLOP/s":
+        return flops_per_s(value)
+    return bytes_per_s(value) if unit == "B/s" else f"{number(round(value))} /s"
+
+
+def _collectives(ceilings: Ceilings, style: TextStyle) -> list[str]:
+    """Of each curve the fit, and the highest rate that was reached."""
+    curves: dict[tuple[str, str | None, tuple[int, ...]], list[Measurement]] = {}
+    for one in ceilings.measurements:
+        if one.name in _COLLECTIVES:
+            curves.setdefault((one.name, one.group, one.ranks), []).append(one)
+    if not curves:
+        return []
+    fits = {(fit.name, fit.group, fit.ranks): fit for fit in ceilings.fits}
+    rows = []
+    for key, curve in curves.items():
+        best = max(curve, key=lambda one: one.value)
+        fit = fits.get((key[0], key[1] or "", key[2]))
+        rows.append(
+            [
+                key[0],
+                f"{key[1]}: {rank_ranges(key[2])}",
+                "-" if fit is None else seconds(fit.latency_s),
+                "-" if fit is None else bytes_per_s(fit.bandwidth_bytes_per_s),
+                "-" if fit is None else percent(fit.median_error),
+                f"{bytes_per_s(best.value)} at {num_bytes(best.size or 0)}",
+                percent(best.spread / best.value),
+            ]
+        )
+    header = ["collective", "ranks", "latency", "bandwidth", "off by", "best", "spread"]
+    return [
+        "",
+        *style.wrapped(
+            f"Collectives on {ceilings.backend}: bus bandwidth as nccl-tests defines it, and the fitted line"
+        ),
+        *text_table(header, rows, style=style, flexible=[1, 5]),
+    ]
+
+
+def _peers(ceilings: Ceilings, style: TextStyle) -> list[str]:
+    if ceilings.peers:
+        lines = [style.bold("Unlike their peers")]
+        for one in ceilings.peers:
+            told = f"{_rate(one.value, one.unit)}, {one.by:+.0%} of the {_rate(one.usual, one.unit)} that is usual"
+            lines += style.wrapped(told, indent="  ", label=f"{one.name}, {one.peer}: ")
+        return lines
+    judged = {what: how for what, how in ceilings.peers_compared.items() if how.endswith("peers")}
+    if judged:
+        return style.wrapped(f"Peers: none is unlike the others ({len(judged)} comparisons)")
+    if ceilings.peers_compared:
+        return style.wrapped(f"Peers: not compared, {next(iter(ceilings.peers_compared.values()))}")
+    return style.wrapped("Peers: there are none to compare")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {rank_ranges(ranks)}"

@@ -1,0 +1,243 @@
+"""`flatout bench` as a user calls it, on the CPU: what it measures, saves, refuses and calls wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.slurm import SlurmLab
+
+
+def bench(
+    *arguments: str | Path, inject: str = "", folder: Path | None = None, prefix: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """`inject` is run at the start of every Python process: how a test puts a wrong kernel in."""
+    environment = dict(os.environ)
+    for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        environment.pop(name, None)
+    if inject:
+        assert folder is not None
+        (folder / "sitecustomize.py").write_text(inject)
+        environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [*(prefix or (sys.executable,)), "-m", "flatout", "bench", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=environment,
+    )
+
+
+def content(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert "Traceback" not in done.stderr, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert (found["schema"], found["version"]) == ("flatout/ceilings", 1)
+    return found
+
+
+def files_of_a_user(folder: Path) -> Path:
+    data = folder / "data"
+    data.mkdir()
+    (data / "shard.bin").write_bytes(os.urandom(1 << 20) * 80)
+    for number in range(200):
+        (data / f"{number}.txt").write_bytes(b"x" * 3000)
+    return data
+
+
+def test_everything_that_a_cpu_has_is_measured_and_saved(tmp_path: Path) -> None:
+    data, out = files_of_a_user(tmp_path), tmp_path / "out.json"
+    before = {path: path.stat().st_mtime_ns for path in [data, *data.iterdir()]}
+    done = bench("--ranks", "2", "--time", "20s", "--path", data, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    found = content(done)
+    assert json.loads(out.read_text()) == found
+    names = {one["name"] for one in found["measurements"]}
+    assert names >= {
+        *("matmul", "memory_copy", "memory_triad", "operator_dispatch", "decode_zlib"),
+        *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"),
+        *("storage_sequential_read", "storage_random_read", "storage_small_files"),
+    }
+    assert found["wrong"] == []
+    for one in found["measurements"]:
+        assert one["value"] > 0
+        assert one["n"] >= 3
+        assert one["spread"] >= 0
+        assert one["checked"]
+        assert one["origin"] == "measured"
+    # Bus bandwidth as nccl-tests has it, typed by hand for two ranks: S/t times 1, or times a half.
+    factors = {"all_reduce": 1.0, "broadcast": 1.0, "send_recv": 1.0}
+    for one in found["measurements"]:
+        if one["group"] == "all":
+            by_hand = one["size"] / one["seconds"] * factors.get(one["name"], 0.5)
+            assert one["value"] == pytest.approx(by_hand, rel=0.1)  # medians of times and of rates
+    # No file of the user's was touched.
+    assert {path: path.stat().st_mtime_ns for path in [data, *data.iterdir()]} == before
+    assert "host_to_device, device_to_host" in found["not_measured"]
+
+
+def test_writing_is_done_in_a_folder_of_our_own_that_is_gone_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    names = [f"--only=storage_{what}" for what in ("sequential_write", "sequential_read", "random_read", "small_files")]
+    done = bench("--ranks", "1", "--time", "20s", "--path", tmp_path, "--allow-write", "--json", *names)
+    found = content(done)
+    assert {one["name"] for one in found["measurements"]} == {name.removeprefix("--only=") for name in names}
+    assert all(one["note"] for one in found["measurements"])
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_collective_that_does_nothing_is_a_failure(tmp_path: Path) -> None:
+    inject = (
+        "import os\nif 'RANK' in os.environ:\n    import torch.distributed as d\n"
+        "    d.all_reduce = lambda *_, **__: None\n"
+    )
+    done = bench(
+        "--ranks", "2", "--time", "10s", "--only", "all_reduce", "--only", "broadcast", "--json",
+        inject=inject, folder=tmp_path,
+    )  # fmt: skip
+    found = content(done)
+    assert done.returncode == 1
+    assert {one["name"] for one in found["wrong"]} == {"all_reduce"}
+    assert "elements are wrong" in found["wrong"][0]["reason"]
+    assert {one["name"] for one in found["measurements"]} == {"broadcast"}
+
+
+def test_a_quick_and_wrong_decoder_is_a_failure_and_is_not_saved(tmp_path: Path) -> None:
+    done = bench(
+        *("--ranks", "1", "--time", "12s", "--only", "decode_zlib"),
+        inject="import zlib\nreal = zlib.decompress\n"
+        "zlib.decompress = lambda d, *a: b'' if len(d) > 100_000 else real(d, *a)\n",
+        folder=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "WRONG RESULTS" in done.stdout
+    assert "what came out is not what was packed" in done.stdout
+    assert "saved" not in done.stderr
+
+
+def test_without_torch_numpy_measures_and_says_so(tmp_path: Path) -> None:
+    hide = (
+        "import importlib.util, sys\nreal = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name == 'torch' else real(name, *a)\n"
+        "sys.modules['torch'] = None\n"
+    )
+    found = content(bench("--time", "12s", "--json", inject=hide, folder=tmp_path))
+    products = [one for one in found["measurements"] if one["name"] == "matmul"]
+    assert products
+    assert {one["backend"] for one in products} == {"numpy"}
+    assert found["not_measured"]["collectives"] == "torch is not installed here"
+    assert "torch" not in found["software"]
+
+
+def test_a_slow_rank_is_found_among_four(tmp_path: Path) -> None:
+    slow = (
+        "import os\nif os.environ.get('RANK') == '2':\n    import time, torch\n    real = torch.add\n"
+        "    torch.add = lambda *a, **k: (time.sleep(1), real(*a, **k))[1]\n"
+    )
+    done = bench("--ranks", "4", "--time", "40s", "--only", "memory_triad", "--json", inject=slow, folder=tmp_path)
+    found = content(done)
+    assert [(one["name"], one["peer"]) for one in found["peers"]] == [("memory_triad fp32", "rank 2")]
+
+
+def test_under_torchrun_the_first_rank_reports_alone() -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = bench("--time", "10s", "--only", "broadcast", "--json", prefix=torchrun)
+    assert done.returncode == 0, done.stderr
+    found = content(done)
+    assert found["num_devices"] == 2
+    assert {tuple(one["ranks"]) for one in found["measurements"]} == {(0, 1)}
+
+
+def test_a_rank_that_dies_is_one_line(tmp_path: Path) -> None:
+    inject = (
+        "import os, sys\nif os.environ.get('RANK') == '1':\n"
+        "    sys.stderr.write('no such device\\n')\n    os._exit(7)\n"
+    )
+    done = bench("--ranks", "2", "--time", "12s", inject=inject, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "error: rank 1 ended with code 7: no such device\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--time", "soon"], "must be a duration"),
+        (["--time", "1s"], "from 10s to 24h"),
+        (["--path", "missing"], "must be a folder"),
+        (["--allow-write"], "needs a folder to write to"),
+        (["--time", "12s", "--ranks", "1", "--only", "nonsense"], "nothing of `--only nonsense`"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], said: str) -> None:
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_existing_file_is_not_replaced_unasked(tmp_path: Path) -> None:
+    out = tmp_path / "mine.json"
+    out.write_text("mine")
+    done = bench("--out", out)
+    assert (done.returncode, out.read_text()) == (2, "mine")
+
+
+def test_over_two_nodes_of_a_real_slurm_the_first_rank_reports(slurm: SlurmLab) -> None:
+    srun = ("srun", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", sys.executable)
+    done = bench("--time", "20s", "--only", "broadcast", "--json", prefix=srun)
+    assert done.returncode == 0, done.stderr
+    found = content(done)
+    assert found["num_devices"] == 4
+    groups = {(one["group"], tuple(one["ranks"])) for one in found["measurements"]}
+    if slurm.has_hostnames:
+        assert groups == {
+            ("all", (0, 1, 2, 3)), ("pairs", (0, 1)), ("pairs", (2, 3)), ("across", (0, 2)), ("across", (1, 3)),
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "flatout", "bench", "--ranks", "2", "--time", "120s", "--path", str(tmp_path)]
+    process = subprocess.Popen(
+        [*command, "--allow-write"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".flatout-bench-*/shard-1")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert b"Traceback" not in said
+    assert psutil.wait_procs(children, timeout=15)[1] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_terminal_sees_a_bar() -> None:
+    """On a terminal of its own; what is printed is on standard output alone."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flatout", "bench", "--ranks", "1", "--time", "10s", "--only", "decode_zlib"],
+        stdout=subprocess.PIPE, stderr=follower, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(follower)
+    seen = b""
+    with suppress(OSError):  # the terminal is gone with the process
+        while piece := os.read(leader, 4096):
+            seen += piece
+    printed, _ = process.communicate(timeout=60)
+    os.close(leader)
+    assert b"measuring" in seen
+    assert b"decode_zlib" in printed
+    assert b"\x1b" not in printed

@@ -1,0 +1,99 @@
+"""A wrong result is found, however quick it is: kernels wrong in many ways, and right ones that pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.probe.ceilings import copy, launch_rate, matmul
+from flatout.probe.ceilings.matmul import wrong_entries, wrong_product
+
+CPU = torch.device("cpu")
+
+
+def operands(dtype: torch.dtype, size: int = 256) -> tuple[Any, Any, Any]:
+    generator = torch.Generator().manual_seed(7)
+    a = (torch.rand((size, size), generator=generator) - 0.5).to(dtype)
+    b = (torch.rand((size, size), generator=generator) - 0.5).to(dtype)
+    return a, b, torch.mm(a, b)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_a_right_product_is_right(name: str, dtype: torch.dtype) -> None:
+    for size in (64, 256, 1024):
+        assert wrong_product(torch, *operands(dtype, size), name) is None
+
+
+def spoiled(c: Any, how: Callable[[Any], None]) -> Any:
+    c = c.clone()
+    how(c)
+    return c
+
+
+def a_tile_of_zeros(c: Any) -> None:
+    c[64:80, 128:144] = 0
+
+
+def one_row_not_written(c: Any) -> None:
+    c[17] = float("nan")
+
+
+def swapped_columns(c: Any) -> None:
+    c[:, [3, 4]] = c[:, [4, 3]]
+
+
+def a_little_off_everywhere(c: Any) -> None:
+    c *= 1.05
+
+
+@pytest.mark.parametrize("how", [a_tile_of_zeros, one_row_not_written, swapped_columns, a_little_off_everywhere])
+@pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_a_wrong_product_is_found(name: str, dtype: torch.dtype, how: Callable[[Any], None]) -> None:
+    a, b, c = operands(dtype)
+    assert wrong_product(torch, a, b, spoiled(c, how), name) is not None
+
+
+def test_a_product_over_a_part_of_k_is_found() -> None:
+    """As of a kernel that leaves out the last hundredth of its inner loop."""
+    a, b, _ = operands(torch.bfloat16, 1024)
+    assert wrong_product(torch, a, b, torch.mm(a[:, :1014], b[:1014]), "bf16") is not None
+
+
+def test_a_lower_precision_than_was_asked_for_is_found() -> None:
+    a, b, _ = operands(torch.float32, 1024)
+    assert wrong_product(torch, a, b, torch.mm(a.bfloat16(), b.bfloat16()).float(), "fp32") is not None
+
+
+def test_entries_are_compared_without_torch_too() -> None:
+    random = np.random.default_rng(1)
+    a, b = random.random((16, 64)) - 0.5, random.random((16, 64)) - 0.5
+    right = (a * b).sum(axis=1)
+    assert wrong_entries(a, b, right, "fp32") is None
+    right[3] += 0.01
+    assert wrong_entries(a, b, right, "fp32") is not None
+
+
+def test_kernels_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    (product,) = (matmul.torch_cases(torch, CPU, who="first", shapes=((64, 64, 64),)),)
+    first = next(iter(product))
+    assert first.check() is None
+    monkeypatch.setattr(torch, "mm", lambda *_, **__: None)
+    assert first.check() is not None
+    for case in copy.torch_cases(torch, CPU, who="first", array_bytes=1 << 16, threads=1):
+        assert case.check() is None
+        monkeypatch.setattr(torch, "add", lambda *_, **__: None)
+        assert case.check() is not None
+        monkeypatch.undo()
+    memory = copy.memcpy_case(who="first", array_bytes=1 << 16, threads=3)
+    assert memory.check() is None
+    monkeypatch.setattr(np, "copyto", lambda *_: None)
+    assert memory.check() is not None
+    monkeypatch.undo()
+    dispatch = launch_rate.torch_case(torch, CPU)
+    assert dispatch.check() is None
+    monkeypatch.setattr(torch.Tensor, "add_", lambda self, _: self)
+    assert dispatch.check() == "0 of 200 calls were carried out"
