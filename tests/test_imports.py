@@ -19,11 +19,12 @@ import flatout
 PACKAGE = Path(flatout.__file__).parent
 
 NOUNS = {"errors", "units", "secrets", "records", "catalog"}
-# Three rooms that several stages use, and by whom.
+# Four rooms that several stages use, and by whom.
 SHARED = {
     "predict": {"diagnose", "plan", "schedule"},
     "change": {"trial", "emit"},
     "launch": {"profile", "trial", "keep", "schedule"},
+    "checkpoint": {"keep"},
 }
 STAGES = {
     *(
@@ -56,11 +57,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{stage: NOUNS | {room for room, users in SHARED.items() if stage in users} for stage in STAGES},
     **dict.fromkeys(COMPOSERS, EVERYTHING),
     "inside": set(),
+    "checkpoint": {"errors"},
     "cli": EVERYTHING,
     "__main__": {"cli"},
     "__init__": set(),
 }
-ROOMS_THAT_RUN_IN_THE_USERS_PROCESS = {"inside"}
+ROOMS_THAT_RUN_IN_THE_USERS_PROCESS = {"inside", "checkpoint"}
 
 
 def violations(module: str, source: str) -> list[str]:
@@ -131,6 +133,8 @@ def test_every_module_keeps_the_room_rule() -> None:
         ("engine", "from flatout.cli import main", "engine may not import cli"),
         ("inside.hook", "from flatout.records import events", "inside may not import records"),
         ("inside.hook", "import numpy as np", "inside may use only the standard library and torch, not numpy"),
+        ("checkpoint.store", "import numpy", "checkpoint may use only the standard library and torch, not numpy"),
+        ("checkpoint.store", "from flatout.records import events", "checkpoint may not import records"),
         ("helpers.text", "", "the room `helpers` is not in the room rule"),
     ],
 )

@@ -92,3 +92,17 @@ def test_distributed_checkpoints_are_hooked_once_they_are_imported(monkeypatch: 
     assert said == ["begins", "token"]
     hooks.take_out()
     assert package.save is saver.save is held
+
+
+def test_flatouts_own_checkpoints_are_hooked_and_what_they_write_in_the_background_is_not(tmp_path: Path) -> None:
+    from flatout.checkpoint import Checkpointer
+
+    said: list[str] = []
+    hooks = CheckpointHooks(lambda: said.append("begins") or "token", said.append)
+    before = Checkpointer.save
+    hooks.look()
+    with Checkpointer(tmp_path / "ckpt", model=torch.nn.Linear(2, 2)) as checkpointer:
+        assert checkpointer.save(1)
+        checkpointer.wait()
+    hooks.take_out()
+    assert said == ["begins", "token"] and Checkpointer.save is before

@@ -1,4 +1,4 @@
-"""When the script writes a checkpoint: torch.save, and torch.distributed.checkpoint's save and async_save.
+"""When the script writes a checkpoint: torch.save, torch.distributed.checkpoint's save and async_save, and ours.
 
 In: their calls. Out: to the recorder, when one begins and ends on the calling thread; it marks them in a trace as
 `flatout:checkpoint` and adds up their time a step. What is saved, how and what is raised stay as they are.
@@ -18,6 +18,7 @@ import torch
 import torch.serialization
 
 _DISTRIBUTED = ("torch.distributed.checkpoint.state_dict_saver", "torch.distributed.checkpoint")
+_OURS = "flatout.checkpoint.checkpointer"
 _FUNCTIONS = ("save", "async_save", "_save_state_dict")
 
 
@@ -29,14 +30,18 @@ class CheckpointHooks:
         self._ends = ends
         self._originals: list[tuple[Any, str, Any]] = []
         self._wrapped: dict[Any, Any] = {}
-        self._is_complete = False
+        self._is_complete = self._has_ours = False
 
     def put_in(self) -> None:
         self._wrap(torch.serialization, "save")
         self._wrap(torch, "save")
 
     def look(self) -> None:
-        """Hook torch.distributed.checkpoint if it has been imported since."""
+        """Hook torch.distributed.checkpoint, and flatout.checkpoint, if they have been imported since."""
+        ours = getattr(sys.modules.get(_OURS), "Checkpointer", None)
+        if ours is not None and not self._has_ours:
+            self._has_ours = True
+            self._wrap(ours, "save")
         if self._is_complete:
             return
         modules = [sys.modules.get(name) for name in _DISTRIBUTED]

@@ -29,6 +29,7 @@ from flatout.inside.identity import is_loader_worker
 from flatout.inside.log import LOG, guarded
 from flatout.inside.patches.apply import apply_patches
 from flatout.inside.recorder import Recorder
+from flatout.inside.safe_save import save_safely
 from flatout.inside.settings import read_settings
 
 # Dynamo knows it as true. Else it costs a call only, where `is_compiling` first looks whether TorchScript runs.
@@ -107,6 +108,7 @@ def install() -> list[Callable[[], None]]:
     if settings is not None:
         LOG.folder = settings.recording
     guarded(divert)(LOG.folder)
+    guarded(save_safely)()
     guarded(apply_patches)(LOG.folder)
     if settings is None:
         return []

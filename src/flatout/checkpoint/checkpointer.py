@@ -1,0 +1,487 @@
+"""`Checkpointer`: saves a training in the background, and goes on from the last good checkpoint.
+
+    ckpt = Checkpointer("ckpt", model=model, optimizer=optimizer, scheduler=scheduler, every_s=600)
+    start = ckpt.resume()
+    for step in range(start, num_steps):
+        ...
+        ckpt.step(step + 1)
+    ckpt.close()
+
+In: the live objects, and on every rank the same calls in the same order. Out: folders as `store` describes them. A step
+is the number of steps that have been made. What a call does in the foreground is a copy to host memory and one short
+message between the ranks; what runs in the background needs no collectives and commits by files.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from flatout.checkpoint.pace import Pace
+from flatout.checkpoint.peers import Peers
+from flatout.checkpoint.problems import CheckpointError
+from flatout.checkpoint.reader import Saved
+from flatout.checkpoint.share import Item, Sharing, items_of
+from flatout.checkpoint.snapshot import Buffer
+from flatout.checkpoint.state import Collected, Training, check, collect, destinations, model_tensors, restore
+from flatout.checkpoint.store import Store
+
+LOG = logging.getLogger("flatout.checkpoint")
+EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # for who starts the job, and knows the best interval
+_LATE_S = 30.0  # how long the leader leaves a failed checkpoint to ranks that still write to it
+_ENDING_S = 10.0  # how long it waits for parts when an error ends the training
+_METADATA = {"format": "pt", "written_by": "flatout.checkpoint"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A checkpoint on its way to the disk."""
+
+    step: int
+    token: str  # of this attempt, the same on all ranks
+    buffer: Buffer
+    files: list[str]  # one of each part of the buffer; the first is the one for the shared folder
+    record: dict[str, Any]
+    stores: list[Store]
+    began: float
+
+
+class Checkpointer:
+    """See the module. `optimizer` may be one, or several by name; `state` has further objects with state_dict and
+    load_state_dict, by name.
+
+    `every` is in steps, `every_s` in seconds; with neither, `step` saves as often as FLATOUT_CHECKPOINT_EVERY_S says,
+    and not at all without it. `local` is a second, faster folder of each host (/dev/shm, NVMe): every checkpoint is
+    written there, and only each `shared_every`-th to the shared one too. The last `keep` are kept, and each whose step
+    `keep_every` divides. `on_error`: "warn", and train on, or "raise", at the next call. `timeout_s`: how long ranks
+    wait for each other.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        model: Any,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        data: Any = None,
+        state: Mapping[str, Any] | None = None,
+        every: int | None = None,
+        every_s: float | None = None,
+        local: str | os.PathLike[str] | None = None,
+        shared_every: int = 1,
+        keep: int = 3,
+        keep_every: int | None = None,
+        when_busy: Literal["wait", "skip"] = "wait",
+        on_error: Literal["warn", "raise"] = "warn",
+        timeout_s: float = 600.0,
+    ) -> None:
+        for name, number in (
+            ("every", every),
+            ("shared_every", shared_every),
+            ("keep", keep),
+            ("keep_every", keep_every),
+        ):
+            if number is not None and number < 1:
+                raise CheckpointError(f"`{name}` must be at least 1, but is {number}")
+        self._training = _training(model, optimizer, scheduler, data, state)
+        self._every, self._every_s = every, _asked_every_s() if every_s is None else every_s
+        self._shared_every, self._keep, self._keep_every = (shared_every if local else 1), keep, keep_every
+        self._when_busy, self._on_error, self._timeout_s = when_busy, on_error, timeout_s
+        self._peers = Peers(timeout_s)
+        self._sharing = Sharing(self._peers)
+        rank, world_size = self._peers.rank, self._peers.world_size
+        self._shared = Store(Path(folder), rank=rank, members=range(world_size))
+        self._local = Store(Path(local), rank=rank, members=self._peers.host_ranks) if local else None
+        self._pid = os.getpid()
+        self._pace = Pace()
+        self._failures: deque[list[str]] = deque()  # token and reason, until the ranks have told each other
+        self._given_up: set[str] = set()  # tokens of which a part will not come
+        self._num_saved = 0
+        self._has_begun = False  # what is in the folder has been looked at
+        self._is_closed = False
+        self._ends_at: float | None = None  # where an error ends the training: until then, parts are waited for
+        self.last_saved: int | None = None  # the step of the last checkpoint that this rank knows to be committed
+        self.stalls_s: list[float] = []  # how long each `save` kept the training waiting
+        self._free: queue.Queue[Buffer] = queue.Queue()
+        for _ in range(2):
+            self._free.put(Buffer())
+        self._jobs: queue.Queue[_Job | None] = queue.Queue()
+        self._peers.together(self._open)
+        self._writer = threading.Thread(target=self._write_all, name="flatout-checkpoint", daemon=True)
+        self._writer.start()
+        atexit.register(self.close)
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._ends_at = None if kind is None else time.monotonic() + _ENDING_S
+        self.close()
+
+    # Saving.
+
+    def step(self, step: int) -> bool:
+        """To be called after each step: saves if one is due. Whether it did."""
+        if self._every is not None:
+            return step % self._every == 0 and self.save(step)
+        if self._every_s is None or not self._pace.is_asking(step):
+            return False
+        if self._pace.is_due(step):
+            return self.save(step)
+        proposed = self._peers.gather(self._pace.propose(step, self._every_s, is_saved=False))
+        self._pace.tell(step, proposed[0])
+        return False
+
+    def save(self, step: int, *, wait: bool = False) -> bool:
+        """Save now. It returns as soon as the state is copied; with `wait`, when it has been written.
+
+        False if it was left out: an earlier one is still being written and `when_busy` is "skip", or memory is short.
+        """
+        began = time.perf_counter()
+        self._begin()
+        collected: Collected | None = None
+        items: list[Item] = []
+        aliases: dict[str, str] = {}
+        error: CheckpointError | None = None
+        try:
+            collected = collect(self._training)
+            items, aliases = items_of(collected)
+        except CheckpointError as caught:
+            error = caught
+        told = self._tell(step, items, error)
+        if error is not None:
+            raise error
+        if any(one["changed"] for one in told):
+            self._sharing.compare(items)
+        if self._when_busy == "skip" and any(one["busy"] for one in told):
+            self._warn(f"step {step} is not saved: an earlier checkpoint is still being written")
+            return False
+        self._num_saved += 1
+        is_shared = self._num_saved % self._shared_every == 0
+        token = told[0]["token"]
+        contents = self._contents(items)
+        buffer = self._free.get()
+        try:
+            buffer.fill(list(contents.values()), _METADATA)
+        except (RuntimeError, MemoryError) as problem:  # no memory, of the host or pinned
+            self._free.put(buffer)
+            self._fail(token, f"step {step} was not saved: {_line(problem)}")
+            return False
+        job = _Job(
+            step=step,
+            token=token,
+            buffer=buffer,
+            files=list(contents),
+            record={
+                "world_size": self._peers.world_size,
+                "values": collected.values if collected else {},
+                "aliases": aliases,
+                "stall_s": round(time.perf_counter() - began, 6),
+            },
+            stores=[store for store in self._stores() if is_shared or store is self._local],
+            began=began,
+        )
+        self._jobs.put(job)
+        if wait:
+            self._jobs.join()
+        self.stalls_s.append(time.perf_counter() - began)
+        return True
+
+    def wait(self) -> None:
+        """Until all that was saved has been written."""
+        self._jobs.join()
+
+    def close(self) -> None:
+        """Write what is still to be written, and give the folder free. Called at the end of the process too."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        atexit.unregister(self.close)
+        self._jobs.put(None)
+        self._writer.join()
+        for store in self._stores():
+            store.close()
+        if self._failures and self._on_error == "raise" and self._ends_at is None:
+            raise CheckpointError(self._failures[0][1])
+
+    # Going on.
+
+    def resume(self) -> int:
+        """Put the training back to the last good checkpoint; its step, or 0 if there is none.
+
+        A damaged one is told, and the one before it is taken. Raises CheckpointError where the training is another one.
+        """
+        refused: list[str] = []
+        for step, store in self._candidates():
+            try:
+                self._peers.together(partial(self._check, store, step))
+                saved = self._peers.together(partial(self._read, store, step))
+            except CheckpointError as error:
+                refused.append(f"step {step} in {store.folder} cannot be used: {error}")
+                continue
+            self._load(saved, step)
+            if self._peers.is_leader:
+                for line in refused:
+                    self._warn(f"{line}; going on from step {step} instead")
+            self._start_from(step)
+            return step
+        if refused:
+            raise CheckpointError(
+                f"no checkpoint can be used: {'; '.join(refused)}",
+                hint="to begin anew, use another folder or remove it",
+            )
+        self._start_from(0)
+        return 0
+
+    def _candidates(self) -> list[tuple[int, Store]]:
+        """The newest first, and of one step the local before the shared; the same on all ranks."""
+        shared = self._peers.together(lambda: self._shared.steps() if self._peers.is_leader else [])
+        usable = self._peers.together(lambda: self._usable_local_steps(self._local) if self._local else [])
+        told = self._peers.gather({"shared": shared, "local": usable})
+        local = set(told[0]["local"]).intersection(*(one["local"] for one in told))
+        found = [(step, 1, self._local) for step in local] + [(step, 0, self._shared) for step in told[0]["shared"]]
+        return [(step, store) for step, _, store in sorted(found, key=lambda one: one[:2], reverse=True) if store]
+
+    def _usable_local_steps(self, local: Store) -> list[int]:
+        """Those that were written by just these ranks of this host."""
+        usable = []
+        for step in local.steps():
+            with suppress(CheckpointError):
+                manifest = local.manifest(step)
+                if (manifest["ranks"], manifest["world_size"]) == (self._peers.host_ranks, self._peers.world_size):
+                    usable.append(step)
+        return usable
+
+    def _check(self, store: Store, step: int) -> None:
+        ranks = self._peers.host_ranks if store is self._local else range(self._peers.world_size)
+        store.check(step, list(ranks).index(self._peers.rank), len(ranks))
+
+    def _read(self, store: Store, step: int) -> Saved:
+        saved = Saved(store.path(step), store.records(step), self._peers.rank)
+        saved.check_covers(model_tensors(self._training))
+        return saved
+
+    def _load(self, saved: Saved, step: int) -> None:
+        rank, world_size = self._peers.rank, self._peers.world_size
+
+        def load() -> None:
+            if saved.world_size != world_size and (name := saved.own_parameter()):
+                raise CheckpointError(
+                    f"`{name}` differed among the {saved.world_size} ranks that saved it, now there are {world_size}",
+                    hint=f"go on with {saved.world_size} ranks, or shard it with DTensors",
+                )
+            tensors = saved.read(destinations(self._training, saved.trained()))
+            restore(self._training, saved.values, tensors, is_own=saved.has_own)
+
+        self._peers.together(load)
+        if not saved.has_own:
+            self._warn(f"rank {rank} was not there when step {step} was saved: its random state is a new one")
+        if saved.world_size != world_size and "data" in self._training.stateful and self._peers.is_leader:
+            self._warn(
+                f"step {step} was saved by {saved.world_size} ranks, and now there are {world_size}: each rank has the"
+                " data position of the rank of its number, or of rank 0"
+            )
+
+    def _start_from(self, step: int) -> None:
+        for store in self._stores():
+            if store.is_leader:
+                store.refuse_after(step)
+        self._has_begun = True
+        self._pace.begin(step)
+        self.last_saved = step or None
+
+    def _begin(self) -> None:
+        """A folder of another training is not mixed with this one."""
+        if not self._has_begun:
+            found = self._peers.together(
+                lambda: [
+                    (step, str(store.folder))
+                    for store in self._stores()
+                    for step in (store.steps()[:1] if store.is_leader else [])
+                ]
+            )
+            told = [one for of_rank in self._peers.gather(found) for one in of_rank]
+            if told:
+                step, folder = max(told)
+                raise CheckpointError(
+                    f"{folder} has checkpoints up to step {step}, and resume() was not called",
+                    hint="call it before the first step, or use another folder",
+                )
+            self._has_begun = True
+
+    # The ranks among themselves.
+
+    def _tell(self, step: int, items: Sequence[Item], error: CheckpointError | None) -> list[Any]:
+        """What each rank has to say before a checkpoint; raises what must be raised on all of them."""
+        failures = []
+        while self._failures:
+            failures.append(self._failures.popleft())
+        told = self._peers.gather(
+            {
+                "step": step,
+                "token": secrets.token_hex(4),
+                "changed": self._sharing.fingerprint(items),
+                "busy": self._free.empty(),
+                "failures": failures,
+                "error": str(error) if error else None,
+                "next": self._pace.propose(step, self._every_s, is_saved=True) if self._every_s else None,
+                "last_saved": self.last_saved,
+            }
+        )
+        if told[0]["next"]:
+            self._pace.tell(step, told[0]["next"])
+        self.last_saved = told[0]["last_saved"]
+        reasons = [reason for one in told for _, reason in one["failures"]]
+        self._given_up |= {token for one in told for token, _ in one["failures"]}
+        steps = sorted({one["step"] for one in told})
+        if len(steps) > 1:
+            raise CheckpointError(f"all ranks must save the same step, but got {steps}")
+        errors = [f"rank {rank}: {one['error']}" for rank, one in enumerate(told) if one["error"]]
+        if errors and error is None:
+            raise CheckpointError(errors[0])
+        if reasons and self._on_error == "raise":
+            raise CheckpointError(reasons[0])
+        return told
+
+    def _contents(self, items: Sequence[Item]) -> dict[str, dict[str, Item]]:
+        """What this rank writes: by the name of each file, its items by their keys."""
+        shared, local = {}, {}
+        for item in items:
+            if self._sharing.own(item):
+                shared[f"rank.{item.name}"] = replace(item, is_own=True)
+            elif self._sharing.is_written_here(item):
+                shared[item.name] = item
+            elif self._local and self._sharing.is_written_here(item, is_local=True):
+                local[item.name] = item
+        name = f"rank{self._peers.rank:05d}"
+        contents = {f"{name}.safetensors": shared}
+        if self._local:
+            contents[f"{name}-local.safetensors"] = local
+        return contents
+
+    # The background.
+
+    def _write_all(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                if job is None:
+                    return
+                self._write(job)
+            finally:
+                self._jobs.task_done()
+
+    def _write(self, job: _Job) -> None:
+        """A folder that cannot be written to does not keep the other from being."""
+        written = [store for store in job.stores if self._attempt(store, job, self._write_part)]
+        self._free.put(job.buffer)
+        is_good = bool(written)
+        for store in job.stores:
+            if store.is_leader and not (store in written and self._attempt(store, job, self._commit)):
+                is_good = is_good and store not in written
+                store.discard(job.step, job.token, late_s=_LATE_S if self._ends_at is None else 0.5)
+        if is_good and self._peers.is_leader:
+            self.last_saved = job.step
+
+    def _attempt(self, store: Store, job: _Job, function: Callable[[Store, _Job], None]) -> bool:
+        try:
+            function(store, job)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on and hears of it
+            reason = f"step {job.step} was not saved to {store.folder}: {_line(error)}"
+            store.fail(job.step, job.token, _line(error))
+            if store.is_leader:
+                store.log({"step": job.step, "outcome": "failed", "reason": _line(error)})
+            self._fail(job.token, reason)
+            return False
+        return True
+
+    def _write_part(self, store: Store, job: _Job) -> None:
+        job.buffer.wait()
+        num_parts = 1 if store is self._shared else len(job.files)
+        parts = dict(zip(job.files[:num_parts], job.buffer.parts, strict=False))
+        record = job.record | {"tensors": {name: part.index for name, part in parts.items()}}
+        store.write(job.step, job.token, {name: part.buffers() for name, part in parts.items()}, record)
+
+    def _commit(self, store: Store, job: _Job) -> None:
+        manifest = store.commit(
+            job.step, job.token, timeout_s=self._timeout_s, is_given_up=lambda: self._is_given_up(job.token)
+        )
+        store.log(
+            {
+                "step": job.step,
+                "outcome": "committed",
+                "bytes": sum(one["bytes"] for one in manifest["files"].values()),
+                "stall_s": manifest["stall_s"],
+                "until_committed_s": round(time.perf_counter() - job.began, 6),
+            }
+        )
+        with suppress(OSError):
+            store.prune(self._keep, self._keep_every)
+
+    def _is_given_up(self, token: str) -> bool:
+        return token in self._given_up or (self._ends_at is not None and time.monotonic() > self._ends_at)
+
+    def _fail(self, token: str, reason: str) -> None:
+        self._failures.append([token, reason])
+        self._warn(reason)
+
+    # Small things.
+
+    def _stores(self) -> list[Store]:
+        return [self._local, self._shared] if self._local else [self._shared]
+
+    def _open(self) -> None:
+        for store in self._stores():
+            try:
+                store.open()
+            except OSError as error:
+                if self._on_error == "raise":
+                    raise CheckpointError(f"{store.folder} cannot be written to: {error.strerror}") from error
+                self._warn(
+                    f"{store.folder} cannot be written to ({error.strerror}): nothing is saved there until it can"
+                )
+
+    def _warn(self, text: str) -> None:
+        where = f"rank {self._peers.rank}: " if self._peers.world_size > 1 else ""
+        LOG.warning("flatout.checkpoint: %s%s", where, text)
+
+
+def _training(model: Any, optimizer: Any, scheduler: Any, data: Any, state: Mapping[str, Any] | None) -> Training:
+    """Checked at once, so that what cannot be saved is told before the first step rather than after the first hour."""
+    optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer} if optimizer else {}
+    named = {"scheduler": scheduler, "data": data}
+    stateful = {name: value for name, value in named.items() if value is not None} | dict(state or {})
+    for name in [*optimizers, *(state or {})]:
+        if not name.isidentifier() or name in {"model", "random", *named} or (name in optimizers and name in stateful):
+            raise CheckpointError(
+                f"`{name}` cannot be the name of an optimizer or a state here", hint="use another name"
+            )
+    training = Training(model=model, optimizers=optimizers, stateful=stateful)
+    check(training)
+    items_of(collect(training))
+    return training
+
+
+def _asked_every_s() -> float | None:
+    with suppress(ValueError):
+        every_s = float(os.environ.get(EVERY_S, ""))
+        return every_s if 0 < every_s < float("inf") else None
+    return None
+
+
+def _line(error: BaseException) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()) or type(error).__name__

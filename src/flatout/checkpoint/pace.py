@@ -1,0 +1,48 @@
+"""When a checkpoint is due by the clock, in steps, so that all ranks save at the same one without asking at each.
+
+The first rank's clock counts. It foretells the step at which the time will be over, and is asked again halfway there,
+so that steps which become slower or faster change little: about ten short messages an interval.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Pace:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._saved_at = self._asked_at = clock()
+        self._asked_step = 0
+        self._ask: int | None = None
+        self._due: int | None = None
+
+    def begin(self, step: int) -> None:
+        self._saved_at = self._asked_at = self._clock()
+        self._asked_step, self._ask, self._due = step, step + 1, None
+
+    def is_asking(self, step: int) -> bool:
+        """Whether the ranks are to talk after this step; the same on all."""
+        if self._ask is None:
+            self.begin(step)
+        return self._ask is not None and step >= self._ask
+
+    def is_due(self, step: int) -> bool:
+        return self._due is not None and step >= self._due
+
+    def propose(self, step: int, every_s: float, *, is_saved: bool) -> list[int]:
+        """The step of the next checkpoint, and the one to ask again at; what the first rank says holds for all."""
+        now = self._clock()
+        num_steps = max(step - self._asked_step, 1)
+        step_s = max((now - self._asked_at) / num_steps, 1e-9)
+        if is_saved:
+            self._saved_at = now
+        left_s = every_s - (now - self._saved_at)
+        ahead = max(round(min(left_s / step_s, 1e9)), 1)
+        # Early steps are few and slow (compilation, caches): look again soon.
+        return [step + ahead, step + max(min(ahead // 2, 4 * num_steps), 1)]
+
+    def tell(self, step: int, proposed: list[int]) -> None:
+        self._due, self._ask = proposed
+        self._asked_at, self._asked_step = self._clock(), step

@@ -1,0 +1,26 @@
+"""What can go wrong with a checkpoint.
+
+CheckpointError       cannot be saved or resumed from; one line, with a hint
+├── DamagedError      what was read is not what was written
+└── LockedError       another job writes to the folder
+"""
+
+from __future__ import annotations
+
+from flatout.errors import FlatoutError
+
+
+class CheckpointError(FlatoutError):
+    """A checkpoint cannot be saved, or this job cannot go on from it."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+class DamagedError(CheckpointError):
+    """A file of a checkpoint is missing, torn or altered."""
+
+
+class LockedError(CheckpointError):
+    """The folder is another job's."""

@@ -1,0 +1,206 @@
+"""A committed checkpoint as torch's distributed checkpointing reads one: tensors from safetensors, the rest from JSON.
+
+In: a folder and its ranks' records. Out: a `StorageReader` for `torch.distributed.checkpoint.load`, whose planner finds
+what each rank needs, whatever number of ranks wrote it and however these had sharded it. Nothing is unpickled: torch's
+own reader unpickles its metadata, and this one has none of that kind.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as distributed_checkpoint
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
+
+from flatout.checkpoint.problems import DamagedError
+from flatout.checkpoint.safetensors import Place, read_header, view
+
+
+class Saved:
+    """What a checkpoint holds. `tensors`: shape, dtype and device by name; `chunks`: their parts, by name."""
+
+    def __init__(self, path: Path, records: Mapping[int, Mapping[str, Any]], rank: int) -> None:
+        self.path = path
+        self.world_size: int = next(iter(records.values()))["world_size"]
+        self.has_own = rank in records
+        self.own_rank = rank if self.has_own else min(records)
+        self.values: Mapping[str, Any] = records[self.own_rank]["values"]
+        self.tensors: dict[str, dict[str, Any]] = {}
+        self.chunks: dict[str, list[tuple[str, str, list[int], list[int]]]] = {}  # file, key in it, offsets, sizes
+        self.own: dict[str, tuple[str, str]] = {}  # of this rank alone: file and key
+        seen = set()
+        for of, record in records.items():
+            for file, index in record["tensors"].items():
+                for key, one in index.items():
+                    if one["own"]:
+                        if of == self.own_rank:
+                            self.own[one["name"]] = file, key
+                            self.tensors[one["name"]] = one
+                    elif (where := (one["name"], *one["offsets"])) not in seen:
+                        chunks = self.chunks.setdefault(one["name"], [])
+                        self.tensors[one["name"]] = one
+                        if prod(one["sizes"]):  # else a rank that has no part of it
+                            seen.add(where)
+                            chunks.append((file, key, one["offsets"], one["sizes"]))
+        for record in records.values():
+            for name, other in record["aliases"].items():
+                if other in self.tensors:
+                    self.tensors[name] = self.tensors[other]
+                    if other in self.own:
+                        self.own[name] = self.own[other]
+                    else:
+                        self.chunks[name] = self.chunks[other]
+
+    def trained(self) -> dict[str, dict[str, Any]]:
+        """The tensors of the model and the optimizers, not those in values."""
+        return {name: one for name, one in self.tensors.items() if one["kind"] != "value"}
+
+    def own_parameter(self) -> str | None:
+        """The name of a parameter, or of an optimizer's state, that differed from rank to rank."""
+        return next((name for name in self.own if self.tensors[name]["kind"] == "parameter"), None)
+
+    def check_covers(self, destinations: Mapping[str, Any]) -> None:
+        """Raises DamagedError unless all that lies here of these tensors is in the files; unknown names pass.
+
+        A host's folder has only what its ranks had, and torch's planner leaves alone what it finds no part for.
+        """
+        for name, tensor in destinations.items():
+            for box in _boxes(tensor) if name in self.chunks else []:
+                covered = sum(_overlap(box, (offsets, sizes)) for _, _, offsets, sizes in self.chunks[name])
+                if covered != prod(box[1]):
+                    raise DamagedError(
+                        f"its files hold {covered} of the {prod(box[1])} elements of `{name}` needed here"
+                    )
+
+    def read(self, destinations: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Read into these tensors; gives those in values besides."""
+        shared = {name: tensor for name, tensor in destinations.items() if name not in self.own}
+        if shared:
+            self.check_covers(shared)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it warns that ranks do not talk to each other: they need not
+                distributed_checkpoint.load(dict(shared), storage_reader=SafetensorsReader(self), **_ALONE)
+        found = dict(destinations)
+        files = _Files(self.path)
+        with torch.no_grad():
+            for name, (file, key) in self.own.items():
+                tensor = files.tensor(file, key, self.tensors[name])
+                if name in destinations:
+                    _local(destinations[name]).copy_(tensor)
+                else:
+                    found[name] = tensor.clone()
+        return found
+
+
+class SafetensorsReader(distributed_checkpoint.StorageReader):  # type: ignore[misc]
+    def __init__(self, saved: Saved) -> None:
+        self._saved = saved
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def read_metadata(self, *_: Any, **__: Any) -> Any:
+        return Metadata(
+            {
+                name: TensorStorageMetadata(
+                    properties=TensorProperties(dtype=getattr(torch, self._saved.tensors[name]["dtype"])),
+                    size=torch.Size(self._saved.tensors[name]["shape"]),
+                    chunks=[
+                        ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+                        for _, _, offsets, sizes in chunks
+                    ],
+                )
+                for name, chunks in self._saved.chunks.items()
+            }
+        )
+
+    def set_up_storage_reader(self, metadata: Any, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        self._files = {
+            MetadataIndex(name, offsets): (file, key)
+            for name, chunks in self._saved.chunks.items()
+            for file, key, offsets, _ in chunks
+        }
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        files = _Files(self._saved.path)
+        with torch.no_grad():
+            for item in plan.items:
+                index = MetadataIndex(item.storage_index.fqn, item.storage_index.offset)
+                part = files.tensor(*self._files[index], self._saved.tensors[index.fqn])
+                for dimension, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                    part = part.narrow(dimension, begin, length)
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(part)
+                planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return False
+
+
+class _Files:
+    """Files, open as memory; one is closed when the last tensor that shares its memory is gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, tuple[mmap.mmap, dict[str, Place], int]] = {}
+
+    def tensor(self, file: str, key: str, described: Mapping[str, Any]) -> torch.Tensor:
+        """A view of the file's memory."""
+        if file not in self._open:
+            path = self._folder / file
+            places, begin = read_header(path)
+            with path.open("rb") as opened:
+                # A private copy where it is written to, which torch wants to be possible.
+                self._open[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY), places, begin
+        data, places, begin = self._open[file]
+        tensor = view(data, places[key], begin)
+        return torch.view_as_complex(tensor) if described["dtype"].startswith("complex") else tensor
+
+
+# Older versions of torch have no such option, and let the ranks compare their plans.
+_ALONE = {"no_dist": True} if "no_dist" in signature(distributed_checkpoint.load).parameters else {}
+_Box = tuple[Sequence[int], Sequence[int]]  # offsets and sizes
+
+
+def _boxes(tensor: Any) -> list[_Box]:
+    """Which parts of the whole tensor lie here."""
+    if not hasattr(tensor, "device_mesh"):
+        return [((0,) * tensor.dim(), tensor.shape)]
+    if tensor.device_mesh.get_coordinate() is None:
+        return []
+    return [(chunk.offsets, chunk.sizes) for chunk in tensor.__create_chunk_list__()]
+
+
+def _overlap(one: _Box, other: _Box) -> int:
+    """How many elements two boxes have in common."""
+    spans = zip(*one, *other, strict=True)
+    return prod(max(min(a + long, b + wide) - max(a, b), 0) for a, long, b, wide in spans)
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "device_mesh") else tensor

@@ -1,0 +1,97 @@
+"""Checkpoints that a script writes by itself, with torch.save, to one file: which copy of it is whole.
+
+In: the path of the file. `inside.safe_save` keeps the file before it as `NAME.previous`, and the sizes and checksums
+of both in `NAME.checksums`. Out: the path with a whole file, put back from the previous one if the last is torn.
+Nothing is unpickled and torch is not needed: torch.save writes a zip archive, whose parts have checksums of their own,
+so that a file is checked that was written without Flatout too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+PREVIOUS, CHECKSUMS = ".previous", ".checksums"  # as inside.safe_save names them
+_BLOCK = 8 << 20
+
+
+def latest_good(path: Path) -> tuple[Path | None, str]:
+    """The file to resume from and "", or why it is not the last one that was written. None where no copy is whole.
+
+    A torn file is kept as `NAME.damaged` and the previous one put in its place, where a script looks for it.
+    """
+    previous = path.with_name(path.name + PREVIOUS)
+    damage = damage_of(path)
+    if damage is None:
+        return path, ""
+    damage_of_previous = damage_of(previous)
+    if damage_of_previous is not None:
+        return None, f"{path.name} {damage}, and {previous.name} {damage_of_previous}"
+    reason = f"{path.name} {damage}: the one before it is used"
+    try:
+        if path.exists():
+            os.replace(path, path.with_name(path.name + ".damaged"))
+        _link_or_copy(previous, path)
+    except OSError as error:
+        return previous, f"{reason}, as {previous.name}, since it cannot be put in its place ({error.strerror})"
+    return path, reason
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with a file that torch.save wrote, to be read after its name; None if nothing is."""
+    try:
+        if path.stat().st_size == 0:
+            return "is empty"
+        known = _checksums(path)
+        if known and _measure(path) in known:
+            return None
+        # Else it may still be whole: written since without Flatout. An archive shows that by itself.
+        if not zipfile.is_zipfile(path):
+            return "is not what was written: its checksum differs" if known else "is torn, or no file of torch.save"
+        with zipfile.ZipFile(path) as archive:
+            if not archive.namelist():
+                return "is an empty archive"
+            damaged = archive.testzip()
+        return None if damaged is None else f"is damaged: the checksum of {damaged} in it differs"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError, zlib.error):
+        return "is torn"
+
+
+def _checksums(path: Path) -> list[list[int]]:
+    """Sizes and CRC-32s that this file may have; none where nobody noted them."""
+    name = path.name.removesuffix(PREVIOUS) + CHECKSUMS
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        noted = json.loads(path.with_name(name).read_text())["files"]
+        return [[int(one["bytes"]), int(one["crc32"])] for one in noted]
+    return []
+
+
+def _measure(path: Path) -> list[int]:
+    num_bytes, checksum = 0, 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK):
+            num_bytes += len(block)
+            checksum = zlib.crc32(block, checksum)
+    return [num_bytes, checksum]
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Both names stay: the previous one is still there if this one is torn again."""
+    try:
+        os.link(source, target)
+    except OSError:
+        partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        with source.open("rb") as read, partial.open("wb") as write:
+            while block := read.read(_BLOCK):
+                write.write(block)
+            write.flush()
+            os.fsync(write.fileno())
+        os.replace(partial, target)

@@ -1,0 +1,279 @@
+"""What a checkpoint holds of a training: model, optimizers, scheduler, data position, random state, and what is given.
+
+In: the live objects. Out: `Collected`, tensors by name and everything else as JSON; and the way back, `restore`. Names
+are those of the model without its wrappers (DDP, torch.compile, activation checkpointing), so that a checkpoint fits
+the same model wrapped otherwise.
+
+Optimizers are read and set directly, by their parameters' names. torch's own `get_optimizer_state_dict` makes a step
+with gradients of zero where there is no state yet: Adam's step count is then 1, and the training another one.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from flatout.checkpoint.problems import CheckpointError
+from flatout.checkpoint.values import decode, encode, numpy
+
+_T = TypeVar("_T")
+_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The live objects, by what they are called in a checkpoint."""
+
+    model: Any
+    optimizers: Mapping[str, Any] = field(default_factory=dict)
+    stateful: Mapping[str, Any] = field(default_factory=dict)  # scheduler, data, and the user's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    tensors: dict[str, torch.Tensor]  # of the model and the optimizers: the same names on all ranks, or parts of them
+    parameters: set[
+        str
+    ]  # those of them that training changes by optimizer steps only: alike on all ranks that have them
+    own: dict[str, torch.Tensor]  # in values of this rank
+    values: dict[str, Any]  # JSON; of this rank
+
+
+def check(training: Training) -> None:
+    """Refuse what cannot be saved, before the first step rather than after the first hour."""
+    for module in training.model.modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise CheckpointError(
+                "the model is wrapped in FullyShardedDataParallel, whose flat parameters have no names of their own",
+                hint="use torch.distributed.fsdp.fully_shard instead (FSDP2)",
+            )
+    for name, value in training.stateful.items():
+        if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+            raise CheckpointError(
+                f"`{name}` is a {type(value).__qualname__} without state_dict() and load_state_dict()",
+                hint="give an object that has both, or leave it out",
+            )
+
+
+def collect(training: Training) -> Collected:
+    """References to the live tensors: nothing is copied yet."""
+    tensors: dict[str, torch.Tensor] = {}
+    own: dict[str, torch.Tensor] = {}
+    values: dict[str, Any] = {"model": {}, "optimizers": {}, "stateful": {}}
+    for name, value in training.model.state_dict().items():
+        clean = f"model.{_clean(name, training.model)}"
+        if isinstance(value, torch.Tensor):
+            tensors[clean] = value.detach()
+        else:
+            values["model"][clean.removeprefix("model.")] = encode(value, clean, own)
+    names = _parameter_names(training.model)
+    parameters = {f"model.{name}" for name in names.values()}
+    for name, optimizer in training.optimizers.items():
+        state, groups = _optimizer_state(optimizer, name, names)
+        tensors |= state
+        parameters |= set(state)
+        values["optimizers"][name] = {
+            "groups": encode(groups, name, own),
+            "state": _optimizer_values(optimizer, name, names, own),
+        }
+    for name, value in training.stateful.items():
+        values["stateful"][name] = encode(value.state_dict(), name, own)
+    values["random"] = encode(_random_state(), "random", own)
+    return Collected(tensors=tensors, parameters=parameters, own=own, values=values)
+
+
+def model_tensors(training: Training) -> dict[str, torch.Tensor]:
+    """The model's own memory, by the names that it has in a checkpoint."""
+    return {
+        f"model.{_clean(name, training.model)}": value.detach()
+        for name, value in training.model.state_dict().items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def destinations(training: Training, saved: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """Where each saved tensor is to be read to: the model's own memory, and new tensors for the optimizers.
+
+    `saved` gives the shape, the dtype and the device of each tensor by name. Raises CheckpointError if the model or an
+    optimizer is another one.
+    """
+    found = model_tensors(training)
+    _compare("the model", set(found), {name for name in saved if name.startswith("model.")})
+    for name, tensor in found.items():
+        if list(tensor.shape) != list(saved[name]["shape"]):
+            raise CheckpointError(
+                f"`{name}` has the shape {list(saved[name]['shape'])} in the checkpoint"
+                f" and {list(tensor.shape)} in the model",
+                hint="build the model as it was saved, or use another folder",
+            )
+    names = _parameter_names(training.model)
+    entries = _by_parameter(saved)
+    for name, optimizer in training.optimizers.items():
+        for parameter, of in _optimizer_parameters(optimizer, names):
+            for key, one in entries.get(f"{name}.{of}", {}).items():
+                found[f"{name}.{of}.{key}"] = _like(parameter, one)
+    unknown = set(saved) - set(found)
+    optimizers = {name.split(".")[0] for name in unknown} & set(training.optimizers)
+    if optimizers:
+        _compare(f"`{min(optimizers)}`", set(found), set(saved))
+    return found
+
+
+def restore(
+    training: Training, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, is_own: bool
+) -> None:
+    """Put back what was not read in place; `is_own`: these values are this rank's, with its random state.
+
+    `tensors` has those of `destinations` and those of the values.
+    """
+    if values["model"]:
+        training.model.load_state_dict(
+            {_dirty(name, training.model): decode(value, tensors) for name, value in values["model"].items()},
+            strict=False,
+        )
+    names = _parameter_names(training.model)
+    for name, optimizer in training.optimizers.items():
+        saved = values["optimizers"].get(name)
+        if saved is None:
+            raise CheckpointError(f"the checkpoint has no `{name}`", hint="it was saved without; use another folder")
+        _restore_optimizer(optimizer, name, names, saved, tensors)
+    for name, value in training.stateful.items():
+        if name not in values["stateful"]:
+            raise CheckpointError(f"the checkpoint has no `{name}`", hint="it was saved without; use another folder")
+        value.load_state_dict(decode(values["stateful"][name], tensors))
+    if is_own:
+        _set_random_state(decode(values["random"], tensors))
+
+
+def _clean(name: str, model: Any) -> str:
+    parts = name.split(".")
+    while _is_wrapper(model) and parts and parts[0] in {"module", *_WRAPPERS}:
+        model = getattr(model, parts.pop(0))
+    return ".".join(part for part in parts if part not in _WRAPPERS)
+
+
+def _dirty(clean: str, model: Any) -> str:
+    names: Iterable[str] = model.state_dict()
+    return next(name for name in names if _clean(name, model) == clean)
+
+
+def _is_wrapper(model: Any) -> bool:
+    return type(model).__name__ in {"DistributedDataParallel", "DataParallel", "OptimizedModule"}
+
+
+def _parameter_names(model: Any) -> dict[int, str]:
+    return {id(parameter): _clean(name, model) for name, parameter in model.named_parameters()}
+
+
+def _optimizer_parameters(optimizer: Any, names: Mapping[int, str]) -> list[tuple[Any, str]]:
+    return [
+        (parameter, names.get(id(parameter), f"group{group}_{place}"))
+        for group, given in enumerate(optimizer.param_groups)
+        for place, parameter in enumerate(given["params"])
+    ]
+
+
+def _optimizer_state(
+    optimizer: Any, name: str, names: Mapping[int, str]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Its tensors by name; and its groups, with the names of their parameters."""
+    tensors = {
+        f"{name}.{of}.{key}": value.detach()
+        for parameter, of in _optimizer_parameters(optimizer, names)
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
+    groups = []
+    for place, group in enumerate(optimizer.param_groups):
+        options = {key: value for key, value in group.items() if key != "params"}
+        of = [names.get(id(one), f"group{place}_{number}") for number, one in enumerate(group["params"])]
+        groups.append({"options": options, "params": of})
+    return tensors, groups
+
+
+def _optimizer_values(optimizer: Any, name: str, names: Mapping[int, str], own: dict[str, torch.Tensor]) -> Any:
+    """What is no tensor in its state, by parameter; an entry for each parameter that has a state."""
+    return {
+        of: {
+            key: encode(value, f"{name}.{of}.{key}", own)
+            for key, value in optimizer.state[parameter].items()
+            if not isinstance(value, torch.Tensor)
+        }
+        for parameter, of in _optimizer_parameters(optimizer, names)
+        if parameter in optimizer.state
+    }
+
+
+def _restore_optimizer(
+    optimizer: Any, name: str, names: Mapping[int, str], saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    groups = decode(saved["groups"], tensors)
+    _, present = _optimizer_state(optimizer, name, names)
+    if [group["params"] for group in groups] != [group["params"] for group in present]:
+        raise CheckpointError(
+            f"`{name}` has other parameters, or in other groups, than it had when it was saved",
+            hint="build it as it was saved, or use another folder",
+        )
+    for group, given in zip(optimizer.param_groups, groups, strict=True):
+        group.update(given["options"])
+    optimizer.state.clear()
+    entries = _by_parameter(tensors)
+    for parameter, of in _optimizer_parameters(optimizer, names):
+        state: dict[str, Any] = dict(entries.get(f"{name}.{of}", {}))
+        if of in saved["state"]:
+            state |= {key: decode(value, tensors) for key, value in saved["state"][of].items()}
+        if state:
+            optimizer.state[parameter] = state
+
+
+def _like(parameter: torch.Tensor, saved: Mapping[str, Any]) -> torch.Tensor:
+    """A tensor for this entry of the parameter's state, sharded and placed as the parameter where it has its shape."""
+    dtype = getattr(torch, saved["dtype"])
+    if list(saved["shape"]) == list(parameter.shape) and parameter.dim() > 0:
+        return torch.empty_like(parameter.detach(), dtype=dtype)
+    return torch.empty(saved["shape"], dtype=dtype, device="cpu" if saved["device"] == "cpu" else parameter.device)
+
+
+def _by_parameter(tensors: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
+    """`optimizer.fc.weight.exp_avg` as `optimizer.fc.weight`: {`exp_avg`: ..}."""
+    found: dict[str, dict[str, _T]] = {}
+    for name, tensor in tensors.items():
+        parameter, _, key = name.rpartition(".")
+        found.setdefault(parameter, {})[key] = tensor
+    return found
+
+
+def _compare(what: str, present: set[str], saved: set[str]) -> None:
+    for names, has, lacks in (
+        (present - saved, what, "the checkpoint"),
+        (saved - present, "the checkpoint", what),
+    ):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise CheckpointError(
+                f"{has} has `{min(names)}`{more}, which {lacks} does not have",
+                hint="build the training as it was saved, or use another folder",
+            )
+
+
+def _random_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        state["numpy"] = numpy().random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_random_state(state: Mapping[str, Any]) -> None:
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        numpy().random.set_state(state["numpy"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

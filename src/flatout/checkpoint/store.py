@@ -1,0 +1,242 @@
+"""A folder of checkpoints: how one is written, committed, found, checked and removed. One store a tier.
+
+    lock.json                      the job that writes here
+    checkpoints.jsonl              a line for each checkpoint: its step, outcome, sizes and times
+    step-000001200/                a checkpoint; the name appears when all in it is on the disk
+        manifest.json              all files with their sizes and CRC-32, written last
+        rank00000.safetensors      this rank's part of the tensors
+        rank00000.json             which parts these are, and what is no tensor
+    .partial-step-1300-5f3a/       one that is being written, or that was interrupted
+
+In the shared folder all ranks write, and the first commits. In a local folder the ranks of a host do, and the first of
+them commits. Nobody waits for another rank but the one that commits, and that in its background.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout import __version__
+from flatout.checkpoint.files import check_file, read_json, sync_folder, write_file, write_json
+from flatout.checkpoint.lock import Lock
+from flatout.checkpoint.problems import CheckpointError, DamagedError
+
+SCHEMA, VERSION = "flatout/checkpoint", 1
+MANIFEST, LOG = "manifest.json", "checkpoints.jsonl"
+_STEP = re.compile(r"step-(\d{9,})")
+_FILE = re.compile(r"rank(\d{5,})(-local)?\.(safetensors|json)")
+_POLL_S = 0.01
+
+
+class Store:
+    def __init__(self, folder: Path, *, rank: int, members: Sequence[int]) -> None:
+        self.folder = folder
+        self.is_leader = rank == members[0]
+        self._rank = rank
+        self._members = list(members)
+        self._lock: Lock | None = None
+
+    # The folder.
+
+    def open(self) -> None:
+        """The leader makes the folder, locks it and clears away what was interrupted."""
+        if self.is_leader:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self.folder)
+            for path in list(self.folder.iterdir()):
+                if path.name.startswith((".partial-", ".removed-")):
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name.startswith(".replaced-"):
+                    self._put_back(path)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def steps(self) -> list[int]:
+        """The steps of the committed checkpoints, the newest first."""
+        try:
+            found = [_STEP.fullmatch(name) for name in os.listdir(self.folder)]
+        except FileNotFoundError:
+            return []
+        return sorted((int(one[1]) for one in found if one), reverse=True)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:09d}"
+
+    # Writing. In the background.
+
+    def partial(self, step: int, token: str) -> Path:
+        return self.folder / f".partial-step-{step}-{token}"
+
+    def write(self, step: int, token: str, files: dict[str, list[Any]], record: dict[str, Any]) -> int:
+        """Write this rank's files, and at the end its record, which says that they are there. Gives their bytes."""
+        folder = self.partial(step, token)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = {name: write_file(folder / name, parts) for name, parts in files.items()}
+        name = f"rank{self._rank:05d}.json"
+        written[name] = write_json(folder / name, {"rank": self._rank, "step": step, "files": written, **record})
+        return sum(one["bytes"] for one in written.values())
+
+    def fail(self, step: int, token: str, reason: str) -> None:
+        """Tell the leader, if that can be written, that this rank's part will not come."""
+        with suppress(OSError):
+            (self.partial(step, token) / f"rank{self._rank:05d}.failed").write_text(reason)
+
+    def commit(self, step: int, token: str, *, timeout_s: float, is_given_up: Callable[[], bool]) -> dict[str, Any]:
+        """The leader: wait for all parts, write the manifest, and give the checkpoint its name; the manifest."""
+        folder = self.partial(step, token)
+        records = self._wait(folder, timeout_s, is_given_up)
+        files: dict[str, dict[str, int]] = {}
+        for rank, record in records.items():
+            name = f"rank{rank:05d}.json"
+            files |= record["files"]
+            files[name] = _measured(folder / name)
+        manifest = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "flatout": __version__,
+            "torch": torch.__version__,
+            "step": step,
+            "world_size": records[self._members[0]]["world_size"],
+            "ranks": self._members,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "stall_s": max(record["stall_s"] for record in records.values()),
+            "files": files,
+        }
+        write_json(folder / MANIFEST, manifest)
+        sync_folder(folder)
+        if self._lock is None:  # the folder could not be written to before
+            self._lock = Lock(self.folder)
+        if not self._lock.is_held():
+            raise CheckpointError(f"{self.folder} has been taken over by another job", hint="end one of the two")
+        target, replaced = self.path(step), self.folder / f".replaced-{self.path(step).name}"
+        if target.exists():  # the same step is saved again
+            os.rename(target, replaced)
+        os.rename(folder, target)
+        sync_folder(self.folder)
+        self._put_back(replaced)
+        return manifest
+
+    def discard(self, step: int, token: str, *, late_s: float) -> None:
+        """The leader: remove a partial one, once no rank writes to it any more, which would make it again."""
+        folder = self.partial(step, token)
+        until = time.monotonic() + late_s
+        with suppress(OSError):
+            while time.monotonic() < until and not self._has_all_ended(set(os.listdir(folder))):
+                time.sleep(_POLL_S)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _has_all_ended(self, names: set[str]) -> bool:
+        return all(names & {f"rank{rank:05d}.json", f"rank{rank:05d}.failed"} for rank in self._members)
+
+    def prune(self, keep: int, keep_every: int | None) -> None:
+        """Remove all but the last `keep` whose files are all there, and those whose step `keep_every` divides."""
+        num_good = 0
+        for step in self.steps():
+            if num_good < keep:
+                num_good += self._is_complete(step)
+            elif not (keep_every and step % keep_every == 0):
+                self._set_aside(self.path(step))
+
+    def refuse_after(self, step: int) -> None:
+        """Put aside what is newer than the step that the training goes on from: it cannot be used, or is not to be."""
+        for newer in self.steps():
+            if newer > step:
+                with suppress(OSError):
+                    os.rename(self.path(newer), self.folder / f"refused-step-{newer}-{time.time_ns()}")
+
+    def log(self, line: dict[str, Any]) -> None:
+        with suppress(OSError), (self.folder / LOG).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    # Reading.
+
+    def manifest(self, step: int) -> dict[str, Any]:
+        """Raises DamagedError."""
+        path = self.path(step)
+        manifest = read_json(path / MANIFEST)
+        if manifest.get("schema") != SCHEMA or manifest.get("step") != step:
+            raise DamagedError(f"{MANIFEST} is of something else")
+        if manifest["version"] > VERSION:
+            raise CheckpointError(
+                f"{path} has version {manifest['version']} of the format, and {VERSION} is the last known here",
+                hint=f"use Flatout {manifest['flatout']} or later",
+            )
+        if not all(_FILE.fullmatch(name) for name in manifest["files"]):
+            raise DamagedError(f"{MANIFEST} names files that no checkpoint has")
+        return manifest
+
+    def check(self, step: int, place: int, num_places: int) -> None:
+        """Check each `num_places`-th file, so that together the ranks check all; raises DamagedError."""
+        for name, expected in sorted(self.manifest(step)["files"].items())[place::num_places]:
+            check_file(self.path(step) / name, expected)
+
+    def records(self, step: int) -> dict[int, dict[str, Any]]:
+        """By rank: which parts of which tensors its files hold, and its values."""
+        path = self.path(step)
+        return {rank: read_json(path / f"rank{rank:05d}.json") for rank in self.manifest(step)["ranks"]}
+
+    # What these need.
+
+    def _wait(self, folder: Path, timeout_s: float, is_given_up: Callable[[], bool]) -> dict[int, dict[str, Any]]:
+        until = time.monotonic() + timeout_s
+        records: dict[int, dict[str, Any]] = {}
+        while True:
+            names = set(os.listdir(folder))
+            for rank in self._members:
+                if rank not in records and f"rank{rank:05d}.json" in names:
+                    records[rank] = read_json(folder / f"rank{rank:05d}.json")
+                if f"rank{rank:05d}.failed" in names:
+                    reason = (folder / f"rank{rank:05d}.failed").read_text()
+                    raise CheckpointError(f"rank {rank} could not write its part: {reason}")
+            if len(records) == len(self._members):
+                return records
+            missing = min(set(self._members) - set(records))
+            if is_given_up():
+                raise CheckpointError(f"rank {missing} has not written its part")
+            if time.monotonic() > until:
+                raise CheckpointError(
+                    f"rank {missing} has not written its part within {timeout_s:g} s",
+                    hint="a larger timeout_s waits longer",
+                )
+            time.sleep(_POLL_S)
+
+    def _put_back(self, replaced: Path) -> None:
+        """One that was to be replaced is removed if it was, and else gets its name again."""
+        target = self.folder / replaced.name.removeprefix(".replaced-")
+        if target.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        elif replaced.exists():
+            os.rename(replaced, target)
+
+    def _is_complete(self, step: int) -> bool:
+        try:
+            files = self.manifest(step)["files"]
+            return all((self.path(step) / name).stat().st_size == one["bytes"] for name, one in files.items())
+        except (CheckpointError, OSError):
+            return False
+
+    def _set_aside(self, path: Path) -> None:
+        """Remove it under another name, so that a half-removed one is never taken for a checkpoint."""
+        removed = path.with_name(f".removed-{path.name}-{time.time_ns()}")
+        with suppress(OSError):
+            os.rename(path, removed)
+            shutil.rmtree(removed, ignore_errors=True)
+
+
+def _measured(path: Path) -> dict[str, int]:
+    data = path.read_bytes()
+    return {"bytes": len(data), "crc32": zlib.crc32(data)}

@@ -1,0 +1,133 @@
+"""What is no tensor, as JSON: numbers, text, containers, and a few types by name. Nothing else, and nothing executable.
+
+In: a state dict's values. Out: JSON, and the tensors in it apart, under the names by which the JSON refers to them.
+`{"$": TYPE, ..}` marks what JSON has no form for. A value of any other type is refused by name, type and a way out.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import math
+import sys
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from flatout.checkpoint.problems import CheckpointError, DamagedError
+
+_TAG = "$"
+# Not a dependency: only a process that uses numpy has its values, and only one that had some reads them back.
+_NUMPY = "numpy"
+_PAIRS: dict[str, Any] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_LISTS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset, "size": torch.Size}
+
+
+def numpy() -> Any:
+    return importlib.import_module(_NUMPY)
+
+
+def encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """`value` as JSON; its tensors are added to `tensors`. `name`: what it is called, as in `scheduler.last_epoch`."""
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {_TAG: "float", "v": repr(value)}
+    if kind is list:
+        return [encode(item, f"{name}.{place}", tensors) for place, item in enumerate(value)]
+    if kind is dict and all(type(key) is str for key in value) and _TAG not in value:
+        return {key: encode(item, f"{name}.{key}", tensors) for key, item in value.items()}
+    if (marked := _marked(value, name, tensors)) is not None:
+        return marked
+    raise CheckpointError(
+        f"`{name}` is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold as data",
+        hint="leave it out, or give an object whose state_dict() has numbers, text, containers and tensors only",
+    )
+
+
+def _marked(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any] | None:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value.detach()
+        return {_TAG: "tensor", "v": name, "device": value.device.type}
+    for tag, container in _PAIRS.items():
+        if kind is container:
+            return {_TAG: tag, "v": _pairs(value, name, tensors)}
+    for tag, container in _LISTS.items():
+        if kind is container:
+            return {_TAG: tag, "v": [encode(item, f"{name}.{place}", tensors) for place, item in enumerate(value)]}
+    if kind in (bytes, bytearray):
+        return {_TAG: kind.__name__, "v": base64.b64encode(value).decode()}
+    if kind is complex:
+        return {_TAG: "complex", "v": [encode(part, name, tensors) for part in (value.real, value.imag)]}
+    if kind in (torch.dtype, torch.device):
+        return {_TAG: kind.__name__, "v": str(value).removeprefix("torch.")}
+    if kind is range:
+        return {_TAG: "range", "v": [value.start, value.stop, value.step]}
+    if _NUMPY in sys.modules and (array := _numpy(value)) is not None:
+        return array
+    if isinstance(value, defaultdict) and value.default_factory in (None, int, float, list, dict):
+        factory = value.default_factory
+        return {_TAG: "defaultdict", "of": factory.__name__ if factory else None, "v": _pairs(value, name, tensors)}
+    return None
+
+
+def _pairs(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> list[Any]:
+    return [[encode(key, name, tensors), encode(item, f"{name}.{key}", tensors)] for key, item in value.items()]
+
+
+def _numpy(value: Any) -> dict[str, Any] | None:
+    is_scalar = isinstance(value, numpy().generic)
+    if not (is_scalar or type(value) is numpy().ndarray) or value.dtype.hasobject or value.dtype.names:
+        return None
+    data = base64.b64encode(value.tobytes()).decode()
+    return {_TAG: "numpy", "dtype": value.dtype.str, "shape": list(value.shape), "v": data, "scalar": is_scalar}
+
+
+def decode(given: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The value again; raises DamagedError for what `encode` does not write."""
+    if isinstance(given, list):
+        return [decode(item, tensors) for item in given]
+    if not isinstance(given, dict):
+        return given
+    if _TAG not in given:
+        return {key: decode(item, tensors) for key, item in given.items()}
+    try:
+        return _unmarked(given[_TAG], given, tensors)
+    except (KeyError, ValueError, TypeError) as error:
+        raise DamagedError(f"a value of type `{given[_TAG]}` cannot be read") from error
+
+
+def _unmarked(tag: str, given: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
+    value = given["v"]
+    if tag == "tensor":
+        return tensors[value]
+    if tag == "float":
+        return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[value]
+    if tag in _PAIRS:
+        return _PAIRS[tag]({decode(key, tensors): decode(item, tensors) for key, item in value})
+    if tag in _LISTS:
+        return _LISTS[tag](decode(item, tensors) for item in value)
+    if tag in ("bytes", "bytearray"):
+        return {"bytes": bytes, "bytearray": bytearray}[tag](base64.b64decode(value))
+    if tag == "complex":
+        return complex(*(decode(part, tensors) for part in value))
+    if tag == "dtype":
+        dtype = getattr(torch, value)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(value)
+        return dtype
+    if tag == "device":
+        return torch.device(value)
+    if tag == "range":
+        return range(*(int(number) for number in value))
+    if tag == "numpy":
+        array = numpy().frombuffer(base64.b64decode(value), dtype=given["dtype"]).reshape(given["shape"]).copy()
+        return array[()] if given["scalar"] else array
+    if tag == "defaultdict":
+        factory = {None: None, "int": int, "float": float, "list": list, "dict": dict}[given["of"]]
+        return defaultdict(factory, {decode(key, tensors): decode(item, tensors) for key, item in value})
+    raise ValueError(tag)

@@ -1,0 +1,144 @@
+"""torch.save to a file that is whole or absent: written beside, brought to the disk, renamed; the last one is kept.
+
+In: FLATOUT_SAFE_SAVE=1, and the script's calls of torch.save with a path. Out: `NAME`, `NAME.previous` and
+`NAME.checksums`, the sizes and CRC-32s that the two may have, by which `checkpoint.scripted.latest_good` finds the one
+to go on from. What is saved and what is raised stay as they are; after an error, a full disk say, the file from before
+is still there, where torch.save alone leaves a torn one. What the script writes to an open file is left to it.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.serialization
+
+from flatout.inside.log import LOG
+
+SAFE_SAVE = "FLATOUT_SAFE_SAVE"
+PREVIOUS, CHECKSUMS = ".previous", ".checksums"
+_BLOCK = 8 << 20
+
+
+def save_safely(environment: Mapping[str, str] = os.environ) -> Callable[[], None] | None:
+    """Hook torch.save if the environment asks for it; what undoes it."""
+    if environment.get(SAFE_SAVE) != "1":
+        return None
+    original = torch.serialization.save
+
+    @wraps(original)
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        path = _plain_path(f)
+        if path is None:
+            return original(obj, f, *args, **kwargs)
+        # The same name in another folder, as torch writes the name into the file.
+        folder = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_ident()}.tmp")
+        partial = folder / path.name
+        try:
+            _remove_interrupted(path)
+            folder.mkdir(exist_ok=True)
+            result = original(obj, _like(f, partial), *args, **kwargs)
+            noted = _bring_to_disk(partial)
+            _keep_previous(path, noted)
+            os.replace(partial, path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        _sync_folder(path.parent)
+        return result
+
+    torch.serialization.save = save
+    if torch.save is original:
+        torch.save = save
+
+    def undo() -> None:
+        torch.serialization.save = original
+        if torch.save is save:
+            torch.save = original
+
+    return undo
+
+
+def _plain_path(f: Any) -> Path | None:
+    """The file to write, by its own name where `f` is a link; None for what is no regular file: open ones, devices."""
+    if not isinstance(f, (str, os.PathLike)):
+        return None
+    try:
+        path = Path(os.path.realpath(f))
+        return path if path.is_file() or not path.exists() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _like(f: Any, path: Path) -> Any:
+    return str(path) if isinstance(f, str) else path
+
+
+def _bring_to_disk(path: Path) -> dict[str, int]:
+    num_bytes, checksum = 0, 0
+    with path.open("rb+", buffering=0) as file:
+        while block := file.read(_BLOCK):
+            num_bytes += len(block)
+            checksum = zlib.crc32(block, checksum)
+        os.fsync(file.fileno())
+    return {"bytes": num_bytes, "crc32": checksum}
+
+
+def _keep_previous(path: Path, noted: dict[str, int]) -> None:
+    """Note the new file's checksum beside the old one's, and give the old file its second name.
+
+    The name of the checkpoint is never absent: the old file keeps it until the new one takes it. A failure here is
+    logged, and the script's file is written all the same.
+    """
+    try:
+        checksums = path.with_name(path.name + CHECKSUMS)
+        files = [noted]
+        if path.exists():
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                # The old file is one of two, as this may have been interrupted before the last one had its name.
+                files += json.loads(checksums.read_text())["files"][:2]
+        partial = checksums.with_name(f"{checksums.name}.{os.getpid()}.tmp")
+        with partial.open("w") as file:
+            json.dump({"files": files}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            _give_second_name(path, path.with_name(path.name + PREVIOUS))
+        os.replace(partial, checksums)
+    except OSError:
+        LOG.error("keeping the previous checkpoint")
+
+
+def _remove_interrupted(path: Path) -> None:
+    """What killed processes of this host have left."""
+    start = f".{path.name}.{os.uname().nodename}."
+    for folder in path.parent.glob(f"{glob.escape(start)}*.tmp"):
+        pid = folder.name.removeprefix(start).split(".")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _give_second_name(path: Path, previous: Path) -> None:
+    second = previous.with_name(f"{previous.name}.{os.getpid()}.tmp")
+    with suppress(FileNotFoundError):
+        second.unlink()
+    os.link(path, second)
+    os.replace(second, previous)
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):
+        file = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)

@@ -1,0 +1,1 @@
+"""Keeps a job alive, and says how often to save it."""

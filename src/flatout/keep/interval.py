@@ -1,0 +1,245 @@
+"""How often to save, and what to improve first: from measured costs and what is known of the failure rate.
+
+In: `Costs` in seconds, nodes, and a `FailureRate`, a Gamma distribution: a published rate to begin with, and the job's
+own failures and node-days, which soon outweigh it. Out: the interval with the highest expected goodput over that
+distribution, the closed forms of Young, Daly and NVIDIA beside it, and what a better write time, detection, restart or
+failure rate would be worth, in GPU-hours and money. Nothing is measured or saved here.
+
+Goodput is the part of the job's time that its work would have taken without failures and checkpoints. Failures come at
+a constant rate, during restarts too; over the distribution of that rate, goodput is averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaincinv  # type: ignore[import-untyped]
+
+DAY_S, HOUR_S = 86_400.0, 3_600.0
+_NUM_QUANTILES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Measured, in seconds.
+
+    `stall_s`: how long a checkpoint keeps the training waiting. `write_s`: from its beginning until it is committed,
+    which is no stall if it is written in the background, but work that a failure takes along. `detect_s`: from a
+    failure until it is noticed. `restart_s`: from then until the first new step begins.
+    """
+
+    stall_s: float
+    write_s: float
+    detect_s: float
+    restart_s: float
+
+    @property
+    def after_failure_s(self) -> float:
+        """What a failure costs whatever the interval."""
+        return self.detect_s + self.restart_s + max(self.write_s - self.stall_s, 0.0)
+
+
+def measured_costs(lines: Iterable[Mapping[str, Any]], *, detect_s: float, restart_s: float) -> Costs | None:
+    """From the lines of `checkpoints.jsonl`, by the medians; None where no checkpoint was committed yet."""
+    committed = [line for line in lines if line.get("outcome") == "committed"]
+    if not committed:
+        return None
+    return Costs(
+        stall_s=float(np.median([line["stall_s"] for line in committed])),
+        write_s=float(np.median([line["until_committed_s"] for line in committed])),
+        detect_s=detect_s,
+        restart_s=restart_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRate:
+    """Failures per node and day, as a Gamma distribution: `failures` seen in `node_days`, the prior's included."""
+
+    failures: float
+    node_days: float
+    source: str
+
+    @property
+    def mean(self) -> float:
+        return self.failures / self.node_days
+
+    def after(self, failures: int, node_days: float) -> FailureRate:
+        """What is known once these have been seen."""
+        return replace(self, failures=self.failures + failures, node_days=self.node_days + node_days)
+
+    def interval(self, probability: float = 0.9) -> tuple[float, float]:
+        tail = (1 - probability) / 2
+        low, high = gammaincinv(self.failures, [tail, 1 - tail]) / self.node_days
+        return float(low), float(high)
+
+    def rates_per_s(self, num_nodes: int) -> NDArray[np.float64]:
+        """Of the whole job: equally probable ones, the middles of so many parts of the distribution."""
+        middles = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
+        rates = gammaincinv(self.failures, middles) / self.node_days
+        rates *= self.mean / rates.mean()  # the middles of the outermost parts leave out a little of the mean
+        return np.asarray(rates * num_nodes / DAY_S, dtype=np.float64)
+
+
+def published(per_1000_node_days: float, source: str, *, failures: float = 2.0) -> FailureRate:
+    """A prior with this mean, which counts as much as `failures` of the job's own.
+
+    Clusters differ by a factor of three either way from one another, as two do of which much is published; two failures
+    are about as uncertain.
+    """
+    return FailureRate(failures=failures, node_days=1000 * failures / per_1000_node_days, source=source)
+
+
+RSC_1 = published(6.50, "Meta RSC-1, 2023-24, A100: Kokolis et al., HPCA 2025")
+RSC_2 = published(2.34, "Meta RSC-2, 2023-24, A100: Kokolis et al., HPCA 2025")
+LLAMA_3 = published(3.79, "Llama 3 405B, 16,384 H100 over 54 days, 419 unexpected interruptions: Meta, 2024")
+
+
+# Closed forms.
+
+
+def young_s(stall_s: float, mean_time_to_failure_s: float) -> float:
+    """Young 1974: sqrt(2 C M)."""
+    return sqrt(2 * stall_s * mean_time_to_failure_s)
+
+
+def daly_s(stall_s: float, mean_time_to_failure_s: float) -> float:
+    """Daly 2006, his equation 37: better than Young's where a checkpoint costs much of the time between failures."""
+    if stall_s >= 2 * mean_time_to_failure_s:
+        return mean_time_to_failure_s
+    part = stall_s / (2 * mean_time_to_failure_s)
+    return young_s(stall_s, mean_time_to_failure_s) * (1 + sqrt(part) / 3 + part / 9) - stall_s
+
+
+def nvidia_s(stall_s: float, mean_time_to_failure_s: float, recovery_s: float) -> float:
+    """For the best availability, arXiv 2410.18124: Ts + sqrt(2 (Tf + Tr) Ts + Ts^2)."""
+    return stall_s + sqrt(2 * (mean_time_to_failure_s + recovery_s) * stall_s + stall_s**2)
+
+
+def published_ettr(interval_s: float, costs: Costs, rate_per_s: float) -> float:
+    """Kokolis et al., HPCA 2025: (1 - N r_f (u0 + dt/2)) / (1 + w/dt). First order: below 0 for what never gets on."""
+    lost = rate_per_s * (costs.after_failure_s + interval_s / 2)
+    return (1 - lost) / (1 + costs.stall_s / interval_s)
+
+
+# The model that is optimised.
+
+
+def goodput(interval_s: float, costs: Costs, rate_per_s: float) -> float:
+    """Exact for failures at a constant rate, during restarts too.
+
+    Daly's renewal argument: a segment of work `t` with its stall `w` takes e^(r u) (e^(r (t + w)) - 1) / r on average,
+    where each failure costs `u`, and more if the next one comes before it is over.
+    """
+    return expected_goodput(interval_s, costs, [rate_per_s])
+
+
+def expected_goodput(interval_s: float, costs: Costs, rates_per_s: Sequence[float] | NDArray[np.float64]) -> float:
+    """Over equally probable rates."""
+    return float(_expected_goodputs(np.array([interval_s]), costs, np.asarray(rates_per_s, dtype=np.float64))[0])
+
+
+def _expected_goodputs(
+    intervals_s: NDArray[np.float64], costs: Costs, rates_per_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    spans = intervals_s[:, None] + costs.stall_s
+    exponents = np.minimum(rates_per_s * spans, 700.0)
+    # (e^x - 1) / x, which is 1 where nothing fails.
+    slowdowns = np.divide(np.expm1(exponents), exponents, out=np.ones_like(exponents), where=exponents > 0)
+    each = intervals_s[:, None] / spans / slowdowns * np.exp(-rates_per_s * costs.after_failure_s)
+    return np.asarray(each.mean(axis=1), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """The best interval. `low_s` to `high_s`: within 0.1 % of its goodput, so that none of these is wrong."""
+
+    interval_s: float
+    low_s: float
+    high_s: float
+    goodput: float
+    mean_time_to_failure_s: float
+    young_s: float
+    daly_s: float
+    nvidia_s: float
+
+
+def best_interval(costs: Costs, rate: FailureRate, num_nodes: int) -> Interval:
+    rates = rate.rates_per_s(num_nodes)
+    mean_s = 1 / (rate.mean * num_nodes / DAY_S)
+    stall_s = max(costs.stall_s, 1e-3)  # of a free checkpoint there cannot be too many
+    costs = replace(costs, stall_s=stall_s)
+    center, width = log(young_s(stall_s, mean_s)), 5.0
+    for _ in range(4):  # it has one maximum
+        tried = np.exp(np.linspace(center - width, center + width, 101))
+        goodputs = _expected_goodputs(tried, costs, rates)
+        center, width = log(tried[goodputs.argmax()]), width / 20
+    interval_s = exp(center)
+    best = expected_goodput(interval_s, costs, rates)
+    around = interval_s * np.exp(np.linspace(-3, 3, 601))
+    good = around[_expected_goodputs(around, costs, rates) >= best - 0.001]
+    return Interval(
+        interval_s=interval_s,
+        low_s=float(good.min()),
+        high_s=float(good.max()),
+        goodput=best,
+        mean_time_to_failure_s=mean_s,
+        young_s=young_s(stall_s, mean_s),
+        daly_s=daly_s(stall_s, mean_s),
+        nvidia_s=nvidia_s(stall_s, mean_s, costs.detect_s + costs.restart_s),
+    )
+
+
+# What to attack first.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """What halving one of the four would bring, the interval chosen anew, over `hours` of the job."""
+
+    name: str  # "write time", "detection time", "restart time" or "failure rate"
+    value: float  # now; seconds, or failures per 1,000 node-days
+    goodput: float  # if it were half
+    gpu_hours: float
+    money: float | None  # None where no price is known
+
+
+def levers(
+    costs: Costs,
+    rate: FailureRate,
+    *,
+    num_nodes: int,
+    gpus_per_node: int,
+    hours: float,
+    price_per_gpu_hour: float | None = None,
+    interval_s: float | None = None,
+) -> list[Lever]:
+    """The most worthwhile first.
+
+    `interval_s`: as it is now, if it is not the best one; what is gained then includes what the better interval brings,
+    for all four alike.
+    """
+    now = (
+        best_interval(costs, rate, num_nodes).goodput
+        if interval_s is None
+        else expected_goodput(interval_s, costs, rate.rates_per_s(num_nodes))
+    )
+    half_as_often = replace(rate, node_days=2 * rate.node_days)
+    changed = [
+        ("write time", costs.write_s, replace(costs, stall_s=costs.stall_s / 2, write_s=costs.write_s / 2), rate),
+        ("detection time", costs.detect_s, replace(costs, detect_s=costs.detect_s / 2), rate),
+        ("restart time", costs.restart_s, replace(costs, restart_s=costs.restart_s / 2), rate),
+        ("failure rate", 1000 * rate.mean, costs, half_as_often),
+    ]
+    found = []
+    for name, value, new_costs, new_rate in changed:
+        then = best_interval(new_costs, new_rate, num_nodes).goodput
+        gpu_hours = (then - now) * hours * num_nodes * gpus_per_node
+        money = None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour
+        found.append(Lever(name=name, value=value, goodput=then, gpu_hours=gpu_hours, money=money))
+    return sorted(found, key=lambda lever: -lever.gpu_hours)
