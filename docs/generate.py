@@ -47,6 +47,7 @@ from flatout.records.doctor import (
 )
 from flatout.records.events import Quality
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
+from flatout.records.ledger import LedgerClass, LedgerReport
 from flatout.records.plan import GroupRegret, Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
 from flatout.records.power import CapAdvice, CapPoint, Ratio
 from flatout.records.replay import PolicyDifference, PolicyReplay, Replay, ReplaySeries, SizeWait, TeamUse
@@ -202,6 +203,11 @@ def replay_json() -> str:
 def policies() -> str:
     """The scheduling policies: name and rule."""
     return table(["Policy", "Rule"], [[f"`{name}`", policy.summary] for name, policy in POLICIES.items()])
+
+
+def ledger_json() -> str:
+    """The contract `flatout/ledger-report`."""
+    return _contract("flatout/ledger-report", (LedgerReport, LedgerClass))
 
 
 def models() -> str:
@@ -556,6 +562,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         schedule_cycle_json,
         replay_json,
         policies,
+        ledger_json,
         models,
         systems,
         plan_accuracy,

@@ -26,7 +26,7 @@ from flatout.errors import FlatoutError, OutputError
 
 # In the order of `flatout --help`. A verb is a function of the same name in a file of the same name.
 VERBS: tuple[str, ...] = (
-    *("diagnose", "diff", "explain", "profile", "tune", "run", "doctor", "bench", "plan", "submit", "cost"),
+    *("diagnose", "diff", "explain", "profile", "tune", "run", "ledger", "doctor", "bench", "plan", "submit", "cost"),
 )
 
 

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from functools import wraps
 from importlib import import_module
 from multiprocessing.process import BaseProcess
@@ -36,6 +37,7 @@ _DEVICE_WORDS = (
     "Failed to CUDA calloc",
     "Cuda failure 2 'out of memory'",
 )
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HOST_WORDS = ("can't allocate memory", "Cannot allocate memory", "unable to mmap", "CUDA error: unable to pin")
 
 
@@ -88,11 +90,25 @@ class _Notes:
             "where": where,
             "exception": type(error).__name__,
             "message": str(error)[:_MOST_CHARACTERS],
+            "line": _raised_at(error),
         }
         path = self._recording / f"failure-{os.uname().nodename}-{os.getpid()}.json"
         partial = path.with_name(f".{path.name}.part")
         partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
         partial.replace(path)
+
+
+def _raised_at(error: BaseException) -> str | None:
+    """`train.py:31`: the innermost line of the user's own code, or where there is none, the innermost."""
+    lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__) if number]
+    own = [line for line in lines if not is_installed(line[0])]
+    file, number = (own or lines or [("", 0)])[-1]
+    return f"{os.path.basename(file)}:{number}" if file else None
+
+
+def is_installed(file: str) -> bool:
+    """Python's, a package's or ours, and no file of the job."""
+    return "site-packages" in file or file.startswith(("<", _OURS, os.path.dirname(os.__file__)))
 
 
 def note_failures(recording: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import wraps
 from multiprocessing import parent_process
 from multiprocessing import util as multiprocessing_util
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from flatout.inside.checkpoints import CheckpointHooks
 from flatout.inside.divert import divert
 from flatout.inside.ending import ENDING
 from flatout.inside.failures import note_failures
+from flatout.inside.heartbeat import HEARTBEAT, start_heartbeat
 from flatout.inside.identity import is_loader_worker
 from flatout.inside.log import LOG, guarded
 from flatout.inside.patches.apply import apply_patches
@@ -110,12 +112,18 @@ def install() -> list[Callable[[], None]]:
     guarded(divert)(LOG.folder)
     guarded(save_safely)()
     guarded(apply_patches)(LOG.folder)
+    undos: list[Callable[[], None]] = []
+    if heartbeat := os.environ.get(HEARTBEAT):
+        LOG.folder = LOG.folder or Path(heartbeat)
+        undos = guarded(start_heartbeat)() or []
+        if settings is None:
+            guarded(note_failures)(Path(heartbeat))
     if settings is None:
-        return []
+        return undos
     guarded(note_failures)(settings.recording)
     os.register_at_fork(after_in_child=_after_fork)
     parts = (_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints)
-    return [undo for part in parts if (undo := guarded(part)()) is not None]
+    return [*undos, *(undo for part in parts if (undo := guarded(part)()) is not None)]
 
 
 def _hook_optimizers() -> Callable[[], None]:

@@ -15,8 +15,8 @@ LIGHT = "FLATOUT_LIGHT"  # 1: no trace
 FACTS = "FLATOUT_FACTS"  # 1: write down what the job is, also without a trace
 STOP_AFTER = "FLATOUT_STOP_AFTER"  # end the job after so many settled steps, at a step boundary of all ranks
 STOP_AFTER_S = "FLATOUT_STOP_AFTER_S"  # the same, after so many seconds
-# Those that need no recording: FLATOUT_PATCHES (patches/apply.py), FLATOUT_DIVERT (divert.py) and
-# FLATOUT_SAFE_SAVE (safe_save.py).
+# Those that need no recording: FLATOUT_PATCHES (patches/apply.py), FLATOUT_DIVERT (divert.py), FLATOUT_SAFE_SAVE
+# (safe_save.py) and FLATOUT_HEARTBEAT (heartbeat.py).
 # torchrun's: how often it has started the ranks again
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 

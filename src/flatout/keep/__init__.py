@@ -1,1 +1,1 @@
-"""Keeps a job alive, and says how often to save it."""
+"""Keeps a job alive: hangs, restarts on evidence, how often to save it, and the ledger of each GPU-second."""

@@ -5,10 +5,21 @@
 
 from __future__ import annotations
 
+from flatout.launch.guard import end_marked
 from flatout.launch.launcher import Launcher, LocalLauncher
 from flatout.launch.limited import run_limited
 from flatout.launch.loaded import with_inside
 from flatout.launch.local import Ended, end_like, run_local
 from flatout.launch.slurm import SlurmLauncher
 
-__all__ = ["Ended", "Launcher", "LocalLauncher", "SlurmLauncher", "end_like", "run_limited", "run_local", "with_inside"]
+__all__ = [
+    "Ended",
+    "Launcher",
+    "LocalLauncher",
+    "SlurmLauncher",
+    "end_like",
+    "end_marked",
+    "run_limited",
+    "run_local",
+    "with_inside",
+]

@@ -43,10 +43,10 @@ def guarded(mark: str) -> Iterator[None]:
             process.wait(2 * _GRACE_S)
 
 
-def end_marked(is_meant: Callable[[dict[str, str]], bool]) -> int:
-    """Ask all processes with such an environment to end, and make them after ten seconds; how many there were."""
+def end_marked(is_meant: Callable[[dict[str, str]], bool], *, grace_s: float = _GRACE_S) -> int:
+    """Ask all processes with such an environment to end, and make them after `grace_s`; how many there were."""
     asked: set[int] = set()
-    deadline = time.monotonic() + _GRACE_S
+    deadline = time.monotonic() + grace_s
     while (left := list(_with_environment(is_meant))) and time.monotonic() < deadline:
         for process in left:
             if process.pid not in asked:

@@ -12,7 +12,7 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -58,13 +58,30 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         return 128 + self.signal
 
 
-def run_local(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
-    """Run `command` to its end. Raises InputError where it cannot be started."""
+def run_local(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    watch: Callable[[int], object] | None = None,
+    poll_s: float = 0.05,
+    on_signal: Callable[[int], object] | None = None,
+) -> Ended:
+    """Run `command` to its end. Raises InputError where it cannot be started.
+
+    `watch` is called every `poll_s` with the number of the job's first process, and `on_signal` with each signal to end
+    that the user or a scheduler sends.
+    """
     with _blocked() as mask, Witness(HANDED_ON) as witness:
         start_unix_s = time.time()
         process = _start(command, environment, mask)
         while process.poll() is None:
-            received = signal.sigwaitinfo({signal.SIGCHLD, *HANDED_ON})
+            received = _wait(None if watch is None else poll_s)
+            if received is None:
+                if watch is not None:
+                    watch(process.pid)
+                continue
+            if on_signal is not None and received.si_signo != signal.SIGCHLD:
+                on_signal(received.si_signo)
             if received.si_signo != signal.SIGCHLD and not witness.has_seen(received.si_signo):
                 process.send_signal(received.si_signo)
         code = process.returncode
@@ -74,6 +91,11 @@ def run_local(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
             start_unix_s=start_unix_s,
             end_unix_s=time.time(),
         )
+
+
+def _wait(limit_s: float | None) -> signal.struct_siginfo | None:
+    awaited = {signal.SIGCHLD, *HANDED_ON}
+    return signal.sigwaitinfo(awaited) if limit_s is None else signal.sigtimedwait(awaited, limit_s)
 
 
 def end_like(ended: Ended) -> int:

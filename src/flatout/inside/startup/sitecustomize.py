@@ -9,7 +9,7 @@ never raises an error of its own and is written so that old Pythons can read it.
 import os
 import sys
 
-_ASKED = ("FLATOUT_RECORDING", "FLATOUT_PATCHES", "FLATOUT_DIVERT", "FLATOUT_SAFE_SAVE")
+_ASKED = ("FLATOUT_RECORDING", "FLATOUT_PATCHES", "FLATOUT_DIVERT", "FLATOUT_SAFE_SAVE", "FLATOUT_HEARTBEAT")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 

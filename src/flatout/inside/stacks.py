@@ -1,0 +1,32 @@
+"""The Python stacks of all threads on a signal, whatever the process is stuck in.
+
+In: SIGRTMIN + 8. Out: the stacks, added to `stacks-<host>-<pid>` in the folder of FLATOUT_HEARTBEAT. The handler is
+`faulthandler`'s, in C: it needs no GIL and runs while the main thread is in a call that does not return. A script that
+sets a handler of its own for this signal takes ours out, which `is_ours` tells.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from pathlib import Path
+
+# Real-time signals have no use of their own; the first two are the C library's, and Valgrind has the last.
+NUMBER = signal.SIGRTMIN + 8
+
+_FILES: list[object] = []  # faulthandler keeps the number of the file only
+
+
+def give_stacks(folder: Path) -> bool:
+    """False where the signal has a handler already."""
+    if signal.getsignal(NUMBER) is not signal.SIG_DFL:
+        return False
+    file = (folder / f"stacks-{os.uname().nodename}-{os.getpid()}").open("ab", buffering=0)
+    _FILES[:] = [file]
+    faulthandler.register(NUMBER, file=file, all_threads=True, chain=False)
+    return True
+
+
+def is_ours() -> bool:
+    return signal.getsignal(NUMBER) is signal.SIG_DFL  # what faulthandler has set, `signal` does not know of

@@ -1,0 +1,178 @@
+"""Each device's time, in exactly one class: heartbeats -> nanoseconds, for the ledger.
+
+A device's time is told up to the end of its rank's last step; what follows is told when it is known what it was. So a
+sum over all that was told is the devices' time up to there, to the nanosecond. Only what a heartbeat shows is told:
+without a trace, time in communication cannot be parted from computing, and is inside `productive` and `recomputed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from flatout.keep.beats import Pulse
+
+CLASSES = (
+    "productive",  # steps made for the first time
+    "recomputed",  # steps that an earlier attempt had made, and lost
+    "data",
+    "checkpoint",
+    "evaluation",
+    "start_up",  # until the end of the first step of the first attempt
+    "restart",  # from a failure until the end of the first step after it
+    "hang",
+    "idle_held",  # devices that were given to the job and have no rank
+    "other",  # after the last step
+    "unknown",
+)
+# What only a trace or the GPU's own counters could tell.
+NOT_KNOWN = {
+    "exposed_communication": "Only a trace parts it from computing: it is inside productive and recomputed",
+    "late_rank_wait": "Only a trace of all ranks tells it: it is inside productive and recomputed",
+    "throttled": "The GPUs' clocks were not watched: it is inside productive and recomputed",
+}
+Outcome = Literal["done", "failed", "hang"]
+Seconds = dict[str, int]  # class -> ns, of all devices together
+
+_OF_PHASES = {"data": "data", "checkpoint": "checkpoint", "evaluation": "evaluation"}
+
+
+class Account:
+    """Of one run. Times are ns of one clock, CLOCK_MONOTONIC. `num_devices`: None until ranks are seen."""
+
+    def __init__(self, start_ns: int, num_devices: int | None = None) -> None:
+        self.start_ns = start_ns
+        self._attempt_ns = start_ns
+        self._cursors: list[int] = [start_ns] * (num_devices or 0)
+        self._is_first = True
+        self._farthest = self._reached = 0
+        self._names: dict[int, str] = {}  # of the process that each device had last
+        self._seen: dict[str, tuple[int, dict[str, int]]] = {}  # steps and phases of a process that were told
+
+    @property
+    def num_devices(self) -> int | None:
+        return len(self._cursors) or None
+
+    def attempt_begins(self, now_ns: int, *, is_first: bool, farthest: int) -> None:
+        """`farthest`: the step that earlier attempts have reached."""
+        self._attempt_ns = now_ns
+        self._is_first = is_first
+        self._farthest = self._reached = farthest
+        self._names.clear()
+        self._seen.clear()
+
+    def look(self, now_ns: int, ranks: Sequence[Pulse], base: Callable[[Pulse], int | None]) -> Seconds:
+        """What is known since the last call. `base`: a rank's steps before this process."""
+        found: Seconds = {}
+        self._grow(ranks)
+        self._note_restarts(ranks)
+        for place, pulse in enumerate(ranks):
+            self._steps(place, pulse, base(pulse), now_ns, found)
+        if ranks and all(pulse.num_steps for pulse in ranks):  # earlier, more may be about to begin
+            for place in range(len(ranks), len(self._cursors)):
+                self._advance(place, now_ns, "idle_held", found)
+        return found
+
+    def attempt_ends(
+        self, now_ns: int, ranks: Sequence[Pulse], base: Callable[[Pulse], int | None], outcome: Outcome
+    ) -> Seconds:
+        found = self.look(now_ns, ranks, base)
+        if not self._cursors:  # no rank was ever seen, and nobody said how many devices there are
+            return found
+        rest = {"done": "other", "failed": "restart", "hang": "hang"}[outcome]
+        for place, pulse in enumerate(ranks):
+            if pulse.num_steps:
+                self._tail(place, pulse, now_ns, found)
+        for place in range(len(self._cursors)):
+            is_new = place >= len(ranks) or not ranks[place].num_steps
+            silent = "unknown" if not ranks else "start_up" if self._is_first else "restart"
+            self._advance(place, now_ns, silent if is_new and outcome != "hang" else rest, found)
+        return found
+
+    def assume(self, num_devices: int) -> None:
+        """The run ends, and no rank was seen."""
+        if not self._cursors:
+            self._cursors = [self.start_ns] * num_devices
+
+    def _grow(self, ranks: Sequence[Pulse]) -> None:
+        """The first ranks tell how many devices there were from the run's start; later ones came with their attempt."""
+        begun_ns = self._attempt_ns if self._cursors and not self._is_first else self.start_ns
+        self._cursors += [begun_ns] * (len(ranks) - len(self._cursors))
+
+    def _note_restarts(self, ranks: Sequence[Pulse]) -> None:
+        """A launcher may start the ranks again by itself, within an attempt of ours."""
+        for place, pulse in enumerate(ranks):
+            if self._names.get(place, pulse.name) != pulse.name:
+                self._is_first = False
+                self._farthest = max(self._farthest, self._reached)
+            self._names[place] = pulse.name
+
+    def _advance(self, place: int, to_ns: int, name: str, found: Seconds) -> None:
+        if to_ns > self._cursors[place]:
+            found[name] = found.get(name, 0) + to_ns - self._cursors[place]
+            self._cursors[place] = to_ns
+
+    def _steps(self, place: int, pulse: Pulse, base: int | None, now_ns: int, found: Seconds) -> None:
+        """Up to the end of the rank's last step."""
+        if not pulse.num_steps or pulse.first_step_end_s is None or pulse.last_step_end_s is None:
+            return
+        if base is not None:
+            self._reached = max(self._reached, base + pulse.num_steps)
+        num, phases = self._seen.get(pulse.name, (0, {}))
+        if num == 0:
+            num, phases = 1, _whole_ns(pulse.spent_at_first_s)
+            self._part(place, min(_ns(pulse.first_step_end_s), now_ns), phases, self._begins(), found)
+        if pulse.num_steps > num:
+            spent = _whole_ns(pulse.spent_at_last_s)
+            since = {name: spent[name] - phases[name] for name in spent}
+            end_ns = min(_ns(pulse.last_step_end_s), now_ns)
+            self._part(place, end_ns, since, self._worth(base, num, pulse.num_steps), found)
+            num, phases = pulse.num_steps, spent
+        self._seen[pulse.name] = num, phases
+
+    def _tail(self, place: int, pulse: Pulse, now_ns: int, found: Seconds) -> None:
+        """After the last step: a checkpoint or an evaluation is still known as what it is."""
+        _, phases = self._seen[pulse.name]
+        spent = _whole_ns(pulse.spent_s)
+        if pulse.phase in _OF_PHASES and not pulse.is_alive:
+            spent[pulse.phase] += 0  # the phase that ran when it was killed counts as lost
+        known = {name: max(spent[name] - phases[name], 0) for name in spent if name in _OF_PHASES}
+        total = min(sum(known.values()), max(now_ns - self._cursors[place], 0))
+        self._part(place, self._cursors[place] + total, known, {"other": 1}, found)
+
+    def _begins(self) -> dict[str, int]:
+        return {"start_up" if self._is_first else "restart": 1}
+
+    def _worth(self, base: int | None, num: int, to: int) -> dict[str, int]:
+        """How many of the steps after number `num` are new, and how many were made before."""
+        if base is None:
+            return {"unknown": to - num}
+        again = min(max(self._farthest - base, num), to) - num
+        return {"recomputed": again, "productive": to - num - again}
+
+    def _part(self, place: int, end_ns: int, phases: dict[str, int], rest: dict[str, int], found: Seconds) -> None:
+        """The device's time up to `end_ns`: the phases' own, and the rest in the proportion of `rest`."""
+        left = end_ns - self._cursors[place]
+        if left <= 0:
+            return
+        self._cursors[place] = end_ns
+        for phase, name in _OF_PHASES.items():
+            part = min(max(phases.get(phase, 0), 0), left)
+            if part:
+                found[name] = found.get(name, 0) + part
+                left -= part
+        weight = sum(rest.values())
+        for name, count in rest.items():
+            part = left if count == weight else left * count // weight
+            if part:
+                found[name] = found.get(name, 0) + part
+            left, weight = left - part, weight - count
+
+
+def _ns(value_s: float) -> int:
+    return round(value_s * 1e9)
+
+
+def _whole_ns(spent_s: object) -> dict[str, int]:
+    assert isinstance(spent_s, dict)
+    return {name: _ns(value) for name, value in spent_s.items()}

@@ -1,0 +1,180 @@
+"""One attempt of a job under watch: started, its ranks' heartbeats read, ended where it hangs -> `Attempt`.
+
+The job is started by the launcher that the user's command names, with one variable more. Only processes that bear this
+attempt's own folder in their environment are ever signalled: those that it started, and what they started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from flatout.keep.beats import Beats, Pulse, ranks_of
+from flatout.keep.busy import work_of
+from flatout.keep.evidence import Evidence, count_oom_kills, evidence_of
+from flatout.keep.flight import ask_flight, dumps_since
+from flatout.keep.hang import Hang, HangWatch
+from flatout.keep.patience import Patience
+from flatout.keep.stacks import ask_stacks, loader_stacks
+from flatout.launch import Ended, end_marked, run_local
+
+HEARTBEAT = "FLATOUT_HEARTBEAT"
+_ENDS = (1, 2, 3, 15)  # SIGHUP, SIGINT, SIGQUIT, SIGTERM
+_LOOK_EVERY_S = 0.25
+_GRACE_S = 5.0  # for a job that hangs, between being asked to end and being made to
+_TAKES_DOWN = 15  # SIGTERM: what launchers send to the ranks that are left
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    ended: Ended
+    evidence: Evidence
+    ranks: tuple[Pulse, ...]
+
+
+class Watched:
+    """Runs attempts. `on_look` is called four times a second with the ranks, `on_hang` before the job is ended."""
+
+    def __init__(
+        self,
+        *,
+        hang_after_s: float | None,
+        watches_hangs: bool,
+        on_look: Callable[[Sequence[Pulse]], object],
+        on_hang: Callable[[Hang], object],
+        read_xids: Callable[[], Sequence[int]] = lambda: (),
+        on_problem: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        self._hang_after_s = hang_after_s
+        self._watches_hangs = watches_hangs
+        self._on_look = on_look
+        self._on_hang = on_hang
+        self._read_xids = read_xids
+        self._on_problem = on_problem
+        self._is_blind = False
+        self.was_asked_to_end = False
+
+    def run(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        *,
+        reached: Callable[[Pulse], int | None],
+    ) -> Attempt:
+        """`folder` is this attempt's own and empty. `reached`: a rank's step in the whole training."""
+        beats = Beats(folder)
+        deaths = _Deaths()
+        began_unix_s = time.time()
+        watch = HangWatch(
+            Patience(self._hang_after_s),
+            lambda pulses: ask_stacks(folder, pulses),
+            work_of,
+            lambda pulse: loader_stacks(folder, pulse),
+            lambda pulses: ask_flight(folder, pulses),
+        )
+        hang: Hang | None = None
+        xids: list[int] = []
+        before = count_oom_kills()
+        self._read_xids()
+        next_look = 0.0
+
+        def watch_over() -> None:
+            nonlocal hang, next_look
+            deaths.look()
+            now = time.monotonic()
+            if now < next_look:
+                return
+            next_look = now + _LOOK_EVERY_S
+            pulses = beats.read()
+            ranks = ranks_of(pulses)
+            deaths.follow(pulses)
+            xids.extend(self._read_xids())
+            self._on_look(ranks)
+            if self._watches_hangs and hang is None and not self.was_asked_to_end:
+                hang = watch.look(now, ranks, is_failing=any(folder.glob("failure-*.json")))
+                if hang is not None:
+                    self._on_hang(hang)
+                    end_attempt(folder)
+
+        def look(_: int) -> None:
+            if self._is_blind:
+                return
+            try:
+                watch_over()
+            except Exception as error:  # noqa: BLE001 - an error of ours must not leave the job without its parent
+                self._is_blind = True
+                self._on_problem(f"{type(error).__name__}: {error}")
+
+        def asked(number: int) -> None:
+            self.was_asked_to_end = self.was_asked_to_end or number in _ENDS
+
+        ended = run_local(words, {**environment, HEARTBEAT: str(folder)}, watch=look, on_signal=asked)
+        pulses = beats.read()
+        deaths.follow(pulses)
+        deaths.look()
+        end_attempt(folder)
+        xids.extend(self._read_xids())
+        ranks = ranks_of(pulses)
+        beats.close()
+        return Attempt(
+            ended=ended,
+            ranks=tuple(ranks),
+            evidence=evidence_of(
+                ended,
+                ranks,
+                folder,
+                gone=deaths.found(),
+                hang=hang,
+                was_asked_to_end=self.was_asked_to_end,
+                oom_kills=(before, count_oom_kills()),
+                xids=tuple(xids),
+                flight_records=tuple(str(path) for path in dumps_since(began_unix_s, environment)),
+                step_of=reached,
+            ),
+        )
+
+
+def end_attempt(folder: Path) -> int:
+    """End what is left of an attempt, as the ranks of a launcher that was killed; how many processes there were."""
+    return end_marked(lambda environment: environment.get(HEARTBEAT) == str(folder), grace_s=_GRACE_S)
+
+
+class _Deaths:
+    """When ranks were first seen to have ended, so that the first one is told from those taken down after it."""
+
+    def __init__(self) -> None:
+        self._alive: dict[str, int] = {}
+        self._gone: dict[str, tuple[float, int | None]] = {}
+
+    def follow(self, pulses: Sequence[Pulse]) -> None:
+        for pulse in pulses:
+            if pulse.rank is not None and pulse.name not in self._gone and pulse.is_local:
+                self._alive[pulse.name] = pulse.pid
+
+    def look(self) -> None:
+        now = time.monotonic()
+        for name, pid in list(self._alive.items()):
+            is_gone, number = _end_of(pid)
+            if is_gone:
+                del self._alive[name]
+                self._gone[name] = (now, number)
+
+    def found(self) -> dict[str, float]:
+        """Where one was ended by something else than the launcher's own signal, these are passed over."""
+        others = {name: at for name, (at, number) in self._gone.items() if number not in (None, _TAKES_DOWN)}
+        unknown = {name: at for name, (at, number) in self._gone.items() if number != _TAKES_DOWN}
+        return others or unknown or {name: at for name, (at, _) in self._gone.items()}
+
+
+def _end_of(pid: int) -> tuple[bool, int | None]:
+    """Whether the process has ended, and by which signal, which the kernel tells until its parent has asked."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return True, None
+    if fields[0] not in "ZX":
+        return False, None
+    return True, int(fields[49]) & 0x7F

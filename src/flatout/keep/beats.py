@@ -1,0 +1,170 @@
+"""Read the heartbeats of a job's processes: the files that `inside/beat.py` writes -> `Pulse`, one a rank.
+
+Nothing is asked of the processes, so a stuck one is read like any other. A file that is no heartbeat is passed over.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+HEADER_BYTES = 4096
+_MAX_TRIES = 20  # of a read that a step's end falls into
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True):
+    schema: str
+    version: int
+    pid: int
+    ticks: int
+    pid_namespace: str
+    hostname: str
+    began_ns: int
+    names: tuple[tuple[str, int], ...]
+    phases: tuple[str, ...]
+    groups: tuple[str, ...]
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the job at one time. Times are seconds of CLOCK_MONOTONIC."""
+
+    name: str  # of the process: host and number
+    hostname: str
+    pid: int
+    rank: int | None  # None: not known to be a rank
+    world_size: int
+    is_local: bool  # its number is one that this host and this namespace know
+    is_alive: bool  # of others it is not known, and taken to be
+    has_ended: bool  # by itself
+    num_events: int
+    num_steps: int
+    base_step: int | None  # steps made before this process, by the optimizer's own count
+    has_loaded: bool
+    phase: str
+    phase_since_s: float
+    began_s: float
+    first_step_end_s: float | None
+    last_step_end_s: float | None
+    num_checkpoints: int
+    checkpoint_step: int | None
+    main_thread: int
+    gives_stacks: bool
+    has_gpu: bool
+    spent_s: Mapping[str, float]  # in each phase, since the process began
+    spent_at_first_s: Mapping[str, float]
+    spent_at_last_s: Mapping[str, float]
+    longest_s: Mapping[str, float]  # `compute`: the longest step
+    sequences: Mapping[str, int]  # collectives begun, by process group
+    step_buckets: tuple[int, ...]  # [b]: steps that took 2**(b-1) to 2**b ns
+
+
+class Beats:
+    """The heartbeats in a folder, read again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._maps: dict[str, tuple[int, mmap.mmap]] = {}  # with the number of the file: a process may begin anew
+
+    def read(self) -> list[Pulse]:
+        """Ranks in order, then the processes of which it is not known."""
+        for path in self._folder.glob("beat-*"):
+            number = path.stat().st_ino
+            if path.name not in self._maps or self._maps[path.name][0] != number:
+                with path.open("rb") as file:
+                    self._maps[path.name] = number, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        pulses = [pulse for name, (_, map) in self._maps.items() if (pulse := _read(name, map)) is not None]
+        return sorted(pulses, key=lambda pulse: (pulse.rank is None, pulse.rank or 0, pulse.began_s))
+
+    def close(self) -> None:
+        for _, map in self._maps.values():
+            map.close()
+        self._maps.clear()
+
+
+def ranks_of(pulses: list[Pulse]) -> list[Pulse]:
+    """One a rank: where a launcher has started ranks again, the processes of its last attempt."""
+    last: dict[int, Pulse] = {}
+    for pulse in pulses:
+        if pulse.rank is not None:
+            other = last.get(pulse.rank)
+            if other is None or (pulse.is_alive, pulse.began_s) >= (other.is_alive, other.began_s):
+                last[pulse.rank] = pulse
+    return [last[rank] for rank in sorted(last)]
+
+
+def _read(name: str, map: mmap.mmap) -> Pulse | None:
+    try:
+        header = msgspec.json.decode(map[:HEADER_BYTES].partition(b"\n")[0], type=_Header)
+    except msgspec.DecodeError:
+        return None
+    values: dict[str, tuple[int, ...]] = {}
+    for _ in range(_MAX_TRIES):
+        numbers = np.frombuffer(map[HEADER_BYTES:], dtype="<i8").tolist()
+        place = 0
+        for slot, count in header.names:
+            values[slot] = tuple(numbers[place : place + count])
+            place += count
+        if values["change"][0] % 2 == 0:
+            break
+    is_local = header.hostname == os.uname().nodename and header.pid_namespace in ("", _own_namespace())
+    one = {slot: value[0] for slot, value in values.items() if value}
+
+    def by_phase(slot: str) -> dict[str, float]:
+        return {phase: ns / 1e9 for phase, ns in zip(header.phases, values[slot], strict=True)}
+
+    return Pulse(
+        name=name.removeprefix("beat-"),
+        hostname=header.hostname,
+        pid=header.pid,
+        rank=_known(one["rank"]),
+        world_size=one["world_size"],
+        is_local=is_local,
+        is_alive=not is_local or is_alive(header.pid, header.ticks),
+        has_ended=bool(one["has_ended"]),
+        num_events=one["num_events"],
+        num_steps=one["num_steps"],
+        base_step=_known(one["base_step"]),
+        has_loaded=bool(one["has_loaded"]),
+        phase=header.phases[one["phase"]],
+        phase_since_s=one["phase_since"] / 1e9,
+        began_s=header.began_ns / 1e9,
+        first_step_end_s=one["first_step_end"] / 1e9 if one["num_steps"] else None,
+        last_step_end_s=one["last_step_end"] / 1e9 if one["num_steps"] else None,
+        num_checkpoints=one["num_checkpoints"],
+        checkpoint_step=_known(one["checkpoint_step"]),
+        main_thread=one["main_thread"],
+        gives_stacks=bool(one["gives_stacks"]),
+        has_gpu=bool(one["has_gpu"]),
+        spent_s=by_phase("spent"),
+        spent_at_first_s=by_phase("spent_at_first"),
+        spent_at_last_s=by_phase("spent_at_last"),
+        longest_s=by_phase("longest"),
+        sequences=dict(zip(header.groups, values["sequence"], strict=False)),
+        step_buckets=values["buckets"],
+    )
+
+
+def _known(value: int) -> int | None:
+    return None if value < 0 else value
+
+
+@cache
+def _own_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int, ticks: int) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return False
+    return fields[0] not in "ZX" and (not ticks or int(fields[19]) == ticks)

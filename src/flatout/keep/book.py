@@ -1,0 +1,87 @@
+"""Keeps the ledger of a run while it runs: what `supervise` tells -> lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from flatout.keep.account import Account, Outcome
+from flatout.keep.attempt import Attempt
+from flatout.keep.beats import Pulse
+from flatout.keep.hang import Hang
+from flatout.keep.ledger import Writer
+from flatout.keep.rules import Judgement
+from flatout.keep.supervise import Decision, Progress
+
+_WRITE_EVERY_S = 2.0
+
+
+class LedgerBook:
+    def __init__(
+        self, writer: Writer, progress: Progress, *, num_devices: int | None, command: str, tool: str, gpu: str | None
+    ) -> None:
+        self._writer = writer
+        self._progress = progress
+        self._account = Account(time.monotonic_ns(), num_devices)
+        self._attempt = 0
+        self._told: dict[str, int] = {}
+        self._steps = self._steps_told = 0
+        self._steps_before = 0
+        self._next_write = 0.0
+        writer.write("run", tool_version=tool, command=command, num_devices=num_devices, gpu=gpu)
+
+    def attempt_begins(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._steps_before = self._steps
+        self._account.attempt_begins(time.monotonic_ns(), is_first=attempt == 0, farthest=self._progress.farthest)
+        self._writer.write("attempt", attempt=attempt)
+
+    def look(self, ranks: Sequence[Pulse]) -> None:
+        self._add(self._account.look(time.monotonic_ns(), ranks, self._progress.base), ranks)
+        if time.monotonic() >= self._next_write:
+            self._write()
+
+    def hangs(self, hang: Hang) -> None:
+        stacks = {str(rank): text for rank, text in hang.stacks.items()}
+        self._writer.write("hang", attempt=self._attempt, says=hang.describe(), late=hang.late, stacks=stacks)
+
+    def attempt_ends(self, attempt: int, done: Attempt, judgement: Judgement, decision: Decision) -> None:
+        outcome: Outcome = "hang" if judgement.rule == "hang" else "done" if done.ended.code == 0 else "failed"
+        now = time.monotonic_ns()
+        if not decision.restarts and not done.ranks:
+            self._account.assume(1)
+        self._add(
+            self._account.attempt_ends(now, done.ranks, self._progress.base, outcome),
+            done.ranks,
+        )
+        self._write()
+        if judgement.rule not in ("done", "asked-to-end", "hang"):
+            self._writer.write(
+                "failure",
+                attempt=attempt,
+                rule=judgement.rule,
+                fault=judgement.fault,
+                says=judgement.says,
+                step=done.evidence.step,
+                restarts=decision.restarts,
+            )
+        if not decision.restarts:
+            self._writer.write("end", code=done.ended.shell_code, why=decision.why)
+
+    def _add(self, seconds: dict[str, int], ranks: Sequence[Pulse]) -> None:
+        for name, value in seconds.items():
+            self._told[name] = self._told.get(name, 0) + value
+        self._steps = self._steps_before + max((pulse.num_steps for pulse in ranks), default=0)
+
+    def _write(self) -> None:
+        self._next_write = time.monotonic() + _WRITE_EVERY_S
+        if self._told:
+            self._writer.write(
+                "seconds",
+                attempt=self._attempt,
+                num_devices=self._account.num_devices,
+                ns=self._told,
+                steps=self._steps - self._steps_told,
+            )
+            self._told = {}
+            self._steps_told = self._steps

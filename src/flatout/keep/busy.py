@@ -1,0 +1,42 @@
+"""What a process and those that it started have done: processor time and bytes read and written, as the kernel counts.
+
+A rank that gets on leaves a mark here, whatever its script does: one that hangs does not.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+import psutil
+
+_COUNTERS = ("read_chars", "write_chars", "read_bytes", "write_bytes")
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    cpu_s: float
+    moved_bytes: int | None  # None: the kernel does not tell
+
+    def busy_cores(self, before: Work, elapsed_s: float) -> float:
+        return (self.cpu_s - before.cpu_s) / elapsed_s if elapsed_s > 0 else 0.0
+
+    def moved_since(self, before: Work) -> int:
+        if self.moved_bytes is None or before.moved_bytes is None:
+            return 0
+        return self.moved_bytes - before.moved_bytes
+
+
+def work_of(pid: int) -> Work:
+    cpu_s, moved, is_told = 0.0, 0, False
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in [process, *process.children(recursive=True)]:
+            with suppress(psutil.Error):
+                times = one.cpu_times()
+                cpu_s += times.user + times.system
+            with suppress(psutil.Error, AttributeError):
+                counters = one.io_counters()
+                # By calls, and on the disk: what is read from a file that is mapped is in the second only.
+                moved += int(sum(getattr(counters, name) for name in _COUNTERS))
+                is_told = True
+    return Work(cpu_s=cpu_s, moved_bytes=moved if is_told else None)

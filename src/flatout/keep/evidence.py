@@ -1,0 +1,169 @@
+"""What there is to know of an attempt that ended: from the launcher, the ranks' own notes and heartbeats, the kernel.
+
+In: how the first process ended, the folder of the attempt's heartbeats, the host's counters before and after. Out:
+`Evidence`, which `rules` then judges. Nothing here is a guess: what is not known is None or empty.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from flatout.keep.beats import Pulse
+from flatout.keep.hang import Hang
+from flatout.launch import Ended
+
+_CGROUP = Path("/sys/fs/cgroup")
+_VMSTAT = Path("/proc/vmstat")
+# What a rank says because another one has gone: never the cause, where there is another.
+_OF_PEERS = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|socket timeout|timed out|remote process exited"
+    r"|failed to recv|read error|write error|NCCL communicator was aborted|unhandled system error|heartbeat",
+    re.I,
+)
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception that a rank did not catch, as the rank itself noted it (`inside/failures.py`)."""
+
+    rank: int
+    hostname: str
+    pid: int
+    unix_s: float
+    kind: str
+    where: str | None  # out of which memory
+    exception: str
+    message: str
+    line: str | None = None
+
+    @property
+    def is_of_peers(self) -> bool:
+        is_communication = self.exception in ("DistBackendError", "DistNetworkError", "ConnectionError", "RuntimeError")
+        return is_communication and bool(_OF_PEERS.search(self.message))
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    code: int | None
+    signal: int | None
+    was_asked_to_end: bool = False  # by a signal of the user or the scheduler
+    cause: str | None = None  # as a scheduler tells: `Ended.cause`
+    reason: str = ""
+    hang: Hang | None = None
+    failures: tuple[Failure, ...] = ()  # the first one first; those of peers that went away last
+    killed: tuple[int, ...] = ()  # ranks that ended without a word
+    num_oom_kills: int | None = None  # of the kernel while the job ran, in this cgroup or on this host
+    xids: tuple[int, ...] = ()
+    num_ranks: int = 0
+    num_steps: int = 0  # of this attempt
+    step: int | None = None  # of the whole training; None: not known
+    host: str | None = None  # where it failed
+    flight_records: tuple[str, ...] = ()  # files that NCCL's watchdog wrote
+
+    @property
+    def root(self) -> Failure | None:
+        return self.failures[0] if self.failures else None
+
+
+def read_failures(folder: Path) -> tuple[Failure, ...]:
+    found = []
+    for path in folder.glob("failure-*.json"):
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Failure))
+        except (OSError, msgspec.DecodeError):
+            continue  # cut short by the end of its process
+    return tuple(sorted(found, key=lambda failure: (failure.is_of_peers, failure.unix_s)))
+
+
+def killed_ranks(pulses: Sequence[Pulse], failures: Sequence[Failure], *, when: dict[str, float]) -> tuple[int, ...]:
+    """Ranks that ended without a word, the first ones only: the launcher then kills the others, which is no evidence.
+
+    `when`: the process's name -> when it was first seen to have ended.
+    """
+    told = {(failure.hostname, failure.pid) for failure in failures}
+    silent = [
+        (when[pulse.name], pulse.rank)
+        for pulse in pulses
+        if pulse.name in when
+        and pulse.rank is not None
+        and not pulse.has_ended
+        and (pulse.hostname, pulse.pid) not in told
+    ]
+    first = min((at for at, _ in silent), default=0.0)
+    return tuple(sorted(rank for at, rank in silent if at <= first))
+
+
+def count_oom_kills() -> int | None:
+    """By the kernel, so far: of this process's cgroup where it has a counter, else of the host."""
+    for path in (_cgroup_folder() / "memory.events", _VMSTAT):
+        try:
+            text = path.read_text(encoding="ascii")
+        except (OSError, ValueError):
+            continue
+        found = re.search(r"^oom_kill (\d+)$", text, re.M)
+        if found:
+            return int(found[1])
+    return None
+
+
+def _cgroup_folder() -> Path:
+    try:
+        text = Path("/proc/self/cgroup").read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return _CGROUP
+    found = re.search(r"^0::/(.*)$", text, re.M)
+    return _CGROUP / found[1] if found else _CGROUP
+
+
+def evidence_of(
+    ended: Ended,
+    pulses: Sequence[Pulse],
+    folder: Path,
+    *,
+    gone: dict[str, float],
+    hang: Hang | None = None,
+    was_asked_to_end: bool = False,
+    oom_kills: tuple[int | None, int | None] = (None, None),
+    xids: tuple[int, ...] = (),
+    step_of: Callable[[Pulse], int | None] = lambda pulse: None,
+    flight_records: tuple[str, ...] = (),
+) -> Evidence:
+    failures = read_failures(folder)
+    # A launcher may have started ranks again by itself: what ended the attempt is of those of the last time.
+    processes = {(pulse.hostname, pulse.pid) for pulse in pulses}
+    failures = tuple(one for one in failures if (one.hostname, one.pid) in processes) or failures
+    before, after = oom_kills
+    killed = killed_ranks(pulses, failures, when=gone) if ended.code != 0 and hang is None else ()
+    # Where the failing rank was: the others may have come a step further, or not.
+    where = {failures[0].rank} if failures else set(hang.late if hang is not None else killed)
+    ranks = [pulse for pulse in pulses if not where or pulse.rank in where]
+    return Evidence(
+        code=ended.code,
+        signal=ended.signal,
+        was_asked_to_end=was_asked_to_end,
+        cause=ended.cause,
+        reason=ended.reason,
+        hang=hang,
+        failures=failures,
+        killed=killed,
+        num_oom_kills=None if before is None or after is None else max(after - before, 0),
+        xids=xids,
+        num_ranks=len([pulse for pulse in pulses if pulse.rank is not None]),
+        num_steps=max((pulse.num_steps for pulse in pulses), default=0),
+        step=max((step for pulse in ranks if (step := step_of(pulse)) is not None), default=None),
+        host=_host(failures, killed, pulses, xids),
+        flight_records=flight_records,
+    )
+
+
+def _host(
+    failures: Sequence[Failure], killed: Sequence[int], pulses: Sequence[Pulse], xids: Sequence[int]
+) -> str | None:
+    if xids:  # they are this host's
+        return os.uname().nodename
+    if failures:
+        return failures[0].hostname
+    return next((pulse.hostname for pulse in pulses if pulse.rank in killed), None)

@@ -1,0 +1,178 @@
+"""`python -m flatout.keep.exporter LEDGER ADDRESS PORT`: a ledger and the ranks' step times for Prometheus.
+
+A process beside `flatout run`, which reads what that one writes: a scrape never holds up the watch over the job. It
+ends when its standard input does, which is when its parent ends, however that happens. Labels are few: the class of
+time, the rank's number on this host.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import FlatoutError, OutputError
+from flatout.keep.account import CLASSES
+from flatout.keep.beats import Beats, Pulse, ranks_of
+from flatout.keep.ledger import Totalling
+
+_PATIENCE_S = 10.0
+# The heartbeat's buckets of step times, of powers of two: from 2**20 ns, a millisecond, to 2**40, eighteen minutes.
+_FIRST_BUCKET, _LAST_BUCKET = 20, 40
+
+
+class Following:
+    """A ledger that grows: what was added since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = 0
+        self._rest = b""
+        self.totalling = Totalling()
+
+    def look(self) -> None:
+        with suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._place)
+            added = file.read()
+            self._place += len(added)
+            *lines, self._rest = (self._rest + added).split(b"\n")
+            for line in lines:
+                self.totalling.add(line)
+
+
+class Collector:
+    """What `prometheus_client` asks at each scrape."""
+
+    def __init__(self, ledger: Path, state: Path | None) -> None:
+        self._ledger = Following(ledger)
+        self._state = state
+        self._lock = threading.Lock()
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        with self._lock:
+            self._ledger.look()
+            totals = self._ledger.totalling.totals()
+            ranks = self._ranks()
+        seconds = CounterMetricFamily(
+            "flatout_device_seconds", "Time of the job's devices by class, in seconds.", labels=["class"]
+        )
+        for name in CLASSES:
+            seconds.add_metric([name], totals.ns.get(name, 0) / 1e9)
+        yield seconds
+        for name, text, value in (
+            ("flatout_attempts", "Attempts of the job.", totals.num_attempts),
+            ("flatout_failures", "Attempts that failed, hangs not counted.", totals.num_failures),
+            ("flatout_hangs", "Attempts that hung.", totals.num_hangs),
+        ):
+            yield CounterMetricFamily(name, text, value=value)
+        if totals.num_devices is not None:
+            yield GaugeMetricFamily("flatout_devices", "Devices that the job has.", value=totals.num_devices)
+        if totals.goodput is not None:
+            yield GaugeMetricFamily(
+                "flatout_goodput_ratio",
+                "Share of the devices' time in which new steps were made.",
+                value=totals.goodput,
+            )
+        steps = GaugeMetricFamily("flatout_rank_steps", "Steps of a rank in this attempt.", labels=["rank"])
+        times = HistogramMetricFamily(
+            "flatout_step_seconds", "Step times in this attempt, of each rank.", labels=["rank"]
+        )
+        for pulse in ranks:
+            steps.add_metric([str(pulse.rank)], pulse.num_steps)
+            times.add_metric([str(pulse.rank)], _buckets(pulse), sum_value=_sum_s(pulse))
+        yield steps
+        yield times
+
+    def _ranks(self) -> list[Pulse]:
+        folders = sorted(self._state.glob("attempt-*"), key=lambda path: path.stat().st_mtime) if self._state else []
+        if not folders:
+            return []
+        beats = Beats(folders[-1])
+        try:
+            return ranks_of(beats.read())
+        finally:
+            beats.close()
+
+
+def _buckets(pulse: Pulse) -> list[tuple[str, float]]:
+    found, total = [], sum(pulse.step_buckets[:_FIRST_BUCKET])
+    for bucket in range(_FIRST_BUCKET, _LAST_BUCKET + 1):
+        total += pulse.step_buckets[bucket]
+        found.append((repr(2**bucket / 1e9), float(total)))
+    return [*found, ("+Inf", float(sum(pulse.step_buckets)))]
+
+
+def _sum_s(pulse: Pulse) -> float:
+    if pulse.first_step_end_s is None or pulse.last_step_end_s is None:
+        return 0.0
+    return pulse.last_step_end_s - pulse.first_step_end_s
+
+
+@contextmanager
+def serving(ledger: Path, address: str, port: int, *, state: Path, say: Callable[[str], object]) -> Iterator[None]:
+    """While this lasts, the ledger and the heartbeats below `state` are served."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flatout.keep.exporter", str(ledger), address, str(port), str(state)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # what ends our group is not meant for it
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        answer = process.stdout.readline().strip()
+        if not answer.startswith("http"):
+            raise OutputError(
+                f"metrics cannot be served at {address}:{port}: {answer or 'the exporter does not start'}",
+                hint="take another --metrics-port, or 0 for any that is free",
+            )
+        say(f"metrics at {answer}")
+        yield
+    finally:
+        with suppress(OSError):
+            process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_S)
+        process.stdout.close()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def serve(ledger: Path, address: str, port: int, state: Path | None = None) -> tuple[Any, int]:
+    """The server and its port."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError as error:
+        raise FlatoutError("metrics need the package prometheus-client") from error
+    registry = CollectorRegistry()
+    registry.register(Collector(ledger, state))  # type: ignore[arg-type, unused-ignore]
+    server, _ = start_http_server(port, addr=address, registry=registry)
+    return server, int(server.server_port)
+
+
+def main(arguments: Sequence[str]) -> int:
+    ledger, address, port, *state = arguments
+    try:
+        server, number = serve(Path(ledger), address, int(port), Path(state[0]) if state else None)
+    except (OSError, FlatoutError) as error:
+        print(getattr(error, "strerror", None) or error, flush=True)
+        return 2
+    shown = f"[{address}]" if ":" in address else address
+    print(f"http://{shown}:{number}/metrics", flush=True)
+    sys.stdin.buffer.read()
+    time.sleep(0)
+    server.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

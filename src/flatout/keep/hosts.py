@@ -1,0 +1,52 @@
+"""Leaving out a host that failed, with what the user's launcher offers: command and environment -> what can be done.
+
+torchrun's elastic agents (`--nnodes=2:4`) go on without a host that does not come back. Within a Slurm allocation that
+has more nodes than `srun` asks for, `srun --exclude` starts on the others. Nothing else is tried: there is no
+rendezvous of our own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
+
+
+def goes_on_without_host(words: Sequence[str]) -> bool:
+    """torchrun was given a range of nodes: the other hosts' agents go on when this one's leaves."""
+    names = [PurePath(word).name for word in words]
+    if not any(name in _LAUNCHERS for name in names):
+        return False
+    found = _option(words, "--nnodes") or ""
+    low, _, high = found.partition(":")
+    return low.isdigit() and high.isdigit() and int(low) < int(high)
+
+
+def without_host(
+    words: Sequence[str], host: str, environment: Mapping[str, str] = os.environ
+) -> tuple[str, ...] | None:
+    """The same command on other nodes of the allocation; None where there are no spare ones."""
+    place = next((place for place, word in enumerate(words) if PurePath(word).name == "srun"), None)
+    if place is None:
+        return None
+    allocated = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES") or ""
+    asked = _option(words, "--nodes") or _option(words, "-N") or ""
+    excluded = {name for name in (_option(words, "--exclude") or "").split(",") if name} | {host}
+    if not allocated.isdigit() or not asked.isdigit() or int(allocated) - len(excluded) < int(asked):
+        return None
+    kept = [word for word in words[place + 1 :] if not word.startswith("--exclude=")]
+    return (*words[: place + 1], f"--exclude={','.join(sorted(excluded))}", *kept)
+
+
+def _option(words: Sequence[str], name: str) -> str | None:
+    for place, word in enumerate(words):
+        if word == name and place + 1 < len(words):
+            return words[place + 1]
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+        if not name.startswith("--") and (short := re.fullmatch(rf"{name}(\d+)", word)):
+            return short[1]
+    return None

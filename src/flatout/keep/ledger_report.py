@@ -1,0 +1,58 @@
+"""A ledger's totals, priced: `Totals` -> `LedgerReport`. What has no price stays without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.keep.ledger import Totals
+from flatout.records.ledger import LedgerClass, LedgerReport
+
+_S_PER_H = 3600.0
+_SHOWN_FAILURES = 20
+
+
+def report(
+    totals: Totals, *, price_per_h: tuple[float, str] | None = None, watts: tuple[float, str] | None = None
+) -> LedgerReport:
+    """`price_per_h`: of one device, and where the price comes from; `watts` in the same way."""
+    allocated_s = totals.allocated_ns / 1e9
+
+    def cost(device_s: float) -> float | None:
+        return None if price_per_h is None else device_s / _S_PER_H * price_per_h[0]
+
+    def energy(device_s: float) -> float | None:
+        return None if watts is None else device_s / _S_PER_H * watts[0] / 1e3
+
+    def classes() -> Iterator[LedgerClass]:
+        for name, value in totals.ns.items():
+            device_s = value / 1e9
+            yield LedgerClass(
+                name=name,
+                device_s=device_s,
+                share=device_s / allocated_s if allocated_s else None,
+                cost=cost(device_s),
+                energy_kwh=energy(device_s),
+            )
+        for name, reason in totals.not_known.items():
+            yield LedgerClass(name=name, device_s=None, share=None, cost=None, energy_kwh=None, reason=reason)
+
+    return LedgerReport(
+        runs=totals.num_runs,
+        attempts=totals.num_attempts,
+        failures=totals.num_failures,
+        hangs=totals.num_hangs,
+        unfinished_runs=totals.num_unfinished,
+        damaged_lines=totals.num_bad_lines,
+        num_devices=totals.num_devices,
+        steps=totals.num_steps,
+        allocated_device_s=allocated_s,
+        goodput=totals.goodput,
+        price_per_device_h=price_per_h[0] if price_per_h else None,
+        price_source=price_per_h[1] if price_per_h else None,
+        watts_per_device=watts[0] if watts else None,
+        watts_source=watts[1] if watts else None,
+        cost=cost(allocated_s),
+        energy_kwh=energy(allocated_s),
+        classes=tuple(classes()),
+        what_failed=totals.failures[-_SHOWN_FAILURES:],
+    )

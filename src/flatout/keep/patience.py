@@ -1,0 +1,71 @@
+"""How long a rank may be silent: learned from the job's own steps, by what the rank is doing.
+
+In: the ranks' pulses, again and again. Out: seconds without any event after which a rank is looked at, and after which
+one that is stuck in one place hangs. No fixed time fits: a step takes 50 ms or 50 s, and an evaluation an hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flatout.keep.beats import Pulse
+
+AT_LEAST_S = 10.0
+_UNWITNESSED_S = 60.0  # where no other rank waits, or no stack is to be had: it may be a pause
+_TIMES_MEDIAN, _TIMES_LONGEST = 10.0, 3.0
+_MOST_FROM_LONGEST_S = 60.0  # a stall that once ended must not make the next hang last an hour
+_FIRST_STEP_S = 300.0  # loading, joining, the first compilation: nothing is known yet
+# Of phases that are expected to be long. The first one: as nobody knows how long it takes.
+_FIRST_LONG_PHASE_S, _LATER_LONG_PHASE_S, _COMPILING_S = 600.0, 60.0, 1800.0
+LONG_PHASES = ("checkpoint", "evaluation", "network")
+
+
+class Patience:
+    def __init__(self, fixed_s: float | None = None) -> None:
+        self._fixed_s = fixed_s  # as the user says, for all phases
+        self._changed: dict[str, tuple[int, float, str, int]] = {}  # number of events, since when, phase, steps
+        self._longest_silence_s = 0.0
+
+    def silence_s(self, now: float, pulse: Pulse) -> float:
+        """Since the rank's last event, as seen from here: another host has another clock."""
+        before = self._changed.get(pulse.name)
+        if before is None or before[0] != pulse.num_events:
+            if before is not None and before[3] > 1 and before[2] not in LONG_PHASES:
+                self._longest_silence_s = max(self._longest_silence_s, now - before[1])
+            self._changed[pulse.name] = (pulse.num_events, now, pulse.phase, pulse.num_steps)
+            return 0.0
+        return now - before[1]
+
+    def look_after_s(self, ranks: Sequence[Pulse]) -> float:
+        """Of silence on a rank, before anything is asked of it."""
+        if self._fixed_s is not None:
+            return self._fixed_s
+        medians = [median for pulse in ranks if (median := median_step_s(pulse)) is not None]
+        if not medians or min(pulse.num_steps for pulse in ranks) < 3:
+            return _FIRST_STEP_S
+        longest = min(self._longest_silence_s * _TIMES_LONGEST, _MOST_FROM_LONGEST_S)
+        return max(AT_LEAST_S, _TIMES_MEDIAN * max(medians), longest)
+
+    def hangs_after_s(self, phase: str, ranks: Sequence[Pulse], *, is_witnessed: bool) -> float:
+        """Of silence on a rank that is stuck in one place. `is_witnessed`: its stack was seen, and it is not alone."""
+        look = self.look_after_s(ranks)
+        if self._fixed_s is not None:
+            return look
+        if phase == "compilation":
+            return max(look, _COMPILING_S)
+        if phase in LONG_PHASES:
+            longest = max(one.longest_s.get(phase, 0.0) for one in ranks)
+            known = max(_LATER_LONG_PHASE_S, _TIMES_LONGEST * longest)
+            return max(look, known if longest else _FIRST_LONG_PHASE_S)
+        return look if is_witnessed else max(look, _UNWITNESSED_S)
+
+
+def median_step_s(pulse: Pulse) -> float | None:
+    """To a factor of the square root of two, as the heartbeat counts steps; None before the second."""
+    num = sum(pulse.step_buckets)
+    seen = 0
+    for bucket, count in enumerate(pulse.step_buckets):
+        seen += count
+        if num and 2 * seen >= num:
+            return float(2.0**bucket) / 1e9 / 1.41
+    return None

@@ -1,0 +1,58 @@
+"""Masks in texts what is not to be told: what looks like a token, and where it is asked for, the names of hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping
+
+from flatout.secrets import BEARER, KNOWN_SECRETS, MASK, URL_PASSWORD
+
+
+def without_tokens(text: str) -> str:
+    """An exception's message may quote a URL or a header."""
+    text = KNOWN_SECRETS.sub(MASK, text)
+    return BEARER.sub(rf"\1 {MASK}", URL_PASSWORD.sub(rf"\1{MASK}@", text))
+
+
+def redactor(environment: Mapping[str, str] = os.environ) -> Callable[[str], str]:
+    """Each host becomes a number. This one, by each of its names, and those that Slurm and torchrun name."""
+    numbers: dict[str, str] = {}
+    for names in _hosts(environment):
+        label = f"host-{len(set(numbers.values())) + 1}"
+        for name in names:
+            numbers.setdefault(name, label)
+    if not numbers:
+        return str
+    longest_first = sorted(numbers, key=len, reverse=True)
+    pattern = re.compile(r"(?<![\w.])(?:%s)(?![\w])" % "|".join(map(re.escape, longest_first)))  # noqa: UP031
+    return lambda text: pattern.sub(lambda found: numbers[found[0]], text)
+
+
+def _hosts(environment: Mapping[str, str]) -> list[list[str]]:
+    own = [
+        os.uname().nodename,
+        socket.gethostname(),
+        environment.get("SLURMD_NODENAME", ""),
+        environment.get("HOSTNAME", ""),
+    ]
+    hosts = [[*own, *(name.partition(".")[0] for name in own)]]
+    hosts += [[name] for name in _expanded(environment.get("SLURM_JOB_NODELIST", ""))]
+    hosts.append([environment.get("MASTER_ADDR", ""), environment.get("SLURM_SUBMIT_HOST", "")])
+    return [kept for names in hosts if (kept := [name for name in names if name and name != "localhost"])]
+
+
+def _expanded(nodes: str) -> list[str]:
+    """`gpu[01-03,7],login` -> each name; zeros are kept."""
+    found: list[str] = []
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", nodes):
+        match = re.fullmatch(r"([^\[]+)\[([^\]]*)\]", part)
+        if match is None:
+            found.append(part)
+            continue
+        for item in match[2].split(","):
+            first, _, last = item.partition("-")
+            if first.isdigit() and (last or first).isdigit():
+                found += [f"{match[1]}{n:0{len(first)}d}" for n in range(int(first), int(last or first) + 1)]
+    return found

@@ -1,0 +1,218 @@
+"""What a failure is, whose fault, and whether to start again: `Evidence` -> `Judgement`, by one table.
+
+The first rule that fits decides. `restart` is what the failure deserves by itself; the budget, and the same failure at
+the same step for the second time, which is the user's bug whatever it is, are the supervisor's.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from flatout.catalog.xids import is_job_fault, xid_name
+from flatout.keep.evidence import Evidence, Failure
+
+Fault = Literal["nobody", "user", "machine", "network", "unknown"]
+# A mistake in the script: before the first step, the next attempt ends in the same way.
+_MISTAKES = {
+    *("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError", "NameError", "AttributeError"),
+    *(
+        "TypeError",
+        "ValueError",
+        "KeyError",
+        "IndexError",
+        "AssertionError",
+        "NotImplementedError",
+        "UnboundLocalError",
+    ),
+    "FileNotFoundError",
+}
+_GPU_ERRORS = re.compile(
+    r"illegal memory access|device-side assert|misaligned address|unspecified launch failure", re.I
+)
+_DEVICE_LOST = re.compile(r"ECC|fallen off the bus|no CUDA-capable device|device\(s\) is/are busy or unavailable", re.I)
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    rule: str
+    fault: Fault
+    restarts: bool
+    says: str  # one line
+    leaves_host: bool = False  # this host should not be used again
+    key: str = ""  # the same for the same failure
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    fits: Callable[[Evidence], bool]
+    fault: Fault
+    restarts: bool
+    says: Callable[[Evidence], str]
+    leaves_host: bool = False
+
+
+def judge(evidence: Evidence) -> Judgement:
+    rule = next(rule for rule in RULES if rule.fits(evidence))
+    return Judgement(
+        rule=rule.name,
+        fault=rule.fault,
+        restarts=rule.restarts,
+        says=rule.says(evidence),
+        leaves_host=rule.leaves_host,
+        key=_key(rule.name, evidence),
+    )
+
+
+def _key(name: str, evidence: Evidence) -> str:
+    root = evidence.root
+    parts: list[object] = [name, evidence.code, evidence.signal]
+    if root is not None:
+        parts += [root.exception, root.line, re.sub(r"0x[0-9a-f]+|\d+", "#", root.message)]
+    if root is None or root.is_of_peers:  # else they may have been ended by the launcher, or not
+        parts.append(evidence.killed)
+    if evidence.hang is not None:
+        parts += [evidence.hang.late, [state.frame for state in evidence.hang.ranks]]
+    return repr(parts)
+
+
+def _machine_xids(evidence: Evidence) -> tuple[int, ...]:
+    return tuple(number for number in evidence.xids if not is_job_fault(number))
+
+
+def _says_xids(evidence: Evidence, numbers: tuple[int, ...]) -> str:
+    return ", ".join(f"Xid {number} ({xid_name(number) or 'no name is known'})" for number in sorted(set(numbers)))
+
+
+def _says_failure(evidence: Evidence) -> str:
+    root = evidence.root
+    assert root is not None
+    message = root.message.strip().splitlines()
+    where = f" at {root.line}" if root.line else ""
+    return f"rank {root.rank} raised {root.exception}{where}: {message[0][:200] if message else ''}"
+
+
+def _root(evidence: Evidence, fits: Callable[[Failure], bool]) -> bool:
+    return evidence.root is not None and fits(evidence.root)
+
+
+def _says_killed(evidence: Evidence) -> str:
+    if evidence.killed:
+        ranks = ", ".join(str(rank) for rank in evidence.killed)
+        return f"rank{'s' * (len(evidence.killed) > 1)} {ranks} ended without a word, as by a SIGKILL or a crash"
+    return f"the command was ended by {_signal_name(evidence.signal)}"
+
+
+def _signal_name(number: int | None) -> str:
+    try:
+        return signal.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="asked-to-end",
+        fits=lambda e: e.was_asked_to_end,
+        fault="nobody",
+        restarts=False,
+        says=lambda e: "it was asked to end by a signal",
+    ),
+    Rule(
+        name="done",
+        fits=lambda e: e.code == 0 and e.hang is None,
+        fault="nobody",
+        restarts=False,
+        says=lambda e: "done",
+    ),
+    Rule(
+        name="gpu-failure",
+        fits=lambda e: bool(_machine_xids(e)) or _root(e, lambda f: bool(_DEVICE_LOST.search(f.message))),
+        fault="machine",
+        restarts=True,
+        leaves_host=True,
+        says=lambda e: _says_xids(e, _machine_xids(e)) or _says_failure(e),
+    ),
+    Rule(
+        name="lost-node",
+        fits=lambda e: e.cause == "void",
+        fault="machine",
+        restarts=True,
+        says=lambda e: e.reason or "a node was lost",
+    ),
+    Rule(
+        name="host-out-of-memory",
+        fits=lambda e: bool(e.num_oom_kills and (e.killed or e.signal == signal.SIGKILL)) or e.cause == "out_of_memory",
+        fault="user",
+        restarts=True,
+        says=lambda e: "the kernel ended a process for want of host memory: fewer loader workers or more memory",
+    ),
+    Rule(
+        name="hang",
+        fits=lambda e: e.hang is not None,
+        fault="unknown",
+        restarts=True,
+        says=lambda e: e.hang.describe() if e.hang is not None else "",
+    ),
+    Rule(
+        name="gpu-out-of-memory",
+        fits=lambda e: _root(e, lambda f: f.kind == "out_of_memory" and f.where == "device"),
+        fault="user",
+        restarts=True,
+        says=lambda e: f"out of GPU memory: {_says_failure(e)}",
+    ),
+    Rule(
+        name="full-disk",
+        fits=lambda e: _root(e, lambda f: "No space left on device" in f.message or "Disk quota exceeded" in f.message),
+        fault="user",
+        restarts=False,
+        says=lambda e: f"the disk is full: {_says_failure(e)}",
+    ),
+    Rule(
+        name="gpu-fault",
+        fits=lambda e: bool(e.xids) or _root(e, lambda f: bool(_GPU_ERRORS.search(f.message))),
+        fault="user",
+        restarts=True,
+        says=lambda e: _says_failure(e) if e.root is not None else _says_xids(e, e.xids),
+    ),
+    Rule(
+        name="mistake",
+        fits=lambda e: not e.num_steps and _root(e, lambda f: f.exception in _MISTAKES),
+        fault="user",
+        restarts=False,
+        says=lambda e: f"before the first step {_says_failure(e)}",
+    ),
+    Rule(
+        name="killed",
+        fits=lambda e: bool(e.killed) and (e.root is None or e.root.is_of_peers),
+        fault="unknown",
+        restarts=True,
+        says=_says_killed,
+    ),
+    Rule(
+        name="communication",
+        fits=lambda e: _root(e, lambda f: f.is_of_peers),
+        fault="network",
+        restarts=True,
+        says=lambda e: _says_failure(e) + (f"; NCCL wrote {e.flight_records[0]}" if e.flight_records else ""),
+    ),
+    Rule(name="exception", fits=lambda e: e.root is not None, fault="user", restarts=True, says=_says_failure),
+    Rule(
+        name="usage",
+        fits=lambda e: not e.num_steps and e.code in (2, 126, 127),
+        fault="user",
+        restarts=False,
+        says=lambda e: f"the command ended with code {e.code} before the first step: its arguments or its environment",
+    ),
+    Rule(name="signal", fits=lambda e: e.signal is not None, fault="unknown", restarts=True, says=_says_killed),
+    Rule(
+        name="exit-code",
+        fits=lambda e: True,
+        fault="unknown",
+        restarts=True,
+        says=lambda e: f"the command ended with code {e.code} and said no more",
+    ),
+)

@@ -1,0 +1,132 @@
+"""Ask a job's processes for the stacks of their threads, and read them: `Pulse` -> `Stack`.
+
+The signal is SIGRTMIN + 8 (see `inside/stacks.py`) and is sent to processes only that have said that they have a
+handler for it: without one, it would end them. Those that `flatout run` did not start are never asked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from flatout.keep.beats import Pulse
+
+NUMBER = signal.SIGRTMIN + 8
+_PATIENCE_S, _POLL_S = 1.0, 0.02
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
+_FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?\?\?) in (.*)')
+_INSTALLED = re.compile(r"site-packages|dist-packages|/lib/python3\.\d+/|<frozen|<string>|/flatout/inside/")
+
+
+class Frame(msgspec.Struct, frozen=True):
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line} in {self.function}"
+
+    @property
+    def is_users(self) -> bool:
+        return not _INSTALLED.search(self.file)
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the main thread, the innermost frame first; `text` has all threads, as `faulthandler` writes them."""
+
+    pid: int
+    frames: tuple[Frame, ...]
+    text: str
+
+    def user_frame(self) -> Frame | None:
+        """The innermost of the user's own code."""
+        return next((frame for frame in self.frames if frame.is_users), None)
+
+    def depth(self) -> int:
+        """How many calls lie between the user's own code and where it is."""
+        return next((depth for depth, frame in enumerate(self.frames) if frame.is_users), len(self.frames))
+
+
+def ask_stacks(folder: Path, pulses: Sequence[Pulse]) -> dict[str, Stack]:
+    """The stacks by the process's name; a process that does not answer in a second has none."""
+    asked: dict[str, tuple[Pulse, int]] = {}
+    for pulse in pulses:
+        if pulse.gives_stacks and pulse.is_alive and pulse.is_local and has_handler(pulse.pid):
+            size = _size(_file(folder, pulse.name))
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pulse.pid, NUMBER)
+                asked[pulse.name] = (pulse, size)
+    deadline = time.monotonic() + _PATIENCE_S
+    found: dict[str, Stack] = {}
+    sizes: dict[str, int] = {}
+    while len(found) < len(asked) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        for name, (pulse, begin) in asked.items():
+            size = _size(_file(folder, name))
+            if name not in found and size > begin and sizes.get(name) == size:  # it has come to its end
+                text = _file(folder, name).read_bytes()[begin:size].decode(errors="replace")
+                found[name] = parse(pulse.pid, text, main_thread=pulse.main_thread)
+            sizes[name] = size
+    return found
+
+
+def loader_stacks(folder: Path, pulse: Pulse) -> list[Stack]:
+    """Those of a rank's forked workers: a rank that waits for its loader waits for one of them."""
+    asked = []
+    with suppress(psutil.Error):
+        for child in psutil.Process(pulse.pid).children(recursive=True):
+            file = _file(folder, f"{pulse.hostname}-{child.pid}")
+            if file.exists() and has_handler(child.pid):
+                begin = _size(file)
+                with suppress(psutil.Error):
+                    child.send_signal(NUMBER)
+                    asked.append((child.pid, file, begin))
+    if asked:
+        time.sleep(0.2)
+    return [
+        parse(pid, file.read_bytes()[begin:].decode(errors="replace"), main_thread=0)
+        for pid, file, begin in asked
+        if _size(file) > begin
+    ]
+
+
+def has_handler(pid: int) -> bool:
+    """Whether the process would survive the signal: one that became another program would not."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.M)
+    return caught is not None and bool(int(caught[1], 16) >> (NUMBER - 1) & 1)
+
+
+def parse(pid: int, text: str, *, main_thread: int) -> Stack:
+    """What `faulthandler` has written. Without a main thread of that number, it is the last: the oldest thread."""
+    threads: dict[int, list[Frame]] = {}
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        if (thread := _THREAD.match(line)) is not None:
+            frames = threads.setdefault(int(thread[1], 16), [])
+        elif (frame := _FRAME.match(line)) is not None:
+            frames.append(Frame(frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
+    last = next(reversed(threads.values()), [])
+    return Stack(pid=pid, frames=tuple(threads.get(main_thread, last)), text=text)
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"stacks-{name}"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,39 @@
+"""What a goodput ledger adds up to: `flatout ledger FILE --json` prints it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class LedgerClass(msgspec.Struct, frozen=True, kw_only=True):
+    """One class of the devices' time. Null: not known, `reason` says why; it is inside another class then."""
+
+    name: str
+    device_s: float | None
+    share: float | None  # of the allocated time
+    cost: float | None  # in the currency of the price
+    energy_kwh: float | None
+    reason: str | None = None
+
+
+class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The classes with a time sum to `allocated_device_s`: each second of each device is in one."""
+
+    runs: int
+    attempts: int
+    failures: int  # attempts that failed, hangs not counted
+    hangs: int
+    unfinished_runs: int  # without an end: they still run, or `flatout run` itself was killed
+    damaged_lines: int  # passed over
+    num_devices: int | None  # of the last run
+    steps: int
+    allocated_device_s: float
+    goodput: float | None  # share of `productive`; null where no time is known
+    price_per_device_h: float | None
+    price_source: str | None
+    watts_per_device: float | None
+    watts_source: str | None
+    cost: float | None
+    energy_kwh: float | None
+    classes: tuple[LedgerClass, ...]
+    what_failed: tuple[str, ...]

@@ -1,0 +1,75 @@
+"""A goodput ledger's report as text for a terminal."""
+
+from __future__ import annotations
+
+from flatout.records.ledger import LedgerClass, LedgerReport
+from flatout.report.terminal import TextStyle
+from flatout.report.text_table import text_table
+from flatout.units import number, percent, seconds
+
+MEANINGS = {
+    "productive": "steps made for the first time",
+    "recomputed": "steps made again after a failure",
+    "data": "waiting for batches",
+    "checkpoint": "writing checkpoints",
+    "evaluation": "evaluation",
+    "start_up": "until the end of the first step",
+    "restart": "from a failure to the end of the first step after it",
+    "hang": "hung, until it was ended",
+    "idle_held": "held by the job, with no rank on it",
+    "other": "after the last step",
+    "unknown": "no heartbeat told what it was",
+}
+
+
+def ledger_text(report: LedgerReport, *, style: TextStyle) -> str:
+    head = f"{_hours(report.allocated_device_s)} of device time"
+    if report.goodput is not None:
+        head += f", {percent(report.goodput)} of it productive"
+    lines = [style.bold(head)]
+    counts = [(report.runs, "run"), (report.attempts, "attempt"), (report.failures, "failure"), (report.hangs, "hang")]
+    lines += style.wrapped(", ".join(f"{number(count)} {word}{'s' * (count != 1)}" for count, word in counts))
+    if report.cost is not None:
+        lines += style.wrapped(
+            f"Cost {_money(report.cost)}, at {_money(report.price_per_device_h)} a device-hour ({report.price_source})"
+        )
+    if report.energy_kwh is not None:
+        lines += style.wrapped(
+            f"Energy {report.energy_kwh:.3g} kWh, at {report.watts_per_device:.0f} W a device ({report.watts_source})"
+        )
+    header = ["class", "device time", "share", *(["cost"] if report.cost is not None else []), "what it is"]
+    rows = [_row(one, has_cost=report.cost is not None) for one in report.classes if one.device_s]
+    lines += ["", *text_table(header, rows, style=style, flexible=[len(header) - 1])]
+    unknown = [one for one in report.classes if one.device_s is None]
+    if unknown:
+        lines.append("")
+        lines += [line for one in unknown for line in style.wrapped(f"{_name(one)}: not known. {one.reason}")]
+    if report.unfinished_runs:
+        lines += style.wrapped(
+            f"{number(report.unfinished_runs)} run{'s have' if report.unfinished_runs > 1 else ' has'} no end: "
+            "running still, or Flatout itself was killed; its time is told up to its last line."
+        )
+    if report.damaged_lines:
+        lines += style.wrapped(f"{number(report.damaged_lines)} lines were damaged, and were passed over.")
+    if report.what_failed:
+        lines += ["", *(line for text in report.what_failed for line in style.wrapped(f"- {text}"))]
+    return "\n".join(lines)
+
+
+def _row(one: LedgerClass, *, has_cost: bool) -> list[str]:
+    assert one.device_s is not None
+    share = "" if one.share is None else percent(one.share)
+    cost = [_money(one.cost)] if has_cost else []
+    return [_name(one), _hours(one.device_s), share, *cost, MEANINGS.get(one.name, "")]
+
+
+def _name(one: LedgerClass) -> str:
+    return one.name.replace("_", " ")
+
+
+def _hours(value_s: float) -> str:
+    return f"{value_s / 3600:.3g} h" if value_s >= 3600 else seconds(value_s)
+
+
+def _money(value: float | None) -> str:
+    return "" if value is None else f"{value:,.2f}"

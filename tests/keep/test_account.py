@@ -1,0 +1,180 @@
+"""Each device's time is in exactly one class, whatever the ranks do and whenever one looks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.keep.beating import Clock, Rank
+
+from flatout.keep.account import CLASSES, Account, Outcome
+from flatout.keep.beats import Beats, Pulse, ranks_of
+
+S = 1_000_000_000
+ACTIVITIES = st.tuples(
+    st.sampled_from(["data", "compute", "checkpoint", "evaluation", "step", "look"]), st.integers(1, 20 * S)
+)
+ATTEMPTS = st.lists(
+    st.tuples(
+        st.lists(st.lists(ACTIVITIES, max_size=12), min_size=0, max_size=3),  # by rank
+        st.sampled_from(["done", "failed", "hang"]),
+        st.sampled_from([0, 3, None]),  # the step that it resumed from
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(attempts=ATTEMPTS, num_devices=st.sampled_from([None, 1, 4]))
+def test_classes_sum_to_the_allocated_time(
+    attempts: list[tuple[list[list[tuple[str, int]]], Outcome, int | None]], num_devices: int | None
+) -> None:
+    clock = Clock()
+    start = clock.ns
+    account = Account(start, num_devices)
+    found: Counter[str] = Counter()
+    begins = [start] * (num_devices or 0)  # of each device: with the run, or with the attempt that brought it
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        for number, (scripts, outcome, base) in enumerate(attempts):
+            state = Path(folder) / str(number)
+            begin = clock.ns
+            begins += [begin if begins and number else start] * (len(scripts) - len(begins))
+            ranks = []
+            for rank in range(len(scripts)):
+                clock.ns = begin
+                ranks.append(Rank(state, rank, len(scripts), clock, patch))
+            beats = Beats(state)
+            account.attempt_begins(begin, is_first=number == 0, farthest=2 * number)
+
+            def known(pulse: Pulse, base: int | None = base) -> int | None:
+                return base
+
+            for rank, script in zip(ranks, scripts, strict=True):
+                for what, ns in script:
+                    if what == "step":
+                        rank.steps()
+                    elif what == "look":
+                        found.update(account.look(max(one.ns for one in ranks), ranks_of(beats.read()), known))
+                    else:
+                        rank.spends(what, ns)
+            clock.ns = max([begin, *(rank.ns for rank in ranks)]) + S
+            if number == len(attempts) - 1 and not scripts:
+                account.assume(1)
+            found.update(account.attempt_ends(clock.ns, ranks_of(beats.read()), known, outcome))
+            beats.close()
+    assert set(found) <= set(CLASSES)
+    assert all(value > 0 for value in found.values())
+    assert sum(found.values()) == sum(clock.ns - began for began in begins or [start])
+
+
+def test_what_a_script_spends_is_found_in_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    account = Account(clock.ns)
+    rank = Rank(tmp_path / "0", 0, 1, clock, monkeypatch)
+    account.attempt_begins(clock.ns, is_first=True, farthest=0)
+    rank.spends("compute", 5 * S)
+    rank.spends("data", 2 * S)
+    rank.steps()  # start-up: 5 s, and 2 s of data
+    for _ in range(3):
+        rank.spends("data", S)
+        rank.spends("compute", 4 * S)
+        rank.steps()
+    rank.spends("evaluation", 30 * S)
+    rank.spends("checkpoint", 7 * S)
+    rank.spends("compute", S)
+    beats = Beats(tmp_path / "0")
+    found = account.attempt_ends(rank.ns, ranks_of(beats.read()), lambda pulse: 0, "done")
+    assert found == {
+        "start_up": 5 * S,
+        "data": 5 * S,
+        "productive": 12 * S,
+        "evaluation": 30 * S,
+        "checkpoint": 7 * S,
+        "other": S,
+    }
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"), [(0, {"recomputed": 3}), (2, {"recomputed": 2, "productive": 1}), (9, {"productive": 3})]
+)
+def test_steps_that_were_made_before_are_recomputed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: int, expected: dict[str, int]
+) -> None:
+    """Of the steps after the first one, which is the restart's; five had been made."""
+    clock = Clock()
+    account = Account(clock.ns)
+    rank = Rank(tmp_path / "0", 0, 1, clock, monkeypatch)
+    account.attempt_begins(clock.ns, is_first=False, farthest=5)
+    for _ in range(4):
+        rank.spends("compute", S)
+        rank.steps()
+    beats = Beats(tmp_path / "0")
+    found = account.attempt_ends(rank.ns, ranks_of(beats.read()), lambda pulse: base, "done")
+    assert found == {"restart": S, **{name: count * S for name, count in expected.items()}}
+
+
+def test_steps_of_unknown_number_are_unknown_and_not_productive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    account = Account(clock.ns)
+    rank = Rank(tmp_path / "0", 0, 1, clock, monkeypatch)
+    account.attempt_begins(clock.ns, is_first=False, farthest=5)
+    for _ in range(3):
+        rank.spends("compute", S)
+        rank.steps()
+    found = account.attempt_ends(rank.ns, ranks_of(Beats(tmp_path / "0").read()), lambda pulse: None, "done")
+    assert found == {"restart": S, "unknown": 2 * S}
+
+
+def test_a_part_that_is_kept_in_evaluation_mode_while_it_is_trained_is_no_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    account = Account(clock.ns)
+    rank = Rank(tmp_path / "0", 0, 1, clock, monkeypatch)
+    account.attempt_begins(clock.ns, is_first=True, farthest=0)
+    for _ in range(3):
+        rank.beat.evaluates(True)  # frozen batch norms: model.bn.eval() in each step, and no model.train() after it
+        rank.spends("compute", S)
+        rank.steps()
+    found = account.attempt_ends(rank.ns, ranks_of(Beats(tmp_path / "0").read()), lambda pulse: 0, "done")
+    assert found == {"start_up": S, "productive": 2 * S}
+
+
+def test_ranks_that_the_launcher_itself_starts_again_begin_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    account = Account(clock.ns)
+    account.attempt_begins(clock.ns, is_first=True, farthest=0)
+    first = Rank(tmp_path / "0", 0, 1, clock, monkeypatch)
+    for _ in range(4):
+        first.spends("compute", S)
+        first.steps()
+    found = Counter(account.look(first.ns, ranks_of(Beats(tmp_path / "0").read()), lambda pulse: 0))
+    clock.ns = first.ns + S
+    again = Rank(tmp_path / "1", 0, 1, clock, monkeypatch)
+    again.path = again.path.rename(again.path.with_name(again.path.name + "7"))  # another process
+    for _ in range(6):
+        again.spends("compute", S)
+        again.steps()
+    found.update(account.attempt_ends(again.ns, ranks_of(Beats(tmp_path / "1").read()), lambda pulse: 0, "done"))
+    assert found == {"start_up": S, "productive": 3 * S + 2 * S, "restart": 2 * S, "recomputed": 3 * S}
+
+
+def test_devices_without_a_rank_are_held_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    account = Account(clock.ns, 8)
+    rank = Rank(tmp_path / "0", 0, 1, clock, monkeypatch)
+    account.attempt_begins(clock.ns, is_first=True, farthest=0)
+    for _ in range(2):
+        rank.spends("compute", S)
+        rank.steps()
+    found = account.attempt_ends(rank.ns, ranks_of(Beats(tmp_path / "0").read()), lambda pulse: 0, "done")
+    assert found == {"start_up": S, "productive": S, "idle_held": 14 * S}

@@ -1,0 +1,144 @@
+"""The ledger as a file: only added to, true after a kill at any time, and its totals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import flatout as package
+from flatout.errors import InputError
+from flatout.keep.ledger import Writer, read
+from flatout.keep.ledger_report import report
+
+JOB = Path(__file__).parents[1] / "jobs" / "keep_job.py"
+SOURCE = str(Path(package.__file__).parents[1])
+
+
+def write(path: Path, *seconds: dict[str, int]) -> None:
+    writer = Writer(path)
+    writer.write("run", command="train", num_devices=2, gpu=None)
+    for one in seconds:
+        writer.write("seconds", attempt=0, num_devices=2, ns=one, steps=3)
+    writer.close()
+
+
+def test_totals_are_those_of_all_runs(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    write(path, {"productive": 6, "data": 2}, {"productive": 1})
+    write(path, {"restart": 3})
+    totals = read(path)
+    assert (totals.num_runs, totals.num_steps, totals.num_unfinished) == (2, 9, 2)
+    assert {name: value for name, value in totals.ns.items() if value} == {"productive": 7, "data": 2, "restart": 3}
+    assert totals.goodput == 7 / 12
+
+
+def test_a_line_that_was_cut_short_costs_that_line_only(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    write(path, {"productive": 6}, {"productive": 100})
+    os.truncate(path, path.stat().st_size - 9)
+    write(path, {"productive": 1})
+    totals = read(path)
+    assert totals.ns["productive"] == 7 and totals.num_bad_lines == 1 and totals.num_runs == 2
+
+
+def test_cost_and_energy_are_shares_of_the_whole_and_unknown_without_a_price(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    hour = 3600 * 10**9
+    write(path, {"productive": 3 * hour, "hang": hour})
+    found = report(read(path), price_per_h=(2.5, "as given"), watts=(500.0, "as given"))
+    assert (found.cost, found.energy_kwh, found.allocated_device_s, found.goodput) == (10.0, 2.0, 14400.0, 0.75)
+    known = [one for one in found.classes if one.device_s is not None]
+    assert sum(one.cost or 0 for one in known) == 10.0 and sum(one.share or 0 for one in known) == 1.0
+    unknown = {one.name for one in found.classes if one.device_s is None}
+    assert unknown == {"exposed_communication", "late_rank_wait", "throttled"}
+    assert report(read(path)).cost is None and report(read(path)).energy_kwh is None
+
+
+@pytest.mark.parametrize(("content", "what"), [("", "no ledger"), ("{}\n", "no ledger"), ("\x00\xff", "no ledger")])
+def test_another_file_is_an_error_of_one_line(tmp_path: Path, content: str, what: str) -> None:
+    path = tmp_path / "other"
+    path.write_text(content)
+    with pytest.raises(InputError, match=what):
+        read(path)
+
+
+def test_the_command_line_prints_text_and_json(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    write(path, {"productive": 3 * 10**9, "hang": 10**9})
+
+    def ledger(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "flatout", "ledger", str(path), *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": SOURCE},
+        )
+
+    text = ledger("--gpu-price", "2", "--gpu-watts", "700")
+    assert text.returncode == 0 and "75 % of it productive" in text.stdout and "700 W a device" in text.stdout
+    found = json.loads(ledger("--json").stdout)
+    assert found["schema"] == "flatout/ledger-report" and found["cost"] is None
+    assert sum(one["device_s"] or 0 for one in found["classes"]) == found["allocated_device_s"] == 4.0
+    bad = ledger("--gpu", "no such GPU")
+    assert bad.returncode == 0 and "Cost" not in bad.stdout
+
+
+def test_the_ledger_is_true_after_flatout_run_itself_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "flatout", "run", "--ledger", str(path), "--", *launcher),
+            *(str(JOB), f"--out={tmp_path / 'out'}", "--steps=400"),
+        ],
+        env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    began = time.time()
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_text().count('"seconds"') >= 3) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    killed = time.time()
+    os.killpg(process.pid, signal.SIGTERM)  # the job goes on without its keeper: end it
+    totals = read(path)
+    assert totals.num_unfinished == 1 and totals.num_bad_lines == 0
+    assert totals.ns["productive"] > 0
+    told_s = totals.allocated_ns / 1e9 / 2
+    assert killed - began - 4 < told_s <= killed - began, "up to what was last written, and no more"
+
+
+def test_tokens_and_hosts_are_masked_in_whatever_is_written(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import os, torch\n"
+        "raise OSError(f'GET https://me:{os.environ[\"MY_PASSWORD\"]}@hub/x: bearer abcdef hf_abcdefghijklmnop on '"
+        " + os.uname().nodename)\n"
+    )
+    words = [sys.executable, "-m", "flatout", "run", "--redact", "--ledger", "l.jsonl", "--max-restarts=1", "--"]
+    done = subprocess.run(
+        [*words, sys.executable, str(program), "--api-key", "sesame"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": SOURCE, "MY_PASSWORD": "open-sesame"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    told = "".join(line for line in done.stderr.splitlines(keepends=True) if line.startswith("flatout: "))
+    written = (tmp_path / "l.jsonl").read_text()
+    for text in (told, written):
+        assert "OSError at train.py:2" in text
+        assert "sesame" not in text and "hf_abc" not in text and "abcdef" not in text
+        assert f" {os.uname().nodename} " not in text and "host-1" in text
+    assert all(json.loads(line) for line in written.splitlines())

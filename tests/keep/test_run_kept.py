@@ -1,0 +1,265 @@
+"""`flatout run` on two gloo ranks: what fails is told by rank and place, and the job is started again, or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flatout as package
+
+JOB = Path(__file__).parents[1] / "jobs" / "keep_job.py"
+SOURCE = str(Path(package.__file__).parents[1])
+
+
+def run(
+    tmp_path: Path, options: list[str], *job: str, ranks: int = 2
+) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("FLATOUT_", "TORCHELASTIC"))}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    kept = [sys.executable, "-m", "flatout", "run", "--ledger", str(tmp_path / "ledger.jsonl"), *options]
+    done = subprocess.run(
+        [*kept, "--", *launcher, str(JOB), f"--out={tmp_path / 'out'}", *job],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+        cwd=tmp_path,
+        env={**inherited, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "200"},
+    )
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    return done, lines
+
+
+def said(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("flatout: ")]
+
+
+def losses(tmp_path: Path, rank: int = 0) -> list[tuple[int, float]]:
+    rows = [line.split() for line in (tmp_path / "out" / f"losses-{rank}.txt").read_text().splitlines()]
+    return [(int(step), float(loss)) for step, loss in rows]
+
+
+def events(lines: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [line for line in lines if line["event"] == name]
+
+
+def assert_sums(lines: list[dict[str, Any]], num_devices: int = 2) -> dict[str, int]:
+    """All classes together are the time from the run's beginning to its end, of each device."""
+    totals: dict[str, int] = {}
+    for line in events(lines, "seconds"):
+        for name, value in line["ns"].items():
+            totals[name] = totals.get(name, 0) + value
+    wall_s = events(lines, "end")[-1]["unix_s"] - events(lines, "run")[0]["unix_s"]
+    assert sum(totals.values()) / 1e9 / num_devices == pytest.approx(wall_s, abs=0.1)
+    return totals
+
+
+def test_a_hang_in_one_ranks_data_loading_is_told_with_rank_and_stack_and_ended(tmp_path: Path) -> None:
+    done, lines = run(
+        tmp_path,
+        ["--max-restarts=2", "--resume-arg=--init_from=resume", f"--checkpoint={tmp_path / 'out' / 'ckpt.pt'}"],
+        "--fault=data",
+    )
+    assert done.returncode == 0, done.stderr
+    (hang,) = events(lines, "hang")
+    assert hang["late"] == [1]
+    assert "rank 1 has not arrived: it is in data loading: keep_job.py:" in hang["says"]
+    assert "rank 0 waits in collective #" in hang["says"]
+    assert "(all_reduce of Float [161]) of the default group" in hang["says"], "by torch's flight recorder"
+    assert "in __getitem__" in hang["stacks"]["1"] and "_engine_run_backward" in hang["stacks"]["0"]
+    written = (tmp_path / "out" / "fault-data").stat().st_mtime
+    assert hang["unix_s"] - written < 30
+    assert [step for step, _ in losses(tmp_path)] == list(range(40)), "it went on from its last checkpoint, of step 20"
+    totals = assert_sums(lines)
+    until = events(lines, "attempt")[1]["unix_s"]  # after a pause of a second
+    assert totals["hang"] / 2e9 == pytest.approx(until - written, abs=3)
+    assert totals.get("recomputed", 0) == 0, "it hung right after a checkpoint"
+
+
+def test_a_hang_in_a_collective_that_one_rank_calls_alone_names_it(tmp_path: Path) -> None:
+    done, lines = run(tmp_path, ["--hang-after=auto"], "--fault=late")
+    assert done.returncode != 0
+    (hang,) = events(lines, "hang")
+    assert hang["late"] == [1]
+    assert "barrier, keep_job.py:" in hang["says"] and "has not arrived at the same one" in hang["says"]
+    assert "barrier" in hang["stacks"]["1"]
+    assert hang["unix_s"] - (tmp_path / "out" / "fault-late").stat().st_mtime < 30
+    assert said(done)[-1] == "flatout: no restart was asked for (--max-restarts)"
+
+
+@pytest.mark.parametrize("fault", ["evaluation", "checkpoint"])
+def test_a_long_evaluation_or_checkpoint_is_no_hang(tmp_path: Path, fault: str) -> None:
+    """Both ranks do nothing that could be seen for 18 s, longer than a step's patience and the looks."""
+    done, lines = run(tmp_path, ["--hang-after=auto"], f"--fault={fault}")
+    assert done.returncode == 0, done.stderr
+    assert events(lines, "hang") == []
+    totals = assert_sums(lines)
+    num_ranks = 2 if fault == "evaluation" else 1
+    assert totals[fault] / 1e9 == pytest.approx(18 * num_ranks, abs=2)
+
+
+def test_a_killed_rank_is_named_and_the_job_resumes_by_its_own_flag_to_the_same_losses(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    run(whole, [])
+    done, lines = run(
+        tmp_path,
+        ["--max-restarts=1", "--resume-arg=--init_from=resume", f"--checkpoint={tmp_path / 'out' / 'ckpt.pt'}"],
+        "--fault=kill",
+        "--at=22",
+    )
+    assert done.returncode == 0, done.stderr
+    (failure,) = events(lines, "failure")
+    assert (failure["rule"], failure["step"]) == ("killed", 23)
+    assert failure["says"] == "rank 1 ended without a word, as by a SIGKILL or a crash"
+    uninterrupted = dict(losses(whole))
+    assert dict(losses(tmp_path)) == uninterrupted, "the curve goes on as if nothing had been"
+    steps = [step for step, _ in losses(tmp_path)]
+    again = [step for step in set(steps) if steps.count(step) > 1]
+    assert set(again) <= {20, 21, 22}
+    totals = assert_sums(lines)
+    assert totals["recomputed"] > 0 and totals["restart"] > 0
+    assert totals["recomputed"] < totals["productive"]
+
+
+def test_what_a_killed_launcher_leaves_is_ended_before_the_next_attempt(tmp_path: Path) -> None:
+    import psutil
+
+    def ranks() -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if f"--out={tmp_path / 'out'}" in words and "torch.distributed.run" not in words and "run" not in words:
+                found.append(process)
+        return found
+
+    seen: list[int] = []
+
+    def kill_launcher() -> None:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "out" / "ckpt.pt").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        seen.extend(process.pid for process in ranks())
+        ranks()[0].parent().kill()
+
+    killer = threading.Thread(target=kill_launcher)
+    killer.start()
+    done, lines = run(
+        tmp_path,
+        ["--max-restarts=1", "--resume-arg=--init_from=resume", f"--checkpoint={tmp_path / 'out' / 'ckpt.pt'}"],
+        "--steps=60",
+        "--step_s=0.1",
+    )
+    killer.join()
+    assert done.returncode == 0, done.stderr
+    (failure,) = events(lines, "failure")
+    assert failure["rule"] in ("signal", "killed")
+    assert len(seen) == 2 and ranks() == []
+    begins = events(lines, "attempt")[1]["unix_s"]
+    written = [line.split() for line in (tmp_path / "out" / "times-0.txt").read_text().splitlines()]
+    by_first = [float(at) for pid, at in written if int(pid) in seen]
+    assert by_first and max(by_first) < begins, "no rank of the first attempt lives beside the second"
+    assert dict(losses(tmp_path)).keys() == set(range(60))
+
+
+def test_the_same_exception_at_the_same_step_twice_stops(tmp_path: Path) -> None:
+    done, lines = run(tmp_path, ["--max-restarts=5"], "--fault=raise", "--always", "--steps=25")
+    assert done.returncode == 1
+    assert len(events(lines, "attempt")) == 2
+    assert "rank 1 raised ValueError at keep_job.py:" in said(done)[0]
+    assert "a number of 20 that is too large (the job's own)" in said(done)[0]
+    assert said(done)[-1] == (
+        "flatout: the same failure at step 21 for the second time is the job's own bug: not started again"
+    )
+    assert_sums(lines)
+
+
+def test_the_budget_ends(tmp_path: Path) -> None:
+    done, lines = run(
+        tmp_path,
+        ["--max-restarts=1", "--resume-arg=--init_from=resume", f"--checkpoint={tmp_path / 'out' / 'ckpt.pt'}"],
+        "--fault=kill",
+        "--always",
+        "--at=8",
+        "--rank=0",
+    )
+    assert done.returncode == 1 and len(events(lines, "attempt")) == 2
+    assert "flatout: restart 1 of 1" in said(done)
+
+
+def test_a_mistake_before_the_first_step_is_not_tried_again(tmp_path: Path) -> None:
+    program = tmp_path / "typo.py"
+    program.write_text("import torch\nimport no_such_module\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "flatout", "run", "--max-restarts=3", "--", sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    assert done.returncode == 1
+    assert said(done) == [
+        "flatout: attempt 1 failed: before the first step rank 0 raised ModuleNotFoundError at typo.py:2: "
+        "No module named 'no_such_module' (the job's own)",
+        "flatout: starting it again would not help (mistake)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--max-restarts=2", "--", "no-such-command"], "error: the command `no-such-command` was not found"),
+        (["--hang-after=soon", "--", "true"], "error: `--hang-after` must be auto, off or a number of seconds"),
+        (["--max-restarts=1", "--resume-arg=-r", "--", "true"], "error: `--resume-arg` is added once there is a check"),
+        (["--resume-arg=-r", "--checkpoint=c.pt", "--", "true"], "error: `--resume-arg` is for restarts"),
+        (
+            ["--ledger=no/such/folder/l.jsonl", "--", "true"],
+            "error: no/such/folder/l.jsonl: the ledger cannot be written",
+        ),
+    ],
+)
+def test_bad_input_is_an_error_of_one_line(tmp_path: Path, options: list[str], what: str) -> None:
+    ledger = [] if any("--ledger" in option for option in options) else ["--ledger=l.jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flatout", "run", *ledger, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    assert done.returncode == 2
+    first, *hint = done.stderr.splitlines()
+    assert first.startswith(what) and len(hint) <= 1
+    if (tmp_path / "l.jsonl").exists():
+        assert json.loads((tmp_path / "l.jsonl").read_text().splitlines()[-1])["event"] == "end"
+
+
+def test_a_signal_of_the_users_is_no_failure(tmp_path: Path) -> None:
+    import signal
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flatout", "run", "--max-restarts=3", "--", "sh", "-c", "echo up; exec sleep 60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == "up\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == -signal.SIGTERM
+    assert process.stderr.read() == ""
+    process.stdout.close()
+    process.stderr.close()
