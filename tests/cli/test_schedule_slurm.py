@@ -71,6 +71,7 @@ def test_what_squeue_says_is_refused(tmp_path: Path, squeue: str, said: str) -> 
         (["--urgent", "high"], "error: --urgent must be KEY=PATTERN with a key of partition, "),
         (["--protect", "node=n1"], "error: --protect must be KEY=PATTERN with a key of partition, "),
         (["--order-by", "age"], "error: --order-by must be priority or nice, but is `age`"),
+        (["--idle-after", "nan"], "error: --idle-after must be a number of at most 1,000,000,000, but is nan"),
         (["--policy", "shortest", "--history", "none.txt"], "error: none.txt cannot be read: No such file"),
         (["--apply", "--log", "/proc/none/log"], "error: /proc/none/log cannot be opened: "),
     ],

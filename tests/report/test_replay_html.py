@@ -11,7 +11,8 @@ from flatout.records.replay import Replay
 from flatout.report.replay_html import HEIGHT, area, node_paths, replay_html
 from flatout.report.replay_text import duration, replay_text
 from flatout.report.terminal import TextStyle
-from flatout.schedule.cluster import uniform
+from flatout.schedule.cluster import GpuType, uniform
+from flatout.schedule.engine import Failures
 from flatout.schedule.jobs import Job, Loaded
 from flatout.schedule.replay import replay
 
@@ -50,6 +51,23 @@ def test_an_oracle_is_never_the_best_policy() -> None:
     text = page(made(["fifo", "srtf-oracle", "las"]))
     assert "srtf-oracle" in text
     assert "<small>srtf-oracle</small>" not in text.split("</dl>")[0]
+
+
+def test_text_and_page_have_the_same_stops_energy_and_money() -> None:
+    jobs = tuple(Job(submit_s=n * 300.0, num_gpus=1 + n % 4, duration_s=9000.0, priority=n % 3) for n in range(60))
+    machine = uniform(2, 4, facts=GpuType(busy_w=700, idle_w=100, dollars_per_hour=2.5))
+    failures = Failures(per_1000_node_days=2000)
+    result = replay(Loaded(jobs=jobs, source="CSV"), machine, ["priority"], failures=failures)
+    (policy,) = result.policies
+    assert policy.failures > 0 and policy.dollars is not None and policy.energy_kwh is not None
+    text, markup = replay_text(result, style=TextStyle(), next_command="x"), page(result)
+    said = f"priority  {policy.energy_kwh:,.0f} kWh  ${policy.dollars:,.0f}"
+    assert said in text
+    assert f"${policy.dollars:,.0f}</td>" in markup
+    assert f'<td class="n">{policy.preemptions}</td>' in markup
+    (row,) = (line.split() for line in text.splitlines() if "GPUh" in line and line.startswith("priority"))
+    assert row[row.index("GPUh") + 1] == str(policy.preemptions)
+    assert f"priority: {policy.failures} node failures" in text
 
 
 def test_the_text_fits_eighty_columns() -> None:

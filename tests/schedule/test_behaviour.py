@@ -53,6 +53,28 @@ def test_a_higher_priority_stops_the_job_that_loses_least_and_pays_for_it() -> N
     assert (result.preemptions, result.lost_gpu_hours * 3600, result.restart_gpu_hours * 3600) == (1, 40, 10)
 
 
+def test_shares_of_two_gpus_do_not_make_room_for_a_job_that_needs_one() -> None:
+    # Each GPU is held by a share of low and one of high priority: stopping both of the low ones frees no whole GPU.
+    shares = [job(n, 1, 1000, gpu_share=0.5, priority=priority) for n, priority in enumerate((0, 5, 0, 5))]
+    done = run("priority", [*shares, job(240, 1, 50, priority=3)], uniform(1, 2))
+    assert measured(done).preemptions == 0
+    assert done.finish_s == [1000, 1001, 1002, 1003, 1051]
+
+
+def test_a_share_that_is_alone_on_its_gpu_makes_room_for_a_job_that_needs_all_of_it() -> None:
+    done = run("priority", [job(0, 1, 1000, gpu_share=0.5), job(240, 1, 50, priority=3)], uniform(1, 1))
+    assert done.finish_s[1] == 290
+    assert measured(done).preemptions == 1
+
+
+def test_a_job_that_failures_never_let_end_is_refused() -> None:
+    machine = uniform(8, 8)
+    jobs = [job(0, 64, 100 * 86_400, checkpoint_s=1e9)]
+    failures = Failures(per_1000_node_days=100.0)
+    with pytest.raises(InputError, match="would never end: 10,000 failures stopped it"):
+        Simulation(jobs, machine, make("fifo", jobs, machine), assumptions=CHARGED, failures=failures).run()
+
+
 def test_an_owner_within_its_quota_gets_back_what_was_borrowed() -> None:
     cluster = Cluster(nodes=uniform(1, 4).nodes, quotas={"a": 2, "b": 2})
     done = run("quota", [job(0, 2, 100, team="b"), job(0, 2, 100, team="b"), job(10, 2, 100, team="a")], cluster)
@@ -94,6 +116,13 @@ def test_elastic_jobs_take_what_is_free_and_give_it_back() -> None:
     alone = run("goodput", [elastic, job(5000, 1, 10)])
     assert max(row.gpus for row in alone.log if row.job == 0) == 4
     assert alone.finish_s[0] < 40_000
+
+
+def test_a_job_that_is_resized_counts_as_stopped() -> None:
+    done = run("goodput", [job(0, 2, 20_000, min_gpus=1, max_gpus=4), job(4000, 2, 3000)])
+    resized = sum(row.ending == "resized" for row in done.log)
+    assert resized > 0
+    assert measured(done).preemptions == resized
 
 
 def test_the_linear_programme_puts_each_kind_on_the_type_it_gains_from() -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from flatout.errors import InputError
+from flatout.schedule.cluster import read_cluster
 from flatout.schedule.load import attempts, openb
 from flatout.schedule.load.detect import load
 
@@ -150,6 +151,10 @@ def test_attempts_of_one_job_are_one_job() -> None:
         ('submit_s,num_gpus,duration_s\n"1,1,3\n', "not a CSV file"),
         ("submit_s,num_gpus,duration_s\n0,1,1e300\n", "line 2: duration_s must be at most 1e+11, but is '1e300'"),
         ("submit_s,num_gpus,duration_s,min_gpus\n0,2,9,4\n", "min_gpus <= num_gpus <= max_gpus must hold"),
+        (
+            "submit_s,num_gpus,duration_s,submit_s\n0,1,9,4\n",
+            "each column must be there once, but `submit_s` is there twice",
+        ),
         (PHILLY.replace("2017-10-09 06:13:03", "soon"), "line 3: timestamp must be a time"),
         ("submit_s,num_gpus,duration_s\n1,1,0\n", None),
     ],
@@ -164,6 +169,20 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str, said: str 
     assert said in str(error.value)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_cluster_too_large_to_be_one_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "[[nodes]]\ncount = 90_000\ngpus = 8\n" * 2, "cluster.toml")
+    with pytest.raises(InputError, match="at most 100,000 nodes, but has 180,000"):
+        read_cluster(path)
+
+
+def test_a_job_without_a_duration_or_gpus_is_left_out_and_a_byte_order_mark_is_none_of_the_columns(
+    tmp_path: Path,
+) -> None:
+    found = load(written(tmp_path, "\ufeffsubmit_s,num_gpus,duration_s\n0,1,\n0,,10\n5,2,10\n"))
+    assert found.left_out == {"no duration": 1, "no GPUs": 1}
+    assert [(job.submit_s, job.num_gpus, job.duration_s) for job in found.jobs] == [(5, 2, 10)]
 
 
 @pytest.mark.parametrize("content", [b"\x1f\x8b\x08damaged", b"submit_s,num_gpus,duration_s\n1,1,\xff\n"])

@@ -21,8 +21,8 @@ def replay(
     jobs: Annotated[
         Path | None, typer.Argument(metavar="JOBS", help="CSV, sacct output, Philly, openb, Helios, Acme or Gavel.")
     ] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Nodes, all alike.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(min=1, metavar="G", help="GPUs of each node.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, max=100_000, metavar="N", help="Nodes, all alike.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, max=1024, metavar="G", help="GPUs of each node.")] = None,
     cluster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A cluster in TOML, or openb's list of nodes (CSV).")
     ] = None,
@@ -51,6 +51,7 @@ def replay(
     if policies:
         _list_policies()
         return
+    from flatout.cli.amounts import check_amounts
     from flatout.cli.progress import Progress
     from flatout.errors import UsageError
     from flatout.report.files import check_new
@@ -64,6 +65,15 @@ def replay(
         raise UsageError(
             "a replay needs a job history", hint="flatout schedule replay jobs.csv --nodes 64 --gpus-per-node 8"
         )
+    check_amounts(
+        {
+            "--checkpoint": checkpoint,
+            "--restart": restart,
+            "--failures": failures,
+            "--repair": repair,
+            "--starved-after": starved_after,
+        }
+    )
     if html is not None:
         check_new(html, force=force)
     machine = _cluster(nodes, gpus_per_node, cluster)

@@ -100,10 +100,20 @@ def slurm(
     """
     from contextlib import ExitStack
 
+    from flatout.cli.amounts import check_amounts
     from flatout.schedule.live.controller import Controller, named, run
     from flatout.schedule.live.log import LogFile, read_log
     from flatout.schedule.live.slurm import Slurm
 
+    check_amounts(
+        {
+            "--idle-after": idle_after,
+            "--idle-below": idle_below,
+            "--drain-after": drain_after,
+            "--interval": interval,
+            "--timeout": timeout,
+        }
+    )
     settings = _settings(
         policy,
         order_by,

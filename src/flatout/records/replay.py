@@ -58,8 +58,8 @@ class PolicyReplay(msgspec.Struct, frozen=True, kw_only=True):
     fairness_p50: float  # finish-time fairness rho: completion time over that with a fair share; lower is better
     fairness_p99: float
     fragmentation: float  # GPUs that are free while a job waits
-    preemptions: int
-    failures: int
+    preemptions: int  # jobs stopped by the policy, resized ones too
+    failures: int  # of nodes
     useful_gpu_hours: float
     idle_gpu_hours: float
     lost_gpu_hours: float  # work since the last checkpoint of a stopped job

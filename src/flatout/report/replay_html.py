@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from flatout import __version__
 from flatout.records.replay import PolicyReplay, Replay
 from flatout.report.command import command_line
-from flatout.report.replay_text import MOST_TEAMS, duration, load_text
+from flatout.report.replay_text import MOST_TEAMS, duration, energy, load_text, money
 from flatout.report.template import rendered
 from flatout.units import number, percent
 
@@ -118,8 +118,8 @@ def _row(policy: PolicyReplay, replay: Replay) -> dict[str, str]:
         "preemptions": number(policy.preemptions),
         "makespan": duration(policy.makespan_s),
         "rho": number(policy.fairness_p99),
-        "energy": "unknown" if policy.energy_kwh is None else f"{number(float(round(policy.energy_kwh)))} kWh",
-        "money": "unknown" if policy.dollars is None else f"${number(float(round(policy.dollars)))}",
+        "energy": energy(policy.energy_kwh),
+        "money": money(policy.dollars),
     }
 
 
@@ -193,7 +193,7 @@ def _teams(policy: PolicyReplay) -> list[dict[str, str]]:
             "idle": number(float(round(team.idle_gpu_hours))),
             "lost": number(float(round(team.lost_gpu_hours))),
             "jct": duration(team.jct_mean_s),
-            "money": "unknown" if team.dollars is None else f"${number(float(round(team.dollars)))}",
+            "money": money(team.dollars),
         }
         for team in ranked[: 2 * MOST_TEAMS]
     ]

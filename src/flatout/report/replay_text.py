@@ -47,10 +47,12 @@ def replay_text(replay: Replay, *, style: TextStyle, next_command: str) -> str:
         style=style,
         flexible=[0],
     )
+    lines += _spent(replay, style)
     lines += style.wrapped(
         "JCT: from submission to the end. Longest: wait at a stretch. Starved: jobs that waited at a stretch for more "
         f"than {duration(replay.starved_after_s)}. Goodput: share of all GPU time in work that was kept. Free*: GPUs "
-        "free while a job waits. Lost: work done again, and restarts. Rho: completion time over that with a fair share."
+        "free while a job waits. Lost: work done again, and restarts. Stops: by the policy. Rho: completion time over "
+        "that with a fair share."
     )
     if replay.differences:
         lines += ["", style.bold(f"Mean JCT against {style.clean(first.policy)}")]
@@ -67,6 +69,7 @@ def replay_text(replay: Replay, *, style: TextStyle, next_command: str) -> str:
     lines += _teams(replay.policies[-1], style)
     lines += ["", style.bold("What to know")]
     notes = [f"{policy.policy}: {note}" for policy in replay.policies for note in policy.notes]
+    notes += [f"{each.policy}: {number(each.failures)} node failures" for each in replay.policies if each.failures]
     left_out = [
         f"{count:,} {'job' if count == 1 else 'jobs'} left out: {why}" for why, count in replay.left_out.items()
     ]
@@ -89,10 +92,26 @@ def _use(policy: PolicyReplay) -> list[str]:
         percent(policy.goodput),
         percent(policy.fragmentation),
         f"{number(float(round(lost)))} GPUh",
-        number(policy.preemptions + policy.failures) if policy.failures else number(policy.preemptions),
+        number(policy.preemptions),
         duration(policy.makespan_s),
         number(policy.fairness_p99),
     ]
+
+
+def money(dollars: float | None) -> str:
+    return "unknown" if dollars is None else f"${number(float(round(dollars)))}"
+
+
+def energy(kwh: float | None) -> str:
+    return "unknown" if kwh is None else f"{number(float(round(kwh)))} kWh"
+
+
+def _spent(replay: Replay, style: TextStyle) -> list[str]:
+    """Energy and money, where the cluster file has what they take."""
+    if all(policy.energy_kwh is None and policy.dollars is None for policy in replay.policies):
+        return []
+    rows = [[policy.policy, energy(policy.energy_kwh), money(policy.dollars)] for policy in replay.policies]
+    return ["", *text_table(["policy", "energy", "money"], rows, style=style, flexible=[0]), ""]
 
 
 def _waits(replay: Replay, style: TextStyle) -> list[str]:
@@ -109,9 +128,10 @@ def _teams(policy: PolicyReplay, style: TextStyle) -> list[str]:
     rows = []
     for team in ranked[:MOST_TEAMS]:
         used = [team.useful_gpu_hours, team.idle_gpu_hours, team.lost_gpu_hours]
-        money = "unknown" if team.dollars is None else f"${number(float(round(team.dollars)))}"
         hours = [number(float(round(value))) for value in used]
-        rows.append([team.team or "(none)", number(team.num_jobs), *hours, duration(team.jct_mean_s), money])
+        rows.append(
+            [team.team or "(none)", number(team.num_jobs), *hours, duration(team.jct_mean_s), money(team.dollars)]
+        )
     more = len(ranked) - MOST_TEAMS
     header = ["team", "jobs", "useful GPUh", "idle", "lost", "JCT mean", "money"]
     lines = [

@@ -48,6 +48,7 @@ def uniform(num_nodes: int, gpus_per_node: int, *, gpu_type: str = "gpu", facts:
     return Cluster(nodes=nodes, types={gpu_type: facts} if facts else {})
 
 
+MOST_NODES = 100_000  # masks of nodes take time with the square of their number
 _EXAMPLE = '[[nodes]]\ncount = 64\ngpus = 8\ntype = "H100"'
 _NODE_KEYS = {"count", "gpus", "type", "domain", "nodes_per_domain", "cpus", "memory_gib"}
 _TYPE_KEYS = {"busy_w", "idle_w", "dollars_per_hour"}
@@ -66,6 +67,8 @@ def read_cluster(path: Path) -> Cluster:
     nodes: list[Node] = []
     for place, table in enumerate(_tables(path, content), 1):
         nodes += _nodes(path, place, table, len(nodes))
+        if len(nodes) > MOST_NODES:
+            raise InputError(f"{path}: a cluster must have at most {MOST_NODES:,} nodes, but has {len(nodes):,}")
     return Cluster(nodes=tuple(nodes), types=_types(path, content), quotas=_quotas(path, content))
 
 

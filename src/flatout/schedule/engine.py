@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FUTURE, WAITING, RUNNING, AWAY, DONE = range(5)  # AWAY: reclaimed while idle, until it has work again
 _END, _FAIL, _REPAIR, _PHASE, _BACK, _WAKE = range(6)
 DAY = 86_400.0
+_MOST_VAIN = 10_000  # failures of one job without a checkpoint in between
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +129,7 @@ class Simulation:
         self._has_speeds = [bool(job.type_speeds) or job.min_gpus is not None for job in jobs]
         self._failures = failures
         self._random = random.Random(failures.seed if failures else 0)
+        self._vain: dict[int, int] = {}
         self._progress = progress
         self.shapes: list[Shape] = []
         self.shape = self._shapes()
@@ -385,7 +387,11 @@ class Simulation:
         if kind == _FAIL:
             node = job
             for victim in [j for j in self.running if any(n == node for n, _ in nodes_of(self.place[j], self.size[j]))]:
+                before = self.left[victim]
                 self.preempt(victim, "failed")
+                self._vain[victim] = self._vain.get(victim, 0) + 1 if self.left[victim] == before else 0
+                if self._vain[victim] > _MOST_VAIN:
+                    raise self._never_ends(victim)
                 self.policy.stopped(victim)
             self.pool.fail(node)
             self.failed += 1
@@ -400,6 +406,15 @@ class Simulation:
         elif self._version[job] == stamp and kind == _BACK:
             self.status[job] = WAITING
             self.policy.submitted(job)
+
+    def _never_ends(self, job: int) -> InputError:
+        assert self._failures is not None
+        return InputError(
+            f"with {self._failures.per_1000_node_days:g} failures per 1,000 node-days and a checkpoint every "
+            f"{self.interval[job]:g} s, a job of {self.gpus[job]:g} GPUs would never end: {_MOST_VAIN:,} failures "
+            "stopped it before it had saved anything more",
+            hint="save more often (--checkpoint), or assume fewer failures (--failures)",
+        )
 
     # Speeds.
 

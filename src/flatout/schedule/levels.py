@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flatout.schedule.engine import RUNNING, WAITING
 from flatout.schedule.policy import Policy
-from flatout.schedule.pool import WHOLE, Place, nodes_of
+from flatout.schedule.pool import WHOLE, Place, is_wide, nodes_of, share
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
@@ -191,7 +191,8 @@ class LevelPolicy(Policy):
             return False
         worse = sorted((other for other in self._by_level if other >= level + self.margin), reverse=True)
         gpus = sim.shapes[shape].gpus
-        if sim.pool.num_free + sum(self._held[other] for other in worse) < gpus:
+        # A share that is alone on its GPU frees all of it.
+        if sim.pool.num_free + len(sim.pool.partial) + sum(self._held[other] for other in worse) < gpus:
             return False
         victims = self._victims(worse, sim.shapes[shape].allowed, gpus)
         if not victims:
@@ -219,15 +220,16 @@ class LevelPolicy(Policy):
     def _victims(self, worse: list[int], allowed: int, gpus: int) -> list[int]:
         """Running jobs whose GPUs, with the free ones, hold a job of that size: on one node, or whole nodes."""
         pool = self.sim.pool
-        gained: dict[int, float] = {}
+        gained: dict[int, int] = {}
+        freed: dict[tuple[int, int], int] = {}
         on_node: dict[int, list[int]] = {}
         usable = allowed & ~pool.down
         groups = [] if gpus <= pool.width else pool.groups
         for job in self._candidates(worse):
-            for node, count in nodes_of(self.sim.place[job], self.sim.size[job]):
+            for node, count in self._whole_gpus(job, freed):
                 if not usable >> node & 1:
                     continue
-                gained[node] = gained.get(node, 0.0) + count
+                gained[node] = gained.get(node, 0) + count
                 on_node.setdefault(node, []).append(job)
                 if not groups and pool.free[node] + gained[node] >= gpus:
                     return self._fewest(on_node[node], node, gpus)
@@ -236,29 +238,38 @@ class LevelPolicy(Policy):
                     return found
         return []
 
+    def _whole_gpus(self, job: int, freed: dict[tuple[int, int], int]) -> list[tuple[int, int]]:
+        """By node, the whole GPUs that come free if this job stops after those whose shares are in `freed`."""
+        place = self.sim.place[job]
+        if isinstance(place, int) or is_wide(place):
+            return [(node, int(count)) for node, count in nodes_of(place, self.sim.size[job])]
+        node, slot, milli = share(place)
+        freed[node, slot] = freed.get((node, slot), self.sim.pool.slots[node, slot]) + milli
+        return [(node, int(freed[node, slot] == WHOLE))]
+
     def _fewest(self, jobs: list[int], node: int, gpus: int) -> list[int]:
         """Of the jobs on a node, worst first, those that are needed."""
-        pool, kept = self.sim.pool, list(jobs)
-        room = pool.free[node] + sum(self._on(job, node) for job in jobs)
+        kept = list(jobs)
         for job in reversed(jobs[:-1]):
-            if room - self._on(job, node) >= gpus:
-                room -= self._on(job, node)
-                kept.remove(job)
+            fewer = [other for other in kept if other != job]
+            if self._room(fewer, node) >= gpus:
+                kept = fewer
         return kept
 
-    def _on(self, job: int, node: int) -> float:
-        return sum(count for n, count in nodes_of(self.sim.place[job], self.sim.size[job]) if n == node)
+    def _room(self, jobs: list[int], node: int) -> int:
+        """Whole GPUs free on a node without these jobs."""
+        freed: dict[tuple[int, int], int] = {}
+        gained = sum(count for job in jobs for n, count in self._whole_gpus(job, freed) if n == node)
+        return self.sim.pool.free[node] + gained
 
     def _whole_nodes(
-        self, gpus: int, capacity: int, mask: int, gained: dict[int, float], on_node: dict[int, list[int]]
+        self, gpus: int, capacity: int, mask: int, gained: dict[int, int], on_node: dict[int, list[int]]
     ) -> list[int]:
         pool = self.sim.pool
         needed = -(-gpus // capacity)
         free = pool.by_free[capacity] & mask
         short = needed - free.bit_count()
-        emptied = [
-            node for node, count in gained.items() if mask >> node & 1 and pool.free[node] + count >= capacity - 1e-9
-        ]
+        emptied = [node for node, count in gained.items() if mask >> node & 1 and pool.free[node] + count >= capacity]
         if len(emptied) < short:
             return []
         victims: dict[int, None] = {}

@@ -86,7 +86,7 @@ def measure(run: Run, summary: str, *, seconds: float, starved_after_s: float, i
         fairness_p50=float(np.quantile(rho, 0.5)),
         fairness_p99=float(np.quantile(rho, 0.99)),
         fragmentation=fragmentation,
-        preemptions=sum(ending in ("preempted", "reclaimed") for ending in columns.ending),
+        preemptions=sum(ending in ("preempted", "reclaimed", "resized") for ending in columns.ending),
         failures=run.num_failures,
         useful_gpu_hours=areas["useful"] / 3600,
         idle_gpu_hours=areas["idle"] / 3600,

@@ -162,6 +162,7 @@ def test_jobs_name_their_queue_priority_and_place(path: Path) -> None:
         ('"cloud.example.com/rack"]', '"kubernetes.io/hostname"]', "narrowest level in any case"),
         ("node_labels =", "#", "node_labels must name its nodes"),
         ("weight = 2", "weight = 0", "must be more than 0"),
+        ("weight = 2", "weight = nan", "must be more than 0"),
     ],
 )
 def test_a_broken_rule_is_refused_in_one_line(path: Path, old: str, new: str, why: str) -> None:

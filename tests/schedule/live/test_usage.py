@@ -132,6 +132,14 @@ def test_an_answer_of_prometheus(prometheus: str) -> None:
     ]
 
 
+def test_a_value_that_is_not_a_number_is_unknown_and_not_idle(prometheus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [[NOW - age_s, "NaN"] for age_s in AGES_S]
+    series = [{"metric": {"Hostname": "a", "gpu": str(gpu)}, "values": values} for gpu in (2, 3)]
+    body = {"status": "success", "data": {"resultType": "matrix", "result": series}}
+    monkeypatch.setattr(_Prometheus, "answer", json.dumps(body).encode())
+    assert judged(list(read_samples(prometheus, now_unix_s=NOW, window_s=100))) == ({}, ("1",))
+
+
 @pytest.mark.parametrize(
     "answer", [b"", b"<html>", b"[]", b'{"status": "error", "error": "x"}', b'{"status": "success"}']
 )

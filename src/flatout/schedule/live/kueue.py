@@ -147,8 +147,8 @@ def _problems(teams: Teams) -> Iterator[str]:
             for name, number in limits.items():
                 if name not in flavors or number < 0:
                     yield f"team {team.name}: `{name} = {number}` must be a flavor and a number of GPUs"
-        if team.weight <= 0:
-            yield f"team {team.name}: its weight must be more than 0, but is {team.weight}"
+        if not 0 < team.weight <= 1e9:  # nor is `nan`
+            yield f"team {team.name}: its weight must be more than 0, and at most 1e9, but is {team.weight}"
     for job in teams.jobs:
         yield from _problems_of_job(job, teams)
 

@@ -154,7 +154,9 @@ def _of_series(series: Sequence[Mapping[str, Any]], whole: float) -> Iterator[Sa
         labels = each["metric"]
         node = str(labels.get("Hostname") or labels.get("instance", "").split(":")[0]).split(".")[0]
         for unix_s, value in each["values"]:
-            yield Sample(unix_s=float(unix_s), busy_share=float(value) / whole, node=node, gpu=int(labels["gpu"]))
+            busy = float(value) / whole
+            if busy >= 0:  # `NaN` is what Prometheus has where nothing was measured: unknown, not idle
+                yield Sample(unix_s=float(unix_s), busy_share=busy, node=node, gpu=int(labels["gpu"]))
 
 
 def _query(address: str, expression: str, now_unix_s: float) -> list[dict[str, Any]]:

@@ -23,6 +23,9 @@ def load(path: Path) -> Loaded:
     jobs: list[Job] = []
     skipped: dict[str, int] = {}
     for line, row in rows(path, COLUMNS, OPTIONAL):
+        if not row[1] or not row[2]:
+            left_out(skipped, "no duration" if row[1] else "no GPUs")
+            continue
         job = _job(path, line, row)
         if job.duration_s <= 0 or job.num_gpus <= 0:
             left_out(skipped, "no duration" if job.num_gpus > 0 else "no GPUs")

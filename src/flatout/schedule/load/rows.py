@@ -37,6 +37,9 @@ def rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> It
                     f"{path}: the columns must include {', '.join(columns)}, but `{missing[0]}` isn't there",
                     hint=f"the first row is: {','.join(names)[:200]}",
                 )
+            twice = [name for name in (*columns, *optional) if names.count(name) > 1]
+            if twice:
+                raise InputError(f"{path}: each column must be there once, but `{twice[0]}` is there twice")
             picked = [names.index(name) if name in names else -1 for name in (*columns, *optional)]
             continue
         if not row:
@@ -56,7 +59,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         with path.open("rb") as raw:
             is_gzip = raw.read(2) == b"\x1f\x8b"
         with gzip.open(path, "rb") if is_gzip else path.open("rb") as opened:
-            file = io.TextIOWrapper(cast(IO[bytes], opened), encoding="utf-8", newline="")
+            file = io.TextIOWrapper(cast(IO[bytes], opened), encoding="utf-8-sig", newline="")
             reader = csv.reader(file, strict=True)
             for row in reader:
                 yield reader.line_num, row
