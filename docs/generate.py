@@ -29,7 +29,7 @@ from flatout.diagnose.explain import explanation, listed
 from flatout.doctor.checks import CHECKS
 from flatout.plan.counts import num_parameters
 from flatout.records.attempts import LeftOut
-from flatout.records.ceilings import Ceilings, CollectiveFit, Measurement, PeerDifference, WrongResult
+from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
 from flatout.records.change import Knob, Patch, ValidRange
 from flatout.records.chargeback import BudgetState, Chargeback, CostLine, TeamCost
 from flatout.records.cost import Estimate
@@ -280,7 +280,9 @@ def doctor_json() -> str:
 
 def ceilings_json() -> str:
     """The contract `flatout/ceilings`, from the records that are written."""
-    return _contract("flatout/ceilings", (Ceilings, Measurement, CollectiveFit, PeerDifference, WrongResult))
+    return _contract(
+        "flatout/ceilings", (Ceilings, Measurement, LoadedLink, CollectiveFit, PeerDifference, WrongResult)
+    )
 
 
 def doctor_hosts_json() -> str:

@@ -17,6 +17,13 @@ import psutil
 import pytest
 from tests.slurm import SlurmLab
 
+from flatout.cli.bench import _num_ranks
+from flatout.errors import InputError, UsageError
+from flatout.probe.ceilings.names import NAMES
+from flatout.probe.ceilings.raw import About
+from flatout.probe.ceilings.start import given_rank
+from flatout.probe.ceilings.storage import storage_cases
+
 
 def bench(
     *arguments: str | Path, inject: str = "", folder: Path | None = None, prefix: tuple[str, ...] = ()
@@ -69,6 +76,7 @@ def test_everything_that_a_cpu_has_is_measured_and_saved(tmp_path: Path) -> None
         *("storage_sequential_read", "storage_random_read", "storage_small_files"),
     }
     assert found["wrong"] == []
+    assert {one["name"] for one in found["measurements"]} <= set(NAMES)
     for one in found["measurements"]:
         assert one["value"] > 0
         assert one["n"] >= 3
@@ -175,7 +183,9 @@ def test_a_rank_that_dies_is_one_line(tmp_path: Path) -> None:
         (["--time", "1s"], "from 10s to 24h"),
         (["--path", "missing"], "must be a folder"),
         (["--allow-write"], "needs a folder to write to"),
-        (["--time", "12s", "--ranks", "1", "--only", "nonsense"], "nothing of `--only nonsense`"),
+        (["--only", "matmul", "--only", "nonsense"], "`nonsense` is nothing that can be measured"),
+        (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "nothing of `--only all_reduce`"),
+        (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "hint: collectives: they need 2 ranks or more\n"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], said: str) -> None:
@@ -184,6 +194,36 @@ def test_a_mistake_is_one_line(arguments: list[str], said: str) -> None:
     assert said in done.stderr
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"RANK": "0", "WORLD_SIZE": "two"},
+        {"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+        {"SLURM_STEP_NUM_TASKS": "many", "SLURM_PROCID": "0"},
+    ],
+)
+def test_an_environment_of_no_job_is_one_line(environment: dict[str, str]) -> None:
+    with pytest.raises(InputError, match="must be a whole number"):
+        given_rank(environment)
+
+
+def test_more_ranks_than_the_memory_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatout.probe.limits.free_bytes", lambda: 32e9)
+    about = About(has_torch=True, num_gpus=0)
+    assert _num_ranks(8, about) == 8
+    assert _num_ranks(32, about) == 32
+    with pytest.raises(UsageError, match="needs 537 GB of memory, and 32 GB are free"):
+        _num_ranks(1000, about)
+
+
+def test_a_folder_in_which_none_can_be_made_is_not_measured() -> None:
+    if not Path("/proc/self").exists():
+        pytest.skip("no /proc here")
+    with storage_cases(Path("/proc"), allow_write=True, prefix=".flatout-bench-test-") as (cases, missing):
+        assert cases == []
+        assert missing["storage"].startswith("no folder can be made there: ")
 
 
 def test_an_existing_file_is_not_replaced_unasked(tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from flatout.cli.profile import _words
 from flatout.diagnose.find import diagnose
 from flatout.inside.step_file import COLUMNS, SCHEMA
 from flatout.loop import with_known_ceilings
@@ -68,11 +71,17 @@ def file(found: Ceilings, path: Path) -> Path:
     return path
 
 
+def words(path: Path) -> str:
+    """What `flatout profile` says of a recording in the end."""
+    return "\n".join(_words(with_known_ceilings(read_recording(path)), "there"))
+
+
 def test_without_ceilings_it_is_of_the_vendors_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "none"))
     measured = with_known_ceilings(recording(tmp_path / "r", on_gpu=True)).measured
     assert measured.mfu == pytest.approx(4e13 / 989.4e12 / 0.1, rel=1e-3)
     assert measured.mfu_against == "vendor"
+    assert "of the vendor's peak" in words(tmp_path / "r")
 
 
 def test_what_was_saved_of_its_host_takes_the_vendors_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +90,7 @@ def test_what_was_saved_of_its_host_takes_the_vendors_place(tmp_path: Path, monk
     measured = with_known_ceilings(recording(tmp_path / "r", on_gpu=True)).measured
     assert measured.mfu == pytest.approx(4e13 / 8e14 / 0.1)  # 0.5, each GPU with a ceiling of its own
     assert measured.mfu_against == "measured"
+    assert "MFU 50 % of the measured ceiling" in words(tmp_path / "r")
 
 
 def test_ranks_on_a_cpu_share_its_ceiling(tmp_path: Path) -> None:
@@ -127,3 +137,18 @@ def test_a_finding_is_of_what_was_measured_and_says_so() -> None:
     for known in ({}, {host: other}):
         finding = found(diagnose(job, untraced_step_s=1e6, ceilings=known), "no-tensor-cores")
         assert finding.evidence["peaks_from"] == "vendor"
+
+
+def test_given_ceilings_of_another_device_are_not_used_which_is_said(tmp_path: Path) -> None:
+    traces = Path(__file__).parents[2] / "examples" / "traces" / "straggler.tar.xz"
+    for device, is_told in (("NVIDIA A100-SXM4-80GB", True), ("NVIDIA H200", False)):
+        path = file(ceilings(8e14, is_gpu=True, device=device), tmp_path / device)
+        done = subprocess.run(
+            [sys.executable, "-m", "flatout", "diagnose", str(traces), "--ceilings", str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0
+        said = f"note: {path} was not used: it is of {device}, and the job ran on NVIDIA H200"
+        assert (said in done.stderr) == is_told

@@ -85,6 +85,8 @@ def test_an_nccl_log_is_added(tmp_path: Path) -> None:
         (["--hosts", "missing.json"], "at least 2 hosts"),
         (["some.json"], "go with `--hosts`"),
         (["--data", "missing"], "must be a folder"),
+        (["--capture", "-", "--html", "page.html"], "goes with no other output"),
+        (["--hosts", "a,b", "--via", "ssh", "--flatout", "'x"], "is no command"),
     ],
 )
 def test_a_mistake_is_one_line_and_no_traceback(arguments: list[str], said: str) -> None:
@@ -188,6 +190,16 @@ def test_a_host_unlike_the_others_is_named(tmp_path: Path) -> None:
     assert "kernel" in content["not_compared"]
     assert "node-9" in doctor("--hosts", tmp_path).stdout
     assert doctor("--hosts", tmp_path, "--fail-on", "warn").returncode == 1
+
+
+def test_hosts_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        host("node", smi(), tmp_path / name)
+        (tmp_path / name / "node.json").rename(tmp_path / f"{name}.json")
+    done = doctor("--hosts", tmp_path / "first.json", tmp_path / "second.json")
+    assert "  node: " in done.stdout
+    assert "  node (second.json): " in done.stdout
 
 
 def test_hosts_that_are_alike_have_no_difference(tmp_path: Path) -> None:

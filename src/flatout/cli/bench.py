@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _MIN_TIME_S, _MAX_TIME_S = 10.0, 86_400.0
 _MAX_CPU_RANKS = 8
+_RANK_BYTES = 512 << 20  # of a process with torch, and of its buffers
 
 
 def bench(
@@ -71,6 +72,7 @@ def bench(
     is_later_rank = (given_rank(os.environ) or {"RANK": "0"})["RANK"] != "0"
     about = about_machine()
     num_ranks = _num_ranks(ranks, about)
+    _check_names(only or [])
     settings = Settings(
         time_s=max(_MIN_TIME_S / 2, time_s - (clock.monotonic() - began) - 1),
         path=None if path is None else str(path.resolve()),
@@ -92,7 +94,7 @@ def bench(
         cores_busy_by_others=others.read(),
     )
     if only and not ceilings.measurements and not ceilings.wrong:
-        raise UsageError(f"nothing of `--only {' '.join(only)}` was measured", hint=_why_not(ceilings))
+        raise UsageError(f"nothing of `--only {' '.join(only)}` was measured", hint=_why_not(ceilings, only))
     target = _save(ceilings, out, is_whole=not only, force=force)
     if json:
         sys.stdout.buffer.write(_json(ceilings))
@@ -122,7 +124,7 @@ def _seconds(text: str) -> float:
 
 def _num_ranks(given: int | None, about: About) -> int:
     from flatout.errors import UsageError
-    from flatout.probe.limits import allowed_cores
+    from flatout.probe.limits import allowed_cores, free_bytes
 
     if not about.has_torch:
         if given is not None and given > 1:
@@ -132,11 +134,35 @@ def _num_ranks(given: int | None, about: About) -> int:
         if given is not None and given > about.num_gpus:
             raise UsageError(f"`--ranks` must be at most the number of GPUs, {about.num_gpus}, but got {given}")
         return given or about.num_gpus
+    if given is not None and given > _MAX_CPU_RANKS:
+        free = free_bytes()
+        if given * _RANK_BYTES > free:
+            needed = f"`--ranks {given}` needs {given * _RANK_BYTES / 1e9:.0f} GB of memory"
+            most = max(_MAX_CPU_RANKS, int(free // _RANK_BYTES))
+            raise UsageError(f"{needed}, and {free / 1e9:.0f} GB are free", hint=f"at most --ranks {most}")
     return given or max(2, min(_MAX_CPU_RANKS, int(allowed_cores())))
 
 
-def _why_not(ceilings: Ceilings) -> str:
-    return "; ".join(f"{what}: {why}" for what, why in list(ceilings.not_measured.items())[:3])
+def _check_names(only: list[str]) -> None:
+    from flatout.errors import UsageError
+    from flatout.probe.ceilings.names import NAMES
+
+    unknown = [name for name in only if name not in NAMES]
+    if unknown:
+        raise UsageError(f"`{unknown[0]}` is nothing that can be measured", hint=f"--only {', '.join(NAMES)}")
+
+
+def _why_not(ceilings: Ceilings, only: list[str]) -> str:
+    """The reasons that are of what was asked for: `storage` of `storage_random_read`, `matmul bf16` of `matmul`."""
+    from flatout.probe.ceilings.bus import COLLECTIVES
+
+    told = []
+    for what, why in ceilings.not_measured.items():
+        words = what.replace(",", "").split()
+        is_asked = any(name == word or name.startswith(f"{word}_") for name in only for word in words)
+        if is_asked or (words[:1] == ["collectives"] and set(only) & set(COLLECTIVES)):
+            told.append(f"{what}: {why}")
+    return "; ".join(told[:3]) or "give it more --time"
 
 
 def _json(ceilings: Ceilings) -> bytes:

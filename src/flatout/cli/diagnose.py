@@ -100,11 +100,25 @@ def diagnose(
     for target, what in ((html, "report"), (perfetto, "trace for ui.perfetto.dev")):
         if target is not None:
             print(f"wrote the {what}: {target}", file=sys.stderr)
+    if ceilings is not None and (why := _why_unused(ceilings, done)):
+        print(f"note: {ceilings} was not used: {why}", file=sys.stderr)
     for number, count in left_out.items():
         events = "1 event of rank" if count == 1 else f"{count:,} events of rank"
         print(f"note: {perfetto} lacks {events} {number}: no time that can be used", file=sys.stderr)
     if any(_reaches(finding, limit) for finding in done.diagnosis.findings):
         raise typer.Exit(1)
+
+
+def _why_unused(path: Path, done: Diagnosed) -> str | None:
+    """Ceilings that were given and are not of this job's device are left alone, which is said."""
+    from flatout.probe.ceilings.saved import load_ceilings
+
+    ceilings, device = load_ceilings(path), done.diagnosis.job.device
+    if ceilings.wrong:
+        return "a result was wrong when it was measured"
+    if (ceilings.is_gpu and ceilings.device != device) or (not ceilings.is_gpu and device):
+        return f"it is of {ceilings.device}, and the job ran on {device or 'a CPU'}"
+    return None
 
 
 def _command() -> list[str]:

@@ -92,6 +92,10 @@ def doctor(
         raise UsageError("`--via` and `--flatout` go with `--hosts` and names", hint="flatout doctor --hosts a,b,c")
     if bundles:
         raise UsageError("bundles go with `--hosts`", hint=f"of one machine: flatout doctor --from {bundles[0]}")
+    if capture is not None and str(capture) == "-" and (html or json or show_all or fail_on):
+        raise UsageError(
+            "`--capture -` prints the bundle alone, so it goes with no other output", hint="--capture FILE does"
+        )
     if html is not None:
         from flatout.report.files import check_new
 
@@ -208,7 +212,10 @@ def _captured(names: str, via: str | None, flatout: str | None) -> tuple[list[Sn
     if via not in (None, "srun", "ssh"):
         raise UsageError(f"`--via` must be srun or ssh, but got {via}")
     way = way_to(hosts) if via is None else ("srun" if via == "srun" else "ssh")
-    called = shlex.split(flatout) if flatout else [sys.executable, "-m", "flatout"]
+    try:
+        called = shlex.split(flatout) if flatout else [sys.executable, "-m", "flatout"]
+    except ValueError as error:
+        raise UsageError(f"`--flatout` is no command: {str(error).lower()}: {flatout}") from error
     with Progress("capturing"):
         printed = on_hosts(hosts, [*called, "doctor", "--capture", "-"], via=way, limit_s=_HOST_LIMIT_S)
     snapshots, failed = [], {}

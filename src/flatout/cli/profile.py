@@ -94,6 +94,7 @@ def _diagnose(path: Path, *, json: bool) -> None:
 
 def _words(recording: Recording, shown: str) -> list[str]:
     """What was recorded, and what was not, in a few lines."""
+    from flatout.report.phrases import MFU_AGAINST
     from flatout.units import num_bytes, percent, seconds
 
     num_steps = max((len(rank.steps.number) for rank in recording.ranks), default=0)
@@ -108,8 +109,7 @@ def _words(recording: Recording, shown: str) -> list[str]:
     if measured.tokens_per_s is not None:
         facts.append(f"{measured.tokens_per_s:,.0f} tokens/s")
     if measured.mfu is not None:
-        against = " of the measured ceiling" if measured.mfu_against == "measured" else ""
-        facts.append(f"MFU {percent(measured.mfu)}{against}")
+        facts.append(f"MFU {percent(measured.mfu)}{MFU_AGAINST.get(measured.mfu_against or '', '')}")
     if measured.peak_memory_bytes is not None:
         facts.append(f"peak memory {num_bytes(measured.peak_memory_bytes)}")
     if facts:

@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from flatout.doctor.check import named
 from flatout.doctor.checks.software_nccl import settings
 from flatout.doctor.judge import judged
@@ -111,7 +113,7 @@ def compared(snapshots: Sequence[Snapshot]) -> HostsReport:
         while name in machines:
             name += f" ({os.path.basename(snapshot.read_from[0]) if snapshot.read_from else number})"
         machines[name] = Machine(snapshot)
-        reports.append(judged(snapshot))
+        reports.append(msgspec.structs.replace(judged(snapshot), host=name))
     differences: list[HostDifference] = []
     not_compared: dict[str, str] = {}
     for fact, (text_of, status) in _TEXTS.items():

@@ -57,7 +57,7 @@ def _expanded(pattern: str) -> list[str]:
         ["scontrol", "show", "hostnames", pattern], capture_output=True, text=True, check=False, timeout=60
     )
     if done.returncode:
-        raise UsageError(f"`{pattern}` is no list of hosts: {done.stderr.strip()[:200]}")
+        raise UsageError(f"`{pattern}` is no list of hosts: {' '.join(done.stderr.split())[:200]}")
     return done.stdout.split()
 
 

@@ -43,6 +43,15 @@ def memory_limit_bytes() -> int | None:
     return min(limits, default=None)
 
 
+def free_bytes() -> float:
+    """Of memory: what is free here, or half of a lower limit."""
+    import psutil
+
+    free = float(psutil.virtual_memory().available)
+    limit = memory_limit_bytes()
+    return free if limit is None else min(free, limit / 2)
+
+
 def memory_used_bytes() -> int | None:
     """By this process's control group, without the cache that can be dropped; None outside of one."""
     for folder in control_groups("memory"):

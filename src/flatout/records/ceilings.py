@@ -9,6 +9,21 @@ import msgspec
 Unit = Literal["FLOP/s", "B/s", "1/s"]
 
 
+class LoadedLink(msgspec.Struct, frozen=True, kw_only=True):
+    """The link of a GPU, read while copies kept it busy: an idle one is slow by design."""
+
+    speed_gt_per_s: float  # of a lane
+    width: int  # lanes
+    best_speed_gt_per_s: float | None  # what both ends can; None where that is not told
+    best_width: int | None
+    source: str  # sysfs, NVML
+
+    @property
+    def is_below(self) -> bool:
+        """Slower or narrower than both ends can."""
+        return self.speed_gt_per_s < (self.best_speed_gt_per_s or 0) or self.width < (self.best_width or 0)
+
+
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """One rate. Repetitions of all measurements were interleaved, so that a slow minute falls on all of them alike."""
 
@@ -28,6 +43,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     backend: str = ""  # torch, numpy, gloo, nccl, ...
     note: str = ""  # what it does not show, as a cache that could not be emptied
+    pcie: LoadedLink | None = None  # of a copy between host and GPU, during it; None: not read, or nothing shows it
     origin: str = "measured"
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from flatout.records.ceilings import Ceilings, Measurement
+from flatout.records.ceilings import Ceilings, LoadedLink, Measurement
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import bytes_per_s, flops_per_s, num_bytes, number, percent, rank_ranges, seconds
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+_PINNED = ("host_to_device_pinned", "device_to_host_pinned")
 _MOST_NOT_MEASURED = 12
 _BUSY_CORES = 0.2
 
@@ -43,6 +44,7 @@ def ceilings_text(ceilings: Ceilings, *, style: TextStyle) -> str:
         lines.append("")
         for name, note in notes:
             lines += style.wrapped(note, label=f"{name}: ")
+    lines += _links(simple, style)
     lines += ["", *_peers(ceilings, style)]
     if ceilings.not_measured:
         lines += ["", style.bold("Not measured")]
@@ -117,6 +119,33 @@ def _collectives(ceilings: Ceilings, style: TextStyle) -> list[str]:
         ),
         *text_table(header, rows, style=style, flexible=[1, 5]),
     ]
+
+
+def _links(measurements: Iterable[Measurement], style: TextStyle) -> list[str]:
+    """Of each GPU the PCIe link that was read while copies ran: alike ones on one line, the bad ones first."""
+    told: dict[int, LoadedLink | None] = {}
+    for one in measurements:
+        if one.name in _PINNED:
+            told[one.ranks[0]] = told.get(one.ranks[0]) or one.pcie
+    alike: dict[LoadedLink | None, list[int]] = {}
+    for rank, link in told.items():
+        alike.setdefault(link, []).append(rank)
+    lines = [""] if alike else []
+    for link, ranks in sorted(alike.items(), key=lambda one: 2 if one[0] is None else 0 if one[0].is_below else 1):
+        lines += style.wrapped(_link(link), label=f"PCIe link under load, {_ranks(ranks)}: ")
+    return lines
+
+
+def _link(link: LoadedLink | None) -> str:
+    if link is None:
+        return "unknown: neither sysfs nor NVML shows it while copies run"
+    now = f"{link.speed_gt_per_s:g} GT/s x {link.width}"
+    if link.best_speed_gt_per_s is None or link.best_width is None:
+        return f"{now}; what it could be is unknown ({link.source})"
+    best = f"{link.best_speed_gt_per_s:g} GT/s x {link.best_width}"
+    if link.is_below:
+        return f"{now}, BELOW the {best} that both ends can ({link.source})"
+    return f"{now}, the most that both ends can ({link.source})"
 
 
 def _peers(ceilings: Ceilings, style: TextStyle) -> list[str]:

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from flatout import units
 from flatout.records.diagnosis import Diagnosis
 
+# Whose peak rates an MFU is of; older recordings do not tell.
+MFU_AGAINST = {"measured": " of the measured ceiling", "vendor": " of the vendor's peak"}
+
 
 def job_summary(diagnosis: Diagnosis) -> list[str]:
     """The job in a few facts: ranks, device, steps, step time."""
@@ -37,8 +40,7 @@ def _measured(diagnosis: Diagnosis) -> list[str]:
         if isinstance(value, float):
             facts.append(f"{value:,.0f} {word}")
     if isinstance(job.mfu, float):
-        against = " of the measured ceiling" if job.mfu_against == "measured" else ""
-        facts.append(f"MFU {units.percent(job.mfu)}{against}")
+        facts.append(f"MFU {units.percent(job.mfu)}{MFU_AGAINST.get(job.mfu_against or '', '')}")
     if isinstance(job.peak_memory_bytes, int):
         facts.append(f"peak memory {units.num_bytes(job.peak_memory_bytes)}")
     return facts

@@ -47,13 +47,15 @@ def given_rank(environment: Mapping[str, str]) -> dict[str, str] | None:
 
     Of srun's variables, those that only a step has: a batch script alone is no rank of anything.
     """
-    if "RANK" in environment and int(environment.get("WORLD_SIZE", "1")) > 1:
+    if "RANK" in environment and _number(environment, "WORLD_SIZE", 1) > 1:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         missing = [name for name in names if name not in environment]
         if missing:
             raise InputError(f"the environment has RANK, but no {', '.join(missing)}", hint="start it with torchrun")
+        for name in ("RANK", "LOCAL_RANK"):
+            _number(environment, name, 0)
         return {name: environment[name] for name in names}
-    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in environment:
+    if _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1 and "SLURM_PROCID" in environment:
         found = subprocess.run(
             ["scontrol", "show", "hostnames", environment.get("SLURM_STEP_NODELIST", "")],
             capture_output=True,
@@ -62,7 +64,7 @@ def given_rank(environment: Mapping[str, str]) -> dict[str, str] | None:
             timeout=60,
         )
         if found.returncode or not found.stdout.split():
-            raise InputError(f"scontrol does not name the nodes of the step: {found.stderr.strip()[:200]}")
+            raise InputError(f"scontrol does not name the nodes of the step: {_last_line(found.stderr)}")
         return {
             "RANK": environment["SLURM_PROCID"],
             "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
@@ -73,6 +75,13 @@ def given_rank(environment: Mapping[str, str]) -> dict[str, str] | None:
             ),
         }
     return None
+
+
+def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
+    text = environment.get(name, str(otherwise))
+    if not text.isdecimal():
+        raise InputError(f"the environment's {name} must be a whole number, but is `{text[:50]}`", hint=f"unset {name}")
+    return int(text)
 
 
 def run_workers(

@@ -54,7 +54,11 @@ def storage_cases(folder: Path, *, allow_write: bool, prefix: str) -> Iterator[t
         with _read_cases(shards, small, is_ours=False) as found:
             yield found
         return
-    ours = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+    try:
+        ours = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+    except OSError as error:
+        yield [], {"storage": f"no folder can be made there: {(error.strerror or str(error)).lower()}"}
+        return
     try:
         free = shutil.disk_usage(ours).free
         shard_bytes = min(SHARD_BYTES, free // 16 // BLOCK * BLOCK)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from flatout.probe.ceilings.bus import COLLECTIVES
 from flatout.probe.ceilings.fit import fitted
 from flatout.probe.ceilings.raw import Raw, RawCase
-from flatout.records.ceilings import Ceilings, CollectiveFit, Measurement, PeerDifference, WrongResult
+from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
 
 # What differs by less matters to no job.
 PEER_SHARE = 0.05
@@ -97,6 +98,7 @@ def _measurement(ranks: tuple[int, ...], ones: list[RawCase], raw: Raw) -> Measu
         threads=labels.get("threads"),
         backend=labels.get("backend", ""),
         note=labels.get("note", ""),
+        pcie=msgspec.convert(labels.get("pcie"), LoadedLink | None),
     )
 
 

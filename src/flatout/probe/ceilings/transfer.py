@@ -1,6 +1,7 @@
 """Host memory to a GPU and back, from pinned and from pageable memory: each GPU alone, and all of a host at once.
 
-What all together lose against one alone is what they share: a PCIe switch's uplink, a CPU socket's memory.
+What all together lose against one alone is what they share: a PCIe switch's uplink, a CPU socket's memory. The PCIe
+link is read while copies from pinned memory run: those from pageable memory leave it idle in between.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from flatout.probe.ceilings.case import Case, Who
+from flatout.probe.ceilings.link import link_under_load, pci_address, read_link
 
 SIZE_BYTES = 256 << 20
 
@@ -16,6 +20,7 @@ SIZE_BYTES = 256 << 20
 def torch_cases(torch: Any, device: Any) -> Iterator[Case]:
     """Of a GPU only."""
     made: dict[str, Any] = {}
+    address = pci_address(torch, device)
 
     def buffers(kind: str) -> tuple[Any, Any]:
         if "device" not in made:
@@ -42,8 +47,18 @@ def torch_cases(torch: Any, device: Any) -> Iterator[Case]:
             call()
             torch.cuda.synchronize(device)
             arrived = gpu.cpu() if direction == "host_to_device" else host
+            if kind == "pinned" and address is not None:
+                stream = torch.cuda.current_stream(device)
+                link = link_under_load(lambda: read_link(address), call, lambda: not stream.query())
+                torch.cuda.synchronize(device)
+                labels["pcie"] = None if link is None else msgspec.to_builtins(link)
             return None if torch.equal(arrived, wanted) else "what arrived is not what was sent"
 
+        labels: dict[str, Any] = {
+            "size": SIZE_BYTES,
+            "backend": "torch",
+            "note": "one GPU at a time" if who == "turns" else "",
+        }
         return Case(
             name=f"{direction}_{kind}",
             unit="B/s",
@@ -53,7 +68,7 @@ def torch_cases(torch: Any, device: Any) -> Iterator[Case]:
             checked="every element",
             who=who,
             sync=lambda: torch.cuda.synchronize(device),
-            labels={"size": SIZE_BYTES, "backend": "torch", "note": "one GPU at a time" if who == "turns" else ""},
+            labels=labels,
         )
 
     ways: tuple[Who, ...] = ("turns", "each")

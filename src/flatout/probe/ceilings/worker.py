@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from flatout.probe.ceilings import copy, decode, launch_rate, matmul, storage, transfer
 from flatout.probe.ceilings.bus import COLLECTIVES
 from flatout.probe.ceilings.case import CannotMeasureError, Case, Who
 from flatout.probe.ceilings.raw import About, Raw, RawCase, Settings
-from flatout.probe.limits import allowed_cores, memory_limit_bytes
+from flatout.probe.limits import allowed_cores, free_bytes
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
 _SHARE_OF_WARMING = 0.4  # of the time, before the first repetition that counts
@@ -207,7 +206,7 @@ def _collectives(torch: Any, device: Any, team: Team, not_measured: dict[str, st
     from flatout.probe.ceilings.collectives import LARGEST_BYTES, Collectives
 
     is_gpu = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if is_gpu else _free_bytes() / team.hosts.count(socket.gethostname())
+    free = torch.cuda.mem_get_info(device)[0] if is_gpu else free_bytes() / team.hosts.count(socket.gethostname())
     largest = min(int(free / 12), LARGEST_BYTES)  # two buffers, and what comparing them takes
     largest = min(team.gathered(largest))
     names = sorted(set(team.hosts))
@@ -218,15 +217,9 @@ def _collectives(torch: Any, device: Any, team: Team, not_measured: dict[str, st
     return list(made.cases())
 
 
-def _free_bytes() -> float:
-    free = float(psutil.virtual_memory().available)
-    limit = memory_limit_bytes()
-    return free if limit is None else min(free, limit / 2)
-
-
 def _array_bytes() -> int:
     """Larger than any cache, and small beside the memory."""
-    return min(256 << 20, int(_free_bytes() / 16)) // 4096 * 4096
+    return min(256 << 20, int(free_bytes() / 16)) // 4096 * 4096
 
 
 class _Rounds:
@@ -318,6 +311,7 @@ class _Rounds:
             return 0.0, 0.0, str(error)
         except (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError, OSError) as error:
             return 0.0, 0.0, f"it failed: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}"
+        self.found[index].labels = dict(case.labels)  # with what the check has read
         if wrong:
             self.found[index].wrong = wrong
         return took, check_s, ""

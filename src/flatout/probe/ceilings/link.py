@@ -1,0 +1,107 @@
+"""A GPU's PCIe link while it is busy: an idle link goes down to its lowest speed, and tells nothing.
+
+In: what reads the link (sysfs, else NVML) and what keeps it busy. Out: the last reading that was surely under load, or
+None: hidden by a virtual machine, no such device, or the copies had ended before it was read.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flatout.records.ceilings import LoadedLink
+
+_GT_PER_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0}  # of a lane, by PCIe generation
+_NUM_COPIES = 8  # of 256 MiB: 40 ms and more, and a link that slept has woken after a few
+
+
+def link_under_load(
+    read: Callable[[], LoadedLink | None], copy: Callable[[], None], is_busy: Callable[[], bool]
+) -> LoadedLink | None:
+    """`copy` only queues one. A reading counts if the copies still run after it."""
+    for _ in range(_NUM_COPIES):
+        copy()
+    found = None
+    while True:
+        now = read()
+        if not is_busy():
+            return found
+        if now is None:
+            return None  # nor would it be there a moment later
+        found = now
+        time.sleep(0.001)
+
+
+def pci_address(torch: Any, device: Any) -> str | None:
+    """`0000:1b:00.0`; None where this torch does not tell."""
+    about = torch.cuda.get_device_properties(device)
+    numbers = [getattr(about, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    domain, bus, slot = (number if isinstance(number, int) else -1 for number in numbers)
+    return None if min(domain, bus, slot) < 0 else f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+
+
+def read_link(address: str, devices: Path = Path("/sys/bus/pci/devices")) -> LoadedLink | None:
+    return _from_sysfs(devices / address) or _from_nvml(address)
+
+
+def _from_sysfs(folder: Path) -> LoadedLink | None:
+    """Its best is what both ends can: the device and the port above it."""
+    speed, width = _speed(folder / "current_link_speed"), _width(folder / "current_link_width")
+    if speed is None or width is None:
+        return None
+    above = folder.resolve().parent
+    speeds = [_speed(end / "max_link_speed") for end in (folder, above)]
+    widths = [_width(end / "max_link_width") for end in (folder, above)]
+    return LoadedLink(
+        speed_gt_per_s=speed,
+        width=width,
+        best_speed_gt_per_s=min((one for one in speeds if one is not None), default=None),
+        best_width=min((one for one in widths if one is not None), default=None),
+        source="sysfs",
+    )
+
+
+def _speed(file: Path) -> float | None:
+    """`16.0 GT/s PCIe`; a device without a link of its own says `Unknown`."""
+    found = re.match(r"(\d+(?:\.\d+)?) GT/s", _text(file))
+    return float(found[1]) if found else None
+
+
+def _width(file: Path) -> int | None:
+    """0 is what there is no link at, and 255 what the kernel cannot tell."""
+    text = _text(file)
+    return int(text) if text.isdecimal() and 0 < int(text) <= 32 else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _from_nvml(address: str) -> LoadedLink | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(address)
+            speed = _GT_PER_S.get(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle))
+            width = int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))
+            best = _GT_PER_S.get(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
+            best_width = int(pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    if speed is None or width < 1:
+        return None
+    return LoadedLink(
+        speed_gt_per_s=speed, width=width, best_speed_gt_per_s=best, best_width=best_width or None, source="NVML"
+    )
