@@ -67,6 +67,7 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     backward = 2 * c.backward * linear + 2.5 * scores + 2 * moved_s + cast + 2 * launches
     backward = max(backward, 2 * kernels * c.host_s)
     full = lay.recompute == "full"
+    weights = backward / 2
     backward += forward if full else 0
     tensor = reduce_all(2 * tokens * h, t, 1) * (6 if full else 4)
     ring = gather(2 * tokens * lay.cp * 2 * kv * d / t, lay.cp, t, 1)
@@ -81,8 +82,8 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     whole = L * layer + logits
     slowest = max(most * layer, last * layer + logits) if p > 1 else whole
     fill = (whole - slowest) / v
-    if lay.schedule == "zero-bubble":  # F + B - 2W of F + B, W half of B
-        fill *= forward / (forward + backward)
+    if lay.schedule == "zero-bubble":  # weights' gradients fill it twice, a lone micro-batch's once
+        fill *= 1 - weights * (2 - max(p - lay.num_micro_batches, 0) / max(p - 1, 1)) / (forward + backward)
     total = lay.num_micro_batches * slowest + fill
     if p > 1:
         near = t * lay.cp * lay.dp < m["domain"]
@@ -103,7 +104,7 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     share = min(c.overlap, 1)
     if lay.zero == 3:
         total += lay.num_micro_batches * (2 * g + r - share * min(2 * g + r, compute))
-        total += copies - share * min(copies, compute)
+        total += copies - share * min(copies, max(compute - 2 * g - r, 0))
     else:
         once = r + g + copies if lay.zero else reduce_all(4 * parameters, size, t)
         total += once - share * min(once, compute)
@@ -134,12 +135,20 @@ def memory_bytes(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     tokens = lay.micro_batch * seq / lay.cp
     split = t if lay.sequence_parallel else 1
     one = 10 * h / split + (2 * (a * d + 2 * kv * d + a * d) + 2 * mats * f) / t
-    flight = lay.num_micro_batches if lay.schedule == "gpipe" else min(p, lay.num_micro_batches)
-    kept = most * flight * (1 + (p - 1) / (p * v) if v > 1 else 1)
     boundary = 2 * h / split
-    per_token = (kept * boundary + one if lay.recompute == "full" else kept * one) + 2 * boundary
-    activations = tokens * per_token * c.activations
-    last = activations / (min(p, lay.num_micro_batches) if p > 1 else 1) + tokens * w.vocab / t * 8
+
+    def held(micro_batches: float) -> float:
+        kept = most * micro_batches
+        per_token = (kept * boundary + one if lay.recompute == "full" else kept * one) + 2 * boundary
+        return tokens * per_token * c.activations
+
+    first, final = min(p + ((p - 1) / v if v > 1 else 0), lay.num_micro_batches), p - (p - 1) / v
+    if lay.schedule == "gpipe":
+        first = final = lay.num_micro_batches
+    activations = held(first)
+    last = (held(final) if p > 1 else activations) + tokens * w.vocab / t * (
+        8 + 6 * (lay.num_micro_batches - 1 if lay.schedule == "gpipe" else 0)
+    )
     logits = max(last - activations, 0)
     inside = weights + gradients + optimizer + activations + logits
     groups = sum(size > 1 for size in (t, p, lay.cp, lay.ep, lay.dp))

@@ -20,7 +20,8 @@ from flatout.plan.collectives import all_gather_s, all_reduce_s, dispatch_s
 from flatout.plan.constants import PRIOR, Constants, from_logs, to_logs
 from flatout.plan.kernels import attention_s
 from flatout.plan.layouts import Columns, Job, all_layouts, layout_at
-from flatout.plan.memory import MemoryConstants, memory
+from flatout.plan.memory import MemoryConstants, memory, micro_batches_held
+from flatout.plan.pipeline import most_in_flight, simulate
 from flatout.plan.search import Setting, evaluate_layouts
 from flatout.plan.shipped import shipped
 from flatout.plan.step_time import step_time
@@ -127,6 +128,51 @@ def test_zero_bubble_leaves_forward_of_forward_and_backward() -> None:
     _, plain = pure_pipeline(pp=8, num_micro_batches=16)
     _, filled = pure_pipeline(pp=8, num_micro_batches=16, schedule="zero-bubble")
     assert filled / plain == pytest.approx(1 / 3, abs=0.03)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("num_micro", [1, 2, 4, 8, 16])
+def test_zero_bubble_leaves_what_its_schedule_leaves(num_micro: int, recompute: str) -> None:
+    """Of full recomputation, and of fewer micro-batches than stages: as `simulate` plays it, in units of forward."""
+    p, full = 8, recompute == "full"
+    layout: Any = {"pp": p, "num_micro_batches": num_micro, "recompute": recompute}
+    _, plain = pure_pipeline(**layout)
+    _, filled = pure_pipeline(**layout, schedule="zero-bubble")
+    played = simulate(
+        p, num_micro, 1, [1.0] * p, [2.0 + full] * p, schedule="zero-bubble", weights_share=1 / (2 + full)
+    )
+    idle = max(stage[-1].end_s for stage in played) - num_micro * (3.0 + full)
+    assert filled / plain == pytest.approx(idle / ((p - 1) * (3.0 + full)), abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "num_micro"),
+    [("gpipe", 1, 12), ("1f1b", 1, 2), ("1f1b", 1, 12), ("1f1b", 4, 4), ("1f1b", 4, 12), ("zero-bubble", 1, 12)],
+)
+def test_the_ends_of_a_pipeline_hold_what_its_schedule_holds(schedule: str, vpp: int, num_micro: int) -> None:
+    layout = Layout(pp=4, vpp=vpp, num_micro_batches=num_micro, schedule=schedule)
+    case = one_case(all_models()["llama3-70b"], machine_of("h100x4", "bf16"), layout, 2048, Software())
+    played = simulate(4, num_micro, vpp, [1.0] * 4, [2.0] * 4, schedule=schedule)
+    held = [float(np.ravel(each)[0]) for each in micro_batches_held(case)]
+    assert held == pytest.approx([most_in_flight(played[stage]) / vpp for stage in (0, -1)])
+
+
+def test_gpipe_keeps_the_logits_of_all_micro_batches() -> None:
+    """16 bits and fp32 of each, and one gradient in 16 bits, above the first stage, which holds as many."""
+    parts = parts_of("llama3-8b", pp=4, num_micro_batches=16, schedule="gpipe")
+    assert parts["logits"] == pytest.approx(2048 * 128256 * (16 * 6 + 2))
+
+
+def test_copies_are_not_hidden_by_what_gathers_hide_behind() -> None:
+    machine = machine_of("h100x32", "bf16")
+    layout = Layout(dp=32, zero=3, shard=8, num_micro_batches=2, recompute="full")
+    seconds = [
+        step_time(
+            one_case(all_models()["llama3-8b"], machine | {"link": 20e9, **faster}, layout, 512, Software()), PRIOR
+        )
+        for faster in ({}, {"matmul_peak": 2 * machine["matmul_peak"], "half_peak": 2 * machine["half_peak"]})
+    ]
+    assert seconds[1].total_s[0] <= seconds[0].total_s[0]
 
 
 def parts_of(model: str, **layout: Any) -> dict[str, float]:

@@ -83,6 +83,9 @@ def plan(
         return
     if action is not None:
         raise UsageError(f"the only action is `evaluate`, but got `{action}`", hint="flatout plan evaluate RUNS.csv")
+    if shipped or fit is not None:
+        name = "--shipped" if shipped else "--fit"
+        raise UsageError(f"{name} is for `evaluate`, which is not given", hint="flatout plan evaluate RUNS.csv")
     if model is None or cluster is None:
         raise UsageError(
             "a plan needs --model and --cluster", hint="flatout plan --model llama3-70b --cluster h100x512 --seq 8192"
@@ -128,6 +131,13 @@ def _setting(
     if precision not in PRECISIONS:
         raise UsageError(f"--precision must be one of {', '.join(PRECISIONS)}, but is `{precision}`")
     machine, shares = read_cluster(cluster)
+    types = [name for name in PRECISIONS if name.partition("-")[0] in machine.peak_flops_per_s]
+    if precision not in types:
+        half = next((name for name in ("bf16", "fp16") if name in types), "fp32")
+        raise UsageError(
+            f"--precision must be a type that the GPU multiplies, but {machine.gpu} has no {precision}",
+            hint=f"--precision {half}; it has: {', '.join(types)}",
+        )
     setting = Setting(
         job=Job(workload=workload(model), cluster=machine, global_batch=global_batch, seq=seq, document=document),
         precision=precision,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ def calibrated(setting: Setting, path: Path, fixed: Sequence[str]) -> Setting:
     from flatout.plan.ceilings import is_ceilings, with_ceilings
     from flatout.plan.constants import from_logs
     from flatout.plan.runs import usual_software
-    from flatout.plan.shipped import corrected_by, timed_runs
+    from flatout.plan.shipped import corrected_by, timed_of_rows
 
     if path.is_dir():
         return replace(setting, calibration=corrected_by([_recorded(setting, path, fixed)], setting.calibration))
@@ -28,7 +29,13 @@ def calibrated(setting: Setting, path: Path, fixed: Sequence[str]) -> Setting:
             setting.job.cluster, setting.matmul_share, path, from_logs(setting.calibration.logs)
         )
         return replace(setting, job=replace(setting.job, cluster=cluster), matmul_share=shares)
-    timed = timed_runs(path)
+    timed, rows_read = timed_of_rows(path)
+    if len(timed) < rows_read:
+        print(
+            f"note: of {rows_read} rows in `{path}`, {rows_read - len(timed)} are not used: a needed column is empty, "
+            "the GPU is unknown, the layout does not divide, or there is no step time",
+            file=sys.stderr,
+        )
     # The plan is for the software that the runs were measured with.
     return replace(setting, calibration=corrected_by(timed, setting.calibration), software=usual_software(timed))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +57,8 @@ def wanted_goal(
     known = next((each for each in TERMS if each == terms), None)
     if known is None:
         raise UsageError(f"--terms must be one of {', '.join(TERMS)}, but is `{terms}`")
+    if gpu_price is not None and not math.isfinite(gpu_price):
+        raise UsageError(f"--gpu-price must be a number of USD, but is {gpu_price}", hint="--gpu-price 2.10")
     rates = Rates(
         prices=read_prices(prices) if prices else all_prices(),
         terms=known,

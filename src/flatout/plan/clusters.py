@@ -112,7 +112,7 @@ def _gpu(name: str) -> GpuFacts:
 
 def _from_toml(path: Path) -> tuple[Cluster, dict[str, float]]:
     try:
-        typed = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _Typed)
+        typed = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8-sig")), _Typed)
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
@@ -128,11 +128,16 @@ def _from_toml(path: Path) -> tuple[Cluster, dict[str, float]]:
         nvlink_domain=typed.nvlink_domain,
         nic_bytes_per_s=typed.nic_gbit_per_s / 8 * 1e9 if typed.nic_gbit_per_s else None,
     )
-    measured = {
-        dtype: tflops * 1e12 / base.peak_flops_per_s[dtype]
-        for dtype, tflops in typed.matmul_tflops.items()
-        if dtype in base.peak_flops_per_s
-    }
+    for dtype, tflops in typed.matmul_tflops.items():
+        peak = base.peak_flops_per_s.get(dtype)
+        if peak is None or tflops * 1e12 > peak:
+            peaks = ", ".join(f"{known} {value / 1e12:,.0f}" for known, value in base.peak_flops_per_s.items())
+            raise InputError(
+                f"`matmul_tflops` in `{path}` must be of a type that {base.gpu} has and at most its peak, but says "
+                f"{dtype} = {tflops:g}",
+                hint=f"peaks in TFLOP/s, dense: {peaks}",
+            )
+    measured = {dtype: tflops * 1e12 / base.peak_flops_per_s[dtype] for dtype, tflops in typed.matmul_tflops.items()}
     changed = msgspec.structs.replace(
         base,
         oversubscription=typed.oversubscription,

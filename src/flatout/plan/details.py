@@ -15,13 +15,11 @@ from flatout.plan import search, sizes
 from flatout.plan.case import RECOMPUTE, SCHEDULES, Case
 from flatout.plan.fits import out_of_memory_probability
 from flatout.plan.layouts import all_layouts
-from flatout.plan.memory import MemoryConstants, memory
+from flatout.plan.memory import MemoryConstants, logits_bytes, memory, micro_batches_held
 from flatout.plan.pipeline import most_in_flight, simulate
 from flatout.records.plan import Layout, Plan, PlannedLayout
 from flatout.records.plan_details import PipelineInterval, PlanDetails, StageMemory
 
-# 16-bit logits, in fp32, and a gradient in 16 bits (plan/memory.py).
-LOGITS_BYTES = 8.0
 _BY_INDEX = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
 Array = npt.NDArray[np.float64]
 
@@ -99,8 +97,7 @@ def stage_memory(
     else:
         states = _state_shares(case, counts)
         activations = _activations(case, layout, pipeline, counts)
-        table = layout.micro_batch * setting.job.seq / layout.cp * setting.job.workload.vocab / layout.tp * LOGITS_BYTES
-        logits = [0.0] * (layout.pp - 1) + [table]
+        logits = [0.0] * (layout.pp - 1) + [float(np.ravel(logits_bytes(case))[0])]
     outside = whole["overhead"] - (constants.allocator - 1.0) * sum(
         part for name, part in whole.items() if name != "overhead"
     )
@@ -162,10 +159,9 @@ def _activations(
     in_flight = [most_in_flight(stage) / layout.vpp for stage in pipeline]
     many = held(case)
     one = held(replace(case, num_micro=np.ones(1), gpipe=np.zeros(1)))
-    scale = 1.0 + (layout.pp - 1.0) / (layout.pp * layout.vpp) if layout.vpp > 1 else 1.0
-    first = layout.num_micro_batches if layout.schedule == "gpipe" else min(layout.pp, layout.num_micro_batches)
-    each = (many - one) / ((first - 1) * scale) if first > 1 else one
-    always = one - each * scale
+    first = float(np.ravel(micro_batches_held(case)[0])[0])
+    each = (many - one) / (first - 1.0) if first > 1 else one
+    always = one - each
     return [
         max(always, 0.0) + each * number * count / counts[0] for number, count in zip(in_flight, counts, strict=True)
     ]

@@ -175,6 +175,8 @@ def case_columns(columns: Columns, rows: slice | npt.NDArray[np.intp]) -> dict[s
 
 def only(job: Job, columns: Columns, fixed: Sequence[str]) -> Columns:
     """The rows that have each `DIAL=VALUE`. UsageError: no such dial; InputError: no valid layout has it."""
+    everything = columns
+    wanted_before: dict[str, str] = {}
     for text in fixed:
         name, _, value = text.partition("=")
         dial = _SHORT.get(name, name)
@@ -186,8 +188,13 @@ def only(job: Job, columns: Columns, fixed: Sequence[str]) -> Columns:
         if wanted is None:
             kind = " or ".join(names) if names else "on or off" if dial in _SWITCHES else "a whole number"
             raise UsageError(f"--fix {dial} must be {kind}, but is `{value}`")
+        if wanted_before.setdefault(dial, text) != text:
+            raise UsageError(f"--fix takes one value of a dial, but got `{wanted_before[dial]}` and `{text}`")
         keep = columns[dial] == wanted
         if not keep.any():
+            if (everything[dial] == wanted).any():
+                others = ", ".join(each for each in fixed if each != text)
+                raise InputError(f"no valid layout has {text} together with {others}", hint="leave one of them out")
             raise _not_valid(job, columns, dial, int(wanted), names)
         columns = {each: values[keep] for each, values in columns.items()}
     return columns

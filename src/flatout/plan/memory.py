@@ -54,10 +54,10 @@ def memory(case: Case, constants: MemoryConstants) -> Memory:
     )  # fp32 master weight and two moments (Rajbhandari et al., arXiv 1910.02054: K = 12)
 
     tokens = case.micro_batch * case.seq / case.cp
-    activations = tokens * _activation_bytes_per_token(case) * constants.activations
-    # The last stage holds one micro-batch's activations, and logits in 16 bits and fp32, and a gradient in 16.
-    table = tokens * case.vocab / case.tp * 8.0
-    last = np.where(case.pp > 1, activations / np.minimum(case.pp, case.num_micro), activations) + table
+    each, always = (part * tokens * constants.activations for part in _activation_bytes_per_token(case))
+    on_first, on_last = micro_batches_held(case)
+    activations = each * on_first + always
+    last = np.where(case.pp > 1, each * on_last + always, activations) + logits_bytes(case)
     logits = np.maximum(last - activations, 0.0)
     subtotal = weights + gradients + optimizer + activations + logits
     groups = sum((np.asarray(size) > 1).astype(np.float64) for size in (case.tp, case.pp, case.cp, case.ep, case.dp))
@@ -74,22 +74,32 @@ def memory(case: Case, constants: MemoryConstants) -> Memory:
     return Memory(subtotal + overhead, parts)
 
 
-def _activation_bytes_per_token(case: Case) -> Column:
-    """Of the fullest stage, the first: a pipeline of p stages holds min(p, m) micro-batches there (1F1B), all m
-    (GPipe).
+def logits_bytes(case: Case) -> Column:
+    """Of the last stage: for each micro-batch that it holds 16 bits and fp32, and one gradient in 16 bits."""
+    held = np.where(case.gpipe > 0, case.num_micro, 1.0)
+    return case.micro_batch * case.seq / case.cp * case.vocab / case.tp * (6.0 * held + 2.0)
 
-    Interleaving holds (1 + (p-1)/(p v)) as many. Full recompute keeps each layer's input, and one layer in full.
+
+def micro_batches_held(case: Case) -> tuple[Column, Column]:
+    """On the first stage and on the last one, at most: of m, p and 1 (1F1B); all m (GPipe); with interleaving into v
+    chunks p + (p - 1) / v and those of all chunks but one (Narayanan et al., arXiv 2104.04473, 2.2).
+    """
+    first = np.minimum(case.pp + np.where(case.vpp > 1, (case.pp - 1.0) / case.vpp, 0.0), case.num_micro)
+    last = ((case.vpp - 1.0) * case.pp + 1.0) / case.vpp
+    return np.where(case.gpipe > 0, case.num_micro, first), np.where(case.gpipe > 0, case.num_micro, last)
+
+
+def _activation_bytes_per_token(case: Case) -> tuple[Column, Column]:
+    """Of the fullest stage: for each micro-batch that it holds, and once.
+
+    Full recompute keeps each layer's input, and one layer in full.
     """
     layers = sizes.layers_of_fullest_stage(case)
-    in_flight = np.where(case.gpipe > 0, case.num_micro, np.minimum(case.pp, case.num_micro))
-    interleaved = np.where(case.vpp > 1, 1.0 + (case.pp - 1.0) / (case.pp * case.vpp), 1.0)
-    kept_layers = layers * in_flight * interleaved
     whole = _layer_bytes_per_token(case)
     whole_less = whole - np.where(case.fused > 0, case.selective_share * 1.2 * whole, _score_bytes_per_token(case))
     each = np.where(case.selective > 0, whole_less, whole)
     boundary = 2.0 * case.hidden / np.where(case.sp > 0, case.tp, 1.0)
-    kept = np.where(case.full > 0, kept_layers * boundary + whole, kept_layers * each)
-    return kept + boundary * 2.0
+    return layers * np.where(case.full > 0, boundary, each), case.full * whole + boundary * 2.0
 
 
 def _score_bytes_per_token(case: Case) -> Column:

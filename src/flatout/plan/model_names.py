@@ -25,16 +25,16 @@ def workload(name: str) -> Workload:
     if _plain(name) in known:
         return known[_plain(name)]
     if "=" in name:
-        return _typed(name)
+        return _divisible(name, _typed(name))
     if (match := re.fullmatch(r"(.+\.py):(\w+)", name)) is not None:
         from flatout.plan.modules import from_module
 
         return from_module(Path(match[1]), match[2])
     path = Path(name)
-    if path.is_dir():
+    if name and path.is_dir():
         path = path / "config.json"
-    if path.suffix == ".json" or path.exists():
-        return from_config(path)
+    if path.suffix == ".json" or (name and path.exists()):
+        return _divisible(str(path), from_config(path))
     close = difflib.get_close_matches(name.lower(), presets, n=1, cutoff=0.3)
     raise InputError(
         f"`--model` must be a known name, a config.json, FILE.py:NAME or layers=N,..., but got `{name}`",
@@ -45,6 +45,25 @@ def workload(name: str) -> Workload:
 def _plain(name: str) -> str:
     """`meta-llama/Llama-3.1-8B` is `llama3.1-8b`."""
     return re.sub(r"[^a-z0-9.]", "", name.lower().rsplit("/", 1)[-1])
+
+
+def _divisible(name: str, found: Workload) -> Workload:
+    """The same. InputError: its widths are of no transformer."""
+    w = found
+    rules = (
+        (
+            w.num_heads % max(w.num_kv_heads, 1) == 0 and w.num_kv_heads > 0,
+            "key-value heads",
+            w.num_kv_heads,
+            w.num_heads,
+        ),
+        (w.experts_per_token <= w.num_experts, "experts of a token", w.experts_per_token, w.num_experts),
+    )
+    for holds, what, value, of in rules:
+        if not holds:
+            rule = "divide the heads" if what == "key-value heads" else "be at most all experts"
+            raise InputError(f"the {what} of `{name}` must {rule}, but there are {value} of {of}")
+    return found
 
 
 _NEEDED = ("layers", "hidden", "heads")

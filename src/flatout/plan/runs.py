@@ -59,7 +59,7 @@ class Run:
 def read_runs(path: Path) -> tuple[list[Run], int]:
     """Runs that can be replayed, and how many rows the file has. InputError: unreadable, or not of this format."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
             if missing:

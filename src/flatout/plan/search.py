@@ -97,9 +97,9 @@ def plan(setting: Setting, *, num_layouts: int = 10, fixed: tuple[str, ...] = ()
         if _fits(with_host, only(job, all_layouts(with_host.job), fixed)):
             return plan(with_host, num_layouts=num_layouts, fixed=fixed)
     if not is_safe.any():
-        raise _too_large(setting, columns, totals)
+        raise _too_large(setting, columns, totals, fixed)
     order = np.flatnonzero(is_safe)
-    order = order[np.argsort(times[order], kind="stable")]
+    order = order[np.lexsort((totals[order], times[order]))]  # of what is as fast, the smaller first
     best = int(order[0])
     rows = _distinct(columns, order, num_layouts)
     found = _planned(setting, columns, np.array(rows, dtype=np.intp))
@@ -299,25 +299,36 @@ def _fits(setting: Setting, columns: Columns) -> bool:
     return bool((out_of_memory_probability(case, MemoryConstants(), held) < SAFE).any())
 
 
-def _too_large(setting: Setting, columns: Columns, totals: Array) -> InputError:
+def _too_large(setting: Setting, columns: Columns, totals: Array, fixed: tuple[str, ...]) -> InputError:
     job = setting.job
     least = int(np.argmin(totals))
     gpus = job.cluster.num_gpus
     fitting = None
     for doubling in range(1, 12):
         more = msgspec.structs.replace(job.cluster, num_gpus=gpus << doubling)
-        other = replace(setting, job=replace(job, cluster=more))
+        # As a plan on so many would: with the optimizer in the host's memory, if nothing else fits.
+        other = replace(setting, job=replace(job, cluster=more, offloads=True))
         if _fits(other, all_layouts(other.job)):
             fitting = gpus << doubling
             break
-    hint = (
-        f"it fits on {fitting:,} GPUs of this kind"
-        if fitting
-        else "no number of these GPUs up to 2,048 times as many holds it"
-    )
+    with_host = replace(setting, job=replace(job, offloads=True))
+    if fixed and _fits(with_host, all_layouts(with_host.job)):
+        hint = f"other layouts fit on {gpus} GPUs: leave out --fix {' --fix '.join(fixed)}"
+    elif fixed and fitting:
+        hint = f"other layouts than those with {', '.join(fixed)} fit on {fitting:,} GPUs of this kind"
+    else:
+        hint = _fitting_hint(fitting)
     return InputError(
         f"`{job.workload.name}` ({num_parameters(job.workload):,} parameters) must fit into "
         f"{num_bytes(job.cluster.memory_bytes)} a GPU, but the smallest of {len(totals):,} layouts on {gpus} GPUs "
         f"needs {num_bytes(float(totals[least]))}",
         hint=hint,
+    )
+
+
+def _fitting_hint(fitting: int | None) -> str:
+    return (
+        f"it fits on {fitting:,} GPUs of this kind"
+        if fitting
+        else "no number of these GPUs up to 2,048 times as many holds it"
     )

@@ -11,10 +11,12 @@ import msgspec
 import numpy as np
 
 from flatout.errors import InputError, OutputError
-from flatout.plan.calibrate import Calibration, fit, update
+from flatout.plan.calibrate import Calibration, fit, predict_logs, update
 from flatout.plan.constants import NAMES
 from flatout.plan.runs import Run, as_case, read_runs
 
+# No published run is off by a fifth as much: beyond it units, batch or model are others than the file says.
+MOST_OFF = 20.0
 FILE = Path(__file__).with_name("constants.json")
 
 
@@ -70,6 +72,11 @@ def calibrated_with(path: Path, known: Calibration) -> Calibration:
 
 def timed_runs(path: Path) -> list[Run]:
     """Those of a CSV that have a step time. InputError: none has."""
+    return timed_of_rows(path)[0]
+
+
+def timed_of_rows(path: Path) -> tuple[list[Run], int]:
+    """The same, and how many rows the CSV has."""
     runs, rows_read = read_runs(path)
     timed = [run for run in runs if run.step_time_s is not None]
     if not timed:
@@ -77,10 +84,19 @@ def timed_runs(path: Path) -> list[Run]:
             f"`{path}` must have runs with a step time, but of its {rows_read} rows none can be used",
             hint="docs/how-to/plan.md lists the columns; three runs with different layouts are enough",
         )
-    return timed
+    return timed, rows_read
 
 
 def corrected_by(timed: list[Run], known: Calibration) -> Calibration:
-    """The constants corrected by runs that have a step time."""
+    """The constants corrected by runs that have a step time. InputError: one that no run of this kind can have."""
     seconds = np.array([run.step_time_s for run in timed], dtype=np.float64)
+    predicted = np.exp(predict_logs(as_case(timed), known)[0])
+    ratios = seconds / predicted
+    worst = int(np.argmax(np.abs(np.log(ratios))))
+    if not 1 / MOST_OFF < ratios[worst] < MOST_OFF:
+        raise InputError(
+            f"a measured step must be within {MOST_OFF:.0f} times of the predicted one, but number {worst + 1} of the "
+            f"runs took {seconds[worst]:,.4g} s where {predicted[worst]:,.4g} s are predicted",
+            hint="step_time_s is in seconds, for the whole global batch",
+        )
     return update(as_case(timed), np.log(seconds), known)

@@ -49,6 +49,7 @@ class StepTime:
 class _Layer:
     forward: Column
     backward: Column
+    weights: Column  # of the backward, the gradients of weights: what it takes without recomputation, halved
     tensor: Column  # both directions, with what is recomputed
     context: Column
     expert: Column
@@ -69,7 +70,7 @@ def step_time(case: Case, constants: Constants) -> StepTime:
     slowest = np.where(case.pp > 1, slowest, all_stages)
     even = all_stages / case.pp
     num_micro = case.num_micro
-    fill = (all_stages - slowest) / case.vpp * (1.0 - case.zero_bubble * _zero_bubble_share(layer))
+    fill = (all_stages - slowest) / case.vpp * (1.0 - case.zero_bubble * _zero_bubble_share(case, layer))
     imbalance = num_micro * (slowest - even)
     bubble = np.where(case.pp > 1, fill, 0.0)
 
@@ -144,7 +145,7 @@ def _layer(case: Case, constants: Constants, tokens: Column) -> _Layer:
     hidden_by = 0.8 * scores_forward
     around = _ring_s(case, constants, tokens)
     context = np.maximum(around - hidden_by, 0.0) + np.maximum(2.0 * around - 0.8 * scores_backward, 0.0)
-    return _Layer(forward, backward + again, tensor, context, expert)
+    return _Layer(forward, backward + again, backward / 2.0, tensor, context, expert)
 
 
 def _ffn_s(case: Case, constants: Constants, tokens: Column) -> Column:
@@ -190,11 +191,13 @@ def _logits_s(case: Case, constants: Constants, tokens: Column) -> Column:
     return 3.0 * product + passes
 
 
-def _zero_bubble_share(layer: _Layer) -> Column:
-    """What of the bubble weight gradients fill: (F + B - 2W) is left of F + B (Qi et al., arXiv 2401.10241); W is B /
-    2.
+def _zero_bubble_share(case: Case, layer: _Layer) -> Column:
+    """What of the bubble weight gradients fill: F + B - W is left of F + B + W (H1; Qi et al., arXiv 2401.10241), where
+    B is the gradients of inputs with what is recomputed. With fewer micro-batches than stages there are fewer to fill
+    it with: one alone fills half as much, as `plan/pipeline.py` plays it through.
     """
-    return layer.backward / (layer.forward + layer.backward)
+    lacking = np.clip((case.pp - case.num_micro) / np.maximum(case.pp - 1.0, 1.0), 0.0, 1.0)
+    return layer.weights * (2.0 - lacking) / (layer.forward + layer.backward)
 
 
 def _data_parallel_s(case: Case, constants: Constants, stage_compute: Column, num_micro: Column) -> Column:
@@ -235,7 +238,8 @@ def _data_parallel_s(case: Case, constants: Constants, stage_compute: Column, nu
     each = (2.0 + case.full * case.gathers_again) * gather + reduce
     sharded = num_micro * (each - np.minimum(each, stage_compute) * overlap)
     if np.any(case.shard):
-        sharded = sharded + copies - np.minimum(copies, stage_compute) * overlap
+        spare = np.maximum(stage_compute - each, 0.0)  # of the last micro-batch
+        sharded = sharded + copies - np.minimum(copies, spare) * overlap
     return np.where(case.zero >= 3, sharded, replicated)
 
 

@@ -15,6 +15,7 @@ from flatout.records.plan_details import PlanDetails, StageMemory
 from flatout.report.axis import ticks
 from flatout.report.command import command_line, masked_command, quoted
 from flatout.report.goal_text import INTERVALS, goal_rows, goal_sentence, option_rows
+from flatout.report.phrases import counted
 from flatout.report.plan_charts import PipelineChart, beginning_s, front_points, pipeline_chart
 from flatout.report.plan_phrases import SENSITIVITY, difference, layout_words, memory_part, schedule_name, step_part
 from flatout.report.plan_text import layout_text
@@ -62,7 +63,7 @@ def page_content(
         "worth_measuring": [
             {"layout": layout_text(layout), "words": layout_words(layout)} for layout in plan.worth_measuring
         ],
-        "calibrated": f"Corrected with {plan.calibrated_with} measured runs of your own."
+        "calibrated": f"Corrected with {counted(plan.calibrated_with, 'measured run')} of your own."
         if plan.calibrated_with
         else "The model has not seen your cluster: the first layout alone can be several per cent off.",
         "next": [quoted(word) for word in masked_command(next_command)],

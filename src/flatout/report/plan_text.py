@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flatout.records.plan import Layout, Plan, PlanEvaluation, PlannedLayout
 from flatout.report.goal_text import goal_text
+from flatout.report.phrases import counted
 from flatout.report.plan_phrases import difference
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
@@ -72,7 +73,7 @@ def plan_text(plan: Plan, *, style: TextStyle, next_command: str) -> str:
     lines += ["", style.bold("Worth measuring before the run")]
     lines += [f"  {layout_text(layout)}" for layout in plan.worth_measuring]
     told = (
-        f"Corrected with {plan.calibrated_with} measured runs of your own."
+        f"Corrected with {counted(plan.calibrated_with, 'measured run')} of your own."
         if plan.calibrated_with
         else "The model has not seen your cluster: the first one alone can be several per cent off."
     )
