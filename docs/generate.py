@@ -47,7 +47,7 @@ from flatout.records.doctor import (
 )
 from flatout.records.events import Quality
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
-from flatout.records.ledger import LedgerClass, LedgerReport
+from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
 from flatout.records.plan import GroupRegret, Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
 from flatout.records.power import CapAdvice, CapPoint, Ratio
 from flatout.records.replay import PolicyDifference, PolicyReplay, Replay, ReplaySeries, SizeWait, TeamUse
@@ -207,7 +207,7 @@ def policies() -> str:
 
 def ledger_json() -> str:
     """The contract `flatout/ledger-report`."""
-    return _contract("flatout/ledger-report", (LedgerReport, LedgerClass))
+    return _contract("flatout/ledger-report", (LedgerReport, LedgerClass, LedgerLever))
 
 
 def models() -> str:

@@ -168,6 +168,22 @@ def test_ranks_that_the_launcher_itself_starts_again_begin_a_restart(
     assert found == {"start_up": S, "productive": 3 * S + 2 * S, "restart": 2 * S, "recomputed": 3 * S}
 
 
+def test_a_second_rank_that_is_seen_before_the_first_is_no_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    account = Account(clock.ns)
+    account.attempt_begins(clock.ns, is_first=True, farthest=0)
+    second = Rank(tmp_path, 1, 2, clock, monkeypatch)
+    found = Counter(account.look(clock.ns, ranks_of(Beats(tmp_path).read()), lambda pulse: 0))
+    ranks = [Rank(tmp_path, 0, 2, clock, monkeypatch), second]
+    for rank in ranks:
+        rank.spends("compute", S)
+        rank.steps()
+    found.update(account.attempt_ends(clock.ns, ranks_of(Beats(tmp_path).read()), lambda pulse: 0, "done"))
+    assert found == {"start_up": 2 * S}
+
+
 def test_devices_without_a_rank_are_held_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     account = Account(clock.ns, 8)

@@ -16,6 +16,7 @@ import flatout as package
 from flatout.errors import InputError
 from flatout.keep.ledger import Writer, read
 from flatout.keep.ledger_report import report
+from flatout.keep.redact import without_tokens
 
 JOB = Path(__file__).parents[1] / "jobs" / "keep_job.py"
 SOURCE = str(Path(package.__file__).parents[1])
@@ -46,6 +47,16 @@ def test_a_line_that_was_cut_short_costs_that_line_only(tmp_path: Path) -> None:
     write(path, {"productive": 1})
     totals = read(path)
     assert totals.ns["productive"] == 7 and totals.num_bad_lines == 1 and totals.num_runs == 2
+
+
+@pytest.mark.parametrize("values", ['"ns": {"data": 1e999}', '"ns": {"data": -5}', '"ns": {}, "num_devices": "two"'])
+def test_a_line_of_impossible_numbers_costs_that_line_only(tmp_path: Path, values: str) -> None:
+    path = tmp_path / "ledger.jsonl"
+    write(path, {"productive": 6})
+    with path.open("a") as file:
+        file.write(f'{{"event": "seconds", {values}}}\n')
+    totals = read(path)
+    assert (totals.allocated_ns, totals.num_devices, totals.num_bad_lines) == (6, 2, 1)
 
 
 def test_cost_and_energy_are_shares_of_the_whole_and_unknown_without_a_price(tmp_path: Path) -> None:
@@ -116,6 +127,18 @@ def test_the_ledger_is_true_after_flatout_run_itself_was_killed(tmp_path: Path) 
     assert totals.ns["productive"] > 0
     told_s = totals.allocated_ns / 1e9 / 2
     assert killed - began - 4 < told_s <= killed - began, "up to what was last written, and no more"
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("sh -c 'WANDB_API_KEY=abc train --password hunter2'", "sh -c 'WANDB_API_KEY=*** train --password ***'"),
+        ('MY_TOKEN="a b" x', "MY_TOKEN=*** x"),
+        ("--eos-token=9 --lr 3 --seed=4 -p --keep x", "--eos-token=9 --lr 3 --seed=4 -p --keep x"),
+    ],
+)
+def test_secrets_within_a_command_are_masked(text: str, masked: str) -> None:
+    assert without_tokens(text) == masked
 
 
 def test_tokens_and_hosts_are_masked_in_whatever_is_written(tmp_path: Path) -> None:

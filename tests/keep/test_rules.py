@@ -97,6 +97,12 @@ def test_the_same_failure_at_the_same_step_twice_stops_whatever_the_budget() -> 
     assert not last.restarts and "the same failure at step 10 for the second time" in last.why
 
 
+def test_a_job_whose_steps_are_not_seen_has_its_whole_budget() -> None:
+    restarts = Restarts(3)
+    ended = judge(evidence(code=3))
+    assert [restarts.decide(ended, None).restarts for _ in range(4)] == [True, True, True, False]
+
+
 def test_the_budget_is_kept_and_pauses_grow_while_nothing_is_gained() -> None:
     restarts = Restarts(3)
     killed = judge(evidence(killed=(1,)))

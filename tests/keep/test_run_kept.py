@@ -225,6 +225,7 @@ def test_a_mistake_before_the_first_step_is_not_tried_again(tmp_path: Path) -> N
             ["--ledger=no/such/folder/l.jsonl", "--", "true"],
             "error: no/such/folder/l.jsonl: the ledger cannot be written",
         ),
+        (["--metrics-port=0", "--metrics-address=192.0.2.1", "--", "true"], "error: metrics cannot be served"),
     ],
 )
 def test_bad_input_is_an_error_of_one_line(tmp_path: Path, options: list[str], what: str) -> None:
@@ -263,3 +264,29 @@ def test_a_signal_of_the_users_is_no_failure(tmp_path: Path) -> None:
     assert process.stderr.read() == ""
     process.stdout.close()
     process.stderr.close()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_between_two_attempts_ends_the_run_and_the_ledger(tmp_path: Path, name: str) -> None:
+    import signal
+
+    ledger = tmp_path / "ledger.jsonl"
+    options = ["--max-restarts=5", f"--ledger={ledger}"]
+    (tmp_path / "temporary").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flatout", "run", *options, "--", "sh", "-c", "exit 4"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE, "TMPDIR": str(tmp_path / "temporary")},
+    )
+    assert process.stderr is not None
+    while "restart 2 of 5" not in process.stderr.readline():  # followed by a pause of four seconds
+        pass
+    time.sleep(0.5)
+    process.send_signal(signal.Signals[name])
+    process.communicate(timeout=20)
+    assert process.returncode == -signal.Signals[name]
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert lines[-1]["event"] == "end" and lines[-1]["code"] == 128 + signal.Signals[name]
+    assert_sums(lines, num_devices=1)
+    assert not list((tmp_path / "temporary").iterdir())

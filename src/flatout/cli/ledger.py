@@ -34,7 +34,7 @@ def ledger(
 
     totals = read(path)
     name = gpu or totals.gpu
-    result = report(totals, price_per_h=_price(name, gpu_price), watts=_watts(name, gpu_watts))
+    result = report(totals, price_per_h=price_of(name, gpu_price), watts=_watts(name, gpu_watts))
     if json:
         from flatout.report.json import enveloped_json
 
@@ -46,7 +46,7 @@ def ledger(
     print(ledger_text(result, style=style_of(sys.stdout)))
 
 
-def _price(gpu: str | None, given: float | None) -> tuple[float, str] | None:
+def price_of(gpu: str | None, given: float | None) -> tuple[float, str] | None:
     if given is not None:
         return given, "as given"
     if gpu is None:

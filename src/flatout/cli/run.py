@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,11 @@ import typer
 
 if TYPE_CHECKING:
     from flatout.keep.hang import Hang
+    from flatout.keep.ledger import Totals, Writer
+    from flatout.keep.saving import Saving
     from flatout.launch import Ended
+
+EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # as checkpoint/checkpointer.py reads it
 
 
 def run(
@@ -43,6 +47,14 @@ def run(
     checkpoint: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="The script's checkpoint, for --resume-arg.", show_default=False),
+    ] = None,
+    checkpoint_folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The script's folder of flatout.checkpoint: how often it saves is chosen from what was measured.",
+            show_default=False,
+        ),
     ] = None,
     ledger: Annotated[
         Path | None,
@@ -82,6 +94,7 @@ def run(
     limit_s, watches_hangs = _hang_after(hang_after, max_restarts)
     _check_resume(resume_arg, checkpoint, max_restarts)
     is_kept = bool(max_restarts) or watches_hangs or ledger is not None or metrics_port is not None
+    is_kept = is_kept or checkpoint_folder is not None
     changes = tuned_toml.read(config).change_set() if config is not None else ChangeSet(changes=())
     made = trial_command(command, changes, Path.cwd())
     environment = with_inside(os.environ) | made.variables
@@ -109,6 +122,7 @@ def run(
                 hang_after_s=limit_s,
                 watches_hangs=watches_hangs,
                 resume=_resume(resume_arg or (), checkpoint),
+                checkpoint_folder=checkpoint_folder,
                 ledger=ledger,
                 gpus=gpus,
                 metrics=None if metrics_port is None else (metrics_address, metrics_port),
@@ -197,6 +211,55 @@ def _num_visible(num_gpus: int, environment: dict[str, str]) -> int:
     return num_gpus if listed is None else min(num_gpus, len([one for one in listed.split(",") if one.strip()]))
 
 
+def _choose_interval(
+    folder: Path, ledger: Path, words: Sequence[str], environment: Mapping[str, str], writer: Writer
+) -> dict[str, str]:
+    """The variable that `flatout.checkpoint` reads, unless the user has set it."""
+    if given := os.environ.get(EVERY_S):
+        _say(f"a checkpoint every {given} s, as {EVERY_S} says")
+        return {}
+    saving, _ = _saving(folder, ledger, words, environment, writer)
+    if saving is None:
+        return {}
+    _say(saving.describe())
+    return {EVERY_S: f"{saving.every_s:.6g}"}
+
+
+def _tell_levers(
+    folder: Path, ledger: Path, words: Sequence[str], environment: Mapping[str, str], writer: Writer
+) -> None:
+    """At the end, when the most is known."""
+    from flatout.cli.ledger import price_of
+    from flatout.report.ledger_text import levers_text
+
+    saving, totals = _saving(folder, ledger, words, environment, writer)
+    if saving is not None:
+        price = price_of(totals.gpu, None)
+        _say(levers_text(saving.levers(totals.num_devices or 1, None if price is None else price[0])))
+
+
+def _saving(
+    folder: Path, ledger: Path, words: Sequence[str], environment: Mapping[str, str], writer: Writer
+) -> tuple[Saving | None, Totals]:
+    import msgspec
+
+    from flatout.errors import FlatoutError
+    from flatout.keep.hosts import num_nodes
+    from flatout.keep.ledger import Totalling, read
+    from flatout.keep.saving import choose
+
+    totals = Totalling().totals()
+    try:
+        if ledger.is_file():  # else a pipe or a device, which gives nothing back
+            totals = read(ledger)
+        saving = choose(folder, totals, num_nodes=num_nodes(words, environment))
+    except (FlatoutError, ArithmeticError, ValueError) as error:  # no reason not to run the job
+        _say(f"how often to save is not chosen: {error}")
+        return None, totals
+    writer.write("saving", **msgspec.to_builtins(saving))
+    return saving, totals
+
+
 def _keep(
     words: Sequence[str],
     environment: dict[str, str],
@@ -206,6 +269,7 @@ def _keep(
     hang_after_s: float | None,
     watches_hangs: bool,
     resume: Callable[[Sequence[str]], Sequence[str]],
+    checkpoint_folder: Path | None,
     ledger: Path | None,
     gpus: int | None,
     metrics: tuple[str, int] | None,
@@ -227,7 +291,8 @@ def _keep(
     gpus_here = Gpus()
     xids = gpus_here.xids()
     progress = Progress()
-    writer = Writer(ledger if ledger is not None else state / "ledger.jsonl", clean=clean)
+    path = ledger if ledger is not None else state / "ledger.jsonl"
+    writer = Writer(path, clean=clean)
     book = LedgerBook(
         writer,
         progress,
@@ -252,6 +317,8 @@ def _keep(
             job = environment.get("SLURM_JOB_ID")
             requeue = f"; `scontrol requeue {job}` takes the whole job elsewhere" if job else ""
             _say(clean(f"{bad_host} {'is left out' if others else 'failed, and there is no spare node' + requeue}"))
+        if checkpoint_folder is not None:
+            environment.update(_choose_interval(checkpoint_folder, path, words, environment, writer))
         return words if attempt == 0 else resume(words)
 
     watched = Watched(
@@ -263,9 +330,9 @@ def _keep(
         read_xids=lambda: [entry["number"] for entry in xids.read() or ()],
     )
     with ExitStack() as stack:
-        if metrics is not None:
-            stack.enter_context(serving(ledger or state / "ledger.jsonl", *metrics, state=state, say=_say))
         try:
+            if metrics is not None:
+                stack.enter_context(serving(path, *metrics, state=state, say=_say))
             ended = keep_alive(
                 watched,
                 Restarts(max_restarts, others_go_on=goes_on_without_host(words)),
@@ -276,9 +343,11 @@ def _keep(
                 book=book,
                 say=lambda text: _say(clean(text)),
             )
-        except FlatoutError as error:  # the command cannot be started
+        except FlatoutError as error:  # the command cannot be started, or the port is taken
             writer.write("end", code=error.exit_code, why=str(error))
             raise
+    if checkpoint_folder is not None:
+        _tell_levers(checkpoint_folder, path, words, environment, writer)
     writer.close()
     if writer.problem is not None:
         _say(f"the ledger is not complete: {writer.problem}")

@@ -46,7 +46,7 @@ class Account:
         self._cursors: list[int] = [start_ns] * (num_devices or 0)
         self._is_first = True
         self._farthest = self._reached = 0
-        self._names: dict[int, str] = {}  # of the process that each device had last
+        self._names: dict[int | None, str] = {}  # of the process that each rank had last
         self._seen: dict[str, tuple[int, dict[str, int]]] = {}  # steps and phases of a process that were told
 
     @property
@@ -89,6 +89,15 @@ class Account:
             self._advance(place, now_ns, silent if is_new and outcome != "hang" else rest, found)
         return found
 
+    def stops(self, now_ns: int) -> Seconds:
+        """The run ends between two attempts."""
+        found: Seconds = {}
+        name = "restart" if self._cursors else "unknown"
+        self.assume(1)
+        for place in range(len(self._cursors)):
+            self._advance(place, now_ns, name, found)
+        return found
+
     def assume(self, num_devices: int) -> None:
         """The run ends, and no rank was seen."""
         if not self._cursors:
@@ -101,11 +110,11 @@ class Account:
 
     def _note_restarts(self, ranks: Sequence[Pulse]) -> None:
         """A launcher may start the ranks again by itself, within an attempt of ours."""
-        for place, pulse in enumerate(ranks):
-            if self._names.get(place, pulse.name) != pulse.name:
+        for pulse in ranks:
+            if self._names.get(pulse.rank, pulse.name) != pulse.name:
                 self._is_first = False
                 self._farthest = max(self._farthest, self._reached)
-            self._names[place] = pulse.name
+            self._names[pulse.rank] = pulse.name
 
     def _advance(self, place: int, to_ns: int, name: str, found: Seconds) -> None:
         if to_ns > self._cursors[place]:

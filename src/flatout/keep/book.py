@@ -12,6 +12,7 @@ from flatout.keep.hang import Hang
 from flatout.keep.ledger import Writer
 from flatout.keep.rules import Judgement
 from flatout.keep.supervise import Decision, Progress
+from flatout.launch import Ended
 
 _WRITE_EVERY_S = 2.0
 
@@ -67,6 +68,13 @@ class LedgerBook:
             )
         if not decision.restarts:
             self._writer.write("end", code=done.ended.shell_code, why=decision.why)
+
+    def stops(self, ended: Ended) -> None:
+        """The user has asked for the end between two attempts."""
+        self._steps_before = self._steps  # all that there will be
+        self._add(self._account.stops(time.monotonic_ns()), ())
+        self._write()
+        self._writer.write("end", code=ended.shell_code, why="it was asked to end by a signal")
 
     def _add(self, seconds: dict[str, int], ranks: Sequence[Pulse]) -> None:
         for name, value in seconds.items():

@@ -25,6 +25,17 @@ def goes_on_without_host(words: Sequence[str]) -> bool:
     return low.isdigit() and high.isdigit() and int(low) < int(high)
 
 
+def num_nodes(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
+    """As the launcher was told; 1 where it was told nothing."""
+    names = [PurePath(word).name for word in words]
+    if "srun" in names:
+        asked = _option(words, "--nodes") or _option(words, "-N") or environment.get("SLURM_JOB_NUM_NODES") or ""
+    else:
+        asked = _option(words, "--nnodes") or ""
+    most = re.split("[:-]", asked)[-1]
+    return max(int(most), 1) if most.isdecimal() else 1
+
+
 def without_host(
     words: Sequence[str], host: str, environment: Mapping[str, str] = os.environ
 ) -> tuple[str, ...] | None:

@@ -214,7 +214,7 @@ def levers(
     rate: FailureRate,
     *,
     num_nodes: int,
-    gpus_per_node: int,
+    gpus_per_node: float,
     hours: float,
     price_per_gpu_hour: float | None = None,
     interval_s: float | None = None,

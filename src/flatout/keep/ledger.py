@@ -7,7 +7,7 @@ the writer is killed at any time: a line that was cut short is passed over, and 
      "gpu": ".." | null}
     {"event": "attempt", "unix_s": .., "attempt": 0}
     {"event": "seconds", "unix_s": .., "attempt": 0, "num_devices": 2, "ns": {"productive": .., ..}, "steps": 120}
-    {"event": "hang" | "failure" | "end", ..}
+    {"event": "hang" | "failure" | "saving" | "end", ..}
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     num_attempts: int
     num_hangs: int
     num_failures: int
+    num_not_the_jobs: int  # failures and hangs that are not known to be the job's own
     num_unfinished: int  # runs without an end: they run, or their writer was killed
     num_bad_lines: int
     num_devices: int | None
@@ -82,6 +83,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     ns: Mapping[str, int]  # by class
     failures: tuple[str, ...]
+    saving: Mapping[str, Any] | None = None  # the last choice of an interval, see `saving`
 
     @property
     def allocated_ns(self) -> int:
@@ -108,6 +110,8 @@ class Totalling:
         self._gpu: str | None = None
         self._num_steps = 0
         self._failures: list[str] = []
+        self._num_not_the_jobs = 0
+        self._saving: dict[str, Any] | None = None
 
     def add(self, raw: bytes) -> dict[str, Any] | None:
         """The line; None where it is none."""
@@ -116,17 +120,23 @@ class Totalling:
             event = line["event"]
             if event == "seconds":
                 parts = {str(name): int(value) for name, value in line["ns"].items()}
-                self._num_devices = line.get("num_devices") or self._num_devices
-                self._num_steps += int(line.get("steps", 0))
+                num_steps, num_devices = int(line.get("steps", 0)), int(line.get("num_devices") or 0)
+                if min(num_steps, num_devices, *parts.values()) < 0:
+                    raise ValueError
+                self._num_devices = num_devices or self._num_devices
+                self._num_steps += num_steps
                 for name, value in parts.items():
                     self._ns[name] = self._ns.get(name, 0) + value
+            elif event == "saving":
+                self._saving = line
             elif event in self._counts:
                 self._counts[event] += 1
                 if event == "run":
                     self._gpu = line.get("gpu")
+                self._num_not_the_jobs += event == "hang" or (event == "failure" and line.get("fault") != "user")
                 if event in ("failure", "hang") and line.get("says"):
                     self._failures.append(str(line["says"]))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, OverflowError, KeyError, TypeError, AttributeError):
             self._num_bad += 1
             return None
         return dict(line)
@@ -137,6 +147,7 @@ class Totalling:
             num_attempts=self._counts["attempt"],
             num_hangs=self._counts["hang"],
             num_failures=self._counts["failure"],
+            num_not_the_jobs=self._num_not_the_jobs,
             num_unfinished=max(self._counts["run"] - self._counts["end"], 0),
             num_bad_lines=self._num_bad,
             num_devices=self._num_devices,
@@ -144,6 +155,7 @@ class Totalling:
             num_steps=self._num_steps,
             ns=dict(self._ns),
             failures=tuple(self._failures),
+            saving=self._saving,
         )
 
 

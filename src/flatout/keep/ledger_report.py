@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from flatout.keep.ledger import Totals
-from flatout.records.ledger import LedgerClass, LedgerReport
+from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
 
 _S_PER_H = 3600.0
 _SHOWN_FAILURES = 20
@@ -55,4 +57,17 @@ def report(
         energy_kwh=energy(allocated_s),
         classes=tuple(classes()),
         what_failed=totals.failures[-_SHOWN_FAILURES:],
+        levers=_levers(totals, price_per_h[0] if price_per_h else None),
     )
+
+
+def _levers(totals: Totals, price_per_h: float | None) -> tuple[LedgerLever, ...]:
+    if totals.saving is None:
+        return ()
+    from flatout.keep.saving import Saving  # SciPy is slow to import
+
+    try:
+        saving = msgspec.convert(totals.saving, Saving)
+        return saving.levers(totals.num_devices or 1, price_per_h)
+    except (msgspec.ValidationError, ArithmeticError, ValueError):  # a damaged line
+        return ()

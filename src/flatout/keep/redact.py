@@ -7,13 +7,23 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 
-from flatout.secrets import BEARER, KNOWN_SECRETS, MASK, URL_PASSWORD
+from flatout.secrets import BEARER, KNOWN_SECRETS, MASK, URL_PASSWORD, names_a_secret
+
+# `NAME=value`, `--name=value` and `--name value`, as in a `sh -c` or in what an exception quotes.
+_NAMED = re.compile(r"""(?<![\w-])((?:--?)?([A-Za-z_][\w.-]*)=|--?([A-Za-z][\w-]*)\s+)("[^"]*"|'[^']*'|[^\s'"]+)""")
 
 
 def without_tokens(text: str) -> str:
-    """An exception's message may quote a URL or a header."""
+    """An exception's message may quote a URL, a header or a command."""
     text = KNOWN_SECRETS.sub(MASK, text)
+    text = _NAMED.sub(_masked, text)
     return BEARER.sub(rf"\1 {MASK}", URL_PASSWORD.sub(rf"\1{MASK}@", text))
+
+
+def _masked(found: re.Match[str]) -> str:
+    if names_a_secret(found[2] or found[3]):
+        return f"{found[1]}{MASK}"
+    return found[1] + _NAMED.sub(_masked, found[4])  # as in `-c 'NAME=value train'`
 
 
 def redactor(environment: Mapping[str, str] = os.environ) -> Callable[[str], str]:

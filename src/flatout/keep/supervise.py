@@ -6,7 +6,6 @@ is, `rules` says; the same failure at the same step twice is the user's bug, and
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +16,7 @@ from flatout.keep.attempt import Attempt, Watched
 from flatout.keep.beats import Pulse
 from flatout.keep.hang import Hang
 from flatout.keep.rules import Judgement, judge
-from flatout.launch import Ended
+from flatout.launch import Ended, pause
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
@@ -35,6 +34,7 @@ class Book(Protocol):
     def look(self, ranks: Sequence[Pulse]) -> None: ...
     def hangs(self, hang: Hang) -> None: ...
     def attempt_ends(self, attempt: int, done: Attempt, judgement: Judgement, decision: Decision) -> None: ...
+    def stops(self, ended: Ended) -> None: ...
 
 
 class Restarts:
@@ -53,7 +53,7 @@ class Restarts:
         if judgement.rule in ("done", "asked-to-end"):
             return Decision(restarts=False, why=judgement.says)
         failure = (judgement.key, step)
-        if failure in self._seen:
+        if step is not None and failure in self._seen:  # of a job whose steps are not seen, it may be another one
             at = "before the first step" if not step else f"at step {step}"
             return Decision(
                 restarts=False, why=f"the same failure {at} for the second time is the job's own bug: not started again"
@@ -136,5 +136,8 @@ def keep_alive(
         if not decision.restarts:
             return done.ended
         bad_host = done.evidence.host if judgement.leaves_host else None
-        time.sleep(decision.pause_s)
+        stopped = pause(decision.pause_s)
+        if stopped is not None:
+            book.stops(stopped)
+            return stopped
         attempt += 1

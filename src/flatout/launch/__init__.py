@@ -9,7 +9,7 @@ from flatout.launch.guard import end_marked
 from flatout.launch.launcher import Launcher, LocalLauncher
 from flatout.launch.limited import run_limited
 from flatout.launch.loaded import with_inside
-from flatout.launch.local import Ended, end_like, run_local
+from flatout.launch.local import Ended, end_like, pause, run_local
 from flatout.launch.slurm import SlurmLauncher
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "SlurmLauncher",
     "end_like",
     "end_marked",
+    "pause",
     "run_limited",
     "run_local",
     "with_inside",

@@ -93,6 +93,18 @@ def run_local(
         )
 
 
+def pause(limit_s: float) -> Ended | None:
+    """Wait between two jobs; None when the time is over, else how we are to end, as a signal has asked."""
+    start_unix_s, over_s = time.time(), time.monotonic() + limit_s
+    asks = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+    with _blocked():
+        while (left_s := over_s - time.monotonic()) > 0:
+            received = signal.sigtimedwait(asks, left_s)
+            if received is not None:
+                return Ended(code=None, signal=received.si_signo, start_unix_s=start_unix_s, end_unix_s=time.time())
+    return None
+
+
 def _wait(limit_s: float | None) -> signal.struct_siginfo | None:
     awaited = {signal.SIGCHLD, *HANDED_ON}
     return signal.sigwaitinfo(awaited) if limit_s is None else signal.sigtimedwait(awaited, limit_s)

@@ -16,6 +16,16 @@ class LedgerClass(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
+class LedgerLever(msgspec.Struct, frozen=True, kw_only=True):
+    """What halving one cost of failures would bring in 30 days, the interval of checkpoints chosen anew."""
+
+    name: str  # "write time", "detection time", "restart time" or "failure rate"
+    value: float  # now; seconds, or failures per 1,000 node-days
+    is_assumed: bool  # not measured yet
+    gain_device_h: float
+    gain_cost: float | None  # null without a price
+
+
 class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
     """The classes with a time sum to `allocated_device_s`: each second of each device is in one."""
 
@@ -37,3 +47,4 @@ class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
     energy_kwh: float | None
     classes: tuple[LedgerClass, ...]
     what_failed: tuple[str, ...]
+    levers: tuple[LedgerLever, ...] = ()  # the most worthwhile first; empty without `--checkpoint-folder`

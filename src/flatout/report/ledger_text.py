@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from flatout.records.ledger import LedgerClass, LedgerReport
+from collections.abc import Sequence
+
+from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import number, percent, seconds
@@ -51,9 +53,25 @@ def ledger_text(report: LedgerReport, *, style: TextStyle) -> str:
         )
     if report.damaged_lines:
         lines += style.wrapped(f"{number(report.damaged_lines)} lines were damaged, and were passed over.")
+    if report.levers:
+        lines += ["", *style.wrapped(levers_text(report.levers))]
     if report.what_failed:
         lines += ["", *(line for text in report.what_failed for line in style.wrapped(f"- {text}"))]
     return "\n".join(lines)
+
+
+def levers_text(levers: Sequence[LedgerLever]) -> str:
+    first, *others = (
+        f"{one.name} ({_value(one)}): {_hours(3600 * max(one.gain_device_h, 0))} of device time"
+        + ("" if one.gain_cost is None else f", {_money(max(one.gain_cost, 0.0))}")
+        for one in levers
+    )
+    return f"Attack first, by what halving it is worth in 30 days: {first}; then {'; '.join(others)}"
+
+
+def _value(one: LedgerLever) -> str:
+    value = f"{one.value:.3g} in 1,000 node-days" if one.name == "failure rate" else seconds(one.value)
+    return f"{value}, assumed" if one.is_assumed else value
 
 
 def _row(one: LedgerClass, *, has_cost: bool) -> list[str]:

@@ -1,0 +1,144 @@
+"""How often a job is to save, chosen from what was measured, and which cost of its failures to attack first.
+
+In: `checkpoints.jsonl`, as `flatout.checkpoint` writes it, and the ledger's totals. Out: `Saving`, and the gains of its
+four levers. What was not measured yet is assumed, and said to be.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flatout.keep.interval import DAY_S, RSC_1, Costs, FailureRate, best_interval, levers, measured_costs
+from flatout.keep.ledger import Totals
+from flatout.records.ledger import LedgerLever
+from flatout.units import number, seconds
+
+HOURS = 720.0  # thirty days: what the levers' gains are told for
+_RECENT = 100  # checkpoints: a model or a disk may have changed since earlier ones
+_ASSUMED = {"stall_s": 1.0, "write_s": 30.0, "detect_s": 10.0, "restart_s": 120.0}
+
+
+class Saving(msgspec.Struct, frozen=True, kw_only=True):
+    """An interval, and all that it was chosen from; a line of the ledger."""
+
+    every_s: float
+    low_s: float  # from here to `high_s`, goodput is within 0.1 % of the best
+    high_s: float
+    stall_s: float
+    write_s: float
+    detect_s: float
+    restart_s: float
+    num_checkpoints: int  # that were measured
+    assumed: tuple[str, ...]  # of the four costs above
+    num_failures: int  # the job's own
+    failures: float  # with those that the published rate counts as
+    node_days: float
+    num_nodes: int
+
+    def describe(self) -> str:
+        costs = f"{seconds(self.stall_s)} of training and {seconds(self.write_s)} until written"
+        each = (
+            f"each costs {costs} (measured, {number(self.num_checkpoints)})"
+            if self.num_checkpoints
+            else f"each is assumed to cost {costs} until one was measured"
+        )
+        per_1000 = 1000 * self.failures / self.node_days
+        return (
+            f"a checkpoint every {seconds(self.every_s)} ({seconds(self.low_s)} to {seconds(self.high_s)} do as well), "
+            f"unless the script says how often: {each}; {per_1000:.3g} failures in 1,000 node-days, "
+            f"from {number(self.num_failures)} seen and a published rate"
+        )
+
+    def levers(self, num_devices: int, price_per_h: float | None) -> tuple[LedgerLever, ...]:
+        """The most worthwhile first, for `num_devices` over 30 days."""
+        found = levers(
+            Costs(stall_s=self.stall_s, write_s=self.write_s, detect_s=self.detect_s, restart_s=self.restart_s),
+            FailureRate(failures=self.failures, node_days=self.node_days, source=""),
+            num_nodes=self.num_nodes,
+            gpus_per_node=num_devices / self.num_nodes,
+            hours=HOURS,
+            price_per_gpu_hour=price_per_h,
+        )
+        names = {"detection time": "detect_s", "restart time": "restart_s", "write time": "write_s"}
+        return tuple(
+            LedgerLever(
+                name=one.name,
+                value=one.value,
+                is_assumed=names.get(one.name) in self.assumed,
+                gain_device_h=one.gpu_hours,
+                gain_cost=one.money,
+            )
+            for one in found
+        )
+
+
+def choose(folder: Path, totals: Totals, *, num_nodes: int) -> Saving:
+    """`folder`: that of `flatout.checkpoint`, which need not be there yet."""
+    seen, assumed = _after_failures(totals)
+    lines = _lines(folder / "checkpoints.jsonl")
+    costs = measured_costs(lines, **seen)
+    if costs is None:
+        assumed += ["stall_s", "write_s"]
+        costs = Costs(stall_s=_ASSUMED["stall_s"], write_s=_ASSUMED["write_s"], **seen)
+    days = totals.allocated_ns / 1e9 / max(totals.num_devices or 1, 1) / DAY_S
+    rate = RSC_1.after(totals.num_not_the_jobs, days * num_nodes)
+    found = best_interval(costs, rate, num_nodes)
+    return Saving(
+        # Often, until it is known what one costs: that is measured by the first.
+        every_s=found.interval_s if lines else found.low_s,
+        low_s=found.low_s,
+        high_s=found.high_s,
+        stall_s=costs.stall_s,
+        write_s=costs.write_s,
+        detect_s=costs.detect_s,
+        restart_s=costs.restart_s,
+        num_checkpoints=len(lines),
+        assumed=tuple(assumed),
+        num_failures=totals.num_not_the_jobs,
+        failures=rate.failures,
+        node_days=rate.node_days,
+        num_nodes=num_nodes,
+    )
+
+
+def _after_failures(totals: Totals) -> tuple[dict[str, float], list[str]]:
+    """Seconds a failure of detection and of restart, and which of them are assumed."""
+    devices = max(totals.num_devices or 1, 1)
+    num_restarts = totals.num_attempts - totals.num_runs
+
+    def mean_s(name: str, count: int) -> float | None:
+        value_s = totals.ns.get(name, 0) / 1e9 / devices
+        return value_s / count if count > 0 and value_s > 0 else None
+
+    restart_s = mean_s("restart", num_restarts)
+    if restart_s is None:
+        restart_s = mean_s("start_up", totals.num_runs)
+    found = {"detect_s": mean_s("hang", totals.num_hangs), "restart_s": restart_s}
+    assumed = [name for name, value in found.items() if value is None]
+    return {name: _ASSUMED[name] if value is None else value for name, value in found.items()}, assumed
+
+
+def _lines(path: Path) -> Sequence[dict[str, Any]]:
+    """The last checkpoints that were committed. A line that is none is passed over."""
+    try:
+        raw = path.read_bytes().splitlines()
+    except OSError:
+        return []
+    found: list[dict[str, Any]] = []
+    for one in raw:
+        try:
+            line = json.loads(one)
+            is_whole = line["outcome"] == "committed" and all(
+                math.isfinite(line[name]) and line[name] >= 0 for name in ("stall_s", "until_committed_s")
+            )
+        except (ValueError, KeyError, TypeError):
+            continue
+        if is_whole:
+            found.append(line)
+    return found[-_RECENT:]
