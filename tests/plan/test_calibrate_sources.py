@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from flatout.plan.case import Software, machine_columns
 from flatout.plan.ceilings import is_ceilings, with_ceilings
 from flatout.plan.clusters import cluster
 from flatout.plan.constants import from_logs
+from flatout.plan.model_names import workload
 from flatout.plan.search import plan
 from flatout.plan.shipped import shipped
 
@@ -134,3 +137,24 @@ def test_a_plan_is_for_the_software_of_its_runs(tmp_path: Path) -> None:
     setting = setting_of("llama3-8b", "h100x16")
     assert setting.software == Software()
     assert calibrated(setting, path, ()).software.is_eager
+
+
+def test_a_real_recording_is_followed_to_its_one_layout_by_the_hints(tmp_path: Path) -> None:
+    """nanoGPT on two H200: what a hint names may be given as it stands, and the plan moves to what was measured."""
+    with tarfile.open(Path(__file__).parents[1] / "profile" / "golden" / "nanogpt_ddp_2xh200.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (recording,) = tmp_path.iterdir()
+    setting = setting_of("llama3-8b", "h200x2", 24, 256)
+    model = workload("layers=12,hidden=768,heads=12,vocab=50304,gelu,tied")
+    setting = replace(setting, job=replace(setting.job, workload=model))
+    fixed = ["zero=0", "micro_batch=12"]
+    for _ in range(10):
+        try:
+            found = calibrated(setting, recording, fixed)
+            break
+        except InputError as error:
+            fixed.append(str(error.hint).rpartition("--fix ")[2])
+    measured_s = 0.0302  # of its 20 steps before the trace, as `flatout diagnose` tells
+    before, after = (plan(one, fixed=tuple(fixed)).layouts[0].step_time_s for one in (setting, found))
+    assert "recompute=none" in fixed
+    assert abs(after - measured_s) < abs(before - measured_s)

@@ -73,7 +73,8 @@ def _recorded(setting: Setting, path: Path, fixed: Sequence[str]) -> Run:
         ]
         raise InputError(
             f"--fix must name the one layout of the recording, but {count:,} layouts have what is fixed",
-            hint=f"not fixed yet: {', '.join(free)}; for example: --fix {free[0]}={columns[free[0]][0]:.0f}",
+            hint=f"not fixed yet: {', '.join(free)}; for example: "
+            f"--fix {free[0]}={_word(free[0], columns[free[0]][0])}",
         )
     case = setting.case(columns, slice(None))
     return Run(
@@ -88,3 +89,11 @@ def _recorded(setting: Setting, path: Path, fixed: Sequence[str]) -> Run:
         ran_out_of_memory=False,
         software=setting.software,
     )
+
+
+def _word(dial: str, value: float) -> str:
+    """A dial's value as --fix takes it."""
+    from flatout.plan.case import RECOMPUTE, SCHEDULES
+
+    names = {"recompute": RECOMPUTE, "schedule": SCHEDULES}.get(dial)
+    return names[int(value)] if names else f"{value:.0f}"
