@@ -50,7 +50,15 @@ from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
 from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
 from flatout.records.plan import GroupRegret, Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
 from flatout.records.power import CapAdvice, CapPoint, Ratio
-from flatout.records.replay import PolicyDifference, PolicyReplay, Replay, ReplaySeries, SizeWait, TeamUse
+from flatout.records.replay import (
+    MeasureDifference,
+    PolicyDifference,
+    PolicyReplay,
+    Replay,
+    ReplaySeries,
+    SizeWait,
+    TeamUse,
+)
 from flatout.records.spot import Availability, Outcome, SpotAdvice
 from flatout.records.tuning import Bound
 from flatout.records.verdict import NoiseFloor
@@ -196,7 +204,7 @@ def schedule_cycle_json() -> str:
 
 def replay_json() -> str:
     """The contract `flatout/replay`."""
-    records = (Replay, PolicyReplay, SizeWait, TeamUse, ReplaySeries, PolicyDifference)
+    records = (Replay, PolicyReplay, SizeWait, TeamUse, ReplaySeries, PolicyDifference, MeasureDifference)
     return _contract("flatout/replay", records)
 
 

@@ -91,3 +91,18 @@ def test_equal_cells_of_a_node_are_one_rectangle() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_text_has_each_measure_with_its_interval_and_why_one_has_none() -> None:
+    result = made(["fifo", "las"])
+    text = " ".join(replay_text(result, style=TextStyle(), next_command="flatout x").split())
+    for name in ("JCT p99", "wait", "goodput", "lost"):
+        assert f"las {name} " in text
+    assert "95 % interval" in text
+    at_once = tuple(Job(submit_s=0.0, num_gpus=2, duration_s=100.0 + number) for number in range(20))
+    none = replay(Loaded(jobs=at_once, source="CSV"), uniform(2, 4), ["fifo", "las"])
+    text = " ".join(replay_text(none, style=TextStyle(), next_command="flatout x").split())
+    assert "(no interval), undecided" in text
+    assert "las goodput unknown unknown" in text
+    assert "goodput: all jobs came at once." in text
+    assert "no interval" in page(none)

@@ -17,7 +17,7 @@ from flatout.schedule.durations import Durations
 from flatout.schedule.engine import Failures, Run, Simulation
 from flatout.schedule.fragments import FragmentPool
 from flatout.schedule.jobs import Assumptions, Job
-from flatout.schedule.measures import measure
+from flatout.schedule.measures import Outcome, measure
 from flatout.schedule.policies.default import Default
 from flatout.schedule.policies.fifo import Fifo
 from flatout.schedule.policies.fixed import shares
@@ -217,7 +217,11 @@ def test_intervals_of_equal_policies_hold_one_and_of_a_better_one_do_not() -> No
     random = np.random.default_rng(1)
     submit = np.sort(random.uniform(0, 1e7, 4000))
     times = random.lognormal(8, 1, 4000)
-    better, same = differences(["a", "b", "c"], submit, [[times], [times / 2], [times.copy()]])
+    outcomes = [
+        [Outcome(jct_s=each, wait_s=each, lost_gpu_hours=each, goodput=np.ones(16))]
+        for each in (times, times / 2, times.copy())
+    ]
+    better, same = differences(["a", "b", "c"], submit, outcomes)
     assert (better.verdict, better.ratio) == ("better", pytest.approx(2))
     assert better.low == pytest.approx(2)
     assert (same.verdict, same.low, same.high) == ("equivalent", 1, 1)

@@ -72,6 +72,18 @@ class PolicyReplay(msgspec.Struct, frozen=True, kw_only=True):
     series: ReplaySeries
 
 
+class MeasureDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """One measure of a policy against the first one's, over all seeds. Without an interval, `reason` says why."""
+
+    measure: str  # "jct_mean", "jct_p99", "wait_mean", "goodput" or "lost"
+    unit: str  # "ratio" (baseline over policy), or of policy less baseline: "s", "share" or "GPU-hours"
+    value: float | None
+    low: float | None  # of the 95 % interval
+    high: float | None
+    windows_of: str  # "submissions": jobs count where they were submitted; "time": by when it happened
+    reason: str | None = None
+
+
 class PolicyDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A policy against the first one: how many times shorter, with a 95 % interval over seeds and windows."""
 
@@ -79,11 +91,12 @@ class PolicyDifference(msgspec.Struct, frozen=True, kw_only=True):
     baseline: str
     measure: str
     ratio: float  # baseline over policy: 2 is twice as good
-    low: float
-    high: float
+    low: float | None  # None: too few windows for an interval
+    high: float | None
     verdict: str  # better, worse, equivalent or undecided
     num_seeds: int
     num_windows: int
+    measures: tuple[MeasureDifference, ...] = ()  # this one too; goodput is from the first to the last submission
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from flatout import __version__
 from flatout.records.replay import PolicyReplay, Replay
 from flatout.report.command import command_line
-from flatout.report.replay_text import MOST_TEAMS, duration, energy, load_text, money
+from flatout.report.replay_text import MOST_TEAMS, duration, energy, load_text, money, times_shorter
 from flatout.report.template import rendered
 from flatout.units import number, percent
 
@@ -59,7 +59,7 @@ def page_content(replay: Replay, command: Sequence[str], next_command: str) -> d
         "differences": [
             {
                 "policy": one.policy,
-                "text": f"{one.ratio:.2f} times shorter ({one.low:.2f} to {one.high:.2f})",
+                "text": times_shorter(one),
                 "verdict": one.verdict,
             }
             for one in replay.differences

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from flatout.records.replay import PolicyReplay, Replay
+from flatout.records.replay import PolicyDifference, PolicyReplay, Replay
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import number, percent
 
 MOST_TEAMS = 8
+TIMES = " times shorter"
+MEASURES = {"jct_p99": "JCT p99", "wait_mean": "wait", "goodput": "goodput", "lost": "lost"}
 
 
 def duration(value_s: float) -> str:
@@ -58,13 +60,17 @@ def replay_text(replay: Replay, *, style: TextStyle, next_command: str) -> str:
         lines += ["", style.bold(f"Mean JCT against {style.clean(first.policy)}")]
         for one in replay.differences:
             lines += style.wrapped(
-                f"{one.ratio:.2f} times shorter ({one.low:.2f} to {one.high:.2f}), {one.verdict}",
+                f"{times_shorter(one)}, {one.verdict}",
                 indent="  ",
                 label=f"{one.policy:14s}",
             )
         one = replay.differences[0]
         seeds = f"{one.num_seeds} seeds and " if one.num_seeds > 1 else ""
-        lines += style.wrapped(f"95 % intervals over {seeds}{one.num_windows} windows of the history.", indent="  ")
+        lines += ["", *_measures(replay, style)]
+        lines += style.wrapped(
+            f"95 % intervals over {seeds}{one.num_windows} windows of the history. Goodput: from the first to the last "
+            "submission, by windows of time; all else by windows of submissions. Lost: restarts too."
+        )
     lines += _waits(replay, style)
     lines += _teams(replay.policies[-1], style)
     lines += ["", style.bold("What to know")]
@@ -77,6 +83,42 @@ def replay_text(replay: Replay, *, style: TextStyle, next_command: str) -> str:
         lines += style.wrapped(text, indent="  ", label="- ")
     lines += ["", f"Next: {style.clean(next_command)}"]
     return "\n".join(lines)
+
+
+def times_shorter(one: PolicyDifference) -> str:
+    interval = "no interval" if one.low is None or one.high is None else f"{one.low:.2f} to {one.high:.2f}"
+    return f"{one.ratio:.2f} times shorter ({interval})"
+
+
+def _measures(replay: Replay, style: TextStyle) -> list[str]:
+    """All but the mean JCT, which is said above; then why any has no interval."""
+    rows: list[list[str]] = []
+    reasons: dict[str, None] = {}  # each once, in order
+    for one in replay.differences:
+        for each in one.measures[1:]:
+            interval = "unknown"
+            if each.low is not None and each.high is not None:
+                interval = f"{_change(each.unit, each.low)} to {_change(each.unit, each.high)}".replace(TIMES, "")
+            elif each.reason:
+                reasons[f"{MEASURES[each.measure]}: {each.reason}."] = None
+            value = "unknown" if each.value is None else _change(each.unit, each.value)
+            rows.append([one.policy, MEASURES[each.measure], value, interval])
+    header = ["policy", f"against {replay.policies[0].policy}", "difference", "95 % interval"]
+    lines = list(text_table(header, rows, style=style, flexible=[0])) if rows else []
+    for reason in reasons:
+        lines += style.wrapped(reason)
+    return lines
+
+
+def _change(unit: str, value: float) -> str:
+    if unit == "ratio":
+        return f"{value:.2f}{TIMES}"
+    sign = "-" if value < 0 else "+"
+    if unit == "s":
+        return sign + duration(abs(value))
+    if unit == "share":
+        return f"{sign}{abs(value) * 100:.2f} points"
+    return f"{sign}{number(float(round(abs(value))))} GPUh"
 
 
 def _times(policy: PolicyReplay) -> list[str]:

@@ -8,7 +8,7 @@ least 1): what it would take with a fair share of the time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,9 +54,40 @@ class Columns:
         self.ending = [log[place].ending for place in order]
 
 
-def measure(run: Run, summary: str, *, seconds: float, starved_after_s: float, is_oracle: bool = False) -> PolicyReplay:
-    """All measures of a run that took `seconds` to replay."""
-    columns = Columns(run)
+class Outcome(NamedTuple):
+    """What differences between policies are made of: of each job, and of each window of time."""
+
+    jct_s: Floats
+    wait_s: Floats
+    lost_gpu_hours: Floats  # lost work and restarts
+    goodput: Floats  # share of all GPUs, in each window; NaN where all jobs came at once
+
+
+def outcome(run: Run, columns: Columns, edges: Floats) -> Outcome:
+    """`edges` are those of the windows, in the history's own time."""
+    share = columns.useful / np.maximum(columns.held, 1e-9)
+    times, useful = _steps(columns.start, columns.end, columns.gpus * share)
+    area, width = np.diff(np.interp(edges, times, _integral(times, useful))), np.diff(edges)
+    lost = (columns.lost + columns.overhead) * columns.gpus / 3600
+    return Outcome(
+        jct_s=columns.finish - columns.submit,
+        wait_s=np.bincount(columns.job, columns.before, len(run.jobs)).astype(float),
+        lost_gpu_hours=np.bincount(columns.job, lost, len(run.jobs)).astype(float),
+        goodput=np.where(width > 0, area / np.maximum(width * run.cluster.num_gpus, 1e-9), np.nan),
+    )
+
+
+def measure(
+    run: Run,
+    summary: str,
+    *,
+    seconds: float,
+    starved_after_s: float,
+    is_oracle: bool = False,
+    columns: Columns | None = None,
+) -> PolicyReplay:
+    """All measures of a run that took `seconds` to replay; `columns` where they were made already."""
+    columns = columns or Columns(run)
     start_s, end_s = float(columns.submit.min()), float(columns.finish.max())
     makespan = max(end_s - start_s, 1e-9)
     capacity = run.cluster.num_gpus * makespan

@@ -13,10 +13,10 @@ from flatout.errors import InputError
 from flatout.records.replay import PolicyReplay, Replay
 from flatout.schedule import rigid
 from flatout.schedule.cluster import Cluster
-from flatout.schedule.differences import differences
+from flatout.schedule.differences import differences, window_edges
 from flatout.schedule.engine import Failures, Run, Simulation
 from flatout.schedule.jobs import Assumptions, Job, Loaded
-from flatout.schedule.measures import measure
+from flatout.schedule.measures import Columns, measure, outcome
 from flatout.schedule.policies.fifo import Fifo
 from flatout.schedule.policies.names import POLICIES, make
 from flatout.schedule.pool import Pool
@@ -39,7 +39,9 @@ def replay(
     given = assumptions or Assumptions()
     jobs, left_out = runnable(loaded, cluster)
     results: list[PolicyReplay] = []
-    times = []
+    outcomes = []
+    submit = np.array([job.submit_s for job in jobs])
+    edges = window_edges(submit)
     seeds = range(num_seeds if failures else 1)
     runs = len(policies) * len(seeds)
     for place, name in enumerate(policies):
@@ -53,16 +55,21 @@ def replay(
                 progress(before + done, runs * len(jobs))
 
             run, seconds = timed_run(jobs, cluster, name, given, drawn, show if progress else None)
-            of_seeds.append(np.array(run.finish_s) - np.array([job.submit_s for job in jobs]))
+            columns = Columns(run)
+            of_seeds.append(outcome(run, columns, edges))
             if seed == 0:
                 kind = POLICIES[name]
                 results.append(
                     measure(
-                        run, kind.summary, seconds=seconds, starved_after_s=starved_after_s, is_oracle=kind.is_oracle
+                        run,
+                        kind.summary,
+                        seconds=seconds,
+                        starved_after_s=starved_after_s,
+                        is_oracle=kind.is_oracle,
+                        columns=columns,
                     )
                 )
-        times.append(of_seeds)
-    submit = np.array([job.submit_s for job in jobs])
+        outcomes.append(of_seeds)
     span = max(float(submit.max() - submit.min()), 1e-9)
     work = sum(job.num_gpus * job.gpu_share * job.duration_s for job in jobs)
     return Replay(
@@ -77,7 +84,7 @@ def replay(
         left_out=left_out,
         assumptions=(*loaded.notes, *_assumptions(jobs, given, failures)),
         policies=tuple(results),
-        differences=differences(policies, submit, times) if len(policies) > 1 else (),
+        differences=differences(policies, submit, outcomes) if len(policies) > 1 else (),
     )
 
 
