@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -140,6 +141,41 @@ def test_a_preempted_job_that_can_resume_runs_again(
         time.sleep(0.2)
     assert "first" in output.read_text()  # the first attempt's output is kept
     assert waited_for(Path(str(found["exit_code_file"]))) == "0\n"
+
+
+# Of 2 tasks on 2 nodes the first fails once, while the other would linger; on a restart both say how they were called.
+FAILS_ONCE = """\
+import os, sys, time, zipfile
+if "--resume" not in sys.argv:
+    if os.environ["SLURM_PROCID"] == "0":
+        with zipfile.ZipFile("ckpt.pt", "w") as file:  # the container that torch.save writes
+            file.writestr("ckpt/data.pkl", b"state")
+        sys.exit(3)
+    time.sleep(600)
+print("resumed", sys.argv[1:], os.environ["SLURM_JOB_ID"], flush=True)
+"""
+
+
+def test_a_job_that_fails_is_started_again_on_all_nodes_of_its_allocation(
+    slurm: SlurmLab, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "bin").mkdir()
+    (folder / "bin" / "flatout").write_text(f'#!/bin/sh\nexec {sys.executable} -m flatout "$@"\n')
+    (folder / "bin" / "flatout").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
+    (folder / "train.py").write_text(FAILS_ONCE)
+    found = submit(
+        monkeypatch, capfd, "--nodes", "2", "--max-restarts", "2", "--checkpoint", "ckpt.pt",
+        "--resume-arg=--resume", "--ledger", "ledger.jsonl", "--sbatch-options=--ntasks-per-node=1",
+        "--", sys.executable, "train.py", "--lr", "1",
+    )  # fmt: skip
+    assert waited_for(Path(str(found["exit_code_file"])), 120) == "0\n"
+    said = Path(str(found["output"])).read_text()
+    assert said.count(f"resumed ['--lr', '1', '--resume'] {found['job']}") == 2, said
+    assert "flatout: restart 1 of 2" in said
+    events = [json.loads(line)["event"] for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    assert (events.count("failure"), events[-1]) == (1, "end")
 
 
 def waited_for_file(path: Path) -> None:

@@ -92,7 +92,7 @@ def run(
     from flatout.trial.patches import unapplied
 
     limit_s, watches_hangs = _hang_after(hang_after, max_restarts)
-    _check_resume(resume_arg, checkpoint, max_restarts)
+    check_resume(resume_arg, checkpoint, max_restarts)
     is_kept = bool(max_restarts) or watches_hangs or ledger is not None or metrics_port is not None
     is_kept = is_kept or checkpoint_folder is not None
     changes = tuned_toml.read(config).change_set() if config is not None else ChangeSet(changes=())
@@ -155,7 +155,7 @@ def _hang_after(text: str, max_restarts: int) -> tuple[float | None, bool]:
     return value, True
 
 
-def _check_resume(words: Sequence[str] | None, checkpoint: Path | None, max_restarts: int) -> None:
+def check_resume(words: Sequence[str] | None, checkpoint: Path | None, max_restarts: int) -> None:
     from flatout.errors import UsageError
 
     if words and checkpoint is None:

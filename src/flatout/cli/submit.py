@@ -15,6 +15,9 @@ import typer
 from flatout.cli.diagnose import given_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flatout.cli.submit_plan import Planned
     from flatout.records.tuning import Tuning
     from flatout.submit import JobRequest, Prepared
 
@@ -34,6 +37,31 @@ def submit(
     config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", parser=given_path, help="What `flatout tune` wrote, to be applied: tuned.toml."),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", parser=given_path, help="What `flatout plan --json` printed: so many nodes and GPUs."
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Kept alive by `flatout run`: started again inside its allocation."),
+    ] = 0,
+    checkpoint_folder: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", parser=given_path, help="For `flatout run`: how often it saves is chosen."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", parser=given_path, help="For `flatout run`: the script's checkpoint."),
+    ] = None,
+    resume_arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ARGUMENT", help="For `flatout run`: the script's own flag to resume, on a restart."),
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(metavar="FILE", parser=given_path, help="For `flatout run`: its goodput ledger.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="It goes on from its checkpoint, so it may be requeued.")
@@ -75,14 +103,22 @@ def submit(
     Examples:
       flatout submit --nodes 2 --gpus 8 --time 12h -- torchrun --nproc-per-node 8 train.py
       flatout submit --config tuned.toml --resume --partition preemptible -- python train.py
+      flatout submit --plan plan.json --max-restarts 3 -- torchrun --nproc-per-node 8 train.py
       flatout submit --dry-run --to kubernetes --image registry/train:1 --gpus 8 -- torchrun train.py
     """
     from flatout.cli.cost import time_s
+    from flatout.cli.run import check_resume
+    from flatout.cli.submit_plan import read_planned
     from flatout.submit import JobRequest
 
+    check_resume(resume_arg, checkpoint, max_restarts)
+    planned = read_planned(plan, nodes, gpus) if plan is not None else None
+    if planned is not None:
+        nodes, gpus = planned.num_nodes, planned.gpus_per_node
+    keep = _keep_words(max_restarts, checkpoint_folder, checkpoint, resume_arg, ledger, (nodes or 1) * (gpus or 0))
     now = time.strftime("%Y%m%d-%H%M%S")
     request = JobRequest(
-        tuning=_tuning(command, config, nodes),
+        tuning=_tuning(command, config, nodes, keep),
         name=_job_name(name or f"flatout-{now}"),
         folder=_new_folder(out, now),
         working_folder=Path.cwd(),
@@ -98,15 +134,37 @@ def submit(
         image=image,
         queue=queue,
     )
-    why = None
+    said: tuple[str, ...] = ()
     if spot_trace is not None:
         request, why = _by_spot(request, spot_trace, spot_partition, work_hours, gpu_type)
+        said = (why,)
+    if resume and resume_arg:
+        said += ("--resume-arg is for restarts by flatout run: after a requeue the command begins without it",)
     prepared = _prepared(request, to)
     job = None if dry_run else _do(prepared, request)
-    _tell(prepared, request, job, why, dry_run=dry_run, json=json)
+    _tell(prepared, request, planned, job, said, dry_run=dry_run, json=json)
 
 
-def _tuning(command: list[str], config: Path | None, nodes: int | None) -> Tuning:
+def _keep_words(
+    max_restarts: int,
+    checkpoint_folder: Path | None,
+    checkpoint: Path | None,
+    resume_arg: Sequence[str] | None,
+    ledger: Path | None,
+    num_gpus: int,
+) -> tuple[str, ...]:
+    """Options for `flatout run`, as it reads them; none where nothing of it is asked for."""
+    words = ["--max-restarts", str(max_restarts)] if max_restarts else []
+    for option, path in (("--checkpoint-folder", checkpoint_folder), ("--checkpoint", checkpoint)):
+        words += [option, str(path)] if path is not None else []
+    words += [f"--resume-arg={word}" for word in resume_arg or ()]
+    if ledger is not None:
+        # NVML sees those of the first node alone.
+        words += ["--ledger", str(ledger), *(("--gpus", str(num_gpus)) if num_gpus else ())]
+    return tuple(words)
+
+
+def _tuning(command: list[str], config: Path | None, nodes: int | None, keep: tuple[str, ...]) -> Tuning:
     import msgspec
 
     from flatout.emit import tuned_toml
@@ -127,7 +185,7 @@ def _tuning(command: list[str], config: Path | None, nodes: int | None) -> Tunin
             config=str(config.resolve()),
         )
     # Of how many machines it was tuned on says nothing of how many it runs on now.
-    return msgspec.structs.replace(tuning, machine={**tuning.machine, "num_hosts": str(nodes or 1)})
+    return msgspec.structs.replace(tuning, keep=keep, machine={**tuning.machine, "num_hosts": str(nodes or 1)})
 
 
 def _job_name(name: str) -> str:
@@ -218,8 +276,8 @@ def _prepared(request: JobRequest, to: str | None) -> Prepared:
     chosen = to or next((each.scheduler for each in found if each.is_there), None)
     if chosen is None:
         looked = "; ".join(f"for {each.scheduler}: {each.looked_for}" for each in found)
-        config = request.tuning.config if request.tuning.changes.changes else None
-        words = ["flatout", "run", "--config", config, "--"] if config is not None else []
+        config = ["--config", request.tuning.config] if request.tuning.changes.changes else []
+        words = ["flatout", "run", *config, *request.tuning.keep, "--"] if config or request.tuning.keep else []
         raise InputError(
             f"no scheduler was found ({looked})",
             hint=f"here and now: {shlex.join([*words, *request.tuning.command])}",
@@ -249,17 +307,31 @@ def _do(prepared: Prepared, request: JobRequest) -> str | None:
 
 
 def _tell(
-    prepared: Prepared, request: JobRequest, job: str | None, why: str | None, *, dry_run: bool, json: bool
+    prepared: Prepared,
+    request: JobRequest,
+    planned: Planned | None,
+    job: str | None,
+    said: tuple[str, ...],
+    *,
+    dry_run: bool,
+    json: bool,
 ) -> None:
+    from flatout.emit.command import tuned_command
     from flatout.report.json import enveloped_json
     from flatout.submit import Submitted
 
-    notes = (*((why,) if why is not None else ()), *prepared.notes)
+    notes = (*said, *prepared.notes)
+    queued = shlex.join(tuned_command(request.tuning))
     result = Submitted(
         scheduler=prepared.scheduler,
         job=job,
         dry_run=dry_run,
         submitted=prepared.shown,
+        queued=queued,
+        num_nodes=request.num_nodes,
+        gpus_per_node=request.gpus_per_node,
+        plan=str(planned.path) if planned is not None else None,
+        layout=planned.layout if planned is not None else None,
         folder=None if dry_run else str(request.folder),
         files=() if dry_run else tuple(str(path) for path in prepared.files),
         output=str(prepared.output) if prepared.output is not None else None,
@@ -274,8 +346,11 @@ def _tell(
     if dry_run:
         for path, text in prepared.files.items():
             print(f"\n{path}:\n{text.rstrip()}\n")
+    layout = f"{result.layout}, as its own arguments say: flatout plan --emit" if result.layout is not None else None
     for label, value in (
         ("job", job),
+        ("command", queued if request.tuning.keep else None),
+        ("layout", layout),
         ("output", result.output),
         ("exit code", result.exit_code_file),
         *(("note", note) for note in notes),

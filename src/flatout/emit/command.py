@@ -16,12 +16,16 @@ CONFIG = "tuned.toml"
 
 
 def tuned_command(tuning: Tuning, *, with_patches: bool = True) -> tuple[str, ...]:
-    """Arguments of the script and of the launcher set; with patches, `flatout run` around it applies them."""
+    """Arguments of the script and of the launcher set; with patches, `flatout run` around it applies them.
+
+    So it does around a job that is to be kept alive.
+    """
     words = with_arguments(tuning.command, tuning.changes.arguments)
     for launcher, added in tuning.changes.launch.items():
         words = with_launch_words(words, launcher, added)
-    if with_patches and tuning.needs_patches:
-        return ("flatout", "run", "--config", tuning.config, "--", *tuning.command)
+    if with_patches and tuning.needs_run:
+        config = ("--config", tuning.config) if tuning.needs_patches or tuning.changes.changes else ()
+        return ("flatout", "run", *config, *tuning.keep, "--", *tuning.command)
     return words
 
 

@@ -37,7 +37,7 @@ def emit(
     if gpus is None:
         gpus = _whole(tuning.machine.get("ranks_per_host") or tuning.machine.get("num_ranks"), 0)
     container: dict[str, Value] = {"name": "train", "image": image, "command": _command(tuning, name)}
-    if tuning.changes.environment and not tuning.needs_patches:
+    if tuning.changes.environment and not tuning.needs_run:
         container["env"] = [
             {"name": name, "value": value} for name, value in sorted(tuning.changes.environment.items())
         ]
@@ -64,8 +64,10 @@ def emit(
     )
     to_set = [f"set `image`: {IMAGE} is a place to fill in"] if image == IMAGE else []
     notes = [*to_set, *notes, *unplaced(tuning)]
-    if tuning.needs_patches:
-        notes.append(f"the image must have flatout, and {CONFIG} in its working folder")
+    if tuning.needs_run:
+        has_config = tuning.needs_patches or tuning.changes.changes
+        with_config = f"the image must have flatout, and {CONFIG} in its working folder"
+        notes.append(with_config if has_config else "the image must have flatout")
     return Emitted(path="jobset.yaml", text=commented(tuning) + text, notes=tuple(notes))
 
 

@@ -23,12 +23,14 @@ def emit(tuning: Tuning) -> Emitted:
     job = {
         "entrypoint": shlex.join(tuned_command(tuning)),
         **({"entrypoint_num_gpus": int(gpus)} if has_gpus and gpus.isdecimal() else {}),
-        "runtime_env": {"env_vars": {} if tuning.needs_patches else dict(sorted(tuning.changes.environment.items()))},
+        "runtime_env": {"env_vars": {} if tuning.needs_run else dict(sorted(tuning.changes.environment.items()))},
         "metadata": {"flatout": "; ".join(heading(tuning))},
     }
     notes = [*left_out, *unplaced(tuning)]
     if nodes > 1:
         notes.append(f"Ray starts the entrypoint on one node: for {nodes}, start its ranks with Ray Train")
-    if tuning.needs_patches:
-        notes.append(f"the job's working folder must have {CONFIG}, and its Python flatout")
+    if tuning.needs_run:
+        has_config = tuning.needs_patches or tuning.changes.changes
+        with_config = f"the job's working folder must have {CONFIG}, and its Python flatout"
+        notes.append(with_config if has_config else "the job's Python must have flatout")
     return Emitted(path="ray_job.json", text=json.dumps(job, indent=2) + "\n", notes=tuple(notes))

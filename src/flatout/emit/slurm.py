@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shlex
 
+import msgspec
+
 from flatout.change.launchers import calls
 from flatout.emit.command import script_lines, tuned_command, unplaced
 from flatout.emit.heading import commented
@@ -27,10 +29,16 @@ _RENDEZVOUS = (
 )
 
 
+# One `flatout run` for the job, around `srun`: it starts all nodes again together, so none may linger in a lost step.
+_KEPT_SRUN = ("srun", "--kill-on-bad-exit=1")
+
+
 def emit(tuning: Tuning) -> Emitted:
+    if tuning.keep and not calls(tuning.command, "srun"):
+        tuning = msgspec.structs.replace(tuning, command=(*_KEPT_SRUN, *tuning.command))
     words = tuned_command(tuning)
     if not calls(tuning.command, "srun"):
-        added = () if tuning.needs_patches else tuning.changes.launch.get("srun", ())
+        added = () if tuning.needs_run else tuning.changes.launch.get("srun", ())
         words = ("srun", *added, *words)
     # torchrun starts a host's ranks itself: one task a node. Under srun alone each rank is a task.
     directives = ["#SBATCH --job-name=flatout-tuned"]
@@ -43,8 +51,8 @@ def emit(tuning: Tuning) -> Emitted:
     line = script_lines(words)
     for word in _RENDEZVOUS:
         line = line.replace(shlex.quote(word), word.replace("=$", '="$') + '"' if "$" in word else word)
-    exports = "" if tuning.needs_patches else exported(tuning)
-    notes = tuple(note for note in unplaced(tuning) if " is for srun" not in note or tuning.needs_patches)
+    exports = "" if tuning.needs_run else exported(tuning)
+    notes = tuple(note for note in unplaced(tuning) if " is for srun" not in note or tuning.needs_run)
     text = "\n".join(("#!/usr/bin/env bash", *directives, "")) + (
         f"{commented(tuning)}set -euo pipefail\n{exports}{_MEETING if meets(tuning) else ''}{line}\n"
     )

@@ -34,10 +34,16 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}  # {"torch": "2.11.0", "nccl": "2.28.9", ...}
     date: str = ""  # ISO 8601
     config: str = "tuned.toml"  # where `flatout run` finds the changes when the emitted file is used
+    keep: tuple[str, ...] = ()  # options of `flatout run` by which the job is to be kept alive
 
     @property
     def needs_patches(self) -> bool:
         return bool(self.changes.patches)
+
+    @property
+    def needs_run(self) -> bool:
+        """Whether `flatout run` is around the command; it then applies all that was tuned."""
+        return self.needs_patches or bool(self.keep)
 
 
 class Emitted(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,6 +54,11 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     job: str | None  # None: nothing was submitted
     dry_run: bool
     submitted: str
+    queued: str  # the command of the job, with `flatout run` around it where that keeps it alive
+    num_nodes: int | None  # as asked for; None: the scheduler's own default
+    gpus_per_node: int | None
+    plan: str | None  # the file of --plan
+    layout: str | None  # that the plan found fastest; the command's own arguments must say it
     folder: str | None
     files: tuple[str, ...]
     output: str | None
