@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.emit.test_plan_targets import planned
+from tests.gloo_abort import again_if_aborted
 
 from flatout.emit import plan_fsdp2
 from flatout.records.plan import Layout
@@ -33,7 +34,11 @@ def losses(folder: Path, layout: Layout, precision: str) -> list[float]:
     path.write_text(emitted.text)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    done = again_if_aborted(
+        lambda: subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False),
+        lambda done: done.stderr if done.returncode else "",
+        lambda: None,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [float(value) for value in re.findall(r"step \d: loss ([\d.]+)", done.stdout)]
 

@@ -95,8 +95,9 @@ def test_a_handler_of_the_scripts_own_for_our_signal_stays(tmp_path: Path) -> No
 
 def test_the_users_interruption_reaches_the_job_once_and_ends_it(tmp_path: Path) -> None:
     program = (
-        "import time, torch\ncount = 0\nprint('up', flush=True)\n"
-        "while True:\n    try:\n        time.sleep(30)\n    except KeyboardInterrupt:\n"
+        "import time, torch\ncount = 0\n"
+        "while True:\n    try:\n        print('up', flush=True)\n        time.sleep(30)\n"
+        "    except KeyboardInterrupt:\n"
         "        count += 1\n        print('interrupted', count, flush=True)\n        raise SystemExit(5)\n"
     )
     (tmp_path / "train.py").write_text(program)
