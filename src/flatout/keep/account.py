@@ -143,8 +143,6 @@ class Account:
         """After the last step: a checkpoint or an evaluation is still known as what it is."""
         _, phases = self._seen[pulse.name]
         spent = _whole_ns(pulse.spent_s)
-        if pulse.phase in _OF_PHASES and not pulse.is_alive:
-            spent[pulse.phase] += 0  # the phase that ran when it was killed counts as lost
         known = {name: max(spent[name] - phases[name], 0) for name in spent if name in _OF_PHASES}
         total = min(sum(known.values()), max(now_ns - self._cursors[place], 0))
         self._part(place, self._cursors[place] + total, known, {"other": 1}, found)
