@@ -9,11 +9,14 @@ has the hooks of `inside/` installed (order: off on, on off, ...). A step is a s
 the optimizer, and a fixed amount of work that fills it up to `--step-ms`: matrix products on the CPU, or on a GPU that
 the step then waits for. The training thread is pinned to one core, and the garbage collector is off within a block.
 
-Blocks are short, as the machine's clock drifts, and every step of them counts. The work that the recorder does twice
-a second comes in some of them, and is in the mean. Only steps half as long again as the median of the pair's are left
-out, of both blocks alike: another process ran; their number is told, and no work of the recorder's is as long. Each
-pair of blocks gives one difference: printed are the mean with the 95 % interval of a paired t test, and the median
-with the 95 % interval of a bootstrap, for the wall time and the training thread's CPU time.
+Blocks are short, as the machine's clock drifts. A block's first step is not counted, with hooks or without: hooks
+that come or go make Python adapt the bytecode around them anew, which in a training happens once. Of the steps that
+count, none is left out for what the recorder does in it: the work that it does twice a second comes in some of them,
+and is in the mean; its clock stands still while the hooks are out, so that it is not due in each first step. Only
+steps half as long again as the median of the pair's are left out, of both blocks alike: another process ran; their
+number is told, and no work of the recorder's is as long. Each pair of blocks gives one difference: printed are the
+mean with the 95 % interval of a paired t test, and the median with the 95 % interval of a bootstrap, for the wall
+time and the training thread's CPU time.
 
 And, free of the machine's noise, the hooks alone: each calls what it wraps, which is here replaced by nothing, right
 after a whole step, so that caches are as cold as in training; the time of the replaced calls alone is taken off.
@@ -184,16 +187,21 @@ class Hooks:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
+        self._out_since_ns: int | None = None
 
     def put_in(self) -> None:
-        from flatout.inside.install import install
+        from flatout.inside.install import PROCESS, install
 
         if not self._undo:
             self._undo = install()
+            if PROCESS.active is not None and self._out_since_ns is not None:
+                PROCESS.active._next_work_ns += time.perf_counter_ns() - self._out_since_ns
 
     def take_out(self) -> None:
         for undo in self._undo:
             undo()
+        if self._undo:
+            self._out_since_ns = time.perf_counter_ns()
         self._undo = []
 
 
@@ -213,13 +221,14 @@ def timed(step: Callable[[], None]) -> float:
 
 
 def measure_pair(job: Job, hooks: Hooks, block: int, *, is_on_first: bool) -> dict[bool, list[tuple[float, float]]]:
-    """For off (False) and on: wall and CPU seconds of each step."""
+    """For off (False) and on: wall and CPU seconds of each step but the first."""
     times = {}
     for is_on in (True, False) if is_on_first else (False, True):
         if is_on:
             hooks.put_in()
         gc.collect()
         gc.disable()
+        job.step()
         times[is_on] = [both_clocks(job.step) for _ in range(block)]
         gc.enable()
         hooks.take_out()
