@@ -1,6 +1,6 @@
 """Trainings that are killed at random moments, as `tests/checkpoint/test_kills.py` does, as often as is wanted.
 
-    PYTHONPATH=src:. python benchmarks/checkpoint_kills.py [--kills 500] [--minutes 30] [--seed 100] [--out FILE]
+    PYTHONPATH=src:. python benchmarks/checkpoint_kills.py [--kills 500] [--minutes 30] [--at-once 4] [--out FILE]
 
 Two gloo ranks train on the CPU, in turn with DDP and FSDP2, and save every second step. A kill -9 hits one rank or
 both, at a random moment or while a checkpoint is being written; the writer is a thread of the rank. After each, the
@@ -17,10 +17,14 @@ import json
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tests.checkpoint.killing import Kills, train
+
+KINDS = ("ddp", "fsdp")
+PER_TRAINING = 10
 
 
 def main() -> int:
@@ -28,20 +32,27 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=100)
+    parser.add_argument("--at-once", type=int, default=1, help="trainings beside each other: they wait more than work")
     parser.add_argument("--out", type=Path, help="write the result as JSON there, too")
     given = parser.parse_args()
     until = time.monotonic() + 60 * given.minutes
     outcomes: list[dict[str, Any]] = []
     ends: collections.Counter[str] = collections.Counter()
-    with tempfile.TemporaryDirectory() as name:
-        whole = {kind: train(Path(name) / "whole" / kind, kind) for kind in ("ddp", "fsdp")}
-        number = 0
-        while len(outcomes) < given.kills and time.monotonic() < until:
-            kind = ("ddp", "fsdp")[number % 2]
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(given.at_once) as pool:
+        whole = {kind: train(Path(name) / "whole" / kind, kind) for kind in KINDS}
+
+        def ten(number: int) -> tuple[list[dict[str, Any]], str] | None:
+            if time.monotonic() > until:
+                return None
+            kind = KINDS[number % 2]
             kills = Kills(Path(name) / str(number), whole[kind], kind=kind, seed=given.seed + number)
-            outcomes += [kills.kill_once() for _ in range(min(10, given.kills - len(outcomes)))]
-            ends[f"{kind}, {kills.finish()} bits"] += 1
-            number += 1
+            killed = [kills.kill_once() for _ in range(min(PER_TRAINING, given.kills - PER_TRAINING * number))]
+            return killed, f"{kind}, {kills.finish()} bits"
+
+        for done in pool.map(ten, range(-(-given.kills // PER_TRAINING))):
+            if done is not None:
+                outcomes += done[0]
+                ends[done[1]] += 1
     table = collections.Counter((one["kind"], one["who"], one["moment"]) for one in outcomes)
     result = {
         "kills": len(outcomes),
