@@ -29,6 +29,7 @@ from scipy import stats
 
 from flatout.records.trial import BASELINE, Pair, TrialResult
 from flatout.records.verdict import NoiseFloor, Verdict
+from flatout.tune.floor import NUM_FLOOR_TRIALS
 from flatout.verdict.judge import is_worth_more_pairs, judge
 from flatout.verdict.looks import DEFAULT_LOOKS
 from flatout.verdict.noise import noise_floor
@@ -113,7 +114,7 @@ def flatout_verdicts(model: Model, tunings: int, key: int, *, with_floor: bool, 
         job = Simulated(model, rng_of(key, tuning))
         floor: NoiseFloor | None = None
         if with_floor:
-            floor = noise_floor([job.trial(BASELINE) for _ in range(6)])
+            floor = noise_floor([job.trial(BASELINE) for _ in range(NUM_FLOOR_TRIALS)])
         verdicts.append(judge(job.pairs(num_pairs), floor=floor))
     return verdicts
 
@@ -123,7 +124,7 @@ def stopped_verdicts(model: Model, tunings: int, key: int) -> list[Verdict]:
     verdicts = []
     for tuning in range(tunings):
         job = Simulated(model, rng_of(key, tuning))
-        floor = noise_floor([job.trial(BASELINE) for _ in range(6)])
+        floor = noise_floor([job.trial(BASELINE) for _ in range(NUM_FLOOR_TRIALS)])
         pairs = job.pairs(DEFAULT_LOOKS.max_pairs)
         verdict = judge(pairs[:0], floor=floor)
         while is_worth_more_pairs(verdict):
@@ -224,6 +225,7 @@ def best_of_many(tunings: int, *, num_candidates: int = 50, screening_steps: int
     claims, verdicts, looks_good, screened_speedups, argmax = 0, [], 0, [], []
     for tuning in range(tunings):
         job = Simulated(Model(), rng_of(60, tuning))
+        floor = noise_floor([job.trial(BASELINE) for _ in range(NUM_FLOOR_TRIALS)])
         trials: list[TrialResult] = []
         left, is_reversed = arms, False
         while len(left) > 1:
@@ -237,7 +239,7 @@ def best_of_many(tunings: int, *, num_candidates: int = 50, screening_steps: int
         winner = ranking[0]
         screened_speedups.append(winner.speedup - 1)
         looks_good += winner.speedup > 1.01
-        verdict = judge(job.pairs(20), fresh_after=trials[-1].index)
+        verdict = judge(job.pairs(20), floor=floor, fresh_after=trials[-1].index)
         verdicts.append(verdict)
         claims += verdict.verdict == "better"
     # All 50 given 6 pairs each, the best claimed by its own paired t (from normal log ratios of the same spread).
@@ -275,18 +277,23 @@ def measure(tunings: int, log: Callable[[str], None]) -> dict[str, Any]:
     result: dict[str, Any] = {"identical": {}, "faster": {}}
     for key, (label, model) in enumerate(identical.items()):
         for with_floor in (False, True):
-            name = label + (", noise floor from 6 runs" if with_floor else "")
+            name = label + (f", noise floor from {NUM_FLOOR_TRIALS} runs" if with_floor else "")
             count = tunings if key == 0 else tunings // 2
             verdicts = flatout_verdicts(model, count, 100 + key, with_floor=with_floor, num_pairs=24)
             result["identical"][name] = summary(verdicts, 1.0)
             log(f"{name}: {result['identical'][name]['better_or_worse']:.4f}")
     for key, effect in enumerate((0.01, 0.015, 0.02, 0.03, 0.05, 0.20)):
         for with_floor in (False, True):
-            name = f"{100 * effect:g} %" + (", noise floor from 6 runs" if with_floor else "")
+            name = f"{100 * effect:g} %" + (f", noise floor from {NUM_FLOOR_TRIALS} runs" if with_floor else "")
             count = tunings if effect == 0.03 else tunings // 2
             verdicts = flatout_verdicts(Model(effect=effect), count, 200 + key, with_floor=with_floor)
             result["faster"][name] = summary(verdicts, 1 + effect)
             log(f"{name}: {result['faster'][name]['better']:.4f} in {result['faster'][name]['mean_pairs']:.2f} pairs")
+    for key, effect in enumerate((1.0, 1.6)):  # many times the noise, but of very noisy runs
+        name = f"{1 + effect:g} times as fast, 12 % run noise, noise floor from {NUM_FLOOR_TRIALS} runs"
+        model = Model(run_sd=0.12, effect=effect)
+        result["faster"][name] = summary(flatout_verdicts(model, tunings // 2, 300 + key, with_floor=True), 1 + effect)
+        log(f"{name}: {result['faster'][name]['better']:.4f} in {result['faster'][name]['mean_pairs']:.2f} pairs")
     result["stopped_when_unlikely_to_become_better"] = {}
     for key, effect in ((100, 0.0), (202, 0.02), (203, 0.03)):
         stopped = summary(stopped_verdicts(Model(effect=effect), tunings // 2, key), 1 + effect)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from tests.verdict.trials import noisy_pairs, pairs, swapped, trial
 
 from flatout.errors import UsageError
@@ -17,6 +18,7 @@ from flatout.records.trial import BASELINE, Covariates, Pair
 from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.verdict.judge import is_worth_more_pairs, judge
 from flatout.verdict.looks import DEFAULT_LOOKS, Look, Looks
+from flatout.verdict.noise import noise_floor
 
 SMALL = [0.001, -0.001, 0.0005, -0.0008, 0.0003, -0.0006, 0.0009, -0.0002, 0.0004, -0.0007]
 
@@ -52,6 +54,21 @@ def test_a_clear_gain_is_better() -> None:
     assert verdict.interval is not None
     assert 1 < verdict.interval[0] < 1.05 < verdict.interval[1]
     assert verdict.next_look is None
+
+
+def test_many_times_the_noise_is_seen_in_four_pairs_of_noisy_runs() -> None:
+    """Milliseconds a step of nanoGPT over TCP on two H200, as it came and with four sockets a connection."""
+    first, plain, four_sockets = (167, 183, 215), (197, 201, 243, 198), (76.4, 82.8, 83.4, 76.0)
+    measured = noise_floor([trial(i, step_s=[ms / 1e3] * 15) for i, ms in enumerate(first)])
+    ratios = np.log(np.array(plain) / np.array(four_sockets))
+    verdict = judge(pairs(ratios.tolist()), floor=measured)
+    # By hand: what is left of the three first runs beside a straight line, with one degree of freedom.
+    left = np.log(first) - np.polyval(np.polyfit(range(3), np.log(first), 1), range(3))
+    sd = max(math.sqrt(2 * float(left @ left)), float(ratios.std(ddof=1)))
+    half = stats.t.ppf(1 - 0.006 / 2, 3 + 1) * sd / math.sqrt(4)
+    assert verdict.interval == pytest.approx((math.exp(ratios.mean() - half), math.exp(ratios.mean() + half)))
+    assert (verdict.verdict, verdict.num_pairs) == ("better", 4)
+    assert judge(pairs(ratios.tolist())).verdict == "undecided", "without a noise floor four runs may agree by chance"
 
 
 def test_a_clear_loss_is_worse() -> None:

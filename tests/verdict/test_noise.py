@@ -9,7 +9,7 @@ from tests.verdict.trials import noisy_pairs, trial
 
 from flatout.errors import UsageError
 from flatout.records.trial import TrialResult
-from flatout.records.verdict import NoiseFloor
+from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.verdict.judge import judge
 from flatout.verdict.noise import noise_floor, plan_trials, visible_effect
 
@@ -126,10 +126,13 @@ def test_the_promised_power_is_kept() -> None:
     floor = made_floor(step_sd=0.0, between_sd=0.017 / 2**0.5)
     least = visible_effect(floor, 100)
     assert least is not None
-    verdicts = [judge(noisy_pairs(np.random.default_rng([3, i]), 20, effect=least)).verdict for i in range(300)]
-    assert verdicts.count("better") / 300 >= 0.78
+
+    def judged(key: int, effect: float) -> list[Verdict]:
+        return [judge(noisy_pairs(np.random.default_rng([key, i]), 20, effect=effect), floor=floor) for i in range(300)]
+
+    assert [one.verdict for one in judged(3, least)].count("better") / 300 >= 0.78
     plan = plan_trials(floor, effect=0.03)
-    counts = [judge(noisy_pairs(np.random.default_rng([4, i]), 20, effect=0.03)).num_pairs for i in range(300)]
+    counts = [one.num_pairs for one in judged(4, 0.03)]
     assert plan.expected_pairs == pytest.approx(float(np.mean(counts)), rel=0.15)
 
 

@@ -56,6 +56,18 @@ def test_pairs_in_both_orders_give_the_intercept_of_scipys_line(orders: str) -> 
     assert found.degrees_of_freedom == len(names) - 2
 
 
+def test_four_balanced_pairs_give_scipys_t_whatever_the_drift_which_only_widens_the_interval() -> None:
+    names = ["AB", "BA", "AB", "BA"]
+    y = np.random.default_rng(4).normal(0.02, 0.01, 4)
+    found = estimate(y.tolist(), names)
+    scipys = stats.ttest_1samp(y, 0)
+    assert found.mean / found.standard_error == pytest.approx(scipys.statistic)
+    assert found.degrees_of_freedom == scipys.df == 3
+    drifting = estimate((y + np.array([-0.05, 0.05, -0.05, 0.05])).tolist(), names)
+    assert drifting.mean == pytest.approx(found.mean)
+    assert drifting.standard_error > 2 * found.standard_error
+
+
 @pytest.mark.parametrize("orders", ["AB BA AB BA AB BA", "AB BA BA AB BA"])
 def test_a_drift_is_taken_out_whatever_its_size(orders: str) -> None:
     names = orders.split()

@@ -26,7 +26,8 @@ from flatout.verdict.voids import mark_void
 MIN_EFFECT = 0.01
 MIN_PAIRS = 3  # for a slope, a mean and a spread
 # With fewer pairs than this their own spread may be small by chance (four runs that happened to fall on the same of two
-# values): the noise floor is its least value, and without a noise floor they are not judged.
+# values): the noise floor is its least value, and without a noise floor they are not judged. Its runs came before, so
+# that what they tell of the spread counts beside the pairs' own.
 TRUSTED_PAIRS = 6
 OPPOSITE_LEVEL = 0.05
 HOPE_LEVEL = 0.1  # one-sided
@@ -131,7 +132,8 @@ def _at(
     drop_spikes = objective in TIMES and are_spikes_rare((a for a, _ in costs), (b for _, b in costs))
     found = estimate(_log_ratios(costs, drop_spikes=drop_spikes), orders)
     if floor is not None and len(costs) < TRUSTED_PAIRS:
-        found = found.with_sd_at_least(floor.pair_sd(min(cost.num_steps for pair in costs for cost in pair)))
+        num_steps = min(cost.num_steps for pair in costs for cost in pair)
+        found = found.with_other_sd(floor.pair_sd(num_steps), floor.degrees_of_freedom)
     name, reason = _claim(found, look, min_effect)
     if drop_spikes and name != "undecided":
         everything = estimate(_log_ratios(costs, drop_spikes=False), orders)

@@ -19,8 +19,9 @@ from flatout.records.trial import TrialResult
 from flatout.records.verdict import NoiseFloor, Objective, TrialPlan
 from flatout.units import percent
 from flatout.verdict.cost import TIMES, are_spikes_rare, missing, spike_share, trial_cost, without_spikes
-from flatout.verdict.judge import MIN_EFFECT
+from flatout.verdict.judge import MIN_EFFECT, TRUSTED_PAIRS
 from flatout.verdict.looks import DEFAULT_LOOKS, Look, Looks
+from flatout.verdict.paired import FEWEST_FOR_DRIFT
 from flatout.verdict.student import noncentral_t_tail, normal_tail, t_quantile
 
 MIN_TRIALS = 3
@@ -88,7 +89,7 @@ def plan_trials(
     plans = []
     for num_steps in _lengths(max_steps):
         pair_sd = floor.pair_sd(num_steps)
-        powers = [_power(look, pair_sd, effect, min_effect) for look in looks.looks]
+        powers = [_power(look, pair_sd, effect, min_effect, floor) for look in looks.looks]
         expected = _expected_pairs(looks, powers)
         seconds = 2 * expected * (start_s + num_steps * floor.step_s)
         found = next((k.num_pairs for k, p in zip(looks.looks, powers, strict=True) if p >= WANTED_POWER), None)
@@ -128,24 +129,26 @@ def visible_effect(
     """The least gain that trials of so many steps find with a power of 80 % at the last look; None: not even 100 %."""
     low, high = min_effect, 1.0
     pair_sd = floor.pair_sd(num_steps)
-    if _power(looks.looks[-1], pair_sd, high, min_effect) < WANTED_POWER:
+    if _power(looks.looks[-1], pair_sd, high, min_effect, floor) < WANTED_POWER:
         return None
     while high - low > 1e-4:
         middle = (low + high) / 2
-        if _power(looks.looks[-1], pair_sd, middle, min_effect) >= WANTED_POWER:
+        if _power(looks.looks[-1], pair_sd, middle, min_effect, floor) >= WANTED_POWER:
             high = middle
         else:
             low = middle
     return high
 
 
-def _power(look: Look, pair_sd: float, effect: float, min_effect: float) -> float:
+def _power(look: Look, pair_sd: float, effect: float, min_effect: float, floor: NoiseFloor) -> float:
     """The chance of `better` at this look alone, at least: noncentral t, less the chance of an estimate too small."""
     true, margin = math.log1p(effect), math.log1p(min_effect)
     if pair_sd <= 0:
         return 1.0
     error = pair_sd / math.sqrt(look.num_pairs)
-    freedom = look.num_pairs - 2
+    freedom = look.num_pairs - (1 if look.num_pairs < FEWEST_FOR_DRIFT else 2)
+    if look.num_pairs < TRUSTED_PAIRS:
+        freedom += floor.degrees_of_freedom
     excludes = noncentral_t_tail(t_quantile(look.level / 2, freedom), freedom, true / error)
     return max(excludes - normal_tail((true - margin) / error), 0.0)
 
