@@ -62,6 +62,8 @@ def test_groups_of_two_hosts_and_of_one() -> None:
         "pairs": [(0, 1), (2, 3)],  # the ranks of each host are these again
         "across": [(0, 2), (1, 3)],
     }
+    # Places on the second host in another order: groups number their ranks upwards all the same.
+    assert shapes(6, [0, 0, 1, 1, 1, 0])["across"] == [(0, 2), (1, 3), (4, 5)]
     assert shapes(8, [0] * 4 + [1] * 4)["node"] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert shapes(3, [0, 0, 0]) == {"all": [(0, 1, 2)], "pairs": [(0, 1)]}
     assert shapes(2, [0, 0]) == {"all": [(0, 1)]}

@@ -71,7 +71,7 @@ def test_everything_that_a_cpu_has_is_measured_and_saved(tmp_path: Path) -> None
     assert json.loads(out.read_text()) == found
     names = {one["name"] for one in found["measurements"]}
     assert names >= {
-        *("matmul", "memory_copy", "memory_triad", "operator_dispatch", "decode_zlib"),
+        *("matmul", "memory_copy", "memory_triad", "operator_dispatch", "decode_jpeg", "decode_zlib"),
         *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"),
         *("storage_sequential_read", "storage_random_read", "storage_small_files"),
     }
@@ -101,6 +101,7 @@ def test_writing_is_done_in_a_folder_of_our_own_that_is_gone_afterwards(tmp_path
     found = content(done)
     assert {one["name"] for one in found["measurements"]} == {name.removeprefix("--only=") for name in names}
     assert all(one["note"] for one in found["measurements"])
+    assert found["not_measured"] == {}  # nothing else was asked for
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -118,6 +119,7 @@ def test_a_collective_that_does_nothing_is_a_failure(tmp_path: Path) -> None:
     assert {one["name"] for one in found["wrong"]} == {"all_reduce"}
     assert "elements are wrong" in found["wrong"][0]["reason"]
     assert {one["name"] for one in found["measurements"]} == {"broadcast"}
+    assert {what.split()[0] for what in found["not_measured"]} <= {"all_reduce", "broadcast", "collectives"}
 
 
 def test_a_quick_and_wrong_decoder_is_a_failure_and_is_not_saved(tmp_path: Path) -> None:

@@ -97,3 +97,48 @@ def test_kernels_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert dispatch.check() is None
     monkeypatch.setattr(torch.Tensor, "add_", lambda self, _: self)
     assert dispatch.check() == "0 of 200 calls were carried out"
+
+
+def test_operands_of_all_shapes_lie_in_the_same_memory() -> None:
+    made = matmul.Operands(torch, CPU, ((64, 32, 16), (32, 64, 128)))
+    a, b, c = made.of("fp32", (64, 32, 16))
+    assert (a.shape, b.shape, c.shape) == ((64, 16), (16, 32), (64, 32))
+    again = made.of("tf32", (32, 64, 128))
+    assert [one.data_ptr() for one in again] == [one.data_ptr() for one in (a, b, c)]
+    assert -0.5 <= a.min() < -0.4
+    assert 0.4 < a.max() <= 0.5
+    assert not torch.equal(a.flatten()[:512], b.flatten()[:512])
+    assert made.of("bf16", (64, 32, 16))[2].data_ptr() == made.of("fp8", (64, 32, 16))[2].data_ptr()
+
+
+def test_fp8_operands_are_as_its_kernels_want_them_and_the_product_is_judged() -> None:
+    """On a CPU the same operator as on a GPU, which is stricter: b by columns, whole multiples of 16, fp32 scales."""
+    a, b, c = matmul.Operands(torch, CPU, ((96, 160, 128),)).of("fp8", (96, 160, 128))
+    assert (a.dtype, c.dtype) == (torch.float8_e4m3fn, torch.bfloat16)
+    assert (b.shape, b.stride()) == ((128, 160), (1, 128))
+    scale = torch.ones(())
+    torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=c.dtype, out=c)
+    assert wrong_product(torch, a, b, c, "fp8") is None
+    assert torch.allclose(c.float(), a.float() @ b.float(), atol=0.02)
+    for how in (a_tile_of_zeros, one_row_not_written, a_little_off_everywhere):
+        assert wrong_product(torch, a, b, spoiled(c, how), "fp8") is not None
+
+
+def truncated(x: Any) -> Any:
+    """As tensor cores take tf32: the last 13 bits of fp32 are cut off."""
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tf32_may_cut_off_and_fp32_may_not(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.rand((1024, 1024), generator=generator) - 0.5 for _ in range(2))
+    c = truncated(a) @ truncated(b)
+    assert wrong_product(torch, a, b, c, "tf32") is None
+    assert wrong_product(torch, a, b, c, "fp32") is not None
+
+
+def test_a_small_gpu_gets_the_shapes_that_fit() -> None:
+    assert matmul.fitting(matmul.GPU_SHAPES, 80e9) == matmul.GPU_SHAPES
+    assert matmul.fitting(matmul.GPU_SHAPES, 8e9) == (*matmul.GPU_SHAPES[:4], matmul.GPU_SHAPES[6])
+    assert matmul.fitting(matmul.GPU_SHAPES, 1e8) == matmul.GPU_SHAPES[:1]

@@ -188,6 +188,10 @@ def test_a_host_unlike_the_others_is_named(tmp_path: Path) -> None:
     for fact in ("number of GPUs", "NCCL settings", "power limit of the GPUs", "check nccl-peer-to-peer"):
         assert found[fact] == ["node-9"], fact
     assert "kernel" in content["not_compared"]
+    compared = {one["fact"]: (one["num_hosts"], one["usual"], one["unlike"]) for one in content["compared"]}
+    assert compared["number of GPUs"] == (5, "4", {"node-9": "3"})
+    assert compared["power limit of the GPUs"] == (5, "700 W (500 W to 700 W)", {"node-9": "500 W"})
+    assert compared["driver"][2] == {}
     assert "node-9" in doctor("--hosts", tmp_path).stdout
     assert doctor("--hosts", tmp_path, "--fail-on", "warn").returncode == 1
 

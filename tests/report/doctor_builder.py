@@ -1,4 +1,4 @@
-"""Reports of `flatout doctor`, typed: faulty, healthy without a topology, hostile, large."""
+"""Reports of `flatout doctor`, typed: faulty, healthy without a topology, hostile, large; and of several hosts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 from flatout.records.doctor import (
     CheckResult,
+    ComparedFact,
     DoctorReport,
     Family,
+    HostDifference,
+    HostsReport,
     PcieLink,
     Status,
     Topology,
@@ -106,4 +109,86 @@ ALL: dict[str, Callable[[], DoctorReport]] = {
     "healthy": healthy,
     "hostile": hostile,
     "large": large,
+}
+
+
+def one_odd() -> HostsReport:
+    """Five hosts with a warning in common; the last has other settings, and no peer-to-peer."""
+    common = [check("swap", "warn", "host", reason="4 GiB of swap are in use"), check("dmesg", "unknown", "host")]
+    hosts = [report([*common, check("nccl-peer-to-peer", "ok", "software")], None, host=f"n{n}") for n in range(4)]
+    own = [check("nccl-peer-to-peer", "fail", "software", reason="turned off: `NCCL_P2P_LEVEL=LOC`")]
+    hosts.append(report([*common, *own], None, host="n9"))
+    differences = (
+        HostDifference(
+            fact="check nccl-peer-to-peer", status="fail", hosts=("n9",), usual="neither fails nor warns",
+            found={"n9": "turned off: `NCCL_P2P_LEVEL=LOC`"}, reason="on 1 of 5 hosts only: n9",
+        ),
+        HostDifference(
+            fact="NCCL settings", status="warn", hosts=("n9",), usual="none", found={"n9": "NCCL_P2P_LEVEL=LOC"},
+            reason="unlike 4 of 5 hosts: n9",
+        ),
+    )  # fmt: skip
+    compared = (
+        ComparedFact(fact="driver", num_hosts=5, usual="580.95.05"),
+        ComparedFact(fact="NCCL settings", num_hosts=5, usual="none", unlike={"n9": "NCCL_P2P_LEVEL=LOC"}),
+    )
+    return HostsReport(
+        differences=differences, compared=compared, not_compared={"kernel": "0 of 5 hosts give it: it was not read"},
+        hosts=tuple(hosts), not_captured={"n7": "it did not answer within 60 s"},
+    )  # fmt: skip
+
+
+def alike() -> HostsReport:
+    hosts = tuple(report([check("governor", "ok", "host")], None, host=f"n{n}") for n in range(2))
+    return HostsReport(
+        differences=(), compared=(ComparedFact(fact="driver", num_hosts=2, usual="1"),), not_compared={}, hosts=hosts
+    )
+
+
+def no_majority() -> HostsReport:
+    hosts = tuple(report([check("governor", "fail", "host")], None, host=name) for name in ("a", "b"))
+    found = {"a": "580", "b": "570"}
+    difference = HostDifference(
+        fact="driver", status="warn", hosts=("a", "b"), usual="no value has a majority", found=found,
+        reason="the hosts differ, and none is usual",
+    )  # fmt: skip
+    fact = ComparedFact(fact="driver", num_hosts=2, usual="no value has a majority", unlike=found)
+    return HostsReport(differences=(difference,), compared=(fact,), not_compared={}, hosts=hosts)
+
+
+def hostile_hosts() -> HostsReport:
+    one = hostile()
+    text = one.host or ""
+    difference = HostDifference(fact=text, status="fail", hosts=(text,), usual=text, found={text: text}, reason=text)
+    fact = ComparedFact(fact=text, num_hosts=2, usual=text, unlike={text: text})
+    return HostsReport(
+        differences=(difference,), compared=(fact,), not_compared={text: text}, hosts=(one, one),
+        not_captured={text: text},
+    )  # fmt: skip
+
+
+def many_hosts() -> HostsReport:
+    """1,200 hosts with long names, of which 40 have another driver and each third a fault."""
+    names = [f"gpu-node-{n:04d}.eu-west.cluster.example.org" for n in range(1200)]
+    odd = dict.fromkeys(names[:40], "570.124.06")
+    hosts = tuple(
+        report(
+            [check("swap", "warn", "host"), check("gpu-ecc", "ok" if n % 3 else "fail"), check("mtu", "ok", "network")],
+            None, host=name,
+        )
+        for n, name in enumerate(names)
+    )  # fmt: skip
+    difference = HostDifference(
+        fact="driver", status="warn", hosts=tuple(odd), usual="580.95.05", found=odd, reason="unlike 1160 of 1200 hosts"
+    )
+    compared = (ComparedFact(fact="driver", num_hosts=1200, usual="580.95.05", unlike=odd),)
+    return HostsReport(differences=(difference,), compared=compared, not_compared={}, hosts=hosts)
+
+
+HOSTS: dict[str, Callable[[], HostsReport]] = {
+    "one_odd": one_odd,
+    "alike": alike,
+    "no_majority": no_majority,
+    "hostile": hostile_hosts,
+    "many": many_hosts,
 }

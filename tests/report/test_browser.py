@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.report import builder, doctor_builder, plan_builder, tuning_builder
 
+from flatout.report.doctor_hosts_html import hosts_html
 from flatout.report.doctor_html import doctor_html
 from flatout.report.html import diagnosis_html
 from flatout.report.plan_html import plan_html
@@ -22,6 +23,7 @@ PAGES = (
     *sorted(builder.ALL),
     *(f"tuning_{name}" for name in sorted(tuning_builder.ALL)),
     *(f"doctor_{name}" for name in sorted(doctor_builder.ALL)),
+    *(f"hosts_{name}" for name in sorted(doctor_builder.HOSTS)),
     *(f"plan_{name}" for name in sorted(plan_builder.ALL)),
 )
 FLAGS = (
@@ -71,6 +73,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     }
     pages |= {f"tuning_{name}": tuning_html(make(), ["flatout", "tune"]) for name, make in tuning_builder.ALL.items()}
     pages |= {f"doctor_{name}": doctor_html(make(), ["flatout", "doctor"]) for name, make in doctor_builder.ALL.items()}
+    pages |= {f"hosts_{name}": hosts_html(make(), ["flatout", "doctor"]) for name, make in doctor_builder.HOSTS.items()}
     pages |= {
         f"plan_{name}": plan_html(*make(), ["flatout", "plan"], next_command=["flatout", "plan"])
         for name, make in plan_builder.ALL.items()

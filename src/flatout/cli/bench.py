@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _MIN_TIME_S, _MAX_TIME_S = 10.0, 86_400.0
 _MAX_CPU_RANKS = 8
+_END_S, _GPU_END_S = 3.0, 5.0  # the last processes end, and communicators and contexts are closed
 _RANK_BYTES = 512 << 20  # of a process with torch, and of its buffers
 
 
@@ -74,7 +75,7 @@ def bench(
     num_ranks = _num_ranks(ranks, about)
     _check_names(only or [])
     settings = Settings(
-        time_s=max(_MIN_TIME_S / 2, time_s - (clock.monotonic() - began) - 1),
+        time_s=max(_MIN_TIME_S / 2, time_s - (clock.monotonic() - began) - (_GPU_END_S if about.num_gpus else _END_S)),
         path=None if path is None else str(path.resolve()),
         allow_write=allow_write,
         uses_gpu=about.num_gpus > 0,
@@ -94,7 +95,8 @@ def bench(
         cores_busy_by_others=others.read(),
     )
     if only and not ceilings.measurements and not ceilings.wrong:
-        raise UsageError(f"nothing of `--only {' '.join(only)}` was measured", hint=_why_not(ceilings, only))
+        why = "; ".join(f"{what}: {reason}" for what, reason in list(ceilings.not_measured.items())[:3])
+        raise UsageError(f"nothing of `--only {' '.join(only)}` was measured", hint=why or "give it more --time")
     target = _save(ceilings, out, is_whole=not only, force=force)
     if json:
         sys.stdout.buffer.write(_json(ceilings))
@@ -150,19 +152,6 @@ def _check_names(only: list[str]) -> None:
     unknown = [name for name in only if name not in NAMES]
     if unknown:
         raise UsageError(f"`{unknown[0]}` is nothing that can be measured", hint=f"--only {', '.join(NAMES)}")
-
-
-def _why_not(ceilings: Ceilings, only: list[str]) -> str:
-    """The reasons that are of what was asked for: `storage` of `storage_random_read`, `matmul bf16` of `matmul`."""
-    from flatout.probe.ceilings.bus import COLLECTIVES
-
-    told = []
-    for what, why in ceilings.not_measured.items():
-        words = what.replace(",", "").split()
-        is_asked = any(name == word or name.startswith(f"{word}_") for name in only for word in words)
-        if is_asked or (words[:1] == ["collectives"] and set(only) & set(COLLECTIVES)):
-            told.append(f"{what}: {why}")
-    return "; ".join(told[:3]) or "give it more --time"
 
 
 def _json(ceilings: Ceilings) -> bytes:

@@ -84,9 +84,13 @@ def doctor(
     if fail_on not in (None, "fail", "warn"):
         raise UsageError(f"`--fail-on` must be `fail` or `warn`, but got {fail_on}")
     if hosts:
-        if given or topology or nccl_log or capture or data or html:
-            raise UsageError("`--hosts` goes with bundles, `--json` and `--fail-on` only")
-        _several(bundles or [], via, flatout, json=json, fail_on=fail_on)
+        if given or topology or nccl_log or capture or data:
+            raise UsageError("`--hosts` goes with bundles, `--json`, `--html` and `--fail-on` only")
+        if html is not None:
+            from flatout.report.files import check_new
+
+            check_new(html, force=force)
+        _tell_hosts(_several(bundles or [], via, flatout), html, force=force, json=json, fail_on=fail_on)
         return
     if via or flatout:
         raise UsageError("`--via` and `--flatout` go with `--hosts` and names", hint="flatout doctor --hosts a,b,c")
@@ -157,7 +161,7 @@ def _snapshot(given: list[Path], topology: list[Path], nccl_logs: list[Path], da
     return without_secrets(msgspec.structs.replace(snapshot, read_from=(*read_from, *added)))
 
 
-def _several(bundles: list[Path], via: str | None, flatout: str | None, *, json: bool, fail_on: str | None) -> None:
+def _several(bundles: list[Path], via: str | None, flatout: str | None) -> HostsReport:
     import msgspec
 
     from flatout.doctor.compare import compared
@@ -173,7 +177,16 @@ def _several(bundles: list[Path], via: str | None, flatout: str | None, *, json:
     else:
         snapshots = _of_bundles(bundles)
     report = compared([without_secrets(snapshot) for snapshot in snapshots])
-    report = msgspec.structs.replace(report, not_captured=failed)
+    return msgspec.structs.replace(report, not_captured=failed)
+
+
+def _tell_hosts(report: HostsReport, html: Path | None, *, force: bool, json: bool, fail_on: str | None) -> None:
+    if html is not None:
+        from flatout.report.doctor_hosts_html import hosts_html
+        from flatout.report.files import write_new
+
+        write_new(html, hosts_html(report, ["flatout", *sys.argv[1:]]), force=force)
+        print(f"wrote the page: {html}", file=sys.stderr)
     if json:
         _print_json("flatout/doctor-hosts", report)
     else:
@@ -181,7 +194,8 @@ def _several(bundles: list[Path], via: str | None, flatout: str | None, *, json:
         from flatout.report.terminal import style_of
 
         print(hosts_text(report, style=style_of(sys.stdout)))
-    _exit([*(difference.status for difference in report.differences), *("fail" for _ in failed)], fail_on)
+    statuses = [difference.status for difference in report.differences]
+    _exit([*statuses, *("fail" for _ in report.not_captured)], fail_on)
 
 
 def _of_bundles(bundles: list[Path]) -> list[Snapshot]:

@@ -20,8 +20,9 @@ from flatout.doctor.judge import judged
 from flatout.doctor.machine import Machine
 from flatout.doctor.peers import MIN_PEERS, minority, outliers
 from flatout.doctor.unknown import NotHereError, NotReadError
-from flatout.records.doctor import DoctorReport, HostDifference, HostsReport, Status
+from flatout.records.doctor import ComparedFact, DoctorReport, HostDifference, HostsReport, Status
 from flatout.records.snapshot import Snapshot
+from flatout.units import num_bytes
 
 Value = TypeVar("Value")
 
@@ -84,13 +85,15 @@ _TEXTS: Mapping[str, tuple[Callable[[Machine], str], Status]] = {
     "CPU": (lambda machine: _cpu_model(machine), "info"),
     "allowed CPUs": (lambda machine: str(len(machine.cpus_allowed)), "warn"),
 }
-# Fact -> its number on a host, and the share of the median that matters.
-_NUMBERS: Mapping[str, tuple[Callable[[Machine], float], float]] = {
-    "memory of the host": (lambda machine: float(machine.memory_bytes["MemTotal"]), 0.02),
-    "power limit of the GPUs": (_gpu_median("Enforced Power Limit", "Current Power Limit"), 0.02),
-    "clock of busy GPUs": (_gpu_median("Clocks/SM", busy_only=True), 0.05),
-    "temperature of busy GPUs": (_gpu_median("GPU Current Temp", busy_only=True), 0.25),
-}
+# Fact -> its number on a host, the share of the median that matters, and how it is written.
+_NUMBERS: Mapping[str, tuple[Callable[[Machine], float], float, Callable[[float], str]]] = {
+    "memory of the host": (lambda machine: float(machine.memory_bytes["MemTotal"]), 0.02, num_bytes),
+    "power limit of the GPUs": (
+        _gpu_median("Enforced Power Limit", "Current Power Limit"), 0.02, lambda value: f"{value:g} W",
+    ),
+    "clock of busy GPUs": (_gpu_median("Clocks/SM", busy_only=True), 0.05, lambda value: f"{value:g} MHz"),
+    "temperature of busy GPUs": (_gpu_median("GPU Current Temp", busy_only=True), 0.25, lambda value: f"{value:g} C"),
+}  # fmt: skip
 
 
 def _missing(what: str) -> str:
@@ -115,23 +118,32 @@ def compared(snapshots: Sequence[Snapshot]) -> HostsReport:
         machines[name] = Machine(snapshot)
         reports.append(msgspec.structs.replace(judged(snapshot), host=name))
     differences: list[HostDifference] = []
+    facts: list[ComparedFact] = []
     not_compared: dict[str, str] = {}
     for fact, (text_of, status) in _TEXTS.items():
         texts, why = _given(machines, text_of)
         if len(texts) < 2:
             not_compared[fact] = f"{len(texts)} of {len(machines)} hosts give it: {why}"
-        elif difference := _by_majority(fact, status, texts):
-            differences.append(difference)
-    for fact, (number_of, share) in _NUMBERS.items():
+            continue
+        difference = _by_majority(fact, status, texts)
+        facts.append(_fact(fact, len(texts), next(iter(texts.values())), difference))
+        differences += [] if difference is None else [difference]
+    for fact, (number_of, share, written) in _NUMBERS.items():
         numbers, why = _given(machines, number_of)
         if len(numbers) < MIN_PEERS:
             not_compared[fact] = f"{len(numbers)} of {len(machines)} hosts give it, and {MIN_PEERS} are needed: {why}"
-        elif difference := _by_spread(fact, numbers, share):
-            differences.append(difference)
+            continue
+        difference = _by_spread(fact, numbers, share, written)
+        middle, low, high = (written(rule(numbers.values())) for rule in (statistics.median, min, max))
+        usual = middle if low == high else f"{middle} ({low} to {high})"
+        facts.append(_fact(fact, len(numbers), usual, None, {} if difference is None else difference.found))
+        differences += [] if difference is None else [difference]
     differences += _of_statuses(dict(zip(machines, reports, strict=True)))
     order = ("fail", "warn", "unknown", "info", "ok")
     differences.sort(key=lambda difference: order.index(difference.status))
-    return HostsReport(differences=tuple(differences), not_compared=not_compared, hosts=tuple(reports))
+    return HostsReport(
+        differences=tuple(differences), compared=tuple(facts), not_compared=not_compared, hosts=tuple(reports)
+    )
 
 
 def _given(machines: Mapping[str, Machine], value_of: Callable[[Machine], Value]) -> tuple[dict[str, Value], str]:
@@ -171,7 +183,18 @@ def _by_majority(fact: str, status: Status, texts: Mapping[str, str]) -> HostDif
     )
 
 
-def _by_spread(fact: str, numbers: Mapping[str, float], share: float) -> HostDifference | None:
+def _fact(
+    fact: str, num_hosts: int, usual: str, difference: HostDifference | None, unlike: Mapping[str, str] | None = None
+) -> ComparedFact:
+    """Of a text, `difference` has what is usual, where there is one."""
+    if difference is not None:
+        return ComparedFact(fact=fact, num_hosts=num_hosts, usual=difference.usual, unlike=difference.found)
+    return ComparedFact(fact=fact, num_hosts=num_hosts, usual=usual, unlike=dict(unlike or {}))
+
+
+def _by_spread(
+    fact: str, numbers: Mapping[str, float], share: float, written: Callable[[float], str]
+) -> HostDifference | None:
     odd = outliers(numbers, share=share)
     if not odd:
         return None
@@ -179,8 +202,8 @@ def _by_spread(fact: str, numbers: Mapping[str, float], share: float) -> HostDif
         fact=fact,
         status="warn",
         hosts=tuple(odd),
-        usual=f"{statistics.median(numbers.values()):g}",
-        found={host: f"{numbers[host]:g}" for host in odd},
+        usual=written(statistics.median(numbers.values())),
+        found={host: written(numbers[host]) for host in odd},
         reason=named(f"{host}: {by:+.0%}" for host, by in odd.items()) + " of the median of the hosts",
     )
 

@@ -84,10 +84,20 @@ class HostDifference(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class ComparedFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact that was compared between hosts, whether they differ in it or not."""
+
+    fact: str
+    num_hosts: int  # that give it
+    usual: str  # what most have; of a number, the median and from where to where
+    unlike: dict[str, str] = {}  # by host
+
+
 class HostsReport(msgspec.Struct, frozen=True, kw_only=True):
     """Several machines, each judged on its own and against the others."""
 
     differences: tuple[HostDifference, ...]
+    compared: tuple[ComparedFact, ...]
     not_compared: dict[str, str]  # fact -> why
     hosts: tuple[DoctorReport, ...]
     not_captured: dict[str, str] = {}  # host -> why; of `--hosts NAMES` only

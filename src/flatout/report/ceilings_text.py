@@ -59,7 +59,8 @@ def _grouped(measurements: Iterable[Measurement]) -> list[list[Measurement]]:
     """What several ranks measured alike, together."""
     found: dict[tuple[object, ...], list[Measurement]] = {}
     for one in measurements:
-        found.setdefault((one.name, one.dtype, one.shape, one.size, one.threads, one.note), []).append(one)
+        key = (one.name, one.dtype, one.shape, one.size, one.threads, one.backend, one.note)
+        found.setdefault(key, []).append(one)
     return list(found.values())
 
 
@@ -72,7 +73,7 @@ def _row(group: Sequence[Measurement]) -> list[str]:
         words.append(num_bytes(first.size))
     if first.threads:
         words.append(f"{first.threads} {'thread' if first.threads == 1 else 'threads'}")
-    if first.backend in ("numpy", "Pillow"):
+    if first.backend in ("numpy", "Pillow", "torchvision"):
         words.append(first.backend)
     if len(group) > 1:
         words.append(f"each of {len(group)} ranks, median")

@@ -18,7 +18,8 @@ from flatout.report.template import rendered
 
 FAMILY_NAMES = {"gpu": "GPUs", "software": "Software", "host": "Host", "network": "Network", "storage": "Storage"}
 DEVICES = ("gpu", "nic", "nvswitch", "storage")
-_BAD: tuple[tuple[Status, str, str], ...] = (("fail", "fails", "fail"), ("warn", "warns", "warn"))
+BAD: tuple[Status, ...] = ("fail", "warn")
+_VERBS = {"fail": ("fails", "fail"), "warn": ("warns", "warn")}
 MOST_BOXES = 600
 MOST_IN_MATRIX = 32
 MOST_DEPTH = 24  # a damaged source may name a loop
@@ -41,7 +42,7 @@ def page_content(report: DoctorReport, command: Sequence[str]) -> dict[str, obje
     """What the template shows, as texts and numbers ready to print."""
     counts = Counter(check.status for check in report.checks)
     bad = sorted(
-        (check for check in report.checks if check.status in ("fail", "warn")),
+        (check for check in report.checks if check.status in BAD),
         key=lambda check: STATUSES.index(check.status),
     )
     facts = [report.host or "a host without a name", f"read from {', '.join(report.read_from) or 'nothing'}"]
@@ -51,7 +52,7 @@ def page_content(report: DoctorReport, command: Sequence[str]) -> dict[str, obje
         "facts": [*facts, *([report.taken_at] if report.taken_at else []), counted(len(report.checks), "check")],
         "headline": _headline(counts),
         "counts": [(status, counts[status]) for status in STATUSES],
-        "bad": [_full(check) for check in bad],
+        "bad": [in_full(check) for check in bad],
         "topology": None if report.topology is None else _topology(report.topology),
         "families": [_family(name, report.checks) for name in FAMILIES],
     }
@@ -61,14 +62,12 @@ def _headline(counts: Counter[Status]) -> str:
     if not counts["fail"] and not counts["warn"]:
         return "No check fails or warns" + (f"; {counts['unknown']:,} unknown" if counts["unknown"] else "")
     parts = [
-        f"{counted(counts[status], 'check')} {word if counts[status] == 1 else plural}"
-        for status, word, plural in _BAD
-        if counts[status]
+        f"{counted(counts[status], 'check')} {_VERBS[status][counts[status] != 1]}" for status in BAD if counts[status]
     ]
     return ", ".join(parts)
 
 
-def _full(check: CheckResult) -> dict[str, object]:
+def in_full(check: CheckResult) -> dict[str, object]:
     return {
         "id": check.id,
         "status": check.status,

@@ -27,6 +27,7 @@ class Case:
     sync: Callable[[], None] = lambda: None
     before: Callable[[], None] = lambda: None  # each repetition, not timed: an emptied cache
     max_calls: int = 1_000_000
+    sample_s: float = 0.0  # a repetition takes at least this long; 0: what is usual of the device
     labels: dict[str, Any] = field(default_factory=dict)
     curve: str = ""  # sizes of one curve come in ascending order; a slow one ends it
 

@@ -15,6 +15,7 @@ from flatout.probe.ceilings.case import Case
 
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 10, 1 << 30
 _PERIOD = 5
+_AT_ONCE = 1 << 22  # elements that are made or compared at once
 
 
 def sizes(largest: int, *, step: int) -> list[int]:
@@ -35,7 +36,8 @@ def shapes(num_ranks: int, hosts: Sequence[int]) -> dict[str, list[tuple[int, ..
         "node": nodes,
     }
     if len(nodes) > 1 and len({len(node) for node in nodes}) == 1:
-        found["across"] = [tuple(ranks) for ranks in zip(*nodes, strict=True)]
+        # Ascending, as a process group numbers its ranks whatever order it is given.
+        found["across"] = [tuple(sorted(ranks)) for ranks in zip(*nodes, strict=True)]
     kept: dict[str, list[tuple[int, ...]]] = {}
     for shape, groups in found.items():
         groups = [group for group in groups if len(group) > 1]
@@ -44,10 +46,15 @@ def shapes(num_ranks: int, hosts: Sequence[int]) -> dict[str, list[tuple[int, ..
     return kept
 
 
-def pattern(torch: Any, count: int, rank: int, device: Any, *, first: int = 0) -> Any:
-    """What `rank` contributes: element i is (first + i) mod 5 + rank + 1."""
+def pattern(torch: Any, count: int, ranks: tuple[int, ...], device: Any, *, first: int = 0) -> Any:
+    """The sum of what `ranks` contribute: of each, element i is (first + i) mod 5 + rank + 1."""
     index = torch.arange(first, first + count, device=device, dtype=torch.int32)
-    return (index % _PERIOD + (rank + 1)).to(torch.float32)
+    return (index % _PERIOD * len(ranks) + sum(rank + 1 for rank in ranks)).to(torch.float32)
+
+
+def bytes_needed(size: int, *, is_gpu: bool) -> int:
+    """Of a rank, for collectives up to `size`: two buffers, what gloo or NCCL holds beside them, and a part's check."""
+    return (2 if is_gpu else 4) * size + 32 * _AT_ONCE
 
 
 class Collectives:
@@ -128,32 +135,48 @@ class Collectives:
 
     def _check(self, name: str, members: tuple[int, ...], group: Any, count: int) -> str | None:
         """On fresh data; the buffers hold zeros after it, which sums of any number of calls keep."""
-        torch, device, n = self.torch, self.device, len(members)
+        n = len(members)
         share, place = count // n, members.index(self.rank)
-        self.input[:count] = pattern(torch, count, self.rank, device)
+        self._fill(count)
         self.output[:count] = float("nan")
         self._call(name, members, group, count)
+        in_place = name in ("all_reduce", "broadcast")
+        found = self.input[:count] if in_place else self.output[: share if name == "reduce_scatter" else count]
+        # What is right: runs of equal origin, each (first of the result, length, first index, ranks that are summed).
         if name == "all_reduce":
-            found, right = self.input[:count], self._sum(members, count, 0)
+            runs = [(0, count, 0, members)]
         elif name == "broadcast":
-            found, right = self.input[:count], pattern(torch, count, members[0], device)
+            runs = [(0, count, 0, members[:1])]
         elif name == "all_gather":
-            found = self.output[:count]
-            right = torch.cat([pattern(torch, share, rank, device) for rank in members])
+            runs = [(at * share, share, 0, (rank,)) for at, rank in enumerate(members)]
         elif name == "reduce_scatter":
-            found, right = self.output[:share], self._sum(members, share, place * share)
+            runs = [(0, share, place * share, members)]
         elif name == "all_to_all":
-            found = self.output[:count]
-            right = torch.cat([pattern(torch, share, rank, device, first=place * share) for rank in members])
+            runs = [(at * share, share, place * share, (rank,)) for at, rank in enumerate(members)]
         else:
-            found, right = self.output[:count], pattern(torch, count, members[place - 1], device)
-        bad = int((found != right).sum())
-        at = int((found != right).int().argmax()) if bad else 0
-        text = f"{bad} of {len(right)} elements are wrong: {found[at]:g} where {right[at]:g} is right" if bad else None
+            runs = [(0, count, 0, (members[place - 1],))]
+        text = self._wrong(found, runs)
         self.input[:count].zero_()
         self.output[:count].zero_()
         return text
 
-    def _sum(self, members: tuple[int, ...], count: int, first: int) -> Any:
-        index = self.torch.arange(first, first + count, device=self.device, dtype=self.torch.int32)
-        return (index % _PERIOD * len(members) + sum(rank + 1 for rank in members)).to(self.torch.float32)
+    def _fill(self, count: int) -> None:
+        for first in range(0, count, _AT_ONCE):
+            length = min(_AT_ONCE, count - first)
+            self.input[first : first + length] = pattern(self.torch, length, (self.rank,), self.device, first=first)
+
+    def _wrong(self, found: Any, runs: list[tuple[int, int, int, tuple[int, ...]]]) -> str | None:
+        """A part at a time: what a gigabyte is compared with needs no gigabyte."""
+        bad, text = 0, ""
+        for start, length, index, ranks in runs:
+            for first in range(0, length, _AT_ONCE):
+                size = min(_AT_ONCE, length - first)
+                part = found[start + first : start + first + size]
+                right = pattern(self.torch, size, ranks, self.device, first=index + first)
+                is_bad = part != right
+                num_bad = int(is_bad.sum())
+                if num_bad and not bad:
+                    at = int(is_bad.int().argmax())
+                    text = f"{part[at]:g} where {right[at]:g} is right"
+                bad += num_bad
+        return f"{bad} of {len(found)} elements are wrong: {text}" if bad else None

@@ -21,7 +21,12 @@ _NUM_COPIES = 8  # of 256 MiB: 40 ms and more, and a link that slept has woken a
 def link_under_load(
     read: Callable[[], LoadedLink | None], copy: Callable[[], None], is_busy: Callable[[], bool]
 ) -> LoadedLink | None:
-    """`copy` only queues one. A reading counts if the copies still run after it."""
+    """`copy` only queues one. A reading counts if the copies still run after it.
+
+    One is made before them, as a first one may take longer than all copies: it starts NVML.
+    """
+    if read() is None:
+        return None  # nor would it be there a moment later
     for _ in range(_NUM_COPIES):
         copy()
     found = None
@@ -29,8 +34,6 @@ def link_under_load(
         now = read()
         if not is_busy():
             return found
-        if now is None:
-            return None  # nor would it be there a moment later
         found = now
         time.sleep(0.001)
 
@@ -89,15 +92,12 @@ def _from_nvml(address: str) -> LoadedLink | None:
     except ImportError:
         return None
     try:
-        pynvml.nvmlInit()
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByPciBusId(address)
-            speed = _GT_PER_S.get(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle))
-            width = int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))
-            best = _GT_PER_S.get(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
-            best_width = int(pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
-        finally:
-            pynvml.nvmlShutdown()
+        pynvml.nvmlInit()  # never shut down: the next reading is to be quick, and the process is short-lived
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(address)
+        speed = _GT_PER_S.get(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle))
+        width = int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))
+        best = _GT_PER_S.get(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
+        best_width = int(pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
     except pynvml.NVMLError:
         return None
     if speed is None or width < 1:

@@ -25,6 +25,9 @@ CPU_SHAPES = ((256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (2048, 2048,
 NEEDS = {"fp32": (0, 0), "tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "fp8": (8, 9)}
 _EPSILON = {"fp32": 2.0**-24, "tf32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-8}  # of the result
 _NUM_ENTRIES = 256
+_AT_ONCE = 1 << 25  # numbers that a check widens to float64
+# Of a GPU's repetition: a burst of 5 ms may run at a clock that the power limit does not allow for long.
+_GPU_SAMPLE_S = 0.05
 CHECKED = f"{_NUM_ENTRIES} entries and a random vector, in float64"
 
 
@@ -32,12 +35,12 @@ def tolerance(dtype: str, k: int, exact: Any) -> Any:
     """How far an entry may be off, for operands even in (-0.5, 0.5), whose products have a mean square of 1/144.
 
     Rounding of the result (and of partial sums, where a GPU may keep them in the result's type), of sums in fp32, and
-    of tf32's operands to 11 bits. An entry is about sqrt(k)/12 in size: what leaves out a hundredth of k is caught.
+    of tf32's operands to 11 bits, which tensor cores cut off instead of rounding: an entry loses a share of itself. An
+    entry is about sqrt(k)/12 in size: what leaves out a hundredth of k is caught.
     """
-    size = math.sqrt(k) / 12
-    rounding = 8 * _EPSILON[dtype] * np.maximum(np.abs(exact), size)
+    usual = np.maximum(np.abs(exact), math.sqrt(k) / 12)
     sums = 4 * _EPSILON["fp32"] * k / 12
-    return rounding + sums + (8 * 2.0**-11 * size if dtype == "tf32" else 0.0)
+    return 8 * _EPSILON[dtype] * usual + sums + (16 * 2.0**-11 * usual if dtype == "tf32" else 0.0)
 
 
 def wrong_entries(a: Any, b: Any, c: Any, dtype: str) -> str | None:
@@ -88,9 +91,65 @@ def _discard(_: Any) -> None:
 
 def torch_cases(torch: Any, device: Any, *, who: Who, shapes: tuple[tuple[int, int, int], ...]) -> Iterator[Case]:
     """One operand type after the other, small shapes first. A type that the device lacks raises where it is tried."""
+    operands = Operands(torch, device, shapes)
     for dtype in ("fp32", "bf16") if device.type == "cpu" else ("fp32", "tf32", "bf16", "fp16", "fp8"):
         for shape in shapes:
-            yield _torch_case(torch, device, dtype, shape, who)
+            yield _torch_case(torch, device, dtype, shape, who, operands)
+
+
+def fitting(shapes: tuple[tuple[int, int, int], ...], free: float) -> tuple[tuple[int, int, int], ...]:
+    """Those that fit into so many free bytes of a GPU: the operands of all types stay there, some 12 bytes a number
+    (fp32, bf16, fp16, fp8), and other measurements want as much."""
+    return tuple(shape for shape in shapes if 12 * sum(_numbers(shape)) <= free / 2)
+
+
+def _numbers(shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Of a, of b and of the product."""
+    m, n, k = shape
+    return m * k, k * n, m * n
+
+
+class Operands:
+    """Random numbers and room for the product, once a type: each shape takes the first of them that it needs.
+
+    On a GPU a grid of operands for each shape and type would be some 20 GB; this is 6.
+    """
+
+    def __init__(self, torch: Any, device: Any, shapes: tuple[tuple[int, int, int], ...]) -> None:
+        self._torch, self._device = torch, device
+        self._most = [max(column) for column in zip(*map(_numbers, shapes), strict=True)]
+        self._made: dict[Any, Any] = {}
+
+    def of(self, dtype: str, shape: tuple[int, int, int]) -> tuple[Any, Any, Any]:
+        """a (m, k), b (k, n) and c (m, n); of fp8, b lies by columns, as its kernels ask for, and c is bf16."""
+        torch, (m, n, k) = self._torch, shape
+        kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": self._fp8()}.get(dtype, torch.float32)
+        a, b = (
+            self._flat(("operand", seed, kind), lambda seed=seed: self._random(seed, kind))[:count]
+            for seed, count in ((1, m * k), (2, k * n))
+        )
+        result = torch.bfloat16 if dtype == "fp8" else kind
+        c = self._flat(("product", result), lambda: torch.empty(self._most[2], dtype=result, device=self._device))[
+            : m * n
+        ]
+        return a.view(m, k), b.view(n, k).t() if dtype == "fp8" else b.view(k, n), c.view(m, n)
+
+    def _flat(self, key: Any, make: Any) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def _random(self, seed: int, kind: Any) -> Any:
+        """Even in (-0.5, 0.5)."""
+        generator = self._torch.Generator(device=self._device).manual_seed(seed)
+        count = self._most[seed - 1]
+        return self._torch.rand(count, generator=generator, device=self._device).sub_(0.5).to(kind)
+
+    def _fp8(self) -> Any:
+        """AMD's third generation has a variant of its own."""
+        torch = self._torch
+        is_variant = torch.version.hip and _architecture(torch, self._device).startswith("gfx94")
+        return torch.float8_e4m3fnuz if is_variant else torch.float8_e4m3fn
 
 
 def lacks(torch: Any, device: Any) -> dict[str, str]:
@@ -102,7 +161,11 @@ def lacks(torch: Any, device: Any) -> dict[str, str]:
             "matmul fp8": "a CPU has none",
         }
     if torch.version.hip:
-        return {}
+        found = {"matmul tf32": "on AMD a library's settings decide whether it is used"}
+        architecture = _architecture(torch, device)
+        if architecture.startswith("gfx9") and architecture < "gfx942":
+            found["matmul fp8"] = f"it needs an MI300 or later, and the GPU is {architecture}"
+        return found
     have = torch.cuda.get_device_capability(device)
     return {
         f"matmul {dtype}": f"it needs compute capability {need[0]}.{need[1]}, and the GPU has {have[0]}.{have[1]}"
@@ -111,38 +174,36 @@ def lacks(torch: Any, device: Any) -> dict[str, str]:
     }
 
 
-def _torch_case(torch: Any, device: Any, dtype: str, shape: tuple[int, int, int], who: Who) -> Case:
-    m, n, k = shape
-    made: dict[str, Any] = {}  # the operands, when first needed: a grid of them all at once may not fit
+def _architecture(torch: Any, device: Any) -> str:
+    """`gfx90a` of an AMD GPU."""
+    return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
 
-    def operands() -> tuple[Any, Any, Any]:
+
+def _torch_case(torch: Any, device: Any, dtype: str, shape: tuple[int, int, int], who: Who, operands: Operands) -> Case:
+    m, n, k = shape
+    made: list[Any] = []  # when first needed: a, b, c, and fp8's scale
+
+    def prepared() -> list[Any]:
         if not made:
             if f"matmul {dtype}" in lacks(torch, device):
                 raise CannotMeasureError(lacks(torch, device)[f"matmul {dtype}"])
-            generator = torch.Generator(device=device).manual_seed(1)
-            kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype, torch.float32)
-            a = torch.rand((m, k), generator=generator, device=device).sub_(0.5)
-            b = torch.rand((k, n), generator=generator, device=device).sub_(0.5)
-            if dtype == "fp8":
-                kind = torch.bfloat16
-                a, b = a.to(torch.float8_e4m3fn), b.t().contiguous().to(torch.float8_e4m3fn).t()
-                made["scale"] = torch.ones((), device=device)
-            else:
-                a, b = a.to(kind), b.to(kind)
-            made["a"], made["b"], made["c"] = a, b, torch.empty((m, n), dtype=kind, device=device)
-        return made["a"], made["b"], made["c"]
+            made.extend([*operands.of(dtype, shape), torch.ones((), device=device)])
+        return made
 
     def call() -> None:
-        a, b, c = operands()
-        if device.type == "cuda":
-            torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
-        if dtype == "fp8":
-            torch._scaled_mm(a, b, scale_a=made["scale"], scale_b=made["scale"], out_dtype=c.dtype, out=c)
-        else:
-            torch.mm(a, b, out=c)
+        a, b, c, scale = made or prepared()
+        if dtype == "fp8":  # with sums in fp32, as in a backward pass: fast accumulation would be quicker and coarser
+            torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=c.dtype, out=c)
+            return
+        # Small products are bound by the host, so that nothing is set that is set already.
+        if device.type == "cuda" and dtype in ("fp32", "tf32"):
+            settings = torch.backends.cuda.matmul
+            if settings.allow_tf32 != (dtype == "tf32"):
+                settings.allow_tf32 = dtype == "tf32"
+        torch.mm(a, b, out=c)
 
     def check() -> str | None:
-        a, b, c = operands()
+        a, b, c, _ = prepared()
         c.fill_(float("nan"))
         call()
         return wrong_product(torch, a, b, c, dtype)
@@ -156,6 +217,7 @@ def _torch_case(torch: Any, device: Any, dtype: str, shape: tuple[int, int, int]
         checked=CHECKED,
         who=who,
         sync=_sync(torch, device),
+        sample_s=_GPU_SAMPLE_S if device.type == "cuda" else 0.0,
         labels={"dtype": dtype, "shape": shape, "backend": "torch"},
         curve=f"matmul {dtype}",
     )
@@ -166,11 +228,16 @@ def wrong_product(torch: Any, a: Any, b: Any, c: Any, dtype: str) -> str | None:
     (m, k), n = a.shape, b.shape[1]
     i, j = np.random.default_rng(2).integers((m, n), size=(_NUM_ENTRIES, 2)).T
     rows, columns = torch.as_tensor(i, device=a.device), torch.as_tensor(j, device=a.device)
-    # fp8 has no kernel for indexing: whole rows are taken after the types are widened.
-    wide = torch.float32 if dtype == "fp8" else a.dtype
+
+    def taken(matrix: Any, which: Any) -> Any:
+        """Rows; fp8 has no kernel for indexing, so that its bytes are indexed."""
+        if matrix.element_size() == 1:
+            return matrix.view(torch.uint8)[which].view(matrix.dtype).float()
+        return matrix[which]
+
     found = wrong_entries(
-        a.to(wide)[rows].double().cpu().numpy(),
-        b.to(wide)[:, columns].t().double().cpu().numpy(),
+        taken(a, rows).double().cpu().numpy(),
+        taken(b.t(), columns).double().cpu().numpy(),
         c[rows, columns].double().cpu().numpy(),
         dtype,
     )
@@ -178,11 +245,17 @@ def wrong_product(torch: Any, a: Any, b: Any, c: Any, dtype: str) -> str | None:
         return found
     generator = torch.Generator(device=a.device).manual_seed(3)
     signs = torch.randint(0, 2, (n, 1), generator=generator, device=a.device).double() * 2 - 1
-    off = (c.double() @ signs - a.to(wide).double() @ (b.to(wide).double() @ signs)).abs().max().item()
+    off = (_times(torch, c, signs) - _times(torch, a, _times(torch, b, signs))).abs().max().item()
     # A row's error is a sum of n entries' errors of either sign; of n/2 that are off by their whole size it would be
     # hundreds of times as much.
     most = math.sqrt(n) * float(tolerance(dtype, k, np.float64(0.0)))
     return None if off <= most else f"a row is off by {off:.4g} where rounding explains {most:.4g}"
+
+
+def _times(torch: Any, matrix: Any, vector: Any) -> Any:
+    """`matrix @ vector` in float64, some rows at a time: a whole matrix of it would be 8 bytes a number."""
+    rows = max(1, _AT_ONCE // matrix.shape[1])
+    return torch.cat([part.float().double() @ vector for part in matrix.split(rows)])
 
 
 def _sync(torch: Any, device: Any) -> Any:

@@ -1,5 +1,9 @@
 """The names of all that is measured, as `--only` takes them."""
 
+from __future__ import annotations
+
+from collections.abc import Collection
+
 from flatout.probe.ceilings.bus import COLLECTIVES
 from flatout.probe.ceilings.storage import NAMES as STORAGE
 
@@ -10,3 +14,17 @@ NAMES = (
     *("decode_jpeg", "decode_zlib"),
     *STORAGE,
 )
+
+
+def concerns(what: str, only: Collection[str]) -> bool:
+    """Whether `what`, of which is said why it was not measured, is among the names that were asked for (none: all).
+
+    It is a name and what of it (`matmul fp8`, `all_reduce all, the sizes above`), the beginning of several names
+    (`storage`, `host_to_device, device_to_host`), or `collectives`.
+    """
+    if not only:
+        return True
+    words = [part.split()[0] for part in what.split(", ") if part]
+    if words[:1] == ["collectives"]:
+        return any(name in COLLECTIVES for name in only)
+    return any(name == word or name.startswith(f"{word}_") for name in only for word in words)

@@ -22,14 +22,19 @@ import msgspec
 from flatout.probe.ceilings import copy, decode, launch_rate, matmul, storage, transfer
 from flatout.probe.ceilings.bus import COLLECTIVES
 from flatout.probe.ceilings.case import CannotMeasureError, Case, Who
+from flatout.probe.ceilings.names import concerns
 from flatout.probe.ceilings.raw import About, Raw, RawCase, Settings
 from flatout.probe.limits import allowed_cores, free_bytes
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
 _SHARE_OF_WARMING = 0.4  # of the time, before the first repetition that counts
 _SHARE_OF_CHECKS = 0.1  # of the time, after the last one
+_PASSES = 3  # over what has had no time yet
 _CHEAP = 5  # samples: what costs less than so many is kept, however late it is
+# A first call is made again where it took longer than this and than so many times what the size before it explains.
+_COLD_S, _COLD_TIMES = 0.05, 3.0
 _CPU_SAMPLE_S, _GPU_SAMPLE_S = 0.02, 0.005
+_SHARE_OF_MEMORY = 0.5  # of what is free, for the collectives
 
 
 class Team:
@@ -87,6 +92,7 @@ def main() -> int:
         device = torch.device("cuda", local_rank % torch.cuda.device_count()) if is_gpu else torch.device("cpu")
         if is_gpu:
             torch.cuda.set_device(device)
+            torch.set_num_threads(max(1, int(allowed_cores()) // team.hosts.count(socket.gethostname())))
     with ExitStack() as stack:
         not_measured: dict[str, str] = {}
         cases = _cases(settings, torch, device, team, stack, not_measured)
@@ -97,7 +103,7 @@ def main() -> int:
         found = team.gathered([_bytes(one) for one in rounds.found])
     missing: dict[str, str] = {}
     for one in team.gathered(not_measured | rounds.not_measured):
-        missing |= one
+        missing |= {what: why for what, why in one.items() if concerns(what, settings.only)}
     about = team.gathered(_device_name(torch, device))
     team.leave()
     if team.rank == 0:
@@ -148,8 +154,13 @@ def _cases(
         made.append(copy.memcpy_case(who="first", array_bytes=array_bytes, threads=max(1, int(allowed_cores()))))
     elif device.type == "cuda":
         not_measured |= matmul.lacks(torch, device)
-        made += matmul.torch_cases(torch, device, who="each", shapes=matmul.GPU_SHAPES)
-        made += copy.torch_cases(torch, device, who="each", array_bytes=1 << 30, threads=None)
+        free = min(team.gathered(torch.cuda.mem_get_info(device)[0]))
+        shapes = matmul.fitting(matmul.GPU_SHAPES, free)
+        too_large = [" x ".join(map(str, shape)) for shape in matmul.GPU_SHAPES if shape not in shapes]
+        not_measured |= {f"matmul {shape}": f"memory: {free / 1e9:.1f} GB of a GPU are free" for shape in too_large}
+        made += matmul.torch_cases(torch, device, who="each", shapes=shapes)
+        gpu_bytes = min(1 << 30, int(free / 16)) // 4096 * 4096
+        made += copy.torch_cases(torch, device, who="each", array_bytes=gpu_bytes, threads=None)
         made += transfer.torch_cases(torch, device)
         host = copy.memcpy_case(who="first", array_bytes=array_bytes, threads=max(1, int(allowed_cores())))
         host.name = "host_memory_copy"
@@ -171,8 +182,7 @@ def _cases(
         made += _collectives(torch, device, team, not_measured)
     if wants("decode_jpeg", "decode_zlib"):
         made += decode.cases()
-    if not decode.has_jpeg():
-        not_measured["decode_jpeg"] = "Pillow is not installed here: zlib stands in"
+    not_measured |= decode.lacks()
     if settings.path is None:
         not_measured["storage"] = "no path was given: --path DIR"
     elif wants(*storage.NAMES):
@@ -203,17 +213,21 @@ def _collectives(torch: Any, device: Any, team: Team, not_measured: dict[str, st
     if team.size == 1:
         not_measured["collectives"] = "they need 2 ranks or more"
         return []
-    from flatout.probe.ceilings.collectives import LARGEST_BYTES, Collectives
+    from flatout.probe.ceilings.collectives import LARGEST_BYTES, SMALLEST_BYTES, Collectives, bytes_needed
 
     is_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if is_gpu else free_bytes() / team.hosts.count(socket.gethostname())
-    largest = min(int(free / 12), LARGEST_BYTES)  # two buffers, and what comparing them takes
-    largest = min(team.gathered(largest))
+    free = min(team.gathered(free)) * _SHARE_OF_MEMORY
+    largest = LARGEST_BYTES
+    while largest > SMALLEST_BYTES and bytes_needed(largest, is_gpu=is_gpu) > free:
+        largest //= 2
     names = sorted(set(team.hosts))
     hosts = [names.index(host) for host in team.hosts]
     made = Collectives(torch, device, largest=largest, step=1 if is_gpu else 2, hosts=hosts)
     if largest < LARGEST_BYTES:
-        not_measured[f"collectives above {made.sizes[-1]:,} B"] = "memory"
+        needed = bytes_needed(LARGEST_BYTES, is_gpu=is_gpu)
+        told = f"memory: {LARGEST_BYTES:,} B need {needed / 1e9:.1f} GB a rank, and may have {free / 1e9:.1f}"
+        not_measured[f"collectives above {made.sizes[-1]:,} B"] = told
     return list(made.cases())
 
 
@@ -252,46 +266,64 @@ class _Rounds:
         return self._time_s - (time.monotonic() - self._began)
 
     def warm(self) -> None:
-        """Each once, with its check. Each curve has a fair part of what is left; what fails is out, and ends its curve.
+        """Each once, with its check; what fails is out, and ends its curve.
 
-        The next size of a curve is taken to cost as much more as it has more work.
+        Each curve has a fair part of what is left of the time; what some leave over, others get in another pass.
         """
-        curves = [case.curve or f"#{index}" for index, case in enumerate(self.cases)]
-        warming_began, limit_s, total = time.monotonic(), self._left_s() * _SHARE_OF_WARMING, len(self.cases)
-        ended: dict[str, str] = {}
+        until = time.monotonic() + self._left_s() * _SHARE_OF_WARMING
+        waiting = list(range(len(self.cases)))
+        failed: dict[str, str] = {}
+        for _ in range(_PASSES):
+            waiting = self._warm(waiting, until, failed)
+        for index in waiting:
+            self._drop(index, "there was no time for it: --time")
+
+    def _warm(self, indexes: list[int], until: float, failed: dict[str, str]) -> list[int]:
+        """Those that there was no time for. The next size of a curve is taken to cost as much more as it has work."""
+        curves = {index: self.cases[index].curve or f"#{index}" for index in indexes}
+        ended: set[str] = set()  # the first rank's counts
         spent: dict[str, float] = {}
-        for index, case in enumerate(self.cases):
-            curve = curves[index]
-            if self.team.rank == 0 and curve not in ended:
-                later = len(set(curves[index:]) - ended.keys())
-                left_s = limit_s - (time.monotonic() - warming_began) + spent.get(curve, 0.0)
-                before = index - 1 if index and curves[index - 1] == curve else None
-                expected_s = 0.0
-                if before is not None:
-                    growth = case.work / self.cases[before].work
-                    expected_s = growth * (self._first_s[before] + self._check_s[before])
-                if spent.get(curve, 0.0) + expected_s > max(left_s / later, 0.0) and before is not None:
-                    ended[curve] = "there was no time for it: --time"
-            why = self.team.of_first(ended.get(curve, ""))
-            if why:
-                self._drop(index, why)
+        left_out: list[int] = []
+        for place, index in enumerate(indexes):
+            case, curve = self.cases[index], curves[index]
+            if curve in failed:
+                self._drop(index, failed[curve])
+                continue
+            before = index - 1 if index and case.curve and self.cases[index - 1].curve == case.curve else None
+            expected_s = 0.0
+            if before is not None:
+                growth = case.work / self.cases[before].work
+                expected_s = growth * (self._first_s[before] + self._check_s[before])
+                later = len({curves[one] for one in indexes[place:]} - ended)
+                left_s = until - time.monotonic() + spent.get(curve, 0.0)
+                if spent.get(curve, 0.0) + expected_s > max(left_s / max(later, 1), 0.0):
+                    ended.add(curve)
+            if self.team.of_first(curve in ended):
+                ended.add(curve)
+                left_out.append(index)
                 continue
             self._threads(case.who)
-            began = time.monotonic()
             told = self.team.gathered(self._first_call(index, case))
+            # What started in it (a context, a communicator, a library) is no cost of the next size: it is made again.
+            took_s = max(took + check for took, check, _ in told)
+            has_next = index + 1 < len(self.cases) and case.curve and self.cases[index + 1].curve == case.curve
+            if has_next and took_s > max(_COLD_S, _COLD_TIMES * expected_s):
+                told = self.team.gathered(self._first_call(index, case))
             problem = next((problem for *_, problem in told if problem), "")
             if problem:
-                ended[curve] = problem
+                failed[curve] = problem
                 self._drop(index, problem)
                 continue
             self._first_s[index] = slowest = max(took for took, _, _ in told)
             self._check_s[index] = max(check for _, check, _ in told)
-            spent[curve] = spent.get(curve, 0.0) + time.monotonic() - began
-            calls = int(min(max(1.0, self._sample_s / max(slowest, 1e-7)), case.max_calls))
+            spent[curve] = spent.get(curve, 0.0) + slowest + self._check_s[index]
+            sample_s = max(self._sample_s, case.sample_s)
+            calls = int(min(max(1.0, sample_s / max(slowest, 1e-7)), case.max_calls))
             self._calls[index] = calls
             self._cost_s[index] = (calls + 1) * slowest * (self.team.size if case.who == "turns" else 1)
             if self.team.rank == 0:
-                _tell({"progress": [index + 1, total, f"preparing {case.name}"]})
+                _tell({"progress": [sum(map(bool, self._calls)), len(self.cases), f"preparing {case.name}"]})
+        return left_out
 
     def _first_call(self, index: int, case: Case) -> tuple[float, float, str]:
         """Seconds of a call and of its check, and why it cannot be measured."""
