@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.checkpoint import cut_short
 from tests.checkpoint.killing import NUM_RANKS, Kills, train
 from tests.checkpoint.ranks import Done
 
@@ -33,3 +36,23 @@ def test_killed_trainings_end_with_the_same_bits(
         kills.kill_once()
     assert kills.finish() == "same"
     assert len(kills.outcomes) == NUM_KILLS
+
+
+def test_killed_before_any_change_to_the_folder_it_has_the_one_before_or_the_new_one(tmp_path: Path) -> None:
+    command = [sys.executable, cut_short.__file__, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    *killed, whole = done.stdout.splitlines()
+    assert whole == "3 4.0; 3 4.0; checkpoints.jsonl step-000000009"
+    assert len(killed) >= 40  # else the changes were not seen
+    resumed = []
+    for line in killed:
+        _, what = line.split(": ")
+        first, second, names = what.split("; ")
+        assert second == first, line
+        # Nothing is left but what a lock is made from, of 200 bytes.
+        left = [name for name in names.split() if not name.startswith(".lock.json.")]
+        assert left == ["checkpoints.jsonl", "step-000000009"], line
+        resumed.append(first)
+    assert list(dict.fromkeys(resumed)) == ["1 1.0", "2 2.0", "3 3.0", "3 4.0"]  # each once begun, none again
+    assert resumed == sorted(resumed)

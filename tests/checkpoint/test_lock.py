@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -126,6 +128,23 @@ def test_a_lock_that_another_job_was_quicker_to_take_over_stays_its_own(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_link_whose_answer_was_lost_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system asks again, and the server then says that it exists."""
+    link = os.link
+
+    def twice(*given: Any) -> None:
+        link(*given)
+        link(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lock_module.os, "link", twice)
+        first = Lock(tmp_path)
+        with pytest.raises(LockedError):
+            Lock(tmp_path)
+    assert first.is_held()
+    first.release()
+
+
 def test_a_file_system_without_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_links(*_: Any) -> None:
         raise PermissionError(1, "no links here")
@@ -138,17 +157,54 @@ def test_a_file_system_without_links_will_do(tmp_path: Path, monkeypatch: pytest
     first.release()
 
 
+def test_a_removed_lock_is_taken_again_but_not_from_another_job(tmp_path: Path) -> None:
+    first = Lock(tmp_path)
+    (tmp_path / NAME).unlink()
+    assert first.hold() and first.is_held()
+    (tmp_path / NAME).unlink()
+    second = Lock(tmp_path)
+    assert not first.hold() and second.hold()
+    second.release()
+    first.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts a file system")
+def test_a_full_disk_does_not_keep_a_dead_job_in_its_folder(tmp_path: Path) -> None:
+    """Else what it was writing when it was killed, which filled the disk, is never cleared away."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        process = holder(tmp_path)
+        with suppress(OSError), (tmp_path / "full").open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        with pytest.raises(LockedError):
+            Lock(tmp_path)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        Lock(tmp_path).release()
+        (tmp_path / "more").write_text("x")  # what the lock took
+        with pytest.raises(OSError, match="No space left"):
+            Lock(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "more"]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
 def test_a_second_job_on_the_folder_ends_with_one_line(tmp_path: Path) -> None:
     seen = []
 
-    def start_another(*_: Any) -> None:
+    def start_another(first: list[Any], _: Any) -> None:
         until = time.monotonic() + 30
         while not (tmp_path / "ckpt" / NAME).exists() and time.monotonic() < until:
             time.sleep(0.02)
         seen.append(run(tmp_path / "ckpt", 4, kind="ddp", num_ranks=2))
+        assert all(rank.is_alive() for rank in first)
+        for rank in first:
+            os.kill(rank.pid, signal.SIGKILL)
 
-    first = run(tmp_path / "ckpt", 12, "--pause", "0.3", kind="ddp", num_ranks=2, watch=start_another)
-    assert first.codes == [0, 0]
+    run(tmp_path / "ckpt", 10_000, "--pause", "0.05", kind="ddp", num_ranks=2, watch=start_another)
     assert seen[0].codes == [2, 2]
     assert all("is written to by another job: process " in error for error in seen[0].errors)
     assert all(error.count("\n") == 1 for error in seen[0].errors)

@@ -8,6 +8,7 @@ statistics, a shuffled stateful loader.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import random
 import sys
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from flatout.checkpoint import Checkpointer, CheckpointError
+from flatout.checkpoint import Checkpointer, CheckpointError, memory
 
 
 class Data:
@@ -96,6 +97,10 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return f"{checksum:08x}"
 
 
+def no_memory(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
@@ -109,12 +114,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--shared-every", type=int, default=1)
     parser.add_argument("--on-error", default="warn")
     parser.add_argument("--hosts", action="store_true", help="each rank is on a host of its own, with its own --local")
+    parser.add_argument("--no-memory", type=int, help="this rank has none for a copy")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", "0"))
     if given.hosts:
         os.uname = lambda: types.SimpleNamespace(nodename=f"host{rank}")
         given.local += str(rank)
+    if rank == given.no_memory:
+        memory.mmap.mmap = no_memory
     if given.kind != "plain":
         meeting_place = os.environ["MEETING_PLACE"]
         world_size = int(os.environ["WORLD_SIZE"])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import operator
 import os
 import queue
 import secrets
@@ -54,6 +55,7 @@ class _Job:
     buffer: Buffer
     files: list[str]  # one of each part of the buffer; the first is the one for the shared folder
     record: dict[str, Any]
+    stall_s: float  # in the foreground
     stores: list[Store]
     began: float
 
@@ -110,16 +112,21 @@ class Checkpointer:
         self._failures: deque[list[str]] = deque()  # token and reason, until the ranks have told each other
         self._given_up: set[str] = set()  # tokens of which a part will not come
         self._num_saved = 0
+        self._newest = 0  # step of this training that was saved, or gone on from
         self._has_begun = False  # what is in the folder has been looked at
         self._is_closed = False
         self._ends_at: float | None = None  # where an error ends the training: until then, parts are waited for
         self.last_saved: int | None = None  # the step of the last checkpoint that this rank knows to be committed
-        self.stalls_s: list[float] = []  # how long each `save` kept the training waiting
-        self._free: queue.Queue[Buffer] = queue.Queue()
+        # The last one that was used comes first: the second has no memory until it is needed.
+        self._free: queue.LifoQueue[Buffer] = queue.LifoQueue()
         for _ in range(2):
             self._free.put(Buffer())
-        self._jobs: queue.Queue[_Job | None] = queue.Queue()
-        self._peers.together(self._open)
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        try:
+            self._peers.together(self._open)
+        except BaseException:
+            self._release()
+            raise
         self._writer = threading.Thread(target=self._write_all, name="flatout-checkpoint", daemon=True)
         self._writer.start()
         atexit.register(self.close)
@@ -151,12 +158,14 @@ class Checkpointer:
         False if it was left out: an earlier one is still being written and `when_busy` is "skip", or memory is short.
         """
         began = time.perf_counter()
+        step = _step(step)
         self._begin()
         collected: Collected | None = None
         items: list[Item] = []
         aliases: dict[str, str] = {}
         error: CheckpointError | None = None
         try:
+            self._check_order(step)
             collected = collect(self._training)
             items, aliases = items_of(collected)
         except CheckpointError as caught:
@@ -170,15 +179,18 @@ class Checkpointer:
             self._warn(f"step {step} is not saved: an earlier checkpoint is still being written")
             return False
         self._num_saved += 1
+        self._newest = step
         is_shared = self._num_saved % self._shared_every == 0
         token = told[0]["token"]
         contents = self._contents(items)
+        stores = [store for store in self._stores() if is_shared or store is self._local]
         buffer = self._free.get()
         try:
             buffer.fill(list(contents.values()), _METADATA)
         except (RuntimeError, MemoryError) as problem:  # no memory, of the host or pinned
             self._free.put(buffer)
             self._fail(token, f"step {step} was not saved: {_line(problem)}")
+            self._jobs.put(partial(self._give_up, step, token, stores, _line(problem)))
             return False
         job = _Job(
             step=step,
@@ -189,15 +201,14 @@ class Checkpointer:
                 "world_size": self._peers.world_size,
                 "values": collected.values if collected else {},
                 "aliases": aliases,
-                "stall_s": round(time.perf_counter() - began, 6),
             },
-            stores=[store for store in self._stores() if is_shared or store is self._local],
+            stall_s=time.perf_counter() - began,
+            stores=stores,
             began=began,
         )
-        self._jobs.put(job)
+        self._jobs.put(partial(self._write, job))
         if wait:
             self._jobs.join()
-        self.stalls_s.append(time.perf_counter() - began)
         return True
 
     def wait(self) -> None:
@@ -212,8 +223,7 @@ class Checkpointer:
         atexit.unregister(self.close)
         self._jobs.put(None)
         self._writer.join()
-        for store in self._stores():
-            store.close()
+        self._release()
         if self._failures and self._on_error == "raise" and self._ends_at is None:
             raise CheckpointError(self._failures[0][1])
 
@@ -224,6 +234,7 @@ class Checkpointer:
 
         A damaged one is told, and the one before it is taken. Raises CheckpointError where the training is another one.
         """
+        self.wait()
         refused: list[str] = []
         for step, store in self._candidates():
             try:
@@ -298,8 +309,9 @@ class Checkpointer:
     def _start_from(self, step: int) -> None:
         for store in self._stores():
             if store.is_leader:
-                store.refuse_after(step)
+                store.refuse_after(step, is_forgetting=store is self._local)
         self._has_begun = True
+        self._newest = step
         self._pace.begin(step)
         self.last_saved = step or None
 
@@ -323,6 +335,14 @@ class Checkpointer:
             self._has_begun = True
 
     # The ranks among themselves.
+
+    def _check_order(self, step: int) -> None:
+        """Else it would be the first to be removed, at once."""
+        if step < self._newest:
+            raise CheckpointError(
+                f"step {step} is to be saved after step {self._newest}, but steps are saved in their order",
+                hint="begin the loop at the step that resume() gives, or go back with resume()",
+            )
 
     def _tell(self, step: int, items: Sequence[Item], error: CheckpointError | None) -> list[Any]:
         """What each rank has to say before a checkpoint; raises what must be raised on all of them."""
@@ -380,21 +400,36 @@ class Checkpointer:
             try:
                 if job is None:
                     return
-                self._write(job)
+                job()
+            except Exception as error:  # noqa: BLE001 - without this thread the training would wait for ever
+                self._fail("", f"a checkpoint was not saved: {_line(error)}")
             finally:
                 self._jobs.task_done()
 
     def _write(self, job: _Job) -> None:
         """A folder that cannot be written to does not keep the other from being."""
-        written = [store for store in job.stores if self._attempt(store, job, self._write_part)]
-        self._free.put(job.buffer)
+        try:
+            written = [store for store in job.stores if self._attempt(store, job, self._write_part)]
+        finally:
+            self._free.put(job.buffer)
         is_good = bool(written)
         for store in job.stores:
             if store.is_leader and not (store in written and self._attempt(store, job, self._commit)):
                 is_good = is_good and store not in written
-                store.discard(job.step, job.token, late_s=_LATE_S if self._ends_at is None else 0.5)
+                self._discard(store, job.step, job.token)
         if is_good and self._peers.is_leader:
             self.last_saved = job.step
+
+    def _give_up(self, step: int, token: str, stores: Sequence[Store], reason: str) -> None:
+        """What is left of a checkpoint of which this rank has no copy."""
+        for store in stores:
+            store.fail(step, token, reason)
+            if store.is_leader:
+                store.log({"step": step, "outcome": "failed", "reason": reason})
+                self._discard(store, step, token)
+
+    def _discard(self, store: Store, step: int, token: str) -> None:
+        store.discard(step, token, late_s=_LATE_S if self._ends_at is None else 0.5)
 
     def _attempt(self, store: Store, job: _Job, function: Callable[[Store, _Job], None]) -> bool:
         try:
@@ -409,10 +444,13 @@ class Checkpointer:
         return True
 
     def _write_part(self, store: Store, job: _Job) -> None:
-        job.buffer.wait()
+        copying_s = job.buffer.wait()
         num_parts = 1 if store is self._shared else len(job.files)
         parts = dict(zip(job.files[:num_parts], job.buffer.parts, strict=False))
-        record = job.record | {"tensors": {name: part.index for name, part in parts.items()}}
+        record = job.record | {
+            "stall_s": round(job.stall_s + copying_s, 6),  # at most: queued steps may hide what the host did
+            "tensors": {name: part.index for name, part in parts.items()},
+        }
         store.write(job.step, job.token, {name: part.buffers() for name, part in parts.items()}, record)
 
     def _commit(self, store: Store, job: _Job) -> None:
@@ -442,6 +480,10 @@ class Checkpointer:
 
     def _stores(self) -> list[Store]:
         return [self._local, self._shared] if self._local else [self._shared]
+
+    def _release(self) -> None:
+        for store in self._stores():
+            store.close()
 
     def _open(self) -> None:
         for store in self._stores():
@@ -473,6 +515,16 @@ def _training(model: Any, optimizer: Any, scheduler: Any, data: Any, state: Mapp
     check(training)
     items_of(collect(training))
     return training
+
+
+def _step(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise CheckpointError(f"a step is a whole number from 0 on, but got {step!r}")
+    return number
 
 
 def _asked_every_s() -> float | None:

@@ -22,6 +22,7 @@ from flatout.checkpoint.problems import LockedError
 NAME = "lock.json"
 RENEW_S = 3.0
 WATCH_S = 12.0
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
@@ -48,6 +49,10 @@ class Lock:
         owner = _read(self._path)
         return owner is not None and owner.get("token") == self._me["token"]
 
+    def hold(self) -> bool:
+        """Whether it is held; one that was removed, as with the whole folder, is taken again."""
+        return self.is_held() or self._create()
+
     def release(self) -> None:
         self._ended.set()
         if self.is_held():
@@ -59,10 +64,15 @@ class Lock:
         partial = self._path.with_name(f".{NAME}.{self._me['token']}")
         text = json.dumps(self._me) + "\n"
         try:
-            partial.write_text(text)
+            try:
+                partial.write_text(text)
+            except OSError as error:
+                if error.errno in _NO_SPACE and self._path.exists():  # whose removal would make some
+                    return False
+                raise
             os.link(partial, self._path)
         except FileExistsError:
-            return False
+            return self.is_held()  # a file server may link, lose its answer, and be asked again
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise

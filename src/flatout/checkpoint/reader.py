@@ -170,7 +170,7 @@ class _Files:
         self._open: dict[str, tuple[mmap.mmap, dict[str, Place], int]] = {}
 
     def tensor(self, file: str, key: str, described: Mapping[str, Any]) -> torch.Tensor:
-        """A view of the file's memory."""
+        """A view of the file's memory, or of a copy of it."""
         if file not in self._open:
             path = self._folder / file
             places, begin = read_header(path)
@@ -179,7 +179,10 @@ class _Files:
                 self._open[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY), places, begin
         data, places, begin = self._open[file]
         tensor = view(data, places[key], begin)
-        return torch.view_as_complex(tensor) if described["dtype"].startswith("complex") else tensor
+        if described["dtype"].startswith("complex"):
+            # Copied first: torch takes it that a complex128 lies at a multiple of 16 bytes, and crashes where not.
+            return torch.view_as_complex(tensor.clone())
+        return tensor
 
 
 # Older versions of torch have no such option, and let the ranks compare their plans.

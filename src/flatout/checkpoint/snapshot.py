@@ -1,18 +1,21 @@
 """A copy of this rank's tensors in host memory, laid out as the file that it becomes.
 
-In: items. Out: a `Snapshot`, whose bytes no later step changes. The copy is made before `save` returns on the CPU; from
-a GPU it goes to pinned memory on a stream of its own, which the training's next kernels wait for, and the writer thread
-waits for its event. Two buffers are kept and used in turn: one is written while the next is filled.
+In: items. Out: a `Buffer`, whose bytes no later step changes. The copy is made before `fill` returns on the CPU; from a
+GPU it goes to pinned memory on a stream of its own, which begins when the work queued before is done and which the
+training's next kernels wait for, and the writer thread waits for its event. Nothing waits for the device in the
+foreground.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
+from flatout.checkpoint.memory import Memory
 from flatout.checkpoint.safetensors import COMPLEX, DTYPES, Layout, Place, lay_out
 from flatout.checkpoint.share import Item
 
@@ -23,25 +26,24 @@ class Part:
     def __init__(self, keys: dict[str, Item], metadata: dict[str, str]) -> None:
         self.layout = _layout(keys, metadata)
         self.index = {key: _described(item) for key, item in keys.items()}
-        is_pinned = any(item.device == "cuda" for item in keys.values())
-        self.memory = torch.empty(self.layout.num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+        self.memory = Memory(self.layout.num_bytes, is_pinned=any(item.device == "cuda" for item in keys.values()))
         self.targets = [self._at(place) for place in self.layout.places.values()]
 
-    def fill(self, keys: dict[str, Item]) -> None:
+    def fill(self, keys: dict[str, Item], *, non_blocking: bool) -> None:
         sources = [keys[key].local for key in self.layout.places]
-        sources = [torch.view_as_real(one) if one.is_complex() else one for one in sources]
+        sources = [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in sources]
         if sources:
-            torch._foreach_copy_(self.targets, sources, non_blocking=True)
+            torch._foreach_copy_(self.targets, sources, non_blocking=non_blocking)
 
     def buffers(self) -> list[Any]:
         """What the file holds, to be written from this memory as it is."""
         num_bytes = self.layout.num_bytes
         if num_bytes == 0:
             return [self.layout.header]
-        return [self.layout.header, (ctypes.c_ubyte * num_bytes).from_address(self.memory.data_ptr())]
+        return [self.layout.header, (ctypes.c_ubyte * num_bytes).from_address(self.memory.tensor.data_ptr())]
 
     def _at(self, place: Place) -> torch.Tensor:
-        return self.memory[place.begin : place.end].view(DTYPES[place.dtype]).view(place.shape)
+        return self.memory.tensor[place.begin : place.end].view(DTYPES[place.dtype]).view(place.shape)
 
 
 class Buffer:
@@ -50,38 +52,41 @@ class Buffer:
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self._described: Any = None
-        self._event: Any = None
+        self._copies: list[tuple[Any, Any]] = []  # of each GPU: events before and after
 
     def fill(self, contents: Sequence[dict[str, Item]], metadata: dict[str, str]) -> None:
         """Copy these items; `contents` has a dictionary of items, by their keys in the file, for each file."""
         described = [[(key, item.local.dtype, _described(item)) for key, item in one.items()] for one in contents]
         if described != self._described:
-            self.parts = []  # the old memory is free before the new is asked for
+            self.parts, self._described = [], None  # the old memory is free before the new is asked for
             self.parts = [Part(one, metadata) for one in contents]
             self._described = described
         cuda = [item.local for one in contents for item in one.values() if item.device == "cuda"]
+        streams = [_copy_stream(device) for device in {tensor.device: None for tensor in cuda}]
+        self._copies = []
         with torch.no_grad():
-            if not cuda:
-                self._event = None
+            for stream in streams:
+                stream.wait_stream(torch.cuda.current_stream(stream.device))
+            with ExitStack() as copying:
+                for stream in streams:
+                    copying.enter_context(torch.cuda.stream(stream))
+                begun = [_record(stream) for stream in streams]
                 for part, keys in zip(self.parts, contents, strict=True):
-                    part.fill(keys)
-                return
-            device = cuda[0].device
-            stream = _copy_stream(device)
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                for part, keys in zip(self.parts, contents, strict=True):
-                    part.fill(keys)
-                self._event = torch.cuda.Event()
-                self._event.record(stream)
-            for tensor in cuda:
-                tensor.record_stream(stream)
-            torch.cuda.current_stream(device).wait_stream(stream)
+                    part.fill(keys, non_blocking=bool(streams))
+                self._copies = [(one, _record(stream)) for one, stream in zip(begun, streams, strict=True)]
+            for tensor in cuda:  # one that is freed meanwhile keeps its memory until it has been copied
+                tensor.record_stream(_copy_stream(tensor.device))
+            for stream in streams:
+                torch.cuda.current_stream(stream.device).wait_stream(stream)
 
-    def wait(self) -> None:
-        """Until the copy has arrived."""
-        if self._event is not None:
-            self._event.synchronize()
+    def wait(self) -> float:
+        """Until the copy has arrived; for how many seconds a GPU was kept from other work. In the background."""
+        copying_s = 0.0
+        for begun, ended in self._copies:
+            with torch.cuda.device(ended.device):  # else this thread makes itself a context on the first GPU
+                ended.synchronize()
+                copying_s = max(copying_s, begun.elapsed_time(ended) / 1e3)
+        return copying_s
 
 
 _STREAMS: dict[Any, Any] = {}
@@ -91,6 +96,13 @@ def _copy_stream(device: Any) -> Any:
     if device not in _STREAMS:
         _STREAMS[device] = torch.cuda.Stream(device)
     return _STREAMS[device]
+
+
+def _record(stream: Any) -> Any:
+    """`blocking`: who waits for it sleeps, and leaves its core to the training."""
+    event = torch.cuda.Event(enable_timing=True, blocking=True)
+    event.record(stream)
+    return event
 
 
 def _layout(keys: dict[str, Item], metadata: dict[str, str]) -> Layout:

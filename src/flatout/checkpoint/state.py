@@ -111,6 +111,12 @@ def destinations(training: Training, saved: Mapping[str, Mapping[str, Any]]) -> 
                 f" and {list(tensor.shape)} in the model",
                 hint="build the model as it was saved, or use another folder",
             )
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype != saved[name]["dtype"]:
+            raise CheckpointError(
+                f"`{name}` is {saved[name]['dtype']} in the checkpoint and {dtype} in the model",
+                hint="build the model as it was saved, convert it after resume(), or use another folder",
+            )
     names = _parameter_names(training.model)
     entries = _by_parameter(saved)
     for name, optimizer in training.optimizers.items():

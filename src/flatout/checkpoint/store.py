@@ -92,8 +92,10 @@ class Store:
 
     def fail(self, step: int, token: str, reason: str) -> None:
         """Tell the leader, if that can be written, that this rank's part will not come."""
+        folder = self.partial(step, token)
         with suppress(OSError):
-            (self.partial(step, token) / f"rank{self._rank:05d}.failed").write_text(reason)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"rank{self._rank:05d}.failed").write_text(reason)
 
     def commit(self, step: int, token: str, *, timeout_s: float, is_given_up: Callable[[], bool]) -> dict[str, Any]:
         """The leader: wait for all parts, write the manifest, and give the checkpoint its name; the manifest."""
@@ -120,12 +122,16 @@ class Store:
         sync_folder(folder)
         if self._lock is None:  # the folder could not be written to before
             self._lock = Lock(self.folder)
-        if not self._lock.is_held():
+        if not self._lock.hold():
             raise CheckpointError(f"{self.folder} has been taken over by another job", hint="end one of the two")
         target, replaced = self.path(step), self.folder / f".replaced-{self.path(step).name}"
         if target.exists():  # the same step is saved again
             os.rename(target, replaced)
-        os.rename(folder, target)
+        try:
+            os.rename(folder, target)
+        except FileNotFoundError:
+            if folder.exists() or not target.exists():
+                raise  # else a file server has renamed it, lost its answer, and was asked again
         sync_folder(self.folder)
         self._put_back(replaced)
         return manifest
@@ -151,12 +157,18 @@ class Store:
             elif not (keep_every and step % keep_every == 0):
                 self._set_aside(self.path(step))
 
-    def refuse_after(self, step: int) -> None:
-        """Put aside what is newer than the step that the training goes on from: it cannot be used, or is not to be."""
-        for newer in self.steps():
-            if newer > step:
-                with suppress(OSError):
-                    os.rename(self.path(newer), self.folder / f"refused-step-{newer}-{time.time_ns()}")
+    def refuse_after(self, step: int, *, is_forgetting: bool) -> None:
+        """Put aside what is newer than the step that the training goes on from: it cannot be used, or is not to be.
+
+        `is_forgetting`: remove what was put aside before, for a small and fast disk.
+        """
+        newer = [one for one in self.steps() if one > step]
+        if newer and is_forgetting:
+            for path in list(self.folder.glob("refused-step-*")):
+                self._set_aside(path)
+        for one in newer:
+            with suppress(OSError):
+                os.rename(self.path(one), self.folder / f"refused-step-{one}-{time.time_ns()}")
 
     def log(self, line: dict[str, Any]) -> None:
         with suppress(OSError), (self.folder / LOG).open("a", encoding="utf-8") as file:
@@ -186,8 +198,12 @@ class Store:
 
     def records(self, step: int) -> dict[int, dict[str, Any]]:
         """By rank: which parts of which tensors its files hold, and its values."""
-        path = self.path(step)
-        return {rank: read_json(path / f"rank{rank:05d}.json") for rank in self.manifest(step)["ranks"]}
+        path, manifest = self.path(step), self.manifest(step)
+        records = {rank: read_json(path / f"rank{rank:05d}.json") for rank in manifest["ranks"]}
+        for rank, record in records.items():
+            if unknown := set(record["tensors"]) - set(manifest["files"]):
+                raise DamagedError(f"rank{rank:05d}.json names {min(unknown)}, which {MANIFEST} does not")
+        return records
 
     # What these need.
 

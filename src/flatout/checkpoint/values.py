@@ -75,6 +75,11 @@ def _marked(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[str
     return None
 
 
+def _placed(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """On a device of the kind that it was saved from, where there is one: a learning rate of a CUDA graph, say."""
+    return tensor.cuda() if device == "cuda" and torch.cuda.is_available() else tensor
+
+
 def _pairs(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> list[Any]:
     return [[encode(key, name, tensors), encode(item, f"{name}.{key}", tensors)] for key, item in value.items()]
 
@@ -104,7 +109,7 @@ def decode(given: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def _unmarked(tag: str, given: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
     value = given["v"]
     if tag == "tensor":
-        return tensors[value]
+        return _placed(tensors[value], given["device"])
     if tag == "float":
         return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[value]
     if tag in _PAIRS:

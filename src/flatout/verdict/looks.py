@@ -2,7 +2,7 @@
 
 Each look k has a level a_k. By the union bound the chance of a false claim at any look is at most the sum of all a_k,
 whatever the looks have in common: no table and no model of their dependence is needed. The price against an exact
-calculation is small (3.7 % instead of the 5 % allowed, `benchmarks/verdict_error_rates.py`).
+calculation is small (at most 4.0 % instead of the 5 % allowed, `benchmarks/verdict_error_rates.py`).
 """
 
 from __future__ import annotations
