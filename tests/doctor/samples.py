@@ -44,7 +44,8 @@ def kernel_log(*lines: str) -> Snapshot:
 def nccl_log(*lines: str, started: bool = True) -> Snapshot:
     head = "node-a:10:20 [0] NCCL INFO "
     texts = [line if "NCCL " in line else head + line for line in lines]
-    texts += [head + "ncclCommInitRank comm 0x1 rank 0 nranks 2 - Init COMPLETE"] if started else []
+    if started:
+        texts += [head + f"ncclCommInitRank comm 0x1 rank {rank} nranks 2 - Init COMPLETE" for rank in (0, 1)]
     return printed(NCCL_LOG, "\n".join(texts) + "\n")
 
 

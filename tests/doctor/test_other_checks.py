@@ -169,7 +169,9 @@ HOST: list[tuple[str, dict[str, str], str]] = [
     ("limit-open-files", limits(nofile="1024"), "warn"),
     ("limit-stack", limits(), "ok"),
     ("limit-stack", limits(stack="unlimited"), "warn"),
-    ("limit-processes", limits(), "ok"),
+    ("limit-processes", limits(), "unknown"),
+    ("limit-processes", limits() | {f"{CGROUP}/pids.max": "max"}, "ok"),
+    ("limit-processes", limits() | {f"{CGROUP}/pids.max": "4000", f"{CGROUP}/pids.current": "3900"}, "warn"),
     ("limit-processes", limits() | {f"{CGROUP}/pids.max": "100"}, "warn"),
     ("limit-shared-memory", {"/proc/mounts": "shm /dev/shm tmpfs rw,size=65536k 0 0"}, "fail"),
     ("limit-shared-memory", {"/proc/mounts": "shm /dev/shm tmpfs rw,size=500m 0 0"}, "warn"),
@@ -256,15 +258,52 @@ def test_a_reading_of_the_host_is_judged_and_a_missing_one_is_unknown(
 
 
 KERNEL: list[tuple[str, str, str]] = [
-    ("kernel-machine-check", "mce: [Hardware Error]: Machine check events logged", "fail"),
+    (
+        "kernel-machine-check",
+        "mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 7: be00000000800400",
+        "fail",
+    ),
+    ("kernel-machine-check", "[Hardware Error]: CPU 1: Machine Check: 0 Bank 7: bc00000000010090", "fail"),
+    (
+        "kernel-machine-check",
+        "{1}[Hardware Error]: event severity: fatal\n {1}[Hardware Error]: section_type: memory error",
+        "fail",
+    ),
+    ("kernel-memory-corrected", "[Hardware Error]: CPU 1: Machine Check: 0 Bank 7: 8c00004000010090", "info"),
+    ("kernel-memory-corrected", "mce: [Hardware Error]: Machine check events logged", "info"),
     ("kernel-memory-corrected", "EDAC MC0: 1 CE memory read error on CPU_SrcID#0", "info"),
     ("kernel-pcie-errors", "pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received", "fail"),
+    ("kernel-pcie-errors", "pcieport 0000:00:01.0: AER: Uncorrectable (Non-Fatal) error message received", "warn"),
+    ("kernel-pcie-errors", "pciehp 0000:00:03.1:pcie004: Slot(9): Link Down", "warn"),
+    ("kernel-crash", "BUG: unable to handle kernel NULL pointer dereference at (null)", "fail"),
+    ("gpu-xid", "NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.", "fail"),
+    ("gpu-xid", "NVRM: Xid (0000:03:00): 48, DBE (double bit error) ECC Error", "fail"),
+    ("gpu-xid", "NVRM: Xid (PCI:0000:04:00): 145, RLW_REMAP Fatal XC0 i0 Link 00 (0x4 0x40 0x0 0x0)", "fail"),
+    ("gpu-xid", "NVRM: Xid (PCI:0000:04:00): 145, RLW_REMAP Nonfatal XC0 i0 Link 00 (0x4 0x1 0x0 0x0)", "warn"),
+    (
+        "gpu-xid",
+        "NVRM: Xid (PCI:0009:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot)",
+        "fail",
+    ),
+    (
+        "gpu-xid",
+        "NVRM: Xid (PCI:0009:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset) to 0x0 (None)",
+        "warn",
+    ),
     ("kernel-hung-task", "INFO: task python:7 blocked for more than 120 seconds.", "warn"),
     ("kernel-cpu-thermal", "CPU1: Package temperature above threshold, cpu clock throttled", "warn"),
     ("kernel-nccl-crash", "python[7]: segfault at 0 ip 0 sp 0 error 4 in libnccl.so.2[7f+d3d]", "warn"),
     ("memory-oom", "Out of memory: Killed process 7 (python) total-vm:1kB", "warn"),
+    ("nic-health", "mlx5_core 0000:5e:00.0: device's health compromised - reached miss count", "fail"),
+    ("storage-io-errors", "nvme nvme4: queue 0: timeout request 0x0 type 4", "warn"),
     ("nic-peermem-errors", "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context", "info"),
     ("net-carrier-losses", "mlx5_core 0000:1a:00.0 ib6: Link down", "info"),
+    ("net-carrier-losses", "igb 0000:03:00.0 eno1: igb: eno1 NIC Link is Down", "info"),
+    (
+        "net-carrier-losses",
+        "mlx5_core 0000:0c:00.0: port_module:253: Port module event[error]: module 0, Cable error",
+        "warn",
+    ),
     ("storage-read-only", "EXT4-fs (sda1): Remounting filesystem read-only", "fail"),
     ("storage-io-errors", "blk_update_request: I/O error, dev nvme0n1, sector 7", "warn"),
     ("storage-nfs-hangs", "nfs: server files not responding, still trying", "warn"),
@@ -285,7 +324,15 @@ NCCL: list[tuple[str, tuple[str, ...], str]] = [
     ("nccl-log-network", ("NET/Socket : Using [0]eth0:192.0.2.1<0>", "Using network Socket"), "warn"),
     ("nccl-log-network", ("NET/IB : Using [0]mlx5_0:1/IB ; OOB eth0:192.0.2.1<0>", "Using network Socket"), "fail"),
     ("nccl-log-network", ("Using network Socket", "node-b:1:2 [0] NCCL INFO Using network IB"), "fail"),
-    ("nccl-log-gpu-direct", ("Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA",), "ok"),
+    (
+        "nccl-log-gpu-direct",
+        (
+            "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA",
+            "Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA",
+        ),
+        "ok",
+    ),
+    ("nccl-log-gpu-direct", ("Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA",), "unknown"),
     (
         "nccl-log-gpu-direct",
         (
@@ -306,7 +353,15 @@ NCCL: list[tuple[str, tuple[str, ...], str]] = [
     ),
     ("nccl-log-warnings", ("Using network IB",), "ok"),
     ("nccl-log-warnings", ("n:1:2 [0] NCCL WARN Call to posix_fallocate failed : No space left on device",), "fail"),
+    (
+        "nccl-log-warnings",
+        ("[2025-05-10 23:09:41] n:1:2 [2] transport/nvls.cc:254 NCCL WARN Cuda failure 1 'invalid argument'",),
+        "fail",
+    ),
+    ("nccl-log-warnings", ("n:1:2 [2] init.cc:9 NCCL WARN Cuda failure 802 'system not yet initialized'",), "fail"),
+    ("nccl-log-warnings", ("n:1:2 [2] init.cc:9 NCCL WARN Cuda failure 2 'out of memory'",), "warn"),
     ("nccl-log-version", ("NCCL version 2.21.5+cuda12.4",), "ok"),
+    ("nccl-log-version", ("RCCL version : 2.22.3-HEAD:9f0ad0b", "n:1:2 [0] NCCL INFO Using network IB"), "ok"),
     ("nccl-log-version", ("NCCL version 2.21.5+cuda12.4", "NCCL version 2.18.1+cuda12.1"), "fail"),
     ("nccl-log-choices", ("4 Bytes -> Algo 0 proto 0 time 25.2",), "info"),
     ("nccl-log-affinity", ("Setting affinity for GPU 0 to ff",), "ok"),
@@ -323,6 +378,11 @@ def test_lines_of_an_nccl_log_are_judged(check_id: str, lines: tuple[str, ...], 
 def test_the_first_completion_error_that_is_no_consequence_is_named() -> None:
     lines = [f"n:1:2 [0] NCCL WARN NET/IB : Got completion from peer x with status={s} opcode=0" for s in (5, 12)]
     assert result("nccl-log-completion-error", nccl_log(*lines)).reason.startswith("status 12")
+    newer = "n:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.2.0.5<43402> with status=12 (Recv) hca mlx5_3"
+    named = result("nccl-log-completion-error", nccl_log(newer)).reason
+    assert all(part in named for part in ("on n", "at mlx5_3", "with 10.2.0.5 "))
+    older = "gpu5:1:2 [0] net_ib.cu:788 NCCL WARN NET/IB : Got completion with error 4, opcode 1, len 0, vendor err 81"
+    assert "on gpu5" in result("nccl-log-completion-error", nccl_log(older)).reason
 
 
 @pytest.mark.parametrize("check_id", ["nccl-log-warnings", "nccl-log-completion-error"])

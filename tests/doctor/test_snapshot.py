@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from flatout.doctor.secrets import without_secrets
+from flatout.probe import limits
 from flatout.probe import snapshot as probe
 from flatout.probe.snapshot import read_machine
 from flatout.report.command import masked_command
@@ -27,6 +29,22 @@ def test_a_tool_that_fails_is_no_output() -> None:
 
 def test_a_tool_that_is_absent_is_told() -> None:
     assert probe._output(("no-such-tool",)).problem == "there is no `no-such-tool` here"
+
+
+def test_groups_of_version_1_are_read_below_the_folder_of_their_controllers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As Slurm makes them: the limit is that of the job, not of the mount."""
+    group = tmp_path / "cpu,cpuacct" / "slurm" / "job_7"
+    group.mkdir(parents=True)
+    (tmp_path / "self").write_text("5:cpu,cpuacct:/slurm/job_7\n0::/user.slice\n")
+    monkeypatch.setattr(limits, "_MOUNT", tmp_path)
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda path: read(tmp_path / "self" if str(path) == "/proc/self/cgroup" else path)
+    )
+    found = probe._control_groups()
+    assert {str(group), str(group.parent), str(group.parent.parent)} <= set(found)
 
 
 def test_only_variables_that_training_reads_are_kept() -> None:

@@ -120,6 +120,8 @@ def named(items: Iterable[str]) -> str:
 def none_in_log(machine: Machine) -> Outcome:
     """Nothing of the kind in the kernel log: `ok`, but not of an excerpt."""
     log = machine.kernel_log
+    if log.num_missed:
+        raise NotReadError(f"none in {log.num_lines} lines, but {log.num_missed} messages of the kernel were lost")
     if log.is_excerpt:
         raise NotReadError(f"none in the {log.num_lines} lines of the kernel log that were read, which are an excerpt")
     return ok(f"none in {log.num_lines:,} lines of the kernel log")

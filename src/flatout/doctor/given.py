@@ -7,8 +7,10 @@ of `/`, or of `/sys/class/infiniband`.
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import msgspec
 
 from flatout import __version__
+from flatout.doctor.graph import lspci_kind
 from flatout.doctor.machine import (
     FABRIC_MANAGER_LOG,
     KERNEL_LOG,
@@ -30,8 +33,9 @@ from flatout.doctor.machine import (
     SMI_QUERY,
     SMI_TOPOLOGY,
 )
+from flatout.doctor.parse.kernel_log import MARK, STAMP, kernel_lines
 from flatout.doctor.parse.lspci import parse_lspci
-from flatout.doctor.parse.topology_matrix import parse_topology_matrix
+from flatout.doctor.parse.topology_matrix import has_header, matrices
 from flatout.errors import InputError
 from flatout.records.snapshot import Output, Snapshot
 
@@ -40,6 +44,7 @@ VERSION = 1
 _MAX_BYTES = 256 << 20
 _MAX_FILES_OF_A_FOLDER = 200_000
 _MAX_BYTES_OF_A_SYSFS_FILE = 1 << 20
+_NVLINK = re.compile(r"^\s+Link \d+: (?:[\d.]+ GB/s|<inactive>)|all links are inactive", re.MULTILINE | re.IGNORECASE)
 KINDS = (
     "a bundle of `flatout doctor --capture`, an output of nvidia-smi or lspci, a topology XML of NCCL, an NCCL log, a "
     "kernel log, a JSON object of sysfs files, or a folder with a copy of /sys and /proc"
@@ -105,10 +110,44 @@ def _read(path: Path) -> Snapshot:
     text = _text(path)
     if text.lstrip().startswith("{"):
         return _json(path, text)
+    found = texts_of(text)
+    if not found:
+        raise InputError(f"`{path}` is nothing that can be judged", hint=f"give {_instead(text)}")
+    return Snapshot(outputs={kind: Output(text=part) for kind, part in found.items()})
+
+
+def _instead(text: str) -> str:
+    """What to give instead of the outputs of which users have only an unreadable form at hand."""
+    if "<nvidia_smi_log" in text[: 1 << 16]:
+        return "the output of `nvidia-smi -q`, without `-x`"
+    if re.search(r"^\| NVIDIA-SMI ", text[: 1 << 16], re.MULTILINE):
+        return "the output of `nvidia-smi -q`: the table of `nvidia-smi` holds too little"
+    if re.search(r"^ ?[-+\\|]+-?\[(?:[0-9a-f]{4}:)?[0-9a-f]{2}\]", text[: 1 << 16], re.MULTILINE):
+        return "the output of `lspci -vvv`, which tells the same tree and its links; of `lspci -t` neither is sure"
+    return KINDS
+
+
+def texts_of(text: str) -> dict[str, str]:
+    """Source -> text, for a file that may hold outputs of several tools, as posts and bug reports do."""
     kind = kind_of(text)
     if kind is None:
-        raise InputError(f"`{path}` is nothing that can be judged", hint=f"give {KINDS}")
-    return Snapshot(outputs={kind: Output(text=text)})
+        return {}
+    found = {kind: text}
+    if kind in (NCCL_TOPOLOGY, NCCL_GRAPH):
+        return found
+    if kind in (SMI_TOPOLOGY, SMI_P2P) or has_header(text):
+        for matrix in matrices(text):
+            found[SMI_P2P if matrix.is_peer_to_peer else SMI_TOPOLOGY] = text
+    head = text[: 1 << 20]
+    if "NVSMI LOG" in head:
+        found[SMI_QUERY] = text
+    if _NVLINK.search(head):
+        found[SMI_NVLINK] = text
+    if kind != KERNEL_LOG and (lines := kernel_lines(text)):
+        found[KERNEL_LOG] = lines  # only these: the others say nothing of how much of the log is here
+    if kind != LSPCI and any(lspci_kind(device.kind, device.name) != "other" for device in parse_lspci(head)):
+        found[LSPCI] = text
+    return found
 
 
 def kind_of(text: str) -> str | None:
@@ -118,43 +157,38 @@ def kind_of(text: str) -> str | None:
         return NCCL_TOPOLOGY
     if re.search(r"<graphs[ >]", head):
         return NCCL_GRAPH
-    if re.search(r"NCCL (?:INFO|WARN|version \d)", head):
+    if re.search(r"NCCL (?:INFO|WARN|version \d)|^\S+:\d+:\d+ \[\d+\] INFO NET\b", head, re.MULTILINE):
         return NCCL_LOG
     if "NVSMI LOG" in head:
         return SMI_QUERY
     if re.search(r"^\s+Link \d+: .*Errors: ", head, re.MULTILINE):
         return SMI_NVLINK_ERRORS
-    if re.search(r"^\s+Link \d+: |all links are inactive", head, re.MULTILINE):
+    if _NVLINK.search(head):
         return SMI_NVLINK
-    if re.search(r"^GPU \d+: .*\(UUID: ", head, re.MULTILINE):
+    if re.search(r"^GPU \d+: .*\(UUID: ", head, re.MULTILINE) and not re.search(r"^\s+Link \d", head, re.MULTILINE):
         return SMI_LIST
     if re.search(r"\[(?:INFO|ERROR|WARNING)\] \[tid \d+\]", head):
         return FABRIC_MANAGER_LOG
-    if re.search(r"NVRM: Xid \(|nvidia-nvswitch\S* SXid|\bAER: |EDAC MC\d|mce: \[Hardware Error\]", head):
+    if MARK.search(head):
         return KERNEL_LOG  # also without a prefix, and with one that is not known here
     if parse_lspci(head[:100_000]):
         return LSPCI
-    try:
-        return SMI_P2P if parse_topology_matrix(head).is_peer_to_peer else SMI_TOPOLOGY
-    except ValueError:
-        pass
-    if re.search(
-        r"^(?:kern\s*:|\[[ \d.]+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\]|\d+,\d+,\d+,|\w{3} +\d+ \d\d:\d\d:\d\d \S+ \S+: |"
-        r"\d{4}-\d\d-\d\dT\S+ \S+ (?:kernel|\S+\[\d+\]): )",
-        head,
-        re.MULTILINE,
-    ):
-        return KERNEL_LOG
-    return None
+    if found := matrices(head):
+        return SMI_P2P if all(matrix.is_peer_to_peer for matrix in found) else SMI_TOPOLOGY
+    return KERNEL_LOG if any(STAMP.match(line) for line in head.splitlines()) else None
 
 
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise InputError(f"`{path}` must be at most {_MAX_BYTES >> 20} MiB", hint="give the part that matters")
-        return path.read_bytes().decode("utf-8", "replace")
+        data = path.read_bytes()
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
+    # Some shells write UTF-16, and terminals colour what they show.
+    encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    text = data.decode(encoding, "replace")
+    return re.sub(r"\x1b\[[0-9;]*[mK]", "", text) if "\x1b[" in text else text
 
 
 def _json(path: Path, text: str) -> Snapshot:
@@ -227,4 +261,27 @@ def _folder(folder: Path) -> Snapshot:
             if len(files) >= _MAX_FILES_OF_A_FOLDER:
                 raise InputError(f"`{folder}` must have at most {_MAX_FILES_OF_A_FOLDER:,} files")
             files[_usual(f"{base}/{name}")] = _text(path)
-    return Snapshot(files=files, links=links)
+    return Snapshot(files=_under_their_names(files, links) | files, links=links)
+
+
+_DEVICE_LINK = re.compile(r"/sys/(?:bus/pci/devices|class/(?:net|infiniband)|block)/[^/]+")
+_MODALIAS = re.compile(r"pci:v0000(\w{4})d0000(\w{4})sv\w+sd\w+bc(\w\w)sc(\w\w)i(\w\w)", re.IGNORECASE)
+
+
+def _under_their_names(files: dict[str, str], links: dict[str, str]) -> dict[str, str]:
+    """Files of devices by the paths that checks ask for: a copy of /sys has them below /sys/devices, and links."""
+    paths = sorted(files)
+    found: dict[str, str] = {}
+    for link, target in links.items():
+        if not _DEVICE_LINK.fullmatch(link):
+            continue
+        for path in paths[bisect(paths, f"{target}/") : bisect(paths, f"{target}0")]:  # `0` follows `/`
+            rest = path.removeprefix(f"{target}/")
+            if "/" not in rest or "/infiniband/" in link or rest.startswith(("queue/", "nvme/")):
+                found[f"{link}/{rest}"] = files[path]
+        # Vendor, device and class in one, where a copy has nothing else.
+        if alias := _MODALIAS.match(found.get(f"{link}/modalias", "")):
+            vendor, device, *kind = (part.lower() for part in alias.groups())
+            said = {"vendor": f"0x{vendor}", "device": f"0x{device}", "class": f"0x{''.join(kind)}"}
+            found |= {f"{link}/{name}": text for name, text in said.items() if f"{link}/{name}" not in found}
+    return found

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from flatout.doctor.machine import Machine
+from flatout.doctor.machine import Machine, natural
+from flatout.doctor.parse.nccl_topology import NcclTopology
+from flatout.doctor.parse.topology_matrix import TopologyMatrix
 from flatout.doctor.unknown import NotReadError
 from flatout.records.doctor import NodeKind, PcieLink, Topology, TopologyNode, TopologyPair
 
@@ -48,6 +50,8 @@ def topology_of(machine: Machine) -> Topology | None:
         matrix = machine.matrix
     except NotReadError:
         pairs = _pairs_of_tree(nodes)
+        if sources == ["NCCL topology XML"]:
+            pairs = _with_links(pairs, machine.nccl_topology)
     else:
         sources.append("nvidia-smi topo -m")
         problems += matrix.problems
@@ -104,13 +108,47 @@ def _roots(above: list[TopologyNode]) -> set[str]:
 
 def _pairs_of_tree(nodes: list[TopologyNode]) -> list[TopologyPair]:
     by_id = {node.id: node for node in nodes}
-    devices = [node for node in nodes if node.kind in ("gpu", "nic")]
+    # Where a NIC without an address is plugged in is not known.
+    devices = [node for node in nodes if node.kind in ("gpu", "nic") and _ADDRESS.fullmatch(node.id)]
     return [
         TopologyPair(a=a.id, b=b.id, relation=how)
         for number, a in enumerate(devices)
         for b in devices[number + 1 :]
         if "gpu" in (a.kind, b.kind) and (how := relation(by_id, a, b)) is not None
     ]
+
+
+def _with_links(pairs: list[TopologyPair], topology: NcclTopology) -> list[TopologyPair]:
+    """NVLink goes before PCIe: NV# of the links between two GPUs or, through NVSwitches, of those that both have.
+
+    XGMI is AMD's link between two GPUs; `nvidia-smi` has no word for it.
+    """
+    gpus = {node.id for node in topology.nodes if node.kind == "gpu"}
+    direct: dict[frozenset[str], tuple[str, int]] = {}
+    to_switches: dict[str, int] = {}
+    for link in topology.links:
+        if link.target in gpus:
+            direct[frozenset((link.gpu, link.target))] = (link.kind, link.count)
+        else:
+            to_switches[link.gpu] = to_switches.get(link.gpu, 0) + link.count
+
+    def relation_of(pair: TopologyPair) -> str:
+        kind, count = direct.get(frozenset((pair.a, pair.b)), ("nvlink", 0))
+        if kind == "xgmi":
+            return "XGMI"
+        if not count and {pair.a, pair.b} <= set(to_switches):
+            count = min(to_switches[pair.a], to_switches[pair.b])
+        return f"NV{count}" if count else pair.relation
+
+    found = [TopologyPair(a=pair.a, b=pair.b, relation=relation_of(pair)) for pair in pairs]
+    # A pair whose PCIe path is not known may be linked all the same.
+    known = {frozenset((pair.a, pair.b)) for pair in pairs}
+    found += [
+        TopologyPair(a=min(ends), b=max(ends), relation="XGMI" if kind == "xgmi" else f"NV{count}")
+        for ends, (kind, count) in direct.items()
+        if ends not in known and len(ends) == 2
+    ]
+    return found
 
 
 def _from_sysfs(machine: Machine) -> tuple[list[TopologyNode], list[str]]:
@@ -135,10 +173,10 @@ def _from_sysfs(machine: Machine) -> tuple[list[TopologyNode], list[str]]:
     nodes = _cpu_nodes(set(numa.values()))
     for address, upper in wanted.items():
         kind = pci_kind(machine, address)
-        if upper is None and kind == "bridge":
-            kind = "chipset_port" if _is_chipset(machine, address) else "root_port"
-        elif kind == "bridge":
-            kind = "switch"
+        if kind == "bridge":
+            kind = "root_port" if upper is None else "switch"
+            if _is_chipset(machine, address) and (upper is None or not _is_chipset(machine, upper)):
+                kind = "chipset_port"
         nodes.append(
             TopologyNode(
                 id=address,
@@ -146,7 +184,7 @@ def _from_sysfs(machine: Machine) -> tuple[list[TopologyNode], list[str]]:
                 name=_name(machine, address, kind),
                 parent=upper or _cpu_id(numa[address]),
                 numa_node=numa[address],
-                link=_sysfs_link(machine, address),
+                link=sysfs_link(machine, address),
             )
         )
     return nodes, problems
@@ -178,9 +216,16 @@ def pci_kind(machine: Machine, address: str) -> NodeKind:
 
 
 def _is_chipset(machine: Machine, address: str) -> bool:
-    """Root ports of a chipset share its one narrow link to the CPU. Intel's are devices 1b to 1d on bus 0."""
-    vendor = machine.optional(f"/sys/bus/pci/devices/{address}/vendor")
-    return vendor == "0x8086" and re.fullmatch(r"0000:00:1[bcd]\.[0-7]", address) is not None
+    """Ports of a chipset share its one narrow link to the CPU.
+
+    Intel's root ports are devices 1b to 1d on bus 0. AMD's chipset is a switch below a root port of the CPU: 43xx are
+    the 300 to 600 series, 57ad is X570 (https://pci-ids.ucw.cz, vendor 1022, 2024).
+    """
+    base = f"/sys/bus/pci/devices/{address}"
+    vendor, device = machine.optional(f"{base}/vendor"), machine.optional(f"{base}/device") or ""
+    if vendor == "0x8086":
+        return re.fullmatch(r"0000:00:1[bcd]\.[0-7]", address) is not None
+    return vendor == "0x1022" and re.fullmatch(r"0x(?:43[0-9a-f]{2}|57ad)", device) is not None
 
 
 def _name(machine: Machine, address: str, kind: str) -> str:
@@ -201,7 +246,7 @@ def _name(machine: Machine, address: str, kind: str) -> str:
     return f"{vendor.removeprefix('0x')}:{device.removeprefix('0x')}"
 
 
-def _sysfs_link(machine: Machine, address: str) -> PcieLink | None:
+def sysfs_link(machine: Machine, address: str) -> PcieLink | None:
     base = f"/sys/bus/pci/devices/{address}"
 
     def speed(name: str) -> float | None:
@@ -272,8 +317,11 @@ def _from_nccl(machine: Machine) -> tuple[list[TopologyNode], list[str]]:
 
 def _from_matrix(machine: Machine) -> list[TopologyNode]:
     matrix = machine.matrix
-    numa = {device: _single(matrix.numa.get(device)) for device in matrix.devices}
-    nodes = _cpu_nodes(set(numa.values()))
+    above = {device: _cpu_of(matrix, device) for device in matrix.devices}
+    nodes = [
+        TopologyNode(id=name, kind="cpu", name=name, numa_node=_single(name.removeprefix("NUMA ")))
+        for name in sorted(set(above.values()), key=natural)
+    ]
     for device in matrix.devices:
         kind: NodeKind = "gpu" if device.startswith("GPU") else "nic"
         nodes.append(
@@ -281,12 +329,28 @@ def _from_matrix(machine: Machine) -> list[TopologyNode]:
                 id=device,
                 kind=kind,
                 name=matrix.names.get(device, device),
-                parent=_cpu_id(numa[device]),
-                numa_node=numa[device],
+                parent=above[device],
+                numa_node=_single(above[device].removeprefix("NUMA ")),
             )
         )
     return nodes
 
 
-def _single(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
+def _cpu_of(matrix: TopologyMatrix, device: str) -> str:
+    """`NUMA 1`, or of a list of nodes `NUMA 0,3-9`.
+
+    The row of a NIC says nothing: it is where the GPUs are that are at NODE or nearer, if these agree.
+    """
+    said = matrix.numa.get(device)
+    if said is None and not device.startswith("GPU"):
+        near = {
+            matrix.numa.get(gpu)
+            for gpu in matrix.gpus
+            if matrix.cells.get((gpu, device)) in ("PIX", "PXB", "PHB", "NODE")
+        }
+        said = next(iter(near)) if len(near) == 1 else None
+    return _cpu_id(None) if said is None else f"NUMA {said}"
+
+
+def _single(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

@@ -12,10 +12,10 @@ from flatout.doctor.parse.cpu_list import parse_cpu_list
 from flatout.doctor.parse.kernel_log import KernelLog, parse_kernel_log
 from flatout.doctor.parse.lspci import PciDevice, full_address, parse_lspci
 from flatout.doctor.parse.nccl_log import NcclLog, parse_nccl_log
-from flatout.doctor.parse.nccl_topology import NcclTopology, parse_nccl_topology
+from flatout.doctor.parse.nccl_topology import NcclGraph, NcclTopology, parse_nccl_graph, parse_nccl_topology
 from flatout.doctor.parse.nvidia_smi import SmiGpu, SmiQuery, parse_list, parse_nvlink_status, parse_query
 from flatout.doctor.parse.nvml import parse_nvml
-from flatout.doctor.parse.topology_matrix import TopologyMatrix, parse_topology_matrix
+from flatout.doctor.parse.topology_matrix import TopologyMatrix, parse_peer_to_peer, parse_topology_matrix
 from flatout.doctor.unknown import NotHereError, NotReadError
 from flatout.records.snapshot import Snapshot
 
@@ -27,7 +27,7 @@ NVML = "NVML"
 LSPCI, KERNEL_LOG, NCCL_LOG = "lspci -vvv", "kernel log", "NCCL log"
 NCCL_TOPOLOGY, NCCL_GRAPH, FABRIC_MANAGER_LOG = "NCCL topology XML", "NCCL graph XML", "fabric manager log"
 _LOADED_PERCENT = 10
-_NO_FILE = "no such file or directory"
+NO_FILE = "no such file or directory"
 _UNLIMITED_BYTES = 1 << 60  # version 1 of control groups writes a number near 2^63 for "no limit"
 
 
@@ -62,13 +62,13 @@ class Machine:
         """True where the machine was looked at and has no such file; raises NotReadError where it was not looked at."""
         if path in self.snapshot.files:
             return False
-        if self.snapshot.problems.get(path) == _NO_FILE:
+        if self.snapshot.problems.get(path) == NO_FILE:
             return True
         self.file(path)
         raise AssertionError
 
     def names(self, folder: str) -> list[str]:
-        return sorted(self._children.get(folder, ()), key=_natural)
+        return sorted(self._children.get(folder, ()), key=natural)
 
     def matching(self, pattern: str) -> dict[str, str]:
         return {path: text.strip() for path, text in self.snapshot.files.items() if fnmatch.fnmatchcase(path, pattern)}
@@ -110,9 +110,12 @@ class Machine:
 
     @cached_property
     def gpus(self) -> tuple[SmiGpu, ...]:
-        if not self.smi.gpus:
+        """Those that the text describes, and an empty one for each that it only counts: a part is not the whole."""
+        described = self.smi.gpus
+        if not described:
             raise NotReadError(f"`{SMI_QUERY}` names no GPU")
-        return self.smi.gpus
+        missing = range(len(described) + 1, (self.smi.num_attached or 0) + 1)
+        return (*described, *(SmiGpu(address=f"GPU {n} of {missing.stop - 1}", values={}) for n in missing))
 
     @cached_property
     def matrix(self) -> TopologyMatrix:
@@ -120,7 +123,7 @@ class Machine:
 
     @cached_property
     def peer_to_peer(self) -> TopologyMatrix:
-        return self._parsed(SMI_P2P, parse_topology_matrix)
+        return self._parsed(SMI_P2P, parse_peer_to_peer)
 
     @cached_property
     def nvlinks(self) -> dict[int, dict[int, float | None]]:
@@ -131,7 +134,10 @@ class Machine:
 
     @cached_property
     def listed(self) -> dict[int, tuple[str, int]]:
-        return self._parsed(SMI_LIST, parse_list)
+        found = self._parsed(SMI_LIST, parse_list)
+        if not found:
+            raise NotReadError(f"`{SMI_LIST}` names no GPU")
+        return found
 
     @cached_property
     def lspci(self) -> tuple[PciDevice, ...]:
@@ -152,6 +158,10 @@ class Machine:
         if NCCL_TOPOLOGY not in self.snapshot.outputs:
             raise NotReadError("no NCCL topology XML was given, and NCCL_TOPO_FILE names none")
         return self._parsed(NCCL_TOPOLOGY, parse_nccl_topology)
+
+    @cached_property
+    def nccl_graphs(self) -> tuple[NcclGraph, ...]:
+        return self._parsed(NCCL_GRAPH, parse_nccl_graph)
 
     @cached_property
     def pci_addresses(self) -> list[str]:
@@ -197,15 +207,16 @@ class Machine:
         found = self.names("/sys/class/infiniband")
         if found:
             return found
-        if self.snapshot.problems.get("/sys/class/infiniband") in {_NO_FILE, "empty"}:
+        if self.snapshot.problems.get("/sys/class/infiniband") in {NO_FILE, "empty"}:
             raise NotHereError("there is no RDMA device (InfiniBand, RoCE or EFA) on this machine")
-        raise NotReadError("`/sys/class/infiniband` was not read")
+        why = self.snapshot.problems.get("/sys/class/infiniband")
+        raise NotReadError(f"`/sys/class/infiniband` was not read{f': {why}' if why else ''}")
 
     @cached_property
     def bus_is_known(self) -> bool:
         """True where the PCI bus was read with the class of every device, or is known to be empty."""
         if not self.pci_addresses:
-            return self.snapshot.problems.get("/sys/bus/pci/devices") in {_NO_FILE, "empty"}
+            return self.snapshot.problems.get("/sys/bus/pci/devices") in {NO_FILE, "empty"}
         return all(self.pci_class(address) for address in self.pci_addresses)
 
     @cached_property
@@ -236,7 +247,7 @@ class Machine:
     @cached_property
     def cpu_quota(self) -> float | None:
         """Cores' worth of time that the control groups allow; None where they were read and set no limit."""
-        self._need_control_groups()
+        self.need_control_groups("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
         quotas = []
         for text in self.matching("/sys/fs/cgroup*/cpu.max").values():
             quota, period = text.split()
@@ -250,13 +261,17 @@ class Machine:
     @cached_property
     def memory_limit_bytes(self) -> int | None:
         """The least limit of the control groups; None where they were read and set none."""
-        self._need_control_groups()
+        self.need_control_groups("memory.max", "memory.limit_in_bytes")
         files = self.matching("/sys/fs/cgroup*/memory.max") | self.matching("/sys/fs/cgroup*/memory.limit_in_bytes")
         limits = [int(text) for text in files.values() if text != "max"]
         return min((limit for limit in limits if limit < _UNLIMITED_BYTES), default=None)
 
-    def _need_control_groups(self) -> None:
-        if not self.names("/sys/fs/cgroup") and self.snapshot.problems.get("/sys/fs/cgroup") != _NO_FILE:
+    def need_control_groups(self, *names: str) -> None:
+        """Raise NotReadError where a file of that name could not be read: a group without it sets no limit."""
+        for path, why in self.snapshot.problems.items():
+            if path.startswith("/sys/fs/cgroup/") and path.rpartition("/")[2] in names:
+                raise NotReadError(f"`{path}` was not read: {why}")
+        if not self.names("/sys/fs/cgroup") and self.snapshot.problems.get("/sys/fs/cgroup") != NO_FILE:
             raise NotReadError("no control group (`/sys/fs/cgroup`) was read")
 
     @cached_property
@@ -307,7 +322,8 @@ class Mount(NamedTuple):
     options: str
 
 
-def _natural(name: str) -> tuple[object, ...]:
+def natural(name: str) -> tuple[object, ...]:
+    """`NIC2` before `NIC10`."""
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))
 
 

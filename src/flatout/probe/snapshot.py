@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from flatout.probe.limits import control_groups
 from flatout.records.snapshot import Output, Snapshot
 
 _LIMIT_S = 20.0
@@ -105,6 +106,7 @@ _CGROUP_FILES = (
     *("cpu.max", "cpu.stat", "cpuset.cpus.effective", "memory.max", "memory.current", "memory.events", "pids.max"),
     *("cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.limit_in_bytes", "pids.current"),
 )
+_CONTROLLERS = ("cpu", "memory", "pids")
 _COMMANDS: dict[str, tuple[str, ...]] = {
     "nvidia-smi -q": ("nvidia-smi", "-q"),
     "NVML": (sys.executable, "-m", "flatout.probe.gpu_values"),
@@ -187,7 +189,9 @@ def _found(problems: dict[str, str]) -> list[str]:
         "/sys/kernel/iommu_groups",
         "/sys/class/net",
     ):
-        if not os.path.isdir(folder):
+        if not os.path.isdir("/sys/kernel"):
+            problems[folder] = "sysfs is not mounted here"  # nothing is absent where nothing can be seen
+        elif not os.path.isdir(folder):
             problems[folder] = "no such file or directory"
         elif not os.listdir(folder):
             problems[folder] = "empty"
@@ -198,16 +202,8 @@ def _found(problems: dict[str, str]) -> list[str]:
 
 def _control_groups() -> list[str]:
     """This process's groups, of both versions and each level; in a container the mount itself is the group."""
-    root = "/sys/fs/cgroup"
-    folders = [root, f"{root}/cpu", f"{root}/memory", f"{root}/pids"]
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, _, group = line.split(":", 2)
-        inner = Path(root + group)
-        folders += [str(folder) for folder in (inner, *inner.parents) if str(folder).startswith(root + "/")]
+    folders = ["/sys/fs/cgroup", *(f"/sys/fs/cgroup/{name}" for name in _CONTROLLERS)]
+    folders += [str(folder) for name in _CONTROLLERS for folder in control_groups(name)]
     return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
 
 

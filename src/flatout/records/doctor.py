@@ -49,7 +49,7 @@ class TopologyNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologyPair(msgspec.Struct, frozen=True, kw_only=True):
-    """How two devices reach each other, in the words of `nvidia-smi topo -m`: NV#, PIX, PXB, PHB, NODE, SYS."""
+    """How two devices reach each other, in words of `nvidia-smi topo -m`: NV#, PIX, PXB, PHB, NODE, SYS; also XGMI."""
 
     a: str
     b: str

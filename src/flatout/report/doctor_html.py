@@ -25,7 +25,7 @@ MOST_IN_MATRIX = 32
 MOST_DEPTH = 24  # a damaged source may name a loop
 # From near to far, as `nvidia-smi topo -m` explains them.
 RELATIONS = {
-    "NV": "NVLink",
+    "NV": "NVLink, or XGMI of AMD",
     "PIX": "at most one PCIe bridge",
     "PXB": "several PCIe bridges, not the CPU's",
     "PHB": "a PCIe host bridge, as of the CPU",
@@ -147,7 +147,7 @@ def _near(cells: Mapping[tuple[str, str], str], a: str, b: str) -> str:
 
 def _nearness(relation: str) -> int | None:
     codes = list(RELATIONS)
-    if relation.startswith("NV") and relation[2:].isdecimal():
+    if relation == "XGMI" or (relation.startswith("NV") and relation[2:].isdecimal()):
         return 0
     return codes.index(relation) if relation in codes else None
 

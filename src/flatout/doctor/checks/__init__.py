@@ -23,6 +23,7 @@ from flatout.doctor.checks import (
     software_torch,
     storage,
     topology,
+    topology_nccl,
 )
 
 _MODULES: tuple[ModuleType, ...] = (
@@ -31,6 +32,7 @@ _MODULES: tuple[ModuleType, ...] = (
     gpu_modes,
     gpu_links,
     topology,
+    topology_nccl,
     software_nccl,
     software_torch,
     host_cpu,

@@ -25,6 +25,18 @@ def _active(machine: Machine, *names: str) -> tuple[list[str], int]:
     return active, missing
 
 
+def _idle(machine: Machine) -> int:
+    """GPUs that were idle, or did not say: nothing holds an idle GPU back."""
+    busy = [gpu.number("Utilization/GPU", "Utilization/Gpu") for gpu in machine.gpus]
+    return sum(percent is None or percent < 10 for percent in busy)
+
+
+def _none_active(machine: Machine) -> Outcome:
+    if idle := _idle(machine):
+        return info(f"active on none, but {idle} of {len(machine.gpus)} GPUs were idle when this was read")
+    return ok("active on none")
+
+
 @check(
     "gpu-hardware-slowdown",
     "gpu",
@@ -38,7 +50,7 @@ def _active(machine: Machine, *names: str) -> tuple[list[str], int]:
 )
 def hardware_slowdown(machine: Machine) -> Outcome:
     active, missing = _active(machine, "HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown")
-    outcome = fail(f"active on {named(active)}") if active else ok("active on none")
+    outcome = fail(f"active on {named(active)}") if active else _none_active(machine)
     return with_missing(outcome, missing, "GPUs did not say")
 
 
@@ -55,7 +67,7 @@ def hardware_slowdown(machine: Machine) -> Outcome:
 )
 def software_thermal(machine: Machine) -> Outcome:
     active, missing = _active(machine, "SW Thermal Slowdown")
-    outcome = warn(f"active on {named(active)}") if active else ok("active on none")
+    outcome = warn(f"active on {named(active)}") if active else _none_active(machine)
     return with_missing(outcome, missing, "GPUs did not say")
 
 

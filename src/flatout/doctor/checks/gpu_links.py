@@ -112,7 +112,7 @@ def pcie_replay(machine: Machine) -> Outcome:
     source="peers; NVIDIA GPU Debug Guidelines, https://docs.nvidia.com/deploy/gpu-debug-guidelines/",
     cost="the bandwidth of each link that is missing, for all collectives: rings are as fast as their slowest GPU",
     fix="reset the GPUs of the board together; if it stays, look at SXid and at the bridge or baseboard",
-    when_wrong="on boards where some links are not wired by design, all GPUs are alike and nothing is said",
+    when_wrong="on boards where some links are not wired by design, all GPUs are alike, which is info",
 )
 def nvlink_active(machine: Machine) -> Outcome:
     links = machine.nvlinks
@@ -140,6 +140,8 @@ def nvlink_active(machine: Machine) -> Outcome:
             raise NotReadError(f"the text ends after {active[last]} links of GPU {last}, of {most}")
     if fewer:
         return fail(f"fewer links than the {most} of the others: {named(f'GPU {g}: {n}' for g, n in fewer.items())}")
+    if any(None in found.values() for found in links.values()):
+        return info(f"{most} links on each of {len(links)} GPUs, and others inactive on all alike")
     return ok(f"{most} links on each of {len(links)} GPUs")
 
 
@@ -219,6 +221,8 @@ def nvlink_matrix(machine: Machine) -> Outcome:
             sums[gpu] = sum(int(cell[2:]) for cell in cells if cell and cell.startswith("NV"))
     need(list(sums), "no row of the matrix is whole")
     missing = len(gpus) - len(sums)
+    if not any(sums.values()) and matrix.hides_nvlink:
+        raise NotReadError("the matrix has no NVLink, but its legend neither: `topo -mp` never shows any")
     if not any(sums.values()):
         return with_missing(info(f"no NVLink between {len(sums)} GPUs"), missing, "rows are not whole")
     if len(set(sums.values())) == 1:

@@ -73,6 +73,26 @@ def sram_correctable(machine: Machine) -> Outcome:
 
 
 @check(
+    "gpu-dram-correctable",
+    "gpu",
+    title="the count of corrected DRAM errors is small",
+    read="`nvidia-smi -q`: ECC Errors, Aggregate, DRAM Correctable",
+    expected="at most 20 million over the GPU's life",
+    source="Azure HPC node health checks, https://github.com/Azure/azurehpc-health-checks",
+    cost="nothing yet: such a GPU is more likely to fail in a long run",
+    fix="have the GPU examined before a long run",
+    when_wrong="the count grows with age; it says little of a GPU that has run for years",
+)
+def dram_correctable(machine: Machine) -> Outcome:
+    values, missing = _each(
+        machine, lambda gpu: gpu.number("Aggregate/DRAM Correctable"), "aggregate count of corrected DRAM errors"
+    )
+    bad = [f"{gpu}: {count:,.0f}" for gpu, count in values.items() if count > 20_000_000]
+    outcome = warn(f"many corrected errors: {named(bad)}") if bad else ok(f"at most {max(values.values()):,.0f}")
+    return with_missing(outcome, missing, "GPUs gave no count")
+
+
+@check(
     "gpu-sram-threshold",
     "gpu",
     title="no GPU has passed its own limit of SRAM errors",
@@ -95,9 +115,9 @@ def sram_threshold(machine: Machine) -> Outcome:
 @check(
     "gpu-row-remap",
     "gpu",
-    title="no row remapping is pending or has failed",
-    read="`nvidia-smi -q`: Remapped Rows, Pending and Remapping Failure Occurred",
-    expected="No and No",
+    title="no row remapping is pending or has failed, and few were needed",
+    read="`nvidia-smi -q`: Remapped Rows, Pending, Remapping Failure Occurred and Uncorrectable Error",
+    expected="No and No, and at most 512 rows for uncorrectable errors",
     source=_DCGM,
     cost="pending: the bad row is still in use until a reset; failed: errors will return",
     fix="pending: reset the GPU between jobs; failed: return the GPU",
@@ -107,13 +127,15 @@ def row_remap(machine: Machine) -> Outcome:
     found = {
         gpu.address: (gpu.text("Remapped Rows/Pending"), gpu.text("Remapping Failure Occurred")) for gpu in machine.gpus
     }
-    known = {gpu: pair for gpu, pair in found.items() if pair[0] or pair[1]}
+    known = {gpu: pair for gpu, pair in found.items() if None not in pair or "Yes" in pair}
     need(list(known), "`nvidia-smi -q` has no Remapped Rows")
+    rows = {gpu.address: gpu.number("Remapped Rows/Uncorrectable Error") for gpu in machine.gpus}
     bad = [
         f"{gpu} ({'failed' if failed == 'Yes' else 'pending'})"
         for gpu, (pending, failed) in known.items()
         if "Yes" in (pending, failed)
     ]
+    bad += [f"{gpu} ({count:.0f} rows)" for gpu, count in rows.items() if count is not None and count > 512]
     outcome = fail(f"row remapping on {named(bad)}") if bad else ok(f"none on {len(known)} GPUs")
     return with_missing(outcome, len(found) - len(known), "GPUs did not say")
 
@@ -183,8 +205,8 @@ def retired_pages(machine: Machine) -> Outcome:
     "gpu",
     title="no other process holds memory of a GPU",
     read="`nvidia-smi -q`: FB Memory Usage, Used, and Processes",
-    expected="no compute process before the job starts",
-    source="proposal of this project, uncalibrated",
+    expected="no more than an idle driver keeps before the job starts: 700 MiB, or 3 % on large GPUs",
+    source="proposal of this project, uncalibrated; checkers that allow 15 MiB count the driver's own on newer GPUs",
     cost="less memory for the job, and a GPU that is shared: that rank is late in every step",
     fix="end what was left behind by an earlier job, or ask who else uses the node",
     when_wrong="run while the job runs, it finds the job itself",

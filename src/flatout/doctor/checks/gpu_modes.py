@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
+
 from flatout.doctor.check import Outcome, check, fail, info, named, need, none_in_log, ok, warn, with_missing
 from flatout.doctor.graph import lspci_kind, pci_kind
 from flatout.doctor.machine import Machine
+from flatout.doctor.parse.kernel_log import GpuEvent
 from flatout.doctor.unknown import NotReadError
 
 _SMI = "NVIDIA nvidia-smi manual, https://docs.nvidia.com/deploy/nvidia-smi/"
 # NVIDIA's catalogue of Xid messages; the list of Azure's node health checks, with 94 and 95 (contained and uncontained
 # memory errors) and 79 (fallen off the bus). 13, 31, 43 and 45 are mostly faults of the program.
-_XID_OF_HARDWARE = {48, 56, 57, 58, 62, 63, 64, 65, 68, 69, 73, 74, 79, 80, 81, 92, 94, 95, 109, 119, 120, 140, 149}
+_XID_OF_HARDWARE = {48, 56, 57, 58, 62, 63, 64, 65, 68, 69, 73, 74, 79, 80, 81, 92, 94, 95, 109, 119, 120, 140}
 _XID_OF_PROGRAM = {13, 31, 43, 45}
+_XID_OF_NVLINK = range(144, 151)  # of Blackwell; whether it is fatal, the line says
+_RECOVERY_ACTION = 154  # `changed from 0x0 (None) to 0x4 (Drain and Reset)`
+
+
+def _is_hardware(event: GpuEvent) -> bool:
+    if event.code in _XID_OF_NVLINK:
+        return "Nonfatal" not in event.text
+    if event.code == _RECOVERY_ACTION:
+        return not re.search(r"to 0x0 \(None\)", event.text)
+    return event.code in _XID_OF_HARDWARE
 
 
 @check(
@@ -33,20 +46,30 @@ def count(machine: Machine) -> Outcome:
         if pci_kind(machine, address) == "gpu"
         and machine.optional(f"/sys/bus/pci/devices/{address}/vendor") == "0x10de"
     }
+    try:
+        listed = [d for d in machine.lspci if lspci_kind(d.kind, d.name) == "gpu" and "NVIDIA" in d.name]
+    except NotReadError:
+        listed = []
+    if gone := [device.address for device in listed if device.is_gone]:
+        return fail(f"on the bus, but answering nothing (rev ff): {named(gone)}")
     if not plugged:
-        plugged = {d.address for d in machine.lspci if lspci_kind(d.kind, d.name) == "gpu" and "NVIDIA" in d.name}
+        plugged = {device.address for device in listed}
     if not plugged:
         raise NotReadError("no NVIDIA GPU is on the bus that was read")
     try:
-        used = {gpu.address for gpu in machine.gpus}
+        used = {gpu.address for gpu in machine.smi.gpus}
     except NotReadError as error:
         raise NotReadError(f"{len(plugged)} NVIDIA GPUs are on the bus, but {error}") from error
+    if machine.smi.num_attached not in (None, len(used)):
+        raise NotReadError(f"`nvidia-smi -q` says {machine.smi.num_attached} GPUs and describes {len(used)}")
     if missing := sorted(plugged - used):
-        if machine.is_container:
+        try:
+            is_container = machine.is_container
+        except NotReadError as error:
+            return warn(f"on the bus, but not used by the driver: {named(missing)}; as in a container: {error}")
+        if is_container:
             return info(f"{len(used)} of {len(plugged)} GPUs of the host are given to this container")
         return fail(f"on the bus, but not used by the driver: {named(missing)}")
-    if machine.smi.num_attached not in (None, len(machine.gpus)):
-        raise NotReadError(f"`nvidia-smi -q` says {machine.smi.num_attached} GPUs and describes {len(machine.gpus)}")
     return ok(f"{len(used)} GPUs")
 
 
@@ -138,7 +161,11 @@ def fabric(machine: Machine) -> Outcome:
         if any(gpu.section("Fabric") for gpu in machine.gpus):
             return info("these GPUs are on no NVSwitch")
         raise NotReadError("`nvidia-smi -q` has no Fabric")
-    bad = [f"{gpu}: {s}, {t}" for gpu, (s, t) in known.items() if s != "Completed" or t not in (None, "Success")]
+    bad = [
+        f"{gpu}: {', '.join(filter(None, pair))}"
+        for gpu, pair in known.items()
+        if pair[0] != "Completed" or pair[1] not in (None, "Success")
+    ]
     outcome = fail(f"not joined: {named(bad)}") if bad else ok(f"{len(known)} GPUs completed")
     return with_missing(outcome, len(states) - len(known), "GPUs did not say")
 
@@ -192,7 +219,7 @@ def confidential(machine: Machine) -> Outcome:
     "gpu-xid",
     "gpu",
     title="the driver has reported no fault of a GPU",
-    read="kernel log (`dmesg`, else `journalctl -k` of 24 hours): NVRM: Xid",
+    read="kernel log (`dmesg`, else `journalctl -k` of 24 hours): NVRM: Xid, and `fallen off the bus` without one",
     expected="no Xid of hardware",
     source="NVIDIA Xid catalogue, https://docs.nvidia.com/deploy/xid-errors/; Azure's list for node health",
     cost="the job ends, or a GPU falls out of it",
@@ -201,9 +228,15 @@ def confidential(machine: Machine) -> Outcome:
 )
 def xid(machine: Machine) -> Outcome:
     events = machine.kernel_log.xids
-    hardware = [event for event in events if event.code in _XID_OF_HARDWARE]
+    hardware = sorted({f"Xid {event.code} on {event.address}" for event in events if _is_hardware(event)})
+    said = {event.address for event in events if event.code == 79}
+    hardware += [
+        f"{address} has fallen off the bus"
+        for address in machine.kernel_log.off_bus
+        if not any(address.startswith(other) for other in said)
+    ]
     if hardware:
-        return fail(f"Xid {named(sorted({f'{event.code} on {event.address}' for event in hardware}))}")
+        return fail(named(hardware))
     other = [event for event in events if event.code not in _XID_OF_PROGRAM]
     if other:
         return warn(f"Xid {named(sorted({f'{event.code} on {event.address}' for event in other}))}")

@@ -75,6 +75,7 @@ def clock_limit(machine: Machine) -> Outcome:
 )
 def clocksource(machine: Machine) -> Outcome:
     name = machine.file("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    need(name, "`current_clocksource` is empty")
     if name in ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "pvclock"):
         return ok(name)
     return warn(name) if name in ("hpet", "acpi_pm", "jiffies", "xen", "refined-jiffies") else info(name)

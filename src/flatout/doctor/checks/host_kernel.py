@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout.doctor.check import Outcome, check, fail, info, named, none_in_log, ok, warn
+from flatout.doctor.check import Outcome, check, fail, info, named, none_in_log, ok, warn, with_missing
 from flatout.doctor.machine import FABRIC_MANAGER_LOG, Machine
 from flatout.doctor.unknown import NotHereError
 
@@ -54,7 +54,7 @@ def memory_corrected(machine: Machine) -> Outcome:
     "kernel-pcie-errors",
     "host",
     title="the PCIe ports have reported no fatal error",
-    read=_READ + "AER; sysfs: aer_dev_fatal, aer_dev_nonfatal and aer_dev_correctable of each device",
+    read=_READ + "AER, slots whose link went down; sysfs: aer_dev_fatal, _nonfatal and _correctable of each device",
     expected="0 fatal and nonfatal",
     source="Linux kernel documentation, pcieaer-howto",
     cost="a device falls off the bus, or its copies are repeated",
@@ -73,13 +73,17 @@ def pcie_errors(machine: Machine) -> Outcome:
         if bad := [f"{address}: {count}" for address, count in counts[kind].items() if count]:
             return (fail if kind == "fatal" else warn)(f"{kind} errors: {named(bad)}")
     if not counts["fatal"]:
-        said = _said(machine, "aer_fatal")
-        corrected = _said(machine, "aer_corrected")
-        if said:
+        if said := _said(machine, "aer_fatal"):
             return fail(said)
+        if said := _said(machine, "aer_nonfatal") or _said(machine, "slot_down"):
+            return warn(said)
+        corrected = _said(machine, "aer_corrected")
         return info(corrected) if corrected else none_in_log(machine)
     some = [f"{address}: {count}" for address, count in counts["correctable"].items() if count > 100]
-    return info(f"corrected errors: {named(some)}") if some else ok(f"none on {len(counts['fatal'])} devices")
+    if some:
+        return info(f"corrected errors: {named(some)}")
+    silent = len(set(counts["fatal"]) - set(counts["nonfatal"]))
+    return with_missing(ok(f"none on {len(counts['fatal'])} devices"), silent, "devices did not say")
 
 
 def _total(text: str) -> int:
@@ -87,6 +91,22 @@ def _total(text: str) -> int:
     rows = [line.split() for line in text.splitlines() if len(line.split()) == 2]
     totals = [int(count) for name, count in rows if name.startswith("TOTAL")]
     return totals[0] if totals else sum(int(count) for _, count in rows)
+
+
+@check(
+    "kernel-crash",
+    "host",
+    title="the kernel has not crashed",
+    read=_READ + "Kernel panic, BUG, Oops, general protection fault",
+    expected="none",
+    source="Linux kernel documentation, bug-hunting",
+    cost="after an oops the kernel goes on, but what the thread held stays locked: drivers and mounts hang later",
+    fix="restart the node; look which module the trace names, and update it",
+    when_wrong="a log that was kept from before a restart (pstore, kdump)",
+)
+def crash(machine: Machine) -> Outcome:
+    said = _said(machine, "crash")
+    return fail(said) if said else none_in_log(machine)
 
 
 @check(

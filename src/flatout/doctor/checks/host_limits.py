@@ -99,7 +99,11 @@ def stack(machine: Machine) -> Outcome:
 )
 def processes(machine: Machine) -> Outcome:
     limits = [limit for limit in [machine.limit("Max processes")] if limit is not None]
-    limits += [int(text) for text in machine.matching("/sys/fs/cgroup*/pids.max").values() if text != "max"]
+    for path, text in machine.matching("/sys/fs/cgroup*/pids.max").items():
+        if text != "max":
+            used = machine.optional(path.replace("pids.max", "pids.current")) or "0"
+            limits.append(int(text) - int(used))
+    machine.need_control_groups("pids.max")
     if not limits:
         return ok("unlimited")
     least, ranks = min(limits), machine.num_ranks_here

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from flatout.doctor.check import Outcome, check, fail, info, named, need, ok, warn
-from flatout.doctor.machine import Machine
+from flatout.doctor.check import Outcome, check, fail, info, named, need, ok, warn, with_missing
+from flatout.doctor.machine import NCCL_GRAPH, Machine
 from flatout.doctor.parse.cpu_list import cpu_list_text, parse_cpu_mask
 from flatout.doctor.peers import minority
 from flatout.doctor.unknown import NotHereError, NotReadError
@@ -24,6 +24,8 @@ _STATUS = {
     12: "no answer after all retries: a link, a cable, flow control (PFC), or the other side ended",
     13: "the receiver was not ready after all retries",
 }
+_SOCKETS = frozenset({"Socket", "FastSocket"})
+_PLUGIN = re.compile(r"NET/(?:OFI|Plugin|FasTrak|gIB|GPUDirectTCPX)")
 
 
 def _none(machine: Machine) -> Outcome:
@@ -33,7 +35,8 @@ def _none(machine: Machine) -> Outcome:
         raise NotReadError(
             f"none in {log.num_lines} lines, but they do not reach the end of NCCL's start (Init COMPLETE)"
         )
-    return ok(f"none in {log.num_lines:,} lines")
+    missing = max(0, (log.num_ranks or 0) - log.num_started)
+    return with_missing(ok(f"none in {log.num_lines:,} lines"), missing, f"of {log.num_ranks} ranks do not start in it")
 
 
 @check(
@@ -49,27 +52,32 @@ def _none(machine: Machine) -> Outcome:
 )
 def network(machine: Machine) -> Outcome:
     log = machine.nccl_log
-    used: dict[str, str] = {host: names[-1] for host, names in log.networks.items()}
+    used: dict[str, set[str]] = {host: set(names) for host, names in log.networks.items()}
     if not used:
-        if any("NET/IB" in channel.via for channel in log.channels) or (log.rdma_devices and not log.socket_interfaces):
+        for channel in log.channels:
+            if channel.network:
+                used.setdefault(channel.host or "", set()).add(channel.network)
+    if not used:
+        if log.rdma_devices and not log.socket_interfaces:
             return info("devices of NET/IB are named, but not which network is used")
         if log.socket_interfaces and not log.rdma_devices:
             names = sorted({name for found in log.socket_interfaces.values() for name in found})
             return warn(f"sockets over {named(names)}")
         raise NotReadError("no line says which network is used")
-    over_sockets = [host or "?" for host, name in used.items() if name in ("Socket", "FastSocket")]
+    over_sockets = [host or "?" for host, names in used.items() if names & _SOCKETS]
+    others = sorted({name for names in used.values() for name in names - _SOCKETS})
     if not over_sockets:
-        return ok(named(sorted(set(used.values()))))
-    if len(over_sockets) < len(used):
-        return fail(
-            f"sockets on {named(over_sockets)} only, {named(sorted(set(used.values()) - {'Socket'}))} on the others"
-        )
+        return ok(named(others))
+    if others:
+        return fail(f"sockets for ranks on {named(over_sockets)}, but {named(others)} for others")
     lines = [c for c in log.channels if c.transport == "NET"]
     if len(log.hosts) <= 1 and log.channels and not lines:
         return info("sockets, but the ranks are on one host and no channel uses the network")
     if log.rdma_devices:
         devices = sorted({device for found in log.rdma_devices.values() for device in found})
         return fail(f"sockets, though devices for RDMA are named: {named(devices)}")
+    if failed := [warning.text for warning in log.warnings if _PLUGIN.search(warning.text)]:
+        return fail(f"sockets on {named(over_sockets)}, after the plugin failed: {failed[0][:140]}")
     return warn(f"sockets on {named(over_sockets)}")
 
 
@@ -134,9 +142,12 @@ def gpu_direct(machine: Machine) -> Outcome:
         raise NotHereError("no channel over RDMA is in the log")
     without = [f"{host} [{way}]" for (host, way), counts in ways.items() if counts[False]]
     if not without:
-        return ok(
-            f"GDRDMA for {', '.join(sorted({way for _, way in ways}))} on {len({host for host, _ in ways})} hosts"
+        hosts = {host for host, _ in ways}
+        shown = ok(f"GDRDMA for {', '.join(sorted({way for _, way in ways}))} on {len(hosts)} hosts")
+        halves = sum(
+            (host, way) not in ways for host in hosts for way in ("send", "receive") if (host, "?") not in ways
         )
+        return with_missing(shown, halves, "of their directions are not in the log")
     if len(without) == len(ways):
         return warn(f"on no host and in no direction: {named(without)}")
     return fail(f"not for {named(without)}")
@@ -190,15 +201,18 @@ def completion_error(machine: Machine) -> Outcome:
     log = machine.nccl_log
     if not log.completion_errors:
         return _none(machine)
-    first = next((status for status in log.completion_errors if status != 5), log.completion_errors[0])
-    return fail(f"status {first}: {_STATUS.get(first, 'see ibv_wc_status')} ({len(log.completion_errors)} in all)")
+    first = next((error for error in log.completion_errors if error.status != 5), log.completion_errors[0])
+    said = {"on": first.host, "at": first.device, "with": first.peer}
+    where = "".join(f", {word} {name}" for word, name in said.items() if name)
+    meaning = _STATUS.get(first.status, "see ibv_wc_status")
+    return fail(f"status {first.status}: {meaning}{where} ({len(log.completion_errors)} in all)")
 
 
 @check(
     "nccl-log-warnings",
     "software",
     title="NCCL warned of nothing",
-    read=_READ + "lines of WARN",
+    read=_READ + "lines of WARN; `Call to connect returned ..., retrying`",
     expected="none",
     source=_NCCL,
     cost="most end the job; some are a fallback that is slow",
@@ -208,13 +222,33 @@ def completion_error(machine: Machine) -> Outcome:
 def warnings(machine: Machine) -> Outcome:
     log = machine.nccl_log
     if not log.warnings:
+        if log.retries and not log.num_started:
+            why = named(f"{host or '?'}: {', '.join(reasons)}" for host, reasons in log.retries.items())
+            return warn(f"connections are tried again ({why}), and no rank's start is complete")
         return _none(machine)
+    if log.no_connection:
+        hosts = named(f"{host or '?'}: {', '.join(why)}" for host, why in log.no_connection.items())
+        over = sorted(set(log.bootstrap.values()) | {n for names in log.socket_interfaces.values() for n in names})
+        through = f", over {named(over)}: set NCCL_SOCKET_IFNAME to the one that reaches them" if over else ""
+        return fail(f"ranks cannot reach others ({hosts}){through}")
     text = " ".join(warning.text for warning in log.warnings)
     if "posix_fallocate" in text or re.search(r"/dev/shm|shared memory.*(?:fail|extend)", text):
         return fail(f"/dev/shm is too small: {log.warnings[0].text[:140]}")
     if re.search(r"ibv_modify_qp.*(?:unreachable|error 101)|Network is unreachable", text, re.IGNORECASE):
         return fail(f"RDMA connections cannot be made; wrong GID or route: {log.warnings[0].text[:140]}")
-    return warn(f"{len(log.warnings)}, the first: {log.warnings[0].text[:160]}")
+    if any("Cuda failure 802" in warning.text for warning in log.warnings):
+        return fail("CUDA is not ready (802, system not yet initialized): look at gpu-fabric and fabric-manager")
+    if any("nvls" in (warning.place or "") and "Cuda failure" in warning.text for warning in log.warnings):
+        return fail(
+            "NVLink SHARP cannot be set up: reset the GPUs after a restart of the fabric manager; "
+            "NCCL_NVLS_ENABLE=0 does without"
+        )
+    if all("libibverbs" in warning.text for warning in log.warnings):
+        return warn("libibverbs is not installed here: NCCL cannot use RDMA (NET/IB)")
+    first = next(warning for warning in log.warnings if "libibverbs" not in warning.text)
+    at = f" on {first.host}" if first.host else ""
+    place = f" ({first.place})" if first.place else ""
+    return warn(f"{len(log.warnings)}, the first{at}: {first.text[:160]}{place}")
 
 
 @check(
@@ -238,7 +272,7 @@ def version(machine: Machine) -> Outcome:
     "nccl-log-paths",
     "gpu",
     title="NCCL found a path of high bandwidth for its rings and trees",
-    read=_READ + "`Pattern 4, ..., nChannels 2, bw 24.0/24.0, type NVL/PIX`; `=== System : maxBw`",
+    read=_READ + "`Pattern 4, ..., nChannels 2, bw 24.0/24.0, type NVL/PIX`; else a graph XML (NCCL_GRAPH_DUMP_FILE)",
     expected="NVL or PIX within the host, at most PXB (PXN) to the NIC",
     source="NCCL source, graph/topo.h: path types",
     cost="PHB and SYS cross the CPU; the bandwidth that NCCL plans with is in the line",
@@ -246,15 +280,32 @@ def version(machine: Machine) -> Outcome:
     when_wrong="hosts without NVLink have no better path",
 )
 def paths(machine: Machine) -> Outcome:
-    log = machine.nccl_log
-    if not log.patterns:
-        raise NotReadError("no `Pattern` line: NCCL_DEBUG_SUBSYS needs GRAPH")
-    rings = [pattern for pattern in log.patterns if pattern[0] == 4] or list(log.patterns)
+    patterns, has_network = _patterns(machine)
+    rings = [pattern for pattern in patterns if pattern[0] == 4] or patterns
     worst = min(rings, key=lambda pattern: pattern[2] * pattern[1])
     shown = f"{worst[1]} channels x {worst[2]:g} GB/s, {worst[3]} within the host, {worst[4]} to the network"
-    if worst[3] in ("SYS", "PHB", "NET") or (worst[4] == "SYS" and len(log.hosts) > 1):
+    if not worst[1]:
+        return warn("no path was found for a ring: 0 channels")
+    if worst[3] in ("SYS", "PHB", "NET") or (worst[4] == "SYS" and has_network):
         return warn(shown)
-    return ok(shown) if worst[3] in ("NVL", "NVB", "PIX", "LOC") else info(shown)
+    is_near = worst[4] in ("LOC", "NVL", "C2C", "PIX", "PXB", "PXN", "P2C") or not has_network
+    return ok(shown) if worst[3] in ("NVL", "NVB", "PIX", "LOC", "C2C") and is_near else info(shown)
+
+
+def _patterns(machine: Machine) -> tuple[list[tuple[int, int, float, str, str]], bool]:
+    """Pattern, channels, GB/s, types within and between hosts: of a log, else of a graph XML. And whether hosts are."""
+    try:
+        log = machine.nccl_log
+    except NotReadError as error:
+        if NCCL_GRAPH not in machine.snapshot.outputs:
+            raise error
+        graphs = machine.nccl_graphs
+        need(graphs, "the graph XML holds no graph")
+        found = [(g.pattern, g.num_channels, g.inside_gb_per_s, g.inside, g.between) for g in graphs]
+        return found, any(g.has_network for g in graphs)
+    if not log.patterns:
+        raise NotReadError("no `Pattern` line: NCCL_DEBUG_SUBSYS needs GRAPH")
+    return list(log.patterns), len(log.hosts) > 1
 
 
 @check(

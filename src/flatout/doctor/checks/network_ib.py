@@ -25,6 +25,12 @@ def _ports(machine: Machine, name: str) -> dict[str, str]:
     return found
 
 
+def _silent(machine: Machine, *found: dict[str, str] | dict[str, int]) -> int:
+    """Ports that are missing in one of these."""
+    ports = {f"{device}/{n}" for device in machine.rdma_devices for n in machine.names(f"{_BASE}/{device}/ports")}
+    return sum(any(port not in values for values in found) for port in ports)
+
+
 def _count(machine: Machine, name: str) -> dict[str, int]:
     return {port: int(text) for port, text in _ports(machine, name).items() if text.isdecimal()}
 
@@ -46,7 +52,8 @@ def port_state(machine: Machine) -> Outcome:
     down = {port: f"{state}, {physical.get(port, '?')}" for port, state in states.items() if "ACTIVE" not in state}
     down |= {port: state for port, state in physical.items() if "LinkUp" not in state and port not in down}
     if not down:
-        return ok(f"{len(states)} ports are active")
+        missing = _silent(machine, states, physical)
+        return with_missing(ok(f"{len(states)} ports are active"), missing, "ports did not say")
     shown = named(f"{port} ({state})" for port, state in down.items())
     return fail(f"not up: {shown}") if len(down) < len(states) else warn(f"none is up: {shown}")
 
@@ -84,7 +91,9 @@ def rate(machine: Machine) -> Outcome:
             shown.append(f"most ports of {layer} at {usual[0]} Gb/s")
         else:
             return info(f"several rates: {named(f'{port}: {value} Gb/s' for port, value in ports.items())}")
-    return fail(f"slower than the others: {named(odd)}") if odd else ok("; ".join(shown))
+    if odd:
+        return fail(f"slower than the others: {named(odd)}")
+    return with_missing(ok("; ".join(shown)), _silent(machine, rates, layers), "ports did not say")
 
 
 @check(
@@ -111,7 +120,9 @@ def link_downed(machine: Machine) -> Outcome:
     if bad:
         return warn(f"often down: {named(bad)}")
     shown = f"at most {max(counts.values())} times on {len(counts)} ports"
-    return ok(shown) if max(counts.values()) < 5 else info(shown)
+    if max(counts.values()) >= 5:
+        return info(shown)
+    return with_missing(ok(shown), _silent(machine, counts), "ports did not say")
 
 
 @check(
@@ -139,7 +150,10 @@ def symbol_errors(machine: Machine) -> Outcome:
     ]
     if grave:
         return warn(named(grave))
-    return info(named(some)) if some else ok(f"0 on {max(len(ports) for ports in found.values())} ports")
+    if some:
+        return info(named(some))
+    known = [ports for ports in found.values() if ports]
+    return with_missing(ok(f"0 on {max(map(len, known))} ports"), _silent(machine, *known), "ports did not say")
 
 
 @check(
@@ -163,7 +177,7 @@ def retransmission(machine: Machine) -> Outcome:
     need(list(sums), "no hw_counters of a port were read")
     some = {port: count for port, count in sums.items() if count}
     if not some:
-        return ok(f"0 on {len(sums)} ports")
+        return with_missing(ok(f"0 on {len(sums)} ports"), _silent(machine, sums), "ports did not say")
     high = [port for port, by in outliers(sums, share=1.0).items() if by > 0 and sums[port] > 1000]
     if high:
         return warn(f"far above the other ports: {named(f'{port}: {sums[port]:,}' for port in high)}")

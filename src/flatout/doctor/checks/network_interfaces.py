@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, info, named, need, none_in_log, ok, warn
+from flatout.doctor.check import Outcome, check, info, named, need, none_in_log, ok, warn, with_missing
 from flatout.doctor.machine import Machine
 from flatout.doctor.unknown import NotReadError
 
@@ -45,15 +45,17 @@ def mtu(machine: Machine) -> Outcome:
     mixed = [found for found in kinds.values() if len(set(found.values())) > 1]
     if mixed:
         return warn("; ".join(named(f"{name}: {value}" for name, value in found.items()) for found in mixed))
-    small = []
+    small, num_unsure = [], 0
     for name, value in mtus.items():
         speed = machine.optional(f"/sys/class/net/{name}/speed") or ""
         is_ip_over_ib = name.startswith("ib")  # its MTU is not that of RDMA
         if speed.isdecimal() and int(speed) >= 100_000 and value < 4200 and not is_ip_over_ib:
             small.append(f"{name}: {value} at {int(speed) // 1000} Gb/s")
+        num_unsure += value < 4200 and not is_ip_over_ib and not speed.isdecimal()
     if small:
         return warn(f"small for their speed: {named(small)}")
-    return ok(named(f"{name}: {value}" for name, value in mtus.items()))
+    shown = ok(named(f"{name}: {value}" for name, value in mtus.items()))
+    return with_missing(shown, num_unsure, "of these do not say how fast they are")
 
 
 @check(
@@ -81,7 +83,7 @@ def default_interface(machine: Machine) -> Outcome:
     "net-carrier-losses",
     "network",
     title="no interface has lost its carrier often",
-    read="/sys/class/net/*/carrier_down_count, and `lost carrier` or `Link is Down` of the kernel log",
+    read="/sys/class/net/*/carrier_down_count; kernel log: `lost carrier`, `Link is Down` and faults of cables",
     expected="at most 5 times",
     source="gpud and Imbue's published checks; the limit is a proposal of this project",
     cost="each is a pause of seconds, or the end of the job",
@@ -101,13 +103,18 @@ def carrier_losses(machine: Machine) -> Outcome:
     else:
         for name, count in log.link_losses.items():
             counts[name] = max(count, counts.get(name, 0))
+        if cables := log.lines["cable"]:
+            return warn(f"{len(cables)} faults of cables or transceivers, the last: {cables[-1][:140]}")
     bad = [f"{name}: {count}" for name, count in counts.items() if count > 5]
     if bad:
         return warn(f"carrier lost: {named(bad)}")
     some = [f"{name}: {count}" for name, count in counts.items() if count]
     if some:
         return info(f"carrier lost: {named(some)}")
-    return ok(f"0 on {len(counts)} interfaces") if counts else none_in_log(machine)
+    if not counts:
+        return none_in_log(machine)
+    names = {name for name in machine.names("/sys/class/net") if not _VIRTUAL.fullmatch(name)}
+    return with_missing(ok(f"0 on {len(counts)} interfaces"), len(names - set(counts)), "interfaces did not say")
 
 
 @check(

@@ -35,11 +35,13 @@ def pcie_link(machine: Machine) -> Outcome:
         link = nic.link
         if link is None or link.width is None or link.max_width is None:
             continue
-        num_read += 1
         if link.width < link.max_width:
             narrow.append(f"{nic.id}: x{link.width} of x{link.max_width}")
-        elif link.speed_gt_per_s and link.max_speed_gt_per_s and link.speed_gt_per_s < link.max_speed_gt_per_s:
+        elif link.speed_gt_per_s is None or link.max_speed_gt_per_s is None:
+            continue
+        elif link.speed_gt_per_s < link.max_speed_gt_per_s:
             slow.append(f"{nic.id}: {link.speed_gt_per_s:g} of {link.max_speed_gt_per_s:g} GT/s")
+        num_read += 1
     if not num_read:
         raise NotReadError("no NIC gives its link now and at most (virtual NICs have none)")
     if narrow:
@@ -71,6 +73,22 @@ def gpu_direct(machine: Machine) -> Outcome:
     if "Open Kernel Module" in driver and release and (int(release[1]), int(release[2])) >= (5, 12):
         return ok("DMA-BUF: the open kernel module on a kernel that has it")
     return fail("nvidia_peermem is not loaded, and the driver or the kernel has no DMA-BUF for it")
+
+
+@check(
+    "nic-health",
+    "network",
+    title="the firmware of the NICs answers the driver",
+    read="kernel log: mlx5_core, health compromised, Health issue observed",
+    expected="none",
+    source="Linux kernel documentation, mlx5 devlink health reporters",
+    cost="the port is gone until the driver has reset it: NCCL's connections over it fail (completion status 12)",
+    fix="restart the node; update the NIC's firmware; if it returns, replace the NIC",
+    when_wrong="the log may be days old",
+)
+def health(machine: Machine) -> Outcome:
+    lines = machine.kernel_log.lines["nic_health"]
+    return fail(f"{len(lines)} lines, the last: {lines[-1][:140]}") if lines else none_in_log(machine)
 
 
 @check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from flatout.doctor.check import Outcome, check, fail, info, named, ok, warn
-from flatout.doctor.machine import Machine
+from flatout.doctor.machine import NO_FILE, Machine
 from flatout.doctor.unknown import NotHereError, NotReadError
 
 _NCCL = "NCCL documentation, environment variables, https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
@@ -42,9 +42,12 @@ def settings(machine: Machine) -> dict[str, tuple[str, str]]:
 
 
 def _unset(machine: Machine, outcome: Outcome) -> Outcome:
-    """The outcome, where the environment was read; a log or a file that lacks a variable proves nothing."""
+    """The outcome, where all that could set it was read; a log or a file that lacks a variable proves nothing."""
     if machine.snapshot.environment is None:
         raise NotReadError("not in what was given, but the environment was not read")
+    for path, why in machine.snapshot.problems.items():
+        if path.endswith("nccl.conf") and why != NO_FILE:
+            raise NotReadError(f"not in what was read, but `{path}` could not be: {why}")
     return outcome
 
 
@@ -109,6 +112,8 @@ def infiniband(machine: Machine) -> Outcome:
         devices = machine.rdma_devices
     except NotHereError:
         return info(f"turned off, and there is no RDMA device: {named(bad)}")
+    except NotReadError as error:
+        return warn(f"turned off: {named(bad)}; {error}")
     return fail(f"turned off, with {len(devices)} RDMA devices: {named(bad)}")
 
 

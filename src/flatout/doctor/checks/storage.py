@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, fail, info, named, need, none_in_log, ok, warn
-from flatout.doctor.graph import pci_kind
+from flatout.doctor.check import Outcome, check, fail, info, named, need, none_in_log, ok, warn, with_missing
+from flatout.doctor.graph import lspci_kind, pci_kind, sysfs_link
 from flatout.doctor.machine import Machine
 from flatout.doctor.unknown import NotHereError, NotReadError
+from flatout.records.doctor import PcieLink
 
 _NETWORK = re.compile(r"nfs\d?|lustre|cifs|smb3|ceph|gpfs|beegfs|fuse\..*|9p|virtiofs|glusterfs|wekafs|afs")
 _KERNEL = "Linux kernel documentation"
@@ -145,7 +146,7 @@ def nfs_hangs(machine: Machine) -> Outcome:
     "storage-nvme-link",
     "storage",
     title="NVMe disks have their full PCIe link",
-    read="sysfs: current_link_speed, current_link_width and their max of devices of class 0108",
+    read="sysfs: current_link_speed, current_link_width and their max of devices of class 0108, else `lspci -vvv`",
     expected="current = max",
     source="vendor: what the disk itself says it can",
     cost="half the lanes or half the speed are half the read bandwidth",
@@ -153,33 +154,39 @@ def nfs_hangs(machine: Machine) -> Outcome:
     when_wrong="disks of a newer generation than the slot, as bought: then alike on all",
 )
 def nvme_link(machine: Machine) -> Outcome:
-    base = "/sys/bus/pci/devices"
-    disks = {address for address in machine.pci_addresses if pci_kind(machine, address) == "storage"}
-    # A tree may lack the class, but name the driver's folder.
-    disks |= {address for address in machine.pci_addresses if machine.names(f"{base}/{address}/nvme")}
-    if not disks:
+    links = _nvme_links(machine)
+    if not links:
         if machine.bus_is_known:
             raise NotHereError("there is no NVMe disk on the bus")
         raise NotReadError("no NVMe disk is in what was read")
     slow, num_read = [], 0
-    for address in sorted(disks):
-        values = [
-            machine.optional(f"{base}/{address}/{what}_link_{unit}")
-            for unit in ("width", "speed")
-            for what in ("current", "max")
-        ]
-        numbers = [re.match(r"[\d.]+", value or "") for value in values]
-        width, most_width, speed, most_speed = (float(number[0]) if number else None for number in numbers)
-        if width is None or most_width is None or speed is None or most_speed is None:
+    for address, link in links.items():
+        if link is None or link.width is None or link.max_width is None:
             continue
+        if link.width < link.max_width:
+            slow.append(f"{address}: x{link.width} of x{link.max_width}")
+        elif link.speed_gt_per_s is None or link.max_speed_gt_per_s is None:
+            continue
+        elif link.speed_gt_per_s < link.max_speed_gt_per_s:
+            slow.append(f"{address}: {link.speed_gt_per_s:g} of {link.max_speed_gt_per_s:g} GT/s")
         num_read += 1
-        if width < most_width:
-            slow.append(f"{address}: x{width:g} of x{most_width:g}")
-        elif speed < most_speed:
-            slow.append(f"{address}: {speed:g} of {most_speed:g} GT/s")
     if not num_read:
-        raise NotReadError(f"{len(disks)} NVMe disks give no link now and at most")
-    return warn(f"below what they can: {named(slow)}") if slow else ok(f"{num_read} disks at full speed")
+        raise NotReadError(f"{len(links)} NVMe disks give no link now and at most")
+    outcome = warn(f"below what they can: {named(slow)}") if slow else ok(f"{num_read} disks at full speed")
+    return with_missing(outcome, len(links) - num_read, "disks did not say")
+
+
+def _nvme_links(machine: Machine) -> dict[str, PcieLink | None]:
+    base = "/sys/bus/pci/devices"
+    disks = {address for address in machine.pci_addresses if pci_kind(machine, address) == "storage"}
+    # A tree may lack the class, but name the driver's folder.
+    disks |= {address for address in machine.pci_addresses if machine.names(f"{base}/{address}/nvme")}
+    if disks:
+        return {address: sysfs_link(machine, address) for address in sorted(disks)}
+    try:
+        return {d.address: d.link for d in machine.lspci if lspci_kind(d.kind, d.name) == "storage"}
+    except NotReadError:
+        return {}
 
 
 @check(

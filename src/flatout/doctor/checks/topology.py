@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from flatout.doctor.check import Outcome, check, info, named, need, ok, warn, with_missing
 from flatout.doctor.graph import GB, children, link_bytes_per_s, path_up, topology_of
-from flatout.doctor.machine import Machine
+from flatout.doctor.machine import Machine, natural
 from flatout.doctor.parse.cpu_list import cpu_list_text, parse_cpu_list
 from flatout.doctor.unknown import NotReadError
 from flatout.records.doctor import Topology, TopologyNode
@@ -80,12 +82,12 @@ def shared_uplink(machine: Machine) -> Outcome:
     "topology-chipset",
     "host",
     title="GPUs, NICs of the fabric and NVMe disks are on the CPU's own ports",
-    read="sysfs: root ports at 0000:00:1b to 0000:00:1d of Intel are those of the chipset",
+    read="sysfs: root ports at 0000:00:1b to 0000:00:1d of Intel, and switches 43xx and 57ad of AMD, are the chipset's",
     expected="no GPU behind the chipset",
-    source="Intel chipset datasheets: the chipset's ports share one DMI link",
+    source="Intel chipset datasheets: the chipset's ports share one DMI link; https://pci-ids.ucw.cz for AMD's",
     cost="all devices of the chipset share its one link, often 4 to 8 GB/s, and each copy takes longer",
     fix="move the card to a slot of the CPU",
-    when_wrong="AMD's chipsets are not told apart from CPU ports: then nothing is said",
+    when_wrong="a chipset newer than this list is taken for a switch of the board",
 )
 def chipset(machine: Machine) -> Outcome:
     topology = _tree(machine)
@@ -99,7 +101,13 @@ def chipset(machine: Machine) -> Outcome:
     if behind["gpu"]:
         return warn(f"GPUs behind the chipset: {named(behind['gpu'])}")
     others = behind["nic"] + behind["storage"]
-    return info(f"behind the chipset: {named(others)}") if others else ok("none that was found is behind a chipset")
+    if others:
+        return info(f"behind the chipset: {named(others)}")
+    roots = {node.id for node in topology.nodes if node.kind == "root_port"}
+    vendors = {machine.optional(f"/sys/bus/pci/devices/{root}/vendor") or "?" for root in roots}
+    if strange := sorted(vendors - {"0x8086", "0x1022"}):
+        raise NotReadError(f"the root ports are of {named(strange)}: whether of a chipset is not known")
+    return ok("none that was found is behind a chipset")
 
 
 @check(
@@ -156,6 +164,8 @@ def _near(machine: Machine) -> dict[str, dict[str, str]]:
         raise NotReadError("no topology is in what was read")
     kinds = {node.id: node for node in topology.nodes}
     is_nccl = "NCCL topology XML" in topology.sources  # it holds no other NICs
+    if is_nccl and not machine.nccl_topology.is_whole:
+        raise NotReadError(f"a nearer NIC may be missing: {machine.nccl_topology.problems[0]}")
     found: dict[str, dict[str, str]] = {}
     for pair in topology.pairs:
         for gpu, nic in ((pair.a, pair.b), (pair.b, pair.a)):
@@ -171,16 +181,17 @@ def _near(machine: Machine) -> dict[str, dict[str, str]]:
     return found
 
 
-def _num_unpaired(machine: Machine, near: dict[str, dict[str, str]]) -> int:
+def _unpaired(machine: Machine, near: dict[str, dict[str, str]]) -> set[str]:
     """GPUs of which no NIC, or not every NIC, is known: their rows may be cut off."""
     topology = topology_of(machine)
     nodes = topology.nodes if topology else ()
     most = max(len(nics) for nics in near.values())
     try:
         gpus = list(machine.matrix.gpus)
+        most = max(most, len(machine.matrix.nics))
     except NotReadError:
         gpus = [node.id for node in nodes if node.kind == "gpu"]
-    return sum(len(near.get(gpu, ())) < most for gpu in gpus)
+    return {gpu for gpu in gpus if len(near.get(gpu, ())) < most}
 
 
 def _is_gpu(nodes: dict[str, TopologyNode], name: str) -> bool:
@@ -212,12 +223,16 @@ def _is_rdma(nodes: dict[str, TopologyNode], name: str) -> bool:
 )
 def nic_distance(machine: Machine) -> Outcome:
     near = _near(machine)
+    unpaired = _unpaired(machine, near)
     nearest = {gpu: min(nics.values(), key=_ORDER.index) for gpu, nics in near.items()}
+    # Of a row that is cut off, a nearer NIC may be missing.
+    nearest = {gpu: how for gpu, how in nearest.items() if gpu not in unpaired or how in ("PIX", "PXB")}
+    num_missing = len(unpaired - set(nearest))
+    need(list(nearest), "no row of the matrix is whole")
     far = [gpu for gpu, how in nearest.items() if how == "SYS"]
     middle = [f"{gpu}: {how}" for gpu, how in nearest.items() if how in ("PHB", "NODE")]
     if not far and not middle:
-        missing = _num_unpaired(machine, near)
-        return with_missing(ok(f"{len(nearest)} GPUs have one at PIX or PXB"), missing, "GPUs are not known")
+        return with_missing(ok(f"{len(nearest)} GPUs have one at PIX or PXB"), num_missing, "GPUs are not known")
     if not any(how in ("PIX", "PXB") for how in nearest.values()):
         try:
             is_virtual = machine.is_virtual
@@ -225,9 +240,22 @@ def nic_distance(machine: Machine) -> Outcome:
             is_virtual = False
         if is_virtual:
             raise NotReadError("this virtual machine hides the switches: no GPU and NIC seem to share one")
+    if far and _have_own_nodes(machine, far):
+        raise NotReadError(
+            f"SYS for {named(far)}: these GPUs are NUMA nodes of their own (Grace), so that SYS does not tell whether "
+            "sockets are between"
+        )
     if far:
-        return warn(f"nearest NIC across sockets: {named(far)}")
-    return info(f"through the CPU: {named(middle)}")
+        return with_missing(warn(f"nearest NIC across sockets: {named(far)}"), num_missing, "GPUs are not known")
+    return with_missing(info(f"through the CPU: {named(middle)}"), num_missing, "GPUs are not known")
+
+
+def _have_own_nodes(machine: Machine, gpus: list[str]) -> bool:
+    """True where `GPU NUMA ID` says that the memory of these GPUs is a NUMA node."""
+    try:
+        return all(gpu in machine.matrix.gpu_numa for gpu in gpus)
+    except NotReadError:
+        return False
 
 
 @check(
@@ -243,18 +271,21 @@ def nic_distance(machine: Machine) -> Outcome:
 )
 def nic_share(machine: Machine) -> Outcome:
     near = _near(machine)
-    users: dict[str, int] = dict.fromkeys(sorted({nic for nics in near.values() for nic in nics}), 0)
+    users: dict[str, int] = dict.fromkeys(sorted({nic for nics in near.values() for nic in nics}, key=natural), 0)
     for nics in near.values():
         best = min(nics.values(), key=_ORDER.index)
         for nic, how in nics.items():
             users[nic] += how == best
     if len(users) == 1:
         return info(f"one NIC for {len(near)} GPUs")
+    unpaired = _unpaired(machine, near)
+    if not unpaired and all(set(nics.values()) == {"SYS"} for nics in near.values()):
+        return info(f"none of {len(users)} NICs is nearest to any GPU: all are at SYS")
     if len(set(users.values())) == 1:
         shown = f"{len(users)} NICs, each nearest to {next(iter(users.values()))} GPUs"
-        return with_missing(ok(shown), _num_unpaired(machine, near), "GPUs are not known")
-    if missing := _num_unpaired(machine, near):
-        raise NotReadError(f"the NICs of {missing} GPUs are not known")
+        return with_missing(ok(shown), len(unpaired), "GPUs are not known")
+    if unpaired:
+        raise NotReadError(f"the NICs of {len(unpaired)} GPUs are not known")
     return info(f"GPUs for which each NIC is nearest: {', '.join(f'{nic}: {count}' for nic, count in users.items())}")
 
 
@@ -275,11 +306,22 @@ def numa_known(machine: Machine) -> Outcome:
         raise NotReadError("no topology is in what was read")
     gpus = _gpus(topology)
     unsaid = [gpu.id for gpu in gpus if gpu.numa_node is None]
+    lists = {
+        gpu.id: str(gpu.parent).removeprefix("NUMA ") for gpu in gpus if gpu.id in unsaid and "NUMA " in str(gpu.parent)
+    }
+    lists = {gpu: text for gpu, text in lists.items() if re.fullmatch(r"[\d,-]+", text)}
+    if len(lists) == len(unsaid) > 0 and len(set(lists.values())) > 1:
+        # As on Grace, where memory of GPUs is a NUMA node too: what tells the GPUs apart is said.
+        return ok(f"{len(gpus)} GPUs on NUMA nodes {named(sorted(set(lists.values())))}")
     nodes = [name for name in machine.names("/sys/devices/system/node") if name.startswith("node")]
+    if not unsaid and "NCCL topology XML" in topology.sources and not machine.nccl_topology.is_whole:
+        raise NotReadError(f"said for {len(gpus)} GPUs, and others may be missing: {machine.nccl_topology.problems[0]}")
     if not unsaid:
         return ok(f"{len(gpus)} GPUs on NUMA nodes {named(sorted({str(gpu.numa_node) for gpu in gpus}))}")
     if len(nodes) == 1:
         return ok("there is one NUMA node")
+    if not nodes and lists:
+        raise NotReadError(f"of the NUMA nodes {named(sorted(set(lists.values())))} it is not said which is the GPUs'")
     if not nodes:
         raise NotReadError(f"not said for {named(unsaid)}, and how many NUMA nodes there are was not read")
     return warn(f"not said for {named(unsaid)} on a machine with {len(nodes)} NUMA nodes")
@@ -329,67 +371,9 @@ def cpu_binding(machine: Machine) -> Outcome:
     far = [gpu for gpu, cpus in local.items() if not allowed & cpus]
     if far:
         return warn(f"none of the allowed CPUs {cpu_list_text(allowed)} is near {named(far)}")
-    return ok(f"some of {cpu_list_text(allowed)} are near each of {len(local)} GPUs")
-
-
-@check(
-    "topology-nccl-file",
-    "software",
-    title="the topology file for NCCL fits itself and this machine",
-    read="the XML of NCCL_TOPO_FILE, or the one given, against sysfs cpulist of each NUMA node",
-    expected="another CPU mask on each NUMA node, as the kernel has it",
-    source="known defects of published files: equal or swapped masks",
-    cost="NCCL binds its threads to CPUs of the wrong socket: proxies and copies cross sockets",
-    fix="take the vendor's current file, or correct `affinity`",
-    when_wrong="a file that is meant for another machine than this one",
-)
-def nccl_file(machine: Machine) -> Outcome:
-    topology = machine.nccl_topology
-    problems = []
-    known = {name: cpus for name, cpus in topology.affinity.items() if cpus}
-    names = list(known)
-    for number, name in enumerate(names):
-        if same := [other for other in names[number + 1 :] if known[other] & known[name]]:
-            problems.append(f"{name} shares CPUs with {named(same)}")
-            break
-    for name, cpus in known.items():
-        text = machine.optional(f"/sys/devices/system/node/node{name.removeprefix('NUMA ')}/cpulist")
-        if text and parse_cpu_list(text) != cpus:
-            problems.append(f"{name} has CPUs {cpu_list_text(cpus)}, but the kernel says {text}")
-    if problems:
-        return warn("; ".join(problems[:4]))
-    if topology.problems:
-        return info(
-            f"{topology.problems[0]}{f' (and {len(topology.problems) - 1} more)' if topology.problems[1:] else ''}"
-        )
-    return ok(f"{len(known)} NUMA nodes, each with CPUs of its own")
-
-
-@check(
-    "topology-nccl-file-missing",
-    "software",
-    title="in a virtual machine with several GPUs, NCCL is told the topology that is hidden",
-    read="NCCL_TOPO_FILE; /var/run/nvidia-topologyd/virtualTopology.xml; whether this is a virtual machine",
-    expected="a topology file in a virtual machine with 4 or more GPUs and RDMA NICs",
-    source="Azure and AWS image documentation; nccl issues (51 to 365 GB/s with the file)",
-    cost="NCCL pairs GPUs with far NICs and lays rings across sockets: a fraction of the bandwidth",
-    fix="set NCCL_TOPO_FILE to the vendor's file for this machine type",
-    when_wrong="the vendor's network plugin brings its own file (aws-ofi-nccl)",
-)
-def nccl_file_missing(machine: Machine) -> Outcome:
-    if not machine.is_virtual:
-        return info("this is no virtual machine")
-    path = machine.environment.get("NCCL_TOPO_FILE")
-    if path:
-        if machine.is_absent(path):
-            return warn(f"NCCL_TOPO_FILE={path}, but there is no such file")
-        return ok(f"NCCL_TOPO_FILE={path}") if machine.file(path) else warn(f"NCCL_TOPO_FILE={path} is empty")
-    standard = "/var/run/nvidia-topologyd/virtualTopology.xml"
-    if machine.optional(standard):
-        return ok(standard)
-    num_gpus = machine.num_gpus
-    if num_gpus < 4:
-        return info(f"{num_gpus} GPUs need none")
-    if not machine.rdma_devices:
-        return info("no RDMA device")
-    return warn(f"this virtual machine has {num_gpus} GPUs and RDMA devices, and no topology file")
+    try:
+        total = len(machine.gpus)
+    except NotReadError:
+        total = len(machine.matrix.gpus)
+    near = ok(f"some of {cpu_list_text(allowed)} are near each of {len(local)} GPUs")
+    return with_missing(near, total - len(local), "GPUs did not say which CPUs are near")

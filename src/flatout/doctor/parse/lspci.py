@@ -29,11 +29,15 @@ class PciDevice(msgspec.Struct, frozen=True, kw_only=True):
     acs_redirects: bool | None  # of a bridge: requests are sent up to the root; None where ACSCtl was not read
     max_read_request_bytes: int | None
     is_denied: bool
+    is_gone: bool  # it is listed, but reads as ones: it has fallen off the bus
     is_root_port: bool  # only where lspci says so: of an excerpt, the topmost bridge may be a switch
 
 
 def parse_lspci(text: str) -> tuple[PciDevice, ...]:
     devices = []
+    body, end, last = text.rpartition("\n")
+    if end and last.startswith((" ", "\t")):
+        text = body  # it may be cut off: x1 of x16
     for block in re.split(r"\n(?=(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] )", text.strip()):
         first, _, body = block.partition("\n")
         if head := _HEAD.match(first):
@@ -64,6 +68,7 @@ def _device(head: re.Match[str], body: str) -> PciDevice:
         acs_redirects=("ReqRedir+" in acs[1] if acs else None),
         max_read_request_bytes=int(requests[-1]) if requests else None,
         is_denied="<access denied>" in body,
+        is_gone="(rev ff)" in head[4] or "Unknown header type 7f" in body,
         is_root_port=bool(re.search(r"Express \(v\d\) Root Port", body)),
     )
 

@@ -10,11 +10,25 @@ import re
 
 import msgspec
 
+# Before a WARN stands where in the source it is: `misc/socket.cc:49`, or the signature of a plugin's function.
 _LINE = re.compile(
-    r"(?:(?P<host>[\w.-]+):(?P<pid>\d+):\d+ )?(?:\[(?P<device>-?\d+)\] )?(?:\S+:\d+ )?"
+    r"(?P<host>[^\s:|]+):(?P<pid>\d+):\d+ (?:\[(?P<device>-?\d+)\] (?:(?P<place>\S.{0,200}:\d+) )?)?"
     r"NCCL (?P<level>INFO|WARN|ERROR) (?P<text>.*)"
 )
-_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
+_LINE_WITHOUT_HOST = re.compile(r"(?P<host>)(?:(?P<place>\S+:\d+) )?NCCL (?P<level>INFO|WARN|ERROR) (?P<text>.*)")
+# Before 2.3 the lines lacked NCCL's name.
+_OLD_LINE = re.compile(
+    r"(?P<host>[^\s:|]+):(?P<pid>\d+):\d+ \[(?P<device>-?\d+)\] (?:(?P<place>\S+:\d+) )?"
+    r"(?P<level>INFO|WARN|ERROR) (?P<text>.*)"
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_NO_CONNECTION = re.compile(
+    r"(?:Call to connect|socketPollConnect: connect to \S+) (?:returned|failed :) (?P<first>[\w ]+?)(?:,|$|\.)|"
+    r"(?:socketStartConnect: )?Connect to (?:\S+) failed : (?P<second>[\w ]+)",
+    re.IGNORECASE,
+)
+# At the end of the text a number may be cut off: 1 of 12.
+_VERSION = re.compile(r"[NR]CCL version(?: :)? (\d+\.\d+\.\d+)(?!\d|\Z)")
 _DEVICE = re.compile(r"\[(\d+)\]([\w.-]+):(\d+)/(IB|RoCE|\w+)(?:/\w+)?")
 _INTERFACE = re.compile(r"\[\d+\]([\w.@-]+):")
 _CHANNEL = re.compile(
@@ -28,10 +42,13 @@ _SYSTEM = re.compile(r"=== System : maxBw ([\d.]+) totalBw ([\d.]+) ===")
 _SET = re.compile(r"(NCCL_\w+) set (?:by environment )?to (.*?)\.?$")
 _GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for HCA \d+ '([^']+)'")
 _GDR_ON = re.compile(r"GPU Direct RDMA Enabled for HCA \d+ '([^']+)'")
-_STATUS = re.compile(r"Got completion .*?with (?:error|status=)\s*(\d+)")
+_STATUS = re.compile(
+    r"Got completion (?:from peer (?P<peer>[^\s<]+)\S* )?.*?with (?:error|status=)\s*(?P<status>\d+)(?!\d|\Z)"
+    r"(?:.*? hca (?P<device>\S+))?"
+)
 _FABRIC = re.compile(r"MNNVL busId (0x\w+) fabric UUID (\S+) cliqueId (0x\w+) state (\d+) healthMask (0x\w+)")
 _AFFINITY = re.compile(r"Setting affinity for GPU (\d+) to ([0-9a-f,]+)")
-_RANK = re.compile(r"rank (\d+) nranks (\d+)")
+_RANK = re.compile(r"rank (\d+) nranks (\d+)", re.IGNORECASE)
 _P2P_OFF = re.compile(r"P2P is disabled between connected GPUs (\d+) and (\d+)")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -53,13 +70,26 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         return first if first in {"P2P", "SHM", "NET", "COLLNET"} else self.via.split("[")[0]
 
     @property
+    def network(self) -> str | None:
+        """`IB`, `Socket`, `AWS Libfabric`; None within a host."""
+        return self.via.split("/")[1] if self.transport == "NET" and "/" in self.via else None
+
+    @property
     def is_gpu_direct(self) -> bool:
         return "GDRDMA" in self.via
 
 
 class Warning_(msgspec.Struct, frozen=True, kw_only=True):  # noqa: N801 - `Warning` is a builtin
     host: str | None
+    place: str | None  # in the source: `transport/nvls.cc:254`
     text: str
+
+
+class CompletionError(msgspec.Struct, frozen=True, kw_only=True):
+    status: int  # ibv_wc_status
+    host: str | None
+    device: str | None  # newer versions name it
+    peer: str | None  # address of the other side
 
 
 class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +111,9 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     fabrics: tuple[tuple[str, str, str, int, int], ...]  # bus, UUID, clique, state, health mask
     affinities: dict[tuple[str, int], str]  # (host, GPU) -> CPU mask
     p2p_off: tuple[tuple[int, int], ...]
-    completion_errors: tuple[int, ...]  # ibv_wc_status, in the order of the log
+    completion_errors: tuple[CompletionError, ...]  # in the order of the log
+    no_connection: dict[str, tuple[str, ...]]  # host -> why it could not reach another: `Connection timed out`
+    retries: dict[str, tuple[str, ...]]  # the same, of those that were tried again
     warnings: tuple[Warning_, ...]
     num_started: int  # ranks whose start is said to be complete
     num_lines: int  # lines of NCCL in the text
@@ -90,8 +122,8 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
 def parse_nccl_log(text: str) -> NcclLog:
     """Raises ValueError where no line is NCCL's."""
     log = _Collected()
-    for line in text.splitlines():
-        log.read(line.rstrip())
+    for line in text.splitlines(keepends=True):
+        log.read(line)
     if not log.num_lines:
         raise ValueError("no line of an NCCL log")
     return log.done()
@@ -115,7 +147,7 @@ class _Collected:
         self.fabrics: list[tuple[str, str, str, int, int]] = []
         self.affinities: dict[tuple[str, int], str] = {}
         self.p2p_off: list[tuple[int, int]] = []
-        self.completion_errors: list[int] = []
+        self.completion_errors: list[CompletionError] = []
         self.warnings: list[Warning_] = []
 
     def read(self, line: str) -> None:
@@ -123,17 +155,29 @@ class _Collected:
             self.num_lines += 1
             self.versions[match[1]] = None
             return
-        found = _LINE.search(line)
+        if "INFO" not in line and "WARN" not in line and "NCCL ERROR" not in line:
+            return
+        line = _COLOUR.sub("", line) if "\x1b" in line else line
+        found = _LINE.search(line) or _LINE_WITHOUT_HOST.search(line) or _OLD_LINE.search(line)
         if found is None:
             return
         self.num_lines += 1
-        host, text = found["host"] or "", found["text"]
+        host, text = found["host"] or "", found["text"].rstrip()
         if host:
             self.hosts[host] = None
+        if "onnect" in text and (match := _NO_CONNECTION.search(text)):
+            kind = "retry" if found["level"] == "INFO" else "no connection"
+            self._add(kind, host, (match["first"] or match["second"]).strip())
+        if found["level"] == "INFO" and not line.endswith("\n") and "Init COMPLETE" not in line:
+            return  # the last line of the text may be cut off
         if found["level"] != "INFO":
-            self.warnings.append(Warning_(host=host or None, text=text))
-            if match := _STATUS.search(text):
-                self.completion_errors.append(int(match[1]))
+            self.warnings.append(Warning_(host=host or None, place=found["place"], text=text))
+            if match := _STATUS.search(line):
+                self.completion_errors.append(
+                    CompletionError(
+                        status=int(match["status"]), host=host or None, device=match["device"], peer=match["peer"]
+                    )
+                )
             return
         self._read_network(host, text)
         self._read_choice(host, text)
@@ -151,10 +195,10 @@ class _Collected:
         elif re.match(r"NET/(Socket|FastSocket)\b", text) and " : Using " in text:
             for name in _INTERFACE.findall(text):
                 self._add("socket", host, name)
-        elif match := re.match(r"Bootstrap\s*: Using (?:\[\d+\])?([\w.@-]+):", text):
+        elif match := re.match(r"(?:Bootstrap\s*: Using|NET : Using interface) (?:\[\d+\])?([\w.@-]+):", text):
             self.bootstrap[host] = match[1]
-        elif match := re.match(r"Using network (\S+)", text):
-            self._add("network", host, match[1])
+        elif match := re.match(r"Using (?:internal Network|network) (.+)", text, re.IGNORECASE):
+            self._add("network", host, match[1].strip())
         elif match := _GDR_OFF.search(text):
             self._add("off", host, match[1])
         elif match := _GDR_ON.search(text):
@@ -216,6 +260,8 @@ class _Collected:
             affinities=self.affinities,
             p2p_off=tuple(self.p2p_off),
             completion_errors=tuple(self.completion_errors),
+            no_connection=by_host("no connection"),
+            retries=by_host("retry"),
             warnings=tuple(self.warnings),
             num_started=self.num_started,
             num_lines=self.num_lines,
