@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
+import typer
+from tests.report import tuning_builder as builder
 
 import flatout as package
+from flatout.cli.tune import tune
+from flatout.errors import OutputError
+from flatout.records.tuning import TuneResult
+from flatout.tune.files import history_path, learn
 
 
 def flatout(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -26,6 +34,12 @@ def flatout(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[st
 
 
 MARK = "import pathlib; pathlib.Path('started').touch()"
+ONE_STEP = """
+import torch
+model = torch.nn.Linear(2, 1)
+model(torch.ones(1, 2)).sum().backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
 
 
 @pytest.mark.parametrize(
@@ -43,6 +57,14 @@ MARK = "import pathlib; pathlib.Path('started').touch()"
         (["--knob", "batch"], "--knob 'batch' must have the form NAME={VALUE,VALUE,...}:ARGUMENT={}"),
         (["--knob", "batch={8,8}:--batch={}"], "--knob 'batch={8,8}:--batch={}' has the same value twice"),
         (["--knob", "batch={8}:--batch={}"], "the knob `batch` is semantic"),
+        (
+            ["--knob", "a/exact={8}:--batch={}", "--knob", "a/exact={9}:--other={}"],
+            "each `--knob` needs a name of its own, but got `a` twice",
+        ),
+        (
+            ["--knob", "a/exact={8}:--batch={}", "--knob", "b/exact={9}:--batch {}"],
+            "an argument may be in one `--knob` only, but got --batch in `a` and `b`",
+        ),
     ],
 )
 def test_arguments_that_are_refused_before_anything_is_started(
@@ -96,7 +118,12 @@ def test_the_tuning_of_another_command_is_not_gone_on_with(tmp_path: Path) -> No
         ("raise ValueError('bad sample')", "exit code 1: ValueError: bad sample"),
         ("raise SystemExit(7)", "exit code 7: it printed nothing"),
         ("import os; os.kill(os.getpid(), 9)", "ended by a signal: it printed nothing"),
-        ("print('done')", "it made 0 settled steps, and at least 3 are needed"),
+        (
+            "print('done')",
+            "no training step was seen in it (the recorder was loaded into 1 Python process, but none imported torch)",
+        ),
+        ("import torch", "no training step was seen in it (1 process imported torch, but none made an optimizer step"),
+        (ONE_STEP, "it made 0 settled steps, and at least 3 are needed (the job ended after 1 step, before"),
     ],
 )
 def test_a_command_that_does_not_train_is_one_line_and_where_its_output_is(
@@ -106,6 +133,8 @@ def test_a_command_that_does_not_train_is_one_line_and_where_its_output_is(
     assert (done.returncode, done.stdout) == (2, "")
     error, hint = done.stderr.splitlines()[-2:]
     says = "ended too early to be tuned" if "settled steps" in problem else "itself does not succeed"
+    says = "cannot be tuned" if "no training step" in problem else says
+    assert ("let it make more steps" in hint) == ("settled steps" in problem)
     assert error.startswith(f"error: the command {says}: {problem}")
     output = Path(hint.partition("its output is in ")[2])
     assert output == tmp_path / "out" / "runs" / "trial-000" / "output.log" and output.is_file()
@@ -142,3 +171,42 @@ def test_a_folder_in_which_a_tuning_is_at_work_is_left_alone(tmp_path: Path) -> 
     finally:
         first.terminate()
         assert first.wait(60) == 143
+
+
+@pytest.mark.parametrize("no_history", [False, True])
+def test_the_history_is_used_and_added_to_unless_it_is_not_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_history: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    file = history_path(os.environ)
+    learn(builder.better(), file)
+    before = file.read_text()
+    given: list[object] = []
+
+    def tuned(*arguments: object) -> TuneResult:
+        given.append(arguments[-1])
+        better = builder.better()
+        return msgspec.structs.replace(better, tuning=msgspec.structs.replace(better.tuning, date="2027-01-01"))
+
+    monkeypatch.setattr("flatout.tune.loop.tune", tuned)
+    with pytest.raises(typer.Exit):
+        tune(["python", "train.py"], out=tmp_path / "out", budget="60s", no_history=no_history)
+    assert (given == [None]) == no_history
+    assert (file.read_text() == before) == no_history
+    next_one = json.loads((tmp_path / "out" / "journal.jsonl").read_text().splitlines()[0])["options"]
+    assert next_one["uses_history"] == str(not no_history)
+
+
+def test_a_result_that_cannot_be_written_is_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("flatout.tune.loop.tune", lambda *_: builder.better())
+    (tmp_path / "out" / "report.html").mkdir(parents=True)  # in its way
+    monkeypatch.setattr("flatout.tune.files.RESULTS", ())
+    (tmp_path / "out" / "journal.jsonl").touch()
+    with pytest.raises(OutputError, match=r"report\.html") as error:
+        tune(["python", "train.py"], out=tmp_path / "out", budget="60s")
+    assert "the same command with this --out writes it" in (error.value.hint or "")
+    assert capsys.readouterr().out.startswith("3.21x faster")
+    assert not history_path(os.environ).exists()  # or it would be learned twice

@@ -166,12 +166,12 @@ def test_a_python_that_ignores_the_environment_is_told(tmp_path: Path, option: s
 
 def test_a_command_without_torch_is_told(tmp_path: Path) -> None:
     _, done = recorded(tmp_path / "r", [sys.executable, "-c", "pass"])
-    assert "loaded into 1 Python processes, but none imported torch" in words(done)[1]
+    assert "loaded into 1 Python process, but none imported torch" in words(done)[1]
 
 
 def test_a_command_without_training_is_told(tmp_path: Path) -> None:
     _, done = recorded(tmp_path / "r", [sys.executable, "-c", "import torch"])
-    assert "1 processes imported torch, but none made an optimizer step" in words(done)[1]
+    assert "1 process imported torch, but none made an optimizer step" in words(done)[1]
 
 
 def test_the_users_sitecustomize_runs_too(tmp_path: Path) -> None:

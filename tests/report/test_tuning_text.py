@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from tests.report import tuning_builder as builder
 
-from flatout.records.tuning import Tried, TuneResult
+from flatout import units
+from flatout.records.tuning import Screened, Tried, TuneResult
 from flatout.records.verdict import Verdict
 from flatout.report.terminal import TextStyle
 from flatout.report.tuning_html import tuning_html
@@ -338,3 +339,56 @@ def test_durations_are_in_words(value_s: float, text: str) -> None:
 
 def test_only_a_better_verdict_is_better() -> None:
     assert [name for name, make in builder.ALL.items() if is_better(make())] == ["better", "memory", "hostile"]
+
+
+def test_what_was_tried_and_not_reached_is_told_and_not_called_untried() -> None:
+    one = builder.tried("ddp-bucket=50", "not reached", reason="1.37x in a trial of its own; no pairs were run",
+                        screened=1.37)  # fmt: skip
+    failed = builder.tried("dataloader-workers=1", "failed", reason="exit code 1: ValueError: no workers")
+    cut = {"why_ended": "the budget of 50 s is used up"}
+    alone = msgspec.structs.replace(builder.nothing(), tried=(one,), **cut)
+    assert headline(alone) == "no change was shown to help before it ended: the budget of 50 s is used up"
+    assert re.search(r"ddp-bucket=50 +exact +not reached +1.37x in a trial of its own", text_of(alone))
+    both = msgspec.structs.replace(alone, tried=(failed, one))
+    assert headline(both) == "no change was shown to help before it ended: 1 failed, and 1 not reached"
+    assert headline(msgspec.structs.replace(both, tried=(failed,))) == "no change can be used: 1 failed"
+    undecided = builder.tried("nccl-channels=8", "not confirmed", screened=1.2, reason="1 pair counts",
+                              verdict=builder.verdict("undecided", 1.2, num_pairs=2))  # fmt: skip
+    assert headline(msgspec.structs.replace(alone, tried=(undecided, failed, one))) == (
+        "no change is shown to help: 1 of 2 stayed undecided, and 1 more was not reached"
+    )
+
+
+def test_pairs_of_an_undecided_change_that_were_left_out_are_told_with_the_reason() -> None:
+    found = builder.verdict("undecided", None, num_pairs=0, num_void=3, void_reasons=("others kept 1.2 cores busy",),
+                            reason="no pairs count, and the first look is at 4")  # fmt: skip
+    one = builder.tried("dataloader-workers=1", "not confirmed", screened=2.1, verdict=found, reason=found.reason)
+    text = joined(text_of(msgspec.structs.replace(builder.nothing(), tried=(one,))))
+    assert "(3 pairs left out: others kept 1.2 cores busy)" in re.sub(r"\s+", " ", text)
+
+
+def test_the_error_of_predictions_is_told_with_and_without_what_was_learned_and_beside_single_trials() -> None:
+    """Replayed 2.0, corrected to 2.8, measured about 2.7; of a trial alone predicted 1.5, measured 1.2."""
+    result = builder.better()
+    assert "without what earlier tunings taught" not in joined(text_of(result))
+    taught = msgspec.structs.replace(builder.prediction("nccl-sockets=2x2x8", 2.8, 2.0, 3.6), correction=1.4)
+    assert result.tried[0].verdict is not None
+    measured = result.tried[0].verdict.speedup
+    assert measured is not None
+    (one,) = (msgspec.structs.replace(row, prediction=taught) for row in result.tried[:1])
+    trials = tuple(
+        Screened(prediction=builder.prediction(name, 1.5, 1.0, 2.0), speedup=1.2, sd=0.01)
+        for name in ("ddp-bucket=50", "ddp-bucket=50", taught.change)
+    )
+    result = msgspec.structs.replace(result, tried=(one,), screened=trials)
+    with_it, without = abs(2.8 / measured - 1), abs(2.0 / measured - 1)
+    text = joined(text_of(result))
+    assert (
+        f"Predictions were off by {units.percent(with_it)} (median absolute error of 1 prediction), and"
+        f" {units.percent(without)} without what earlier tunings taught; by 25 % beside one trial each, whose noise is"
+        " in it (median of 1 more)."
+    ) in re.sub(r"\s+", " ", text)
+    told = json.loads(tuning_json(result, ["flatout"]))
+    assert told["median_prediction_error"] == pytest.approx(with_it)
+    assert told["median_prediction_error_without_history"] == pytest.approx(without)
+    assert (told["median_screening_error"], told["num_screening_predictions"]) == (pytest.approx(0.25), 1)

@@ -11,7 +11,7 @@ from tests.trial.training import FAULTS, Fault, changes, losses, trial
 
 from flatout.records.change import Safety
 from flatout.records.trial import TrialResult
-from flatout.trial.gates import check_losses, check_memory
+from flatout.trial.gates import check_losses, check_memory, loss_note
 
 DETERMINISTIC = [trial(losses()) for _ in range(3)]
 # What bf16 sums in another order differ by, from run to run.
@@ -82,6 +82,45 @@ def test_where_the_baseline_is_not_finite_itself_nothing_can_be_said() -> None:
     for candidate in (broken, trial((1.0, 2.0, 3.0))):
         gate = check_losses(candidate, [broken, trial((1.0, 5.0, math.inf))], changes())
         assert gate.is_passed
+
+
+def without_first(found: tuple[float, ...]) -> tuple[float, ...]:
+    """As the recorder leaves it of a job that accumulates gradients."""
+    return (math.nan, *found[1:])
+
+
+@pytest.mark.parametrize("fault", ["none", *FAULTS])
+def test_a_first_loss_that_is_not_known_does_not_switch_the_gate_off(fault: Fault) -> None:
+    baselines = [trial(without_first(losses())) for _ in range(3)]
+    assert loss_note(baselines) is None
+    gate = check_losses(trial(without_first(losses(fault))), baselines, changes())
+    assert gate.is_passed == (fault == "none")
+    assert "of 29 steps are bitwise the same" in gate.reason or "differ by" in gate.reason
+    # A change by which the recorder knows the first loss, too.
+    assert check_losses(trial(losses(fault)), baselines, changes()).is_passed == (fault == "none")
+
+
+def test_a_candidate_whose_loss_is_no_number_where_only_the_first_may_be_unknown_is_refused() -> None:
+    baselines = [trial(without_first(losses())) for _ in range(3)]
+    broken = (math.nan, *losses()[1:4], *[math.nan] * 26)
+    gate = check_losses(trial(broken), baselines, changes())
+    assert not gate.is_passed and gate.reason == "the loss of its step 5 is not a number, and the baseline's is"
+    never = check_losses(trial((math.nan,) * 30), baselines, changes())
+    assert not never.is_passed and never.reason == "the candidate shows no loss, and the baseline does"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_job_whose_own_loss_is_not_finite_is_told(value: float) -> None:
+    baselines = [trial((*losses()[:at], *[value] * (30 - at))) for at in (7, 5, 9)]
+    assert loss_note(baselines) == (
+        "the job's own loss is not finite from step 6 on: what changes do to it is not checked there"
+    )
+
+
+def test_a_job_whose_runs_differ_much_is_told_how_little_the_gate_sees() -> None:
+    assert loss_note(DETERMINISTIC) is None and loss_note(NOISY) is None and loss_note([trial(())]) is not None
+    wild = [trial(tuple(factor * loss for loss in losses())) for factor in (0.5, 1.0, 1.5)]
+    assert re.match(r"runs of the very same job differ by 50 % .* only beyond 200 %", loss_note(wild) or "")
 
 
 def test_a_job_without_losses_is_not_checked_and_says_so() -> None:

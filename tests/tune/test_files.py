@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import resource
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -155,3 +159,75 @@ def test_a_tuning_that_goes_on_is_learned_from_once_and_not_by_itself(tmp_path: 
         math.log(0.9 / 1.5)
     )
     assert learned(file, but=date) is None
+
+
+def test_pairs_count_as_much_as_their_noise_and_their_number_allow() -> None:
+    """Of the same noise a trial, four pairs are half as uncertain as one; two pairs, before any look, count as well."""
+    made = builder.better()
+    assert made.floor is not None
+    of_one = made.floor.pair_sd(made.num_steps)
+    by_number = {
+        one.prediction.change: one.verdict.num_pairs
+        for one in made.tried
+        if one.prediction is not None and one.verdict is not None and one.outcome != "unsafe"
+    }
+    found = outcomes_of(made)
+    assert len(found) == len(by_number) == 2
+    for one in found:
+        assert one.sd == pytest.approx(of_one / by_number[one.change] ** 0.5)
+    early = builder.verdict("undecided", 1.6, num_pairs=2, reason="2 pairs count, and the first look is at 4")
+    assert early.interval is None
+    tried = msgspec.structs.replace(made.tried[0], outcome="not confirmed", verdict=early)
+    (told,) = outcomes_of(
+        msgspec.structs.replace(made, tried=(tried,), screened=(screened("nccl-channels", 2.0, 9.0),))
+    )[:1]
+    assert (told.measured, told.sd) == (1.6, pytest.approx(of_one / 2**0.5))
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """No file may become larger: a write beyond fails, as where the disk is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_without_room_nothing_is_written_by_halves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    start(out).journal.add("key", trial(0))
+    with largest_file(4096), pytest.raises(OutputError, match=r"report\.html"):
+        write_results(builder.better(), out, apply=True, command=["flatout", "tune"])
+    assert sorted(file.name for file in out.iterdir()) == ["journal.jsonl"]
+    assert start(out).journal.num_before == 1
+    write_results(builder.better(), out, apply=False, command=["flatout", "tune"])
+    assert {"report.html", "tuned.toml", "tuning.json"} <= {file.name for file in out.iterdir()}
+
+
+def test_files_that_were_filled_in_since_are_left_as_they_are(tmp_path: Path) -> None:
+    write_results(builder.better(), tmp_path, apply=True, command=["flatout", "tune"])
+    job = tmp_path / "files" / "jobset.yaml"
+    mine = job.read_text().replace("image:", "image: my.registry/train #")
+    assert mine != job.read_text()
+    job.write_text(mine)
+    (tmp_path / "files" / "tuned.env").unlink()
+    lines = write_results(builder.better(), tmp_path, apply=True, command=["flatout", "tune"])
+    assert job.read_text() == mine
+    assert f"{job} is there, and is left as it is; it would become:" in lines
+    assert f"wrote {tmp_path / 'files' / 'tuned.env'}" in lines
+    assert [line for line in lines if line.startswith("-") and "my.registry" in line]
+
+
+@pytest.mark.parametrize("apply", [False, True])
+def test_no_file_and_no_line_has_a_secret_of_the_command(tmp_path: Path, apply: bool) -> None:
+    made = builder.better()
+    command = ("python", "train.py", "--api-key", "hunter2", "--out={trial_dir}")
+    made = msgspec.structs.replace(made, tuning=msgspec.structs.replace(made.tuning, command=command))
+    lines = write_results(made, tmp_path, apply=apply, command=["flatout", "tune", "--", *command])
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(written) == (12 if apply else 3)
+    assert not any("hunter2" in text for text in (*lines, *(file.read_text() for file in written)))
+    assert "values that look like secrets are *** in the commands of these files: fill them in" in lines
+    assert tomllib.loads((tmp_path / "tuned.toml").read_text())["command"][2:4] == ["--api-key", "***"]

@@ -18,6 +18,7 @@ from flatout.trial.gates import check_losses
 from flatout.tune import confirm
 from flatout.tune.budget import RESERVED_PAIRS
 from flatout.tune.files import outcomes_of
+from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
 from flatout.tune.result import is_better
 from flatout.tune.state import State
@@ -30,6 +31,9 @@ def adopted(result: TuneResult) -> set[str]:
 
 def outcomes(result: TuneResult) -> dict[str, str]:
     return {one.name: one.outcome for one in result.tried}
+
+
+DOES_NOT_FIT = "it does not go together with what is on"
 
 
 def test_a_good_change_is_adopted_and_the_verdict_is_better() -> None:
@@ -216,8 +220,10 @@ def test_baselines_that_fail_beside_the_candidates_end_the_round() -> None:
 
 
 def test_an_objective_that_the_job_does_not_show_is_one_line() -> None:
-    with pytest.raises(InputError, match="the job cannot be tuned for that: a trial of baseline has no number of"):
+    said = "the job cannot be tuned for that: a trial of baseline has no number of"
+    with pytest.raises(InputError, match=said) as error:
         tuned(SimulatedRunner({}), objective="s_per_sample")
+    assert error.value.hint == "of this job are known: steps/s, memory"
 
 
 def test_samples_a_second_are_tuned_for_where_they_are_known() -> None:
@@ -370,3 +376,44 @@ def test_predictions_of_all_that_was_screened_are_kept_with_what_came_of_them(mo
     assert all(0.002 < one.sd < 0.08 for one in result.screened)
     learned = {one.change: one for one in outcomes_of(result)}
     assert learned[WORKERS].measured == pytest.approx(0.8, rel=0.06) and learned[WORKERS].sd > 0
+
+
+@pytest.mark.parametrize("most", range(12, 34, 2))
+def test_every_candidate_is_accounted_for_wherever_the_budget_ends(most: int) -> None:
+    runner = SimulatedRunner({WORKERS: 1.3, SOCKETS: 1.5, BUCKET: 0.9})
+    result = tuned(runner, max_trials=most, max_screened=10)
+    run = {name for arm in runner.names() if arm != BASELINE for name in arm.split(" + ")}
+    assert run
+    assert run <= {name for one in result.tried for name in one.changes}
+    open_ones = [one for one in result.tried if one.outcome == "not reached"]
+    others = {name for one in result.tried if one.outcome != "not reached" for name in one.changes}
+    assert not others & {one.name for one in open_ones}
+    for one in open_ones:
+        assert (one.name not in run) == (one.reason in ("no trial was made of it", DOES_NOT_FIT))
+        assert (one.screened is not None) == ("no pairs were run" in one.reason)
+
+
+class StallingRunner(SimulatedRunner):
+    """One of its trials takes all the time there is."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__({WORKERS: 1.3, SOCKETS: 1.5})
+        self._at = at
+
+    def spent_s(self) -> float:
+        return self.now_s + (1e6 if self.num_trials > self._at else 0.0)
+
+
+def test_a_change_whose_first_pair_the_budget_cut_is_not_reached_rather_than_not_confirmed() -> None:
+    """Whichever trial the budget ends at, in some tunings that is the first of a confirmation."""
+    num_cut = 0
+    for at in range(4, 16):
+        told: list[str] = []
+        options = TuneOptions(num_steps=20, max_screened=4, budget_s=1e6)
+        result = tune(StallingRunner(at), options, told.append)  # type: ignore[arg-type]
+        rows = [one for one in result.tried if one.verdict is not None]
+        assert all(one.verdict.num_pairs + one.verdict.num_void for one in rows if one.verdict is not None)
+        if sum(": confirming" in line for line in told) > len(rows):
+            num_cut += 1
+            assert {one.outcome for one in result.tried if one.name in (WORKERS, SOCKETS)} == {"not reached"}
+    assert num_cut

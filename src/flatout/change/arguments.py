@@ -59,6 +59,26 @@ def parse_knob(text: str) -> UserKnob:
     return UserKnob(names=names, safety=safety, values=values, words=words)
 
 
+def check_apart(knobs: Sequence[UserKnob]) -> None:
+    """UsageError where two knobs have one name, or set the same argument: what won could not be told."""
+    names: set[str] = set()
+    flags: dict[str, str] = {}
+    for knob in knobs:
+        if knob.name in names:
+            raise UsageError(
+                f"each `--knob` needs a name of its own, but got `{knob.name}` twice",
+                hint="give all values of an argument in one --knob, and other arguments another name",
+            )
+        names.add(knob.name)
+        for flag in dict.fromkeys(argument[0].partition("=")[0] for argument in knob.words):
+            if flag in flags:
+                raise UsageError(
+                    f"an argument may be in one `--knob` only, but got {flag} in `{flags[flag]}` and `{knob.name}`",
+                    hint="give all values of an argument in one --knob",
+                )
+            flags[flag] = knob.name
+
+
 def knob_changes(
     user_knob: UserKnob, command: Sequence[str], facts: JobFacts, allowed_safety: Safety = "exact"
 ) -> tuple[Change, ...]:

@@ -54,6 +54,9 @@ def tune(
         str | None,
         typer.Option(metavar="OPTIONS", help="For --launcher slurm: '--partition=gpu --nodes=2 --gpus-per-node=8'."),
     ] = None,
+    no_history: Annotated[
+        bool, typer.Option("--no-history", help="Predict without what earlier tunings measured, and keep nothing.")
+    ] = False,
     apply: Annotated[bool, typer.Option("--apply", help="Write the files for other tools too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a tuning that is in DIR.")] = False,
@@ -64,6 +67,7 @@ def tune(
     """
     import msgspec
 
+    from flatout.errors import OutputError
     from flatout.launch.guard import guarded
     from flatout.tune.files import former_date, history_path, learn, learned, open_tuning, write_results
     from flatout.tune.loop import tune as run_tuning
@@ -78,6 +82,7 @@ def tune(
         max_trials=trials,
         num_steps=steps,
         knobs=tuple(knob or ()),
+        uses_history=not no_history,
         sbatch_options=_sbatch_options(launcher, sbatch_options),
     )
     folder = out or Path("flatout-out") / f"tune-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -92,7 +97,8 @@ def tune(
     began_on = former_date(folder)  # where it goes on
     try:
         with _signals_raised(), guarded(runner.mark):
-            result = run_tuning(runner, options, _say, learned(history_path(), but=began_on))
+            known = learned(history_path(), but=began_on) if options.uses_history else None
+            result = run_tuning(runner, options, _say, known)
     except (KeyboardInterrupt, _EndedBySignal) as error:
         _say(f"interrupted; the same command with --out {folder} goes on where it stopped")
         if isinstance(error, _EndedBySignal):
@@ -101,8 +107,14 @@ def tune(
     result = msgspec.structs.replace(result, asked=asked(options, warmup))
     if began_on is not None:
         result = msgspec.structs.replace(result, tuning=msgspec.structs.replace(result.tuning, date=began_on))
-    learn(result, history_path())
-    written = write_results(result, folder, apply=apply, command=["flatout", *sys.argv[1:]])
+    try:
+        written = write_results(result, folder, apply=apply, command=["flatout", *sys.argv[1:]])
+    except OutputError as error:
+        _report(result, folder, json=json)
+        hint = "the result is shown, and its trials are kept: make room, and the same command with this --out writes it"
+        raise OutputError(str(error), hint=hint) from error
+    if options.uses_history:
+        learn(result, history_path())
     _report(result, folder, json=json)
     for line in written:
         _say(line)
@@ -179,11 +191,13 @@ def _safety(text: str) -> Safety:
 
 def _check_knobs(knobs: Sequence[str], command: Sequence[str], allowed_safety: Safety) -> None:
     """UsageError for what no job could be tuned by, before any trial is run."""
-    from flatout.change.arguments import knob_changes, parse_knob
+    from flatout.change.arguments import check_apart, knob_changes, parse_knob
     from flatout.records.change import JobFacts
 
-    for text in knobs:
-        knob_changes(parse_knob(text), command, JobFacts(has_batch_norm=False), allowed_safety)
+    parsed = [parse_knob(text) for text in knobs]
+    check_apart(parsed)
+    for knob in parsed:
+        knob_changes(knob, command, JobFacts(has_batch_norm=False), allowed_safety)
 
 
 def _objective(text: str | None) -> Objective | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from flatout.errors import OutputError
@@ -28,11 +29,13 @@ def write(emitted: Emitted, folder: Path, *, force: bool = False) -> Path:
     path = folder / emitted.path
     if not force and path.exists() and diff(emitted, folder):
         raise OutputError(f"{path} exists and differs", hint="look at the diff, then add --force to overwrite it")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
         beside.write_text(emitted.text, encoding="utf-8")
         beside.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
         raise OutputError(f"{path} cannot be written: {error.strerror}") from None
     return path

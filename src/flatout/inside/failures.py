@@ -37,6 +37,7 @@ _DEVICE_WORDS = (
     "Failed to CUDA calloc",
     "Cuda failure 2 'out of memory'",
 )
+_OF_WORKER = "Original Traceback (most recent call last):"  # as torch._utils.ExceptionWrapper words it
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HOST_WORDS = ("can't allocate memory", "Cannot allocate memory", "unable to mmap", "CUDA error: unable to pin")
 
@@ -89,13 +90,22 @@ class _Notes:
             "kind": "error" if where is None else "out_of_memory",
             "where": where,
             "exception": type(error).__name__,
-            "message": str(error)[:_MOST_CHARACTERS],
+            "message": _message(error)[:_MOST_CHARACTERS],
             "line": _raised_at(error),
         }
         path = self._recording / f"failure-{os.uname().nodename}-{os.getpid()}.json"
         partial = path.with_name(f".{path.name}.part")
         partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
         partial.replace(path)
+
+
+def _message(error: BaseException) -> str:
+    """Of an error that a loader's worker had, its own words too, which stand last, behind the worker's traceback."""
+    text = str(error)
+    if _OF_WORKER not in text:
+        return text
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"{lines[0].removesuffix('.')}: {lines[-1]}"
 
 
 def _raised_at(error: BaseException) -> str | None:

@@ -36,13 +36,14 @@ def _nothing(run: Run) -> Quality:
     if run.num_pythons == 0:
         problem = f"the recorder was not loaded into any Python process: {_why_not_loaded(run.command)}"
     elif run.num_torch == 0:
-        problem = f"the recorder was loaded into {run.num_pythons} Python processes, but none imported torch"
+        into = f"{run.num_pythons} Python process{'es' * (run.num_pythons > 1)}"
+        problem = f"the recorder was loaded into {into}, but none imported torch"
     elif run.num_old_pythons:
         problem = "the job's Python is older than 3.11"
     else:
         problem = (
-            f"{run.num_torch} processes imported torch, but none made an optimizer step, a backward pass "
-            "or two batches of a DataLoader"
+            f"{run.num_torch} process{'es' * (run.num_torch > 1)} imported torch, but none made an optimizer step, "
+            "a backward pass or two batches of a DataLoader"
         )
     return Quality(problem=problem, effect="nothing was recorded but the machine")
 
@@ -112,7 +113,8 @@ def _whole_job(runs: Sequence[Run], ranks: Sequence[RankRecording], sampled: Seq
 def _without_trace(rank: RankRecording, runs: Sequence[Run], has_trace: bool) -> list[Quality]:
     is_light = bool(runs) and all(run.is_light for run in runs)
     if rank.settled_step is None:
-        problem = f"the job ended after {len(rank.steps.number)} steps, before step times had settled"
+        num_steps = len(rank.steps.number)
+        problem = f"the job ended after {num_steps} step{'s' * (num_steps != 1)}, before step times had settled"
         effect = "no trace and no settled step time; a shorter warm-up can be set with --warmup"
         return [Quality(rank=rank.rank, problem=problem, effect=effect)]
     if has_trace or is_light or rank.problems:

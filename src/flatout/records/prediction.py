@@ -43,4 +43,4 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     date: str  # ISO 8601; outcomes of one date are of one tuning
     low: float | None = None  # the interval as replayed; older lines have none
     high: float | None = None
-    sd: float = 0.0  # of log(measured): its own noise, where it is from a single trial; of pairs it is small
+    sd: float = 0.0  # of log(measured): its own noise, by the noise floor; less of several pairs

@@ -11,7 +11,9 @@ from flatout.records.prediction import Prediction
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 
 TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")  # that predictions are of
-TriedOutcome = Literal["adopted", "not better", "unsafe", "failed", "out of memory", "not applied", "not confirmed"]
+TriedOutcome = Literal[
+    "adopted", "not better", "unsafe", "failed", "out of memory", "not applied", "not confirmed", "not reached"
+]
 
 
 class TunedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +130,25 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     def prediction_errors(self) -> tuple[float, ...]:
         """Of each change that has pairs, the relative error of its predicted speedup."""
         return tuple(abs(said.speedup / speedup - 1) for said, speedup in self.predicted_and_measured)
+
+    @property
+    def prediction_errors_without_history(self) -> tuple[float, ...]:
+        """The same of the predictions as they were replayed; empty where no history changed one of them."""
+        found = self.predicted_and_measured
+        if all(said.correction == 1.0 for said, _ in found):
+            return ()
+        return tuple(abs(said.speedup / said.correction / speedup - 1) for said, speedup in found)
+
+    @property
+    def screened_alone(self) -> tuple[Screened, ...]:
+        """Of those with no pairs, the last trial of each; an unsafe change has no speed."""
+        if self.objective not in TIMES:
+            return ()
+        known = {said.change for said, _ in self.predicted_and_measured}
+        known |= {one.name for one in self.tried if one.outcome == "unsafe"}
+        return tuple(
+            {one.prediction.change: one for one in self.screened if one.prediction.change not in known}.values()
+        )
 
     @property
     def predicted_and_measured(self) -> tuple[tuple[Prediction, float], ...]:

@@ -21,6 +21,7 @@ from flatout.report.parts import SAFETY_MEANINGS
 from flatout.report.phrases import counted
 from flatout.report.ratio_axis import RatioAxis, ratio_axis
 from flatout.report.template import rendered
+from flatout.report.tuning_errors import error_sentence
 from flatout.report.tuning_phrases import (
     OBJECTIVE_WORDS,
     OUTCOME_MEANINGS,
@@ -28,7 +29,6 @@ from flatout.report.tuning_phrases import (
     UNKNOWN,
     adopted_rows,
     end_sentence,
-    error_sentence,
     facts,
     final_sentences,
     gain,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 
 import msgspec
 
@@ -13,7 +14,8 @@ from flatout.records.tuning import Bound, Tried, TriedOutcome, TuneResult
 from flatout.records.verdict import NoiseFloor, Objective, VerdictName
 from flatout.report.command import masked_command
 from flatout.report.json import enveloped_json
-from flatout.report.tuning_phrases import Adopted, adopted_rows, in_interval, median_error
+from flatout.report.tuning_errors import in_interval, median_error, screening_error
+from flatout.report.tuning_phrases import Adopted, adopted_rows
 
 SCHEMA = "flatout/tuning"
 VERSION = 1
@@ -92,7 +94,10 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     bounds: tuple[Bound, ...]
     noise_floor: NoiseFloor | None
     median_prediction_error: float | None  # relative; null where no prediction has a measurement
+    median_prediction_error_without_history: float | None  # of the same as replayed; null where no history changed them
     num_predictions: int  # that have a measurement
+    median_screening_error: float | None  # of predictions with no pairs, beside one trial each, its noise included
+    num_screening_predictions: int
     num_in_predicted_interval: int  # of them, measured values that lie in it
     machine: dict[str, str]
     versions: dict[str, str]
@@ -108,6 +113,7 @@ def tuning_json(result: TuneResult, command: Sequence[str], *, pretty: bool = Tr
 def tuning_report(result: TuneResult) -> TuningReport:
     tuning, verdict = result.tuning, result.tuning.verdict
     has_changes = bool(tuning.changes.changes)
+    without = result.prediction_errors_without_history
     return TuningReport(
         verdict=verdict.verdict if verdict is not None else "undecided",
         speedup=verdict.speedup if verdict is not None else None,
@@ -139,7 +145,10 @@ def tuning_report(result: TuneResult) -> TuningReport:
         bounds=result.bounds,
         noise_floor=result.floor,
         median_prediction_error=median_error(result),
+        median_prediction_error_without_history=median(without) if without else None,
         num_predictions=len(result.prediction_errors),
+        median_screening_error=screening_error(result),
+        num_screening_predictions=len(result.screened_alone),
         num_in_predicted_interval=in_interval(result)[0],
         machine=tuning.machine,
         versions=tuning.versions,

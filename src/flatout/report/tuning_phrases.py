@@ -10,13 +10,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 
 import msgspec
 
 from flatout import units
 from flatout.records.change import SAFETIES, Change, Safety
-from flatout.records.prediction import NOMINAL, Prediction
+from flatout.records.prediction import Prediction
 from flatout.records.tuning import Tried, TriedOutcome, TuneResult
 from flatout.records.verdict import Objective, Verdict
 from flatout.report.command import masked_command
@@ -45,6 +44,7 @@ OUTCOME_MEANINGS: Mapping[TriedOutcome, str] = {
     "adopted": "better on pairs of its own, and kept",
     "not confirmed": "looked better in one trial, and pairs did not bear it out",
     "not better": "not better in one trial of its own; that is an estimate, no verdict",
+    "not reached": "chosen to be tried, and too little or nothing was run to say what it brings",
     "unsafe": "does not train what the job trains, or takes too much memory: whatever its speed, it is not used",
     "out of memory": "a rank ran out of device memory",
     "failed": "the job ended with an error, or did not show what is judged",
@@ -222,19 +222,23 @@ def headline(result: TuneResult) -> str:
 
 
 def _nothing(result: TuneResult) -> str:
-    outcomes = Counter(one.outcome for one in result.tried)
-    if not outcomes:
+    tried = [one for one in result.tried if one.outcome != "not reached"]
+    outcomes, num_open = Counter(one.outcome for one in tried), len(result.tried) - len(tried)
+    if not outcomes and not any(one.screened is not None for one in result.tried):
         if result.floor is None or was_cut_short(result):
             return "no change was tried" + (f": {result.why_ended}" if result.why_ended else "")
         return "no change helps: none was found to try"
     if outcomes["adopted"]:
         return "no change is kept: what was better on its own pairs did not pass as a whole"
-    if not outcomes["not better"] and not outcomes["not confirmed"]:
+    if outcomes and not outcomes["not better"] and not outcomes["not confirmed"]:
         words = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOME_ORDER if outcomes[name])
-        return f"no change can be used: {words}"
-    num_undecided = sum(is_undecided_gain(one) for one in result.tried)
+        if not num_open:
+            return f"no change can be used: {words}"
+        return f"no change was shown to help before it ended: {words}, and {num_open} not reached"
+    num_undecided = sum(is_undecided_gain(one) for one in tried)
     if num_undecided:
-        return f"no change is shown to help: {num_undecided} of {len(result.tried)} stayed undecided"
+        left = f", and {num_open} more {'was' if num_open == 1 else 'were'} not reached" if num_open else ""
+        return f"no change is shown to help: {num_undecided} of {len(tried)} stayed undecided{left}"
     if was_cut_short(result):
         return f"no change was shown to help before it ended: {result.why_ended}"
     return "no change helps: nothing was better than the job as it came"
@@ -293,6 +297,8 @@ def why(one: Tried) -> str:
     verdict = one.verdict
     if one.outcome != "not confirmed" or verdict is None:
         return reason
+    if verdict.num_void:
+        reason += f" ({counted(verdict.num_void, 'pair')} left out: {'; '.join(verdict.void_reasons)})"
     if verdict.speedup is None:
         return f"{verdict.verdict}: {reason}"
     pairs = counted(verdict.num_pairs, "pair")
@@ -334,33 +340,6 @@ def final_sentences(verdict: Verdict) -> list[str]:
 def has_predictions(result: TuneResult) -> bool:
     """Whether predictions are of what is measured: they are of time."""
     return result.objective not in _SAVED
-
-
-def median_error(result: TuneResult) -> float | None:
-    errors = result.prediction_errors
-    return median(errors) if errors else None
-
-
-def error_sentence(result: TuneResult) -> str:
-    error = median_error(result)
-    if error is None:
-        return "No prediction can be set beside a measurement."
-    num = len(result.prediction_errors)
-    text = f"Predictions were off by {units.percent(error)} (median absolute error of {counted(num, 'prediction')})."
-    inside, num = in_interval(result)
-    held = f"{inside} of {counted(num, 'measured value')} {'lies' if num == 1 else 'lie'} in the predicted interval"
-    behind = max(said.num_behind for said, _ in result.predicted_and_measured)
-    if not behind:
-        return f"{text} {held}."
-    return (
-        f"{text} {held}, which is to hold {units.percent(NOMINAL)}, going by {counted(behind, 'earlier prediction')}."
-    )
-
-
-def in_interval(result: TuneResult) -> tuple[int, int]:
-    """How many measured speedups lie in the interval that was predicted, and of how many."""
-    inside = [said.low <= speedup <= said.high for said, speedup in result.predicted_and_measured]
-    return sum(inside), len(inside)
 
 
 def end_sentence(result: TuneResult) -> str:

@@ -15,13 +15,13 @@ from flatout.records.verdict import Verdict
 from flatout.report.command import quoted
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
+from flatout.report.tuning_errors import error_sentence
 from flatout.report.tuning_phrases import (
     OUTCOME_ORDER,
     UNKNOWN,
     adopted_rows,
     before_after,
     end_sentence,
-    error_sentence,
     facts,
     final_sentences,
     has_predictions,

@@ -26,6 +26,7 @@ FLOAT_NOISE = 2e-3  # relative, over the first updates: bf16 sums in another ord
 NUM_FIRST = 5
 ALL_KEPT = 512  # the recorder keeps the loss of each step up to this one: where one is absent, it is not a number
 SPREADS = 4.0
+BLUNT = 0.2  # relative: a gate that lets the mean loss differ by more is told to see little
 NUM_WINDOWS = 4  # of the curve of a change that rounds: quarters of the steps
 WINDOW_BAND = 0.04  # relative, of the mean over each of them
 LEAST_SIZE = 0.1  # of the mean loss of all steps: a part's loss counts as no smaller
@@ -51,16 +52,17 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], changes: ChangeSet) -> GateResult:
     """Losses of the candidate against those of the baselines, step by step from the first."""
-    base = [_known(trial) for trial in baselines if _known(trial).size]
-    mine = _known(candidate)
+    # Of a job that accumulates gradients the recorder does not know the first step's loss.
+    start = _num_unknown_first(baselines)
+    base = [known for trial in baselines if (known := _known(trial, start)).size]
+    mine = _known(candidate, start)
     if not base:
         return GateResult(is_passed=True, reason="the job's loss is not known: not checked")
     if not mine.size:
         return GateResult(is_passed=False, reason="the candidate shows no loss, and the baseline does")
-    if mine.size < min(len(candidate.losses), ALL_KEPT, *(losses.size for losses in base)):
-        return GateResult(
-            is_passed=False, reason=f"the loss of its step {mine.size + 1} is not a number, and the baseline's is"
-        )
+    if mine.size < min(len(candidate.losses) - start, ALL_KEPT - start, *(losses.size for losses in base)):
+        reason = f"the loss of its step {start + mine.size + 1} is not a number, and the baseline's is"
+        return GateResult(is_passed=False, reason=reason)
     length = min(mine.size, *(losses.size for losses in base))
     mine, together = mine[:length], np.array([losses[:length] for losses in base])
     if not np.isfinite(together).all():
@@ -130,9 +132,52 @@ def check_memory(candidate: TrialResult, baselines: Sequence[TrialResult]) -> Ga
     return GateResult(is_passed=after <= (1 + MAX_MORE_MEMORY) * max(before), reason=words)
 
 
-def _known(trial: TrialResult) -> NDArray[np.float64]:
-    """Losses up to the first that is not known."""
-    losses = np.asarray(trial.losses, dtype=np.float64)
+def loss_note(baselines: Sequence[TrialResult]) -> str | None:
+    """What of the job's own losses keeps changes from being held against them; None: nothing."""
+    start = _num_unknown_first(baselines)
+    known = [_known(trial, start) for trial in baselines]
+    if not any(losses.size for losses in known):
+        return "the job's loss is not known: whether changes train the same is not checked by it"
+    ends = [
+        start + losses.size + 1
+        for losses, trial in zip(known, baselines, strict=True)
+        if losses.size < min(len(trial.losses), ALL_KEPT) - start
+    ]
+    ends += [start + int(np.flatnonzero(np.isinf(losses))[0]) + 1 for losses in known if np.isinf(losses).any()]
+    if not ends:
+        return _spread_note(known)
+    return f"the job's own loss is not finite from step {min(ends)} on: what changes do to it is not checked there"
+
+
+def _spread_note(known: Sequence[NDArray[np.float64]]) -> str | None:
+    """Where runs of the very same job differ so much that the gate sees little."""
+    length = min(losses.size for losses in known)
+    if not length:
+        return None
+    together = np.array([losses[:length] for losses in known])
+    size = max(float(np.abs(together.mean(axis=0)).mean()), 1e-12)
+    spread = float(np.abs(together.mean(axis=1) - together.mean()).max()) / size
+    if SPREADS * spread <= BLUNT:
+        return None
+    return (
+        f"runs of the very same job differ by {percent(spread)} in their mean loss: a change that trains something else"
+        f" shows only beyond {percent(SPREADS * spread)}; a script that sets its seeds is checked more sharply"
+    )
+
+
+def _num_unknown_first(baselines: Sequence[TrialResult]) -> int:
+    """Steps at the start whose loss no baseline shows, though it shows later ones."""
+    numbers = []
+    for trial in baselines:
+        found = np.flatnonzero(~np.isnan(np.asarray(trial.losses, dtype=np.float64)))
+        if len(found):
+            numbers.append(int(found[0]))
+    return max(numbers, default=0)
+
+
+def _known(trial: TrialResult, start: int) -> NDArray[np.float64]:
+    """Losses from that step (counted from 0) up to the first that is not known."""
+    losses = np.asarray(trial.losses[start:], dtype=np.float64)
     unknown = np.flatnonzero(np.isnan(losses))
     return losses[: int(unknown[0])] if len(unknown) else losses
 

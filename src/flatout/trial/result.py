@@ -34,6 +34,7 @@ _OUT_OF_MEMORY = re.compile(
 _ERROR_LINE = re.compile(r"^(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
 _TAIL_BYTES = 200_000
 MIN_STEPS = 3
+NO_STEP = "no training step was seen in it"
 
 
 def trial_result(
@@ -53,7 +54,7 @@ def trial_result(
     step_s = mean_steps(ranks)
     if outcome == "completed" and len(step_s) < MIN_STEPS:
         outcome = "failed"
-        problem = f"it made {len(step_s)} settled steps, and at least {MIN_STEPS} are needed"
+        problem = NO_STEP if not ranks else f"it made {len(step_s)} settled steps, and at least {MIN_STEPS} are needed"
         if recording is not None and recording.problems:
             problem += f" ({recording.problems[0].problem})"
     mean_s = float(np.mean(step_s)) if len(step_s) else math.nan

@@ -41,7 +41,7 @@ def confirm(state: State, screened: Sequence[Candidate]) -> bool:
             state.applied = list(made.changes)
             state.current_trials = [pair.candidate for pair in state.last_pairs if pair.candidate.is_complete]
             return True
-        else:
+        elif state.last_pairs or not is_cut:
             note(state, made, "not confirmed", verdict.reason, screened=estimate, verdict=verdict)
             if len(added) == 1:
                 state.refused.add(added[0].name)

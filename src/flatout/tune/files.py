@@ -20,8 +20,9 @@ from flatout.launch.slurm import job_name
 from flatout.predict.calibrate import Calibration, calibrate
 from flatout.predict.history import append_history, outcome, read_history
 from flatout.records.prediction import Outcome
-from flatout.records.tuning import TIMES, TuneResult
+from flatout.records.tuning import TIMES, TuneResult, Tuning
 from flatout.report.command import masked_command
+from flatout.secrets import MASK
 from flatout.trial.command import TRIAL_DIR, keeps_outputs_apart
 from flatout.trial.journal import Heading, Journal
 from flatout.tune.options import TuneOptions
@@ -29,6 +30,7 @@ from flatout.tune.result import is_better
 from flatout.tune.runner import Runner, Say
 
 JOURNAL = "journal.jsonl"
+HERE_TARGETS = ("torchrun", "slurm")  # are started where the tuning was, and find tuned.toml in its folder
 SHOWN_TARGETS = ("environment", "torchrun")  # as a diff, where nothing is written
 RESULTS = ("tuned.toml", "tuning.json", "report.html")
 _SPENT = ("budget_s", "max_trials")  # options with which a tuning may go on, though they are others
@@ -185,64 +187,96 @@ def learn(result: TuneResult, path: Path) -> None:
 
 
 def outcomes_of(result: TuneResult) -> list[Outcome]:
-    """Pairs where there are some, else the trial of its own, with its noise: losers of the screening count too.
+    """Pairs that count where there are some, else the trial of its own, each with its noise.
 
-    Without them only changes that looked good would be learned from, and a prediction that promised too much never.
+    Losers of the screening count too: without them only changes that looked good would be learned from, and a
+    prediction that promised too much never. Of an unsafe change nothing is learned.
     """
     if result.objective not in TIMES:  # what is predicted is time
         return []
     machine, date = result.tuning.machine.get("device", ""), result.tuning.date
+    pair_sd = result.floor.pair_sd(result.num_steps) if result.floor is not None else 0.0
     in_pairs = [
-        outcome(one.prediction, one.verdict.speedup, machine, date)
+        outcome(
+            one.prediction, one.verdict.speedup, machine, date, sd=pair_sd / math.sqrt(max(one.verdict.num_pairs, 1))
+        )
         for one in result.tried
         if one.prediction is not None
         and one.verdict is not None
         and one.verdict.speedup is not None
-        and one.verdict.interval is not None
         and one.outcome != "unsafe"
     ]
-    unsafe = {one.name for one in result.tried if one.outcome == "unsafe"}
-    known = {one.change for one in in_pairs} | unsafe
-    alone = {
-        one.prediction.change: outcome(one.prediction, one.speedup, machine, date, sd=one.sd)
-        for one in result.screened
-        if one.prediction.change not in known
-    }
-    return [*in_pairs, *alone.values()]
+    alone = [outcome(one.prediction, one.speedup, machine, date, sd=one.sd) for one in result.screened_alone]
+    return [*in_pairs, *alone]
 
 
 def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Sequence[str]) -> list[str]:
-    """Write tuned.toml (if something won), tuning.json and report.html; what to print of them and of other files."""
+    """Write tuned.toml (if something won), report.html and tuning.json; what to print of them and of other files.
+
+    OutputError where there is no room for them. Each is written whole or not at all, and tuning.json, which says that
+    the tuning is finished, last of these: without it the same command makes them again from the journal.
+    """
     from flatout.emit import tuned_toml
-    from flatout.emit.targets import TARGETS
-    from flatout.emit.write import diff, write
+    from flatout.emit.write import write
+    from flatout.report.files import write_new
     from flatout.report.tuning_html import tuning_html
     from flatout.report.tuning_json import tuning_json
 
-    (folder / "tuning.json").write_bytes(tuning_json(result, command))
-    (folder / "report.html").write_text(tuning_html(result, command), encoding="utf-8")
+    write_new(folder / "report.html", tuning_html(result, command), force=True)
     lines = [f"wrote {folder / 'report.html'}"]
-    if not is_better(result):
+    if is_better(result):
+        lines.append(f"wrote {write(tuned_toml.emit(_masked(result.tuning)), folder, force=True)}")
+    else:
         _remove(folder / "tuned.toml")  # of the tuning that went on here
-        return lines
-    lines.append(f"wrote {write(tuned_toml.emit(result.tuning), folder, force=True)}")
+    write_new(folder / "tuning.json", tuning_json(result, command), force=True)
+    return [*lines, *_others(result, folder / "files", apply=apply)] if is_better(result) else lines
+
+
+def _others(result: TuneResult, folder: Path, *, apply: bool) -> list[str]:
+    """The files of other tools: written, or what would be. What somebody may have filled in since is left as it is."""
+    from flatout.emit.targets import TARGETS
+    from flatout.emit.write import diff, write
+
+    lines: list[str] = []
+    notes: list[str] = []
     others = []
     # A job that is started for good has no trial's folder: it writes where it is started, as with `flatout run`.
-    started = tuple(word.replace(TRIAL_DIR, ".") for word in result.tuning.command)
-    tuning = msgspec.structs.replace(result.tuning, command=started)
+    shown = _masked(result.tuning)
+    tuning = msgspec.structs.replace(shown, command=tuple(word.replace(TRIAL_DIR, ".") for word in shown.command))
+    here = msgspec.structs.replace(tuning, config=_from_here(folder.parent / "tuned.toml"))
     for name, emit in TARGETS.items():
-        emitted = emit(tuning)
+        emitted = emit(here if name in HERE_TARGETS else tuning)
         if name == "tuned-toml":
             continue
+        if apply or name in SHOWN_TARGETS:
+            notes += [f"{emitted.path}: {note}" for note in emitted.notes]
         if apply:
-            lines.append(f"wrote {write(emitted, folder / 'files')}")
+            path = folder / emitted.path
+            if path.exists() and (different := diff(emitted, folder)):
+                lines += [f"{path} is there, and is left as it is; it would become:", *different.splitlines()]
+            else:
+                lines.append(f"wrote {write(emitted, folder)}")
         elif name in SHOWN_TARGETS:
-            lines += diff(emitted, folder / "files").splitlines()
+            lines += diff(emitted, folder).splitlines()
         else:
             others.append(emitted.path)
     if others:
         lines.append(f"not written without --apply: the two above, and {', '.join(others)}")
+    lines += notes
+    if shown.command != result.tuning.command:
+        lines.append(f"values that look like secrets are {MASK} in the commands of these files: fill them in")
     return lines
+
+
+def _from_here(path: Path) -> str:
+    """Relative where it lies below the working folder, which may be another one's on another node."""
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _masked(tuning: Tuning) -> Tuning:
+    """The files are there to be passed on, and what is not written is printed."""
+    return msgspec.structs.replace(tuning, command=masked_command(tuning.command))
 
 
 def _remove(path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from flatout.errors import InputError
 from flatout.records.verdict import Objective
+from flatout.trial.gates import loss_note
+from flatout.trial.result import NO_STEP
 from flatout.tune.budget import OutOfBudgetError, used_up, warn_of_budget
+from flatout.tune.options import OBJECTIVES
 from flatout.tune.state import NOTHING, State
 from flatout.tune.trials import trial
 from flatout.verdict.cost import missing
@@ -25,6 +28,8 @@ def measure_noise(state: State) -> None:
             raise OutOfBudgetError(f"{used_up(state)}, before the job had made enough steps")
         if not made.is_complete:
             output = f"its output is in {state.runner.out}/runs/trial-{made.index:03d}/output.log"
+            if made.problem.startswith(NO_STEP):
+                raise InputError(f"the command cannot be tuned: {made.problem}", hint=output)
             if made.problem.startswith("it made "):  # as `trial_result` words it
                 raise InputError(
                     f"the command ended too early to be tuned: {made.problem}",
@@ -34,6 +39,9 @@ def measure_noise(state: State) -> None:
         state.baselines.append(made)
         state.objective = _objective(state)
     state.current_trials = list(state.baselines)
+    if (told := loss_note(state.baselines)) is not None:
+        state.notes.append(told)
+        state.say(told)
     state.floor = noise_floor(state.baselines, objective=state.objective)
     if state.options.num_steps is None:
         plan = plan_trials(state.floor, effect=WANTED_EFFECT, min_effect=state.options.min_effect, max_steps=MAX_STEPS)
@@ -47,6 +55,9 @@ def _objective(state: State) -> Objective:
     if state.options.objective is not None:
         absent = missing(state.baselines[0], state.options.objective)
         if absent is not None:
-            raise InputError(f"the job cannot be tuned for that: {absent}", hint="choose another --objective")
+            known = [name for name, one in OBJECTIVES.items() if missing(state.baselines[0], one) is None]
+            raise InputError(
+                f"the job cannot be tuned for that: {absent}", hint=f"of this job are known: {', '.join(known)}"
+            )
         return state.options.objective
     return "s_per_sample" if state.baselines[0].samples_per_step else "step_s"

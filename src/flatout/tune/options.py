@@ -30,6 +30,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_effect: float = 0.01
     max_rounds: int = 6
     max_screened: int = 10  # candidates a round
+    uses_history: bool = True  # of former tunings: predictions are corrected by it, and added to it
     sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these; None: it runs here
 
 
@@ -45,6 +46,8 @@ def asked(options: TuneOptions, warmup: int | None) -> Asked:
     for name, value in (("--steps", options.num_steps), ("--warmup", warmup)):
         if value is not None:
             words += [name, str(value)]
+    if not options.uses_history:
+        words.append("--no-history")
     if options.sbatch_options is not None:
         words += ["--launcher", "slurm"]
     if options.sbatch_options:

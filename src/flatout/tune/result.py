@@ -30,21 +30,39 @@ def note(
 ) -> None:
     """Write down how a set ended that was tried on top of what is on."""
     added = state.added(made)
+    for change in added:
+        state.open.pop(change.name, None)
+    state.tried.append(_tried(state, added, outcome, reason, screened=screened, verdict=verdict))
+
+
+def note_open(state: State, change: Change, reason: str, *, screened: float | None = None) -> None:
+    """Write down how far a change came that is to be tried; what comes of it is noted later, if that is reached."""
+    if not any(change.name in one.changes for one in state.tried):
+        state.open[change.name] = _tried(state, (change,), "not reached", reason, screened=screened)
+
+
+def _tried(
+    state: State,
+    added: Sequence[Change],
+    outcome: TriedOutcome,
+    reason: str,
+    *,
+    screened: float | None = None,
+    verdict: Verdict | None = None,
+) -> Tried:
     alone = added[0] if len(added) == 1 else None
-    state.tried.append(
-        Tried(
-            name=" + ".join(change.name for change in added),
-            changes=tuple(change.name for change in added),
-            safety=max((change.safety for change in added), key=SAFETIES.index),
-            round=state.round,
-            bound=alone.predicted_speedup if alone is not None else None,
-            predicted_from=alone.predicted_from if alone is not None else (),
-            prediction=_prediction_of(state, added),
-            outcome=outcome,
-            screened=screened,
-            verdict=verdict,
-            reason=reason,
-        )
+    return Tried(
+        name=" + ".join(change.name for change in added),
+        changes=tuple(change.name for change in added),
+        safety=max((change.safety for change in added), key=SAFETIES.index),
+        round=state.round,
+        bound=alone.predicted_speedup if alone is not None else None,
+        predicted_from=alone.predicted_from if alone is not None else (),
+        prediction=_prediction_of(state, added),
+        outcome=outcome,
+        screened=screened,
+        verdict=verdict,
+        reason=reason,
     )
 
 
@@ -78,7 +96,7 @@ def tune_result(state: State, verdict: Verdict | None, why_ended: str) -> TuneRe
         ),
         objective=state.objective,
         allowed_safety=state.options.allowed_safety,
-        tried=tuple(state.tried),
+        tried=(*state.tried, *state.open.values()),
         screened=tuple(state.screened),
         bounds=state.bounds,
         floor=state.floor,

@@ -13,7 +13,7 @@ from flatout.records.trial import BASELINE
 from flatout.records.tuning import Screened
 from flatout.records.verdict import NoiseFloor
 from flatout.tune.budget import CANDIDATES_BETWEEN_BASELINES
-from flatout.tune.result import note
+from flatout.tune.result import note, note_open
 from flatout.tune.state import State
 from flatout.tune.trials import fresh_baseline, is_fit, trial
 from flatout.verdict.noise import noise_floor
@@ -39,13 +39,17 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
     nothing. It has its turn in the next round. Only where none is better than noise, all are tried together.
     """
     state.say(f"round {state.round}: screening {', '.join(change.name for change in chosen)}")
+    for change in chosen:
+        note_open(state, change, "no trial was made of it")
     trials = [fresh_baseline(state)]
     sets: dict[str, ChangeSet] = {}
     for number, change in enumerate(chosen):
         made = state.with_added([change], facts)
         if made is None:
+            note_open(state, change, "it does not go together with what is on")
             continue
         tried = trial(state, made)
+        note_open(state, change, "a trial was made of it, and no baseline after it to hold it against")
         if is_fit(state, tried, made, [change]):
             trials.append(tried)
             sets[made.name] = made
@@ -64,6 +68,8 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
     good.sort(key=lambda one: -one.estimate)
     for made in sets.values():
         estimate = estimates[made.name]
+        for change in state.added(made):
+            note_open(state, change, f"{estimate:.2f}x in a trial of its own; no pairs were run", screened=estimate)
         if estimate < MIN_SCREENED:
             note(state, made, "not better", f"{estimate:.2f}x in a trial of its own", screened=estimate)
             state.refused.add(made.changes[-1].name)

@@ -34,6 +34,7 @@ class State:
         self.confirmed: list[TunedChange] = []
         self.tried: list[Tried] = []
         self.screened: list[Screened] = []  # changes by themselves, good and bad
+        self.open: dict[str, Tried] = {}  # what was chosen to be tried, until it is known what came of it
         self.refused: set[str] = set()  # names of changes that are not tried again
         self.baselines: list[TrialResult] = []  # of the job as it came
         self.current_trials: list[TrialResult] = []  # of what is on now

@@ -166,7 +166,8 @@ def _is_opposite(name: VerdictName, everything: Estimate, min_effect: float) -> 
 
 
 def _too_few(num_pairs: int, looks: Looks) -> str:
-    return f"{num_pairs} pairs count, and the first look is at {looks.looks[0].num_pairs}"
+    count = "1 pair counts" if num_pairs == 1 else f"{num_pairs or 'no'} pairs count"
+    return f"{count}, and the first look is at {looks.looks[0].num_pairs}"
 
 
 def _rough_speedup(pairs: Sequence[Pair], objective: Objective) -> float | None:
