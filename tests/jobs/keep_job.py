@@ -92,6 +92,8 @@ for step in range(begin, args.steps):
     optimizer.zero_grad()
     if comes("late", step):
         dist.barrier()
+    if args.fault == "slow" and rank == args.rank:
+        time.sleep(0.05)
     loss.backward()
     optimizer.step()
     time.sleep(args.step_s)

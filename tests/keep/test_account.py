@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,10 +14,13 @@ from tests.keep.beating import Clock, Rank
 
 from flatout.keep.account import CLASSES, Account, Outcome
 from flatout.keep.beats import Beats, Pulse, ranks_of
+from flatout.keep.clocks import ClockWatch
+from flatout.keep.within import Recorded, Within
 
 S = 1_000_000_000
+GPU = "GPU-8f3a2b1c-0000-1111-2222-333344445555"
 ACTIVITIES = st.tuples(
-    st.sampled_from(["data", "compute", "checkpoint", "evaluation", "step", "look"]), st.integers(1, 20 * S)
+    st.sampled_from(["data", "compute", "checkpoint", "evaluation", "step", "look", "exchange"]), st.integers(1, 20 * S)
 )
 ATTEMPTS = st.lists(
     st.tuples(
@@ -30,13 +34,25 @@ ATTEMPTS = st.lists(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(attempts=ATTEMPTS, num_devices=st.sampled_from([None, 1, 4]))
+@given(
+    attempts=ATTEMPTS,
+    num_devices=st.sampled_from([None, 1, 4]),
+    recorded=st.sampled_from([None, (1, 0.2, 0.5), (2, 0.7, 0.9), (3, 0.3, None)]),
+    clock_hz=st.sampled_from([0.0, 1.0e9, 1.9e9]),
+)
 def test_classes_sum_to_the_allocated_time(
-    attempts: list[tuple[list[list[tuple[str, int]]], Outcome, int | None]], num_devices: int | None
+    attempts: list[tuple[list[list[tuple[str, int]]], Outcome, int | None]],
+    num_devices: int | None,
+    recorded: tuple[int, float, float | None] | None,
+    clock_hz: float,
 ) -> None:
     clock = Clock()
     start = clock.ns
-    account = Account(start, num_devices)
+    gpu = {"uuid": GPU, "sm_clock_hz": clock_hz, "max_sm_clock_hz": 2e9, "throttle": ["power_brake"]}
+    shares = None
+    if recorded is not None:
+        shares = Recorded(num_ranks=recorded[0], communication=recorded[1], wait=recorded[2])
+    account = Account(start, num_devices, Within(clocks=ClockWatch(lambda: [gpu]), recorded=shares))
     found: Counter[str] = Counter()
     begins = [start] * (num_devices or 0)  # of each device: with the run, or with the attempt that brought it
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -48,6 +64,7 @@ def test_classes_sum_to_the_allocated_time(
             for rank in range(len(scripts)):
                 clock.ns = begin
                 ranks.append(Rank(state, rank, len(scripts), clock, patch))
+                ranks[-1].beat.is_on(UUID(GPU.removeprefix("GPU-")).bytes)
             beats = Beats(state)
             account.attempt_begins(begin, is_first=number == 0, farthest=2 * number)
 
@@ -55,8 +72,10 @@ def test_classes_sum_to_the_allocated_time(
                 return base
 
             for rank, script in zip(ranks, scripts, strict=True):
-                for what, ns in script:
-                    if what == "step":
+                for place, (what, ns) in enumerate(script):
+                    if what == "exchange":
+                        rank.beat.exchanged(place + 2, ns, per_step=1, num_ranks=len(scripts))
+                    elif what == "step":
                         rank.steps()
                     elif what == "look":
                         found.update(account.look(max(one.ns for one in ranks), ranks_of(beats.read()), known))
@@ -67,6 +86,9 @@ def test_classes_sum_to_the_allocated_time(
                 account.assume(1)
             found.update(account.attempt_ends(clock.ns, ranks_of(beats.read()), known, outcome))
             beats.close()
+    steps_ns, known_ns, _ = account.take_known()
+    for by_basis in known_ns.values():
+        assert sum(by_basis.values()) <= steps_ns <= sum(found.values())
     assert set(found) <= set(CLASSES)
     assert all(value > 0 for value in found.values())
     assert sum(found.values()) == sum(clock.ns - began for began in begins or [start])

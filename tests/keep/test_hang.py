@@ -54,6 +54,8 @@ def pulse(rank: int, **changes: Any) -> Pulse:
         "main_thread": 1,
         "gives_stacks": True,
         "has_gpu": False,
+        "gpu": None,
+        "exchange": None,
         "sequences": {"0": 52},
         "spent_s": none,
         "spent_at_first_s": none,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import flatout as package
-from flatout.errors import InputError
+from flatout.errors import InputError, OutputError
 from flatout.keep.ledger import Writer, read
 from flatout.keep.ledger_report import report
 from flatout.keep.redact import without_tokens
@@ -49,7 +49,18 @@ def test_a_line_that_was_cut_short_costs_that_line_only(tmp_path: Path) -> None:
     assert totals.ns["productive"] == 7 and totals.num_bad_lines == 1 and totals.num_runs == 2
 
 
-@pytest.mark.parametrize("values", ['"ns": {"data": 1e999}', '"ns": {"data": -5}', '"ns": {}, "num_devices": "two"'])
+@pytest.mark.parametrize(
+    "values",
+    [
+        '"ns": {"data": 1e999}',
+        '"ns": {"data": -5}',
+        '"ns": {"data": 1' + "0" * 400 + "}",
+        '"ns": {}, "num_devices": "two"',
+        '"ns": {}, "known_ns": {"throttled": {"nvml": -1}}',
+        '"ns": {}, "known_ns": {"throttled": 5}',
+        '"ns": {}, "not_known": []',
+    ],
+)
 def test_a_line_of_impossible_numbers_costs_that_line_only(tmp_path: Path, values: str) -> None:
     path = tmp_path / "ledger.jsonl"
     write(path, {"productive": 6})
@@ -70,6 +81,50 @@ def test_cost_and_energy_are_shares_of_the_whole_and_unknown_without_a_price(tmp
     unknown = {one.name for one in found.classes if one.device_s is None}
     assert unknown == {"exposed_communication", "late_rank_wait", "throttled"}
     assert report(read(path)).cost is None and report(read(path)).energy_kwh is None
+
+
+def test_nothing_is_added_to_a_file_that_is_no_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("print(1)\n")
+    with pytest.raises(OutputError, match="is no ledger: nothing is added to it"):
+        Writer(path)
+    assert path.read_text() == "print(1)\n"
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"schema":"fl', b"\0" * 100, b"\0\0{", b'{"event": "end"}\n'])
+def test_a_ledger_that_was_damaged_is_added_to_all_the_same(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(damage)
+    write(path, {"productive": 1})
+    assert path.read_bytes().startswith(damage) and path.read_text().count('"productive":1') == 1
+
+
+def test_the_share_is_unknown_where_of_no_time_is_known_what_it_was(tmp_path: Path) -> None:
+    """As of a job without torch."""
+    write(tmp_path / "ledger.jsonl", {"unknown": 5})
+    assert read(tmp_path / "ledger.jsonl").goodput is None
+    write(tmp_path / "ledger.jsonl", {"restart": 5})
+    assert read(tmp_path / "ledger.jsonl").goodput == 0
+
+
+def test_classes_within_steps_are_null_with_their_reason_until_they_were_looked_for(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    writer = Writer(path)
+    writer.write("run", command="train", num_devices=2, gpu=None)
+
+    def seconds(**values: object) -> None:
+        writer.write("seconds", attempt=0, num_devices=2, steps=3, **values)
+
+    seconds(ns={"productive": 10}, steps_ns=10, known_ns={}, not_known={"throttled": "nobody looked"})
+    found = {one.name: one for one in report(read(path)).classes}
+    assert (found["throttled"].device_s, found["throttled"].reason) == (None, "nobody looked")
+    seconds(ns={"productive": 20, "throttled": 10}, steps_ns=30, known_ns={"throttled": {"nvml": 30}}, not_known={})
+    writer.close()
+    found = {one.name: one for one in report(read(path)).classes}
+    throttled = found["throttled"]
+    assert (throttled.device_s, throttled.share, throttled.known_share) == (1e-8, 0.25, 0.75)
+    assert (throttled.basis, throttled.reason) == (("nvml",), "nobody looked"), "why not in the other quarter"
+    assert found["late_rank_wait"].device_s is None and found["productive"].known_share is None
 
 
 @pytest.mark.parametrize(("content", "what"), [("", "no ledger"), ("{}\n", "no ledger"), ("\x00\xff", "no ledger")])
@@ -98,6 +153,9 @@ def test_the_command_line_prints_text_and_json(tmp_path: Path) -> None:
     found = json.loads(ledger("--json").stdout)
     assert found["schema"] == "flatout/ledger-report" and found["cost"] is None
     assert sum(one["device_s"] or 0 for one in found["classes"]) == found["allocated_device_s"] == 4.0
+    for price in ("nan", "inf", "1e300"):
+        bad = ledger("--gpu-price", price)
+        assert bad.returncode == 2 and bad.stderr.startswith("error: --gpu-price must be a number of at most")
     bad = ledger("--gpu", "no such GPU")
     assert bad.returncode == 0 and "Cost" not in bad.stdout
 

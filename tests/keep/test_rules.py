@@ -42,6 +42,18 @@ CASES = [
         evidence(failures=(failed("OutOfMemoryError", "CUDA out of memory", kind="out_of_memory", where="device"),)),
     ),
     ("full-disk", False, "user", evidence(failures=(failed("OSError", "[Errno 28] No space left on device"),))),
+    (
+        "full-disk",
+        False,
+        "user",
+        evidence(failures=(failed("CheckpointError", "ckpt cannot be written to: No space left on device"),)),
+    ),
+    ("unwritable", False, "user", evidence(failures=(failed("OSError", "[Errno 30] Read-only file system: 'x'"),))),
+    ("exception", True, "user", evidence(failures=(failed("RuntimeError", "permission denied by the fabric"),))),
+    ("locked", False, "user", evidence(failures=(failed("LockedError", "ckpt is written to by another job"),))),
+    ("refused-checkpoint", False, "user", evidence(num_steps=0, failures=(failed("CheckpointError", "no `model`"),))),
+    ("exception", True, "user", evidence(failures=(failed("CheckpointError", "rank 1 could not write its part"),))),
+    ("arguments", False, "user", evidence(num_steps=0, failures=(failed("SystemExit", "train.py: no --steps"),))),
     ("gpu-fault", True, "user", evidence(xids=(31,))),
     (
         "gpu-fault",

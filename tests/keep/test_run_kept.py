@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.gloo_abort import again_if_aborted
 
 import flatout as package
 
@@ -93,6 +95,34 @@ def test_a_hang_in_a_collective_that_one_rank_calls_alone_names_it(tmp_path: Pat
     assert "barrier" in hang["stacks"]["1"]
     assert hang["unix_s"] - (tmp_path / "out" / "fault-late").stat().st_mtime < 30
     assert said(done)[-1] == "flatout: no restart was asked for (--max-restarts)"
+
+
+def test_waiting_for_a_slow_rank_is_a_class_of_its_own_as_ddp_times_it(tmp_path: Path) -> None:
+    """Rank 1 is late by 50 ms in each step; rank 0 waits, in the exchange of gradients."""
+    num = 150
+
+    def clean_up() -> None:
+        shutil.rmtree(tmp_path / "out")
+        (tmp_path / "ledger.jsonl").unlink()
+
+    done, lines = again_if_aborted(
+        lambda: run(tmp_path, [], "--fault=slow", f"--steps={num}"), lambda found: found[0].stderr, clean_up
+    )
+    assert done.returncode == 0, done.stderr
+    totals = assert_sums(lines)
+    known_ns = sum(line["known_ns"].get("late_rank_wait", {}).get("ddp", 0) for line in events(lines, "seconds"))
+    steps_ns = sum(line["steps_ns"] for line in events(lines, "seconds"))
+    assert known_ns > 0.8 * steps_ns, "all but the steps before the first that was timed"
+    assert totals["late_rank_wait"] / 1e9 == pytest.approx(0.05 * num, rel=0.25)
+    asked = subprocess.run(
+        [sys.executable, "-m", "flatout", "ledger", str(tmp_path / "ledger.jsonl"), "--json"],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    classes = {one["name"]: one for one in json.loads(asked.stdout)["classes"]}
+    assert classes["late_rank_wait"]["basis"] == ["ddp"] and classes["late_rank_wait"]["known_share"] > 0.8
+    assert classes["throttled"]["device_s"] is None and classes["throttled"]["reason"] == "No rank uses a GPU"
 
 
 @pytest.mark.parametrize("fault", ["evaluation", "checkpoint"])
@@ -225,6 +255,8 @@ def test_a_mistake_before_the_first_step_is_not_tried_again(tmp_path: Path) -> N
             ["--ledger=no/such/folder/l.jsonl", "--", "true"],
             "error: no/such/folder/l.jsonl: the ledger cannot be written",
         ),
+        (["--checkpoint-folder=/dev/null", "--", "true"], "error: `--checkpoint-folder` must be a folder"),
+        (["--recording=no/such", "--", "true"], "error: no/such does not exist"),
         (["--metrics-port=0", "--metrics-address=192.0.2.1", "--", "true"], "error: metrics cannot be served"),
     ],
 )
@@ -244,6 +276,46 @@ def test_bad_input_is_an_error_of_one_line(tmp_path: Path, options: list[str], w
     assert first.startswith(what) and len(hint) <= 1
     if (tmp_path / "l.jsonl").exists():
         assert json.loads((tmp_path / "l.jsonl").read_text().splitlines()[-1])["event"] == "end"
+
+
+def test_a_full_standard_error_does_not_end_the_watch(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "flatout",
+                "run",
+                "--max-restarts=1",
+                "--ledger=l.jsonl",
+                "--",
+                "sh",
+                "-c",
+                "exit 5",
+            ],
+            stderr=full,
+            check=False,
+            timeout=60,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": SOURCE},
+        )
+    lines = [json.loads(line) for line in (tmp_path / "l.jsonl").read_text().splitlines()]
+    assert done.returncode == 5 and len(events(lines, "attempt")) == 2 and lines[-1]["event"] == "end"
+
+
+def test_a_working_folder_that_is_gone_is_an_error_of_one_line(tmp_path: Path) -> None:
+    kept = f"{sys.executable} -m flatout run --max-restarts=1 -- true"
+    done = subprocess.run(
+        ["sh", "-c", f"mkdir gone && cd gone && rmdir ../gone && {kept}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    assert done.returncode == 2 and "error: the working folder is gone" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_signal_of_the_users_is_no_failure(tmp_path: Path) -> None:

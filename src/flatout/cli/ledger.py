@@ -29,9 +29,12 @@ def ledger(
 
     Example: flatout ledger ledger.jsonl --gpu-price 2.50
     """
+    from flatout.cli.amounts import check_amounts
     from flatout.keep.ledger import read
     from flatout.keep.ledger_report import report
 
+    given = {"--gpu-price": gpu_price, "--gpu-watts": gpu_watts}
+    check_amounts({name: value for name, value in given.items() if value is not None})
     totals = read(path)
     name = gpu or totals.gpu
     result = report(totals, price_per_h=price_of(name, gpu_price), watts=_watts(name, gpu_watts))

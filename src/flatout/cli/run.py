@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from flatout.keep.hang import Hang
-    from flatout.keep.ledger import Totals, Writer
-    from flatout.keep.saving import Saving
-    from flatout.launch import Ended
-
-EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # as checkpoint/checkpointer.py reads it
+from flatout.cli.run_kept import keep, say
 
 
 def run(
@@ -62,6 +56,20 @@ def run(
             metavar="FILE", help="Add to this goodput ledger: where each GPU-second went.", show_default=False
         ),
     ] = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over", help="End the same job first, where an earlier `flatout run` was killed and it runs on."
+        ),
+    ] = False,
+    recording: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A recording of the same job, for the ledger: its steps' shares of communication and waiting.",
+            show_default=False,
+        ),
+    ] = None,
     gpus: Annotated[
         int | None,
         typer.Option(
@@ -86,17 +94,31 @@ def run(
     Example: flatout run --config tuned.toml --max-restarts 3 -- torchrun --standalone --nproc-per-node 2 train.py
     """
     from flatout.emit import tuned_toml
+    from flatout.errors import InputError, UsageError
     from flatout.launch import end_like, run_local, with_inside
     from flatout.records.change import ChangeSet
     from flatout.trial.command import TRIAL_DIR, describe, keeps_outputs_apart, trial_command
     from flatout.trial.patches import unapplied
 
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:
+        raise InputError("the working folder is gone", hint="change to one that is there") from None
     limit_s, watches_hangs = _hang_after(hang_after, max_restarts)
     check_resume(resume_arg, checkpoint, max_restarts)
+    if recording is not None and ledger is None and metrics_port is None:
+        raise UsageError(
+            "`--recording` is for the ledger, but there is none", hint="--ledger ledger.jsonl, or --metrics-port 9464"
+        )
+    if checkpoint_folder is not None and checkpoint_folder.exists() and not checkpoint_folder.is_dir():
+        raise UsageError(
+            f"`--checkpoint-folder` must be a folder, but {checkpoint_folder} is a file",
+            hint="for the one file of a script: --checkpoint",
+        )
     is_kept = bool(max_restarts) or watches_hangs or ledger is not None or metrics_port is not None
     is_kept = is_kept or checkpoint_folder is not None
     changes = tuned_toml.read(config).change_set() if config is not None else ChangeSet(changes=())
-    made = trial_command(command, changes, Path.cwd())
+    made = trial_command(command, changes, folder)
     environment = with_inside(os.environ) | made.variables
     if dry_run:
         loads = {"PYTHONPATH": environment["PYTHONPATH"]} if changes.patches else {}
@@ -104,9 +126,9 @@ def run(
         return
     if config is not None:
         names = ", ".join(change.name for change in changes.changes)
-        _say(f"with {names or 'no change'}")
+        say(f"with {names or 'no change'}")
     if keeps_outputs_apart(command):
-        _say(f"{TRIAL_DIR} is this folder: {Path.cwd()}")
+        say(f"{TRIAL_DIR} is this folder: {folder}")
     with TemporaryDirectory(prefix="flatout-") as reports:
         environment |= {"FLATOUT_REPORTS": reports} if changes.patches else {}
         environment |= {"FLATOUT_SAFE_SAVE": "1"} if checkpoint is not None else {}
@@ -114,7 +136,7 @@ def run(
             from flatout.keep.redact import redactor, without_tokens
 
             hosts = redactor() if redact else str
-            ended = _keep(
+            ended = keep(
                 made.words,
                 environment,
                 Path(reports),
@@ -122,8 +144,11 @@ def run(
                 hang_after_s=limit_s,
                 watches_hangs=watches_hangs,
                 resume=_resume(resume_arg or (), checkpoint),
+                checkpoint=checkpoint,
                 checkpoint_folder=checkpoint_folder,
                 ledger=ledger,
+                recording=recording,
+                takes_over=take_over,
                 gpus=gpus,
                 metrics=None if metrics_port is None else (metrics_address, metrics_port),
                 clean=lambda text: hosts(without_tokens(text)),
@@ -131,13 +156,9 @@ def run(
         else:
             ended = run_local(made.words, environment)
         for line in unapplied(Path(reports), changes):
-            _say(f"not applied on this host: {line}")
+            say(f"not applied on this host: {line}")
     sys.stdout.flush()
     raise typer.Exit(end_like(ended))
-
-
-def _say(text: str) -> None:
-    print(f"flatout: {text}", file=sys.stderr, flush=True)
 
 
 def _hang_after(text: str, max_restarts: int) -> tuple[float | None, bool]:
@@ -182,9 +203,9 @@ def _resume(words: Sequence[str], checkpoint: Path | None) -> Callable[[Sequence
             return command
         is_there, why = can_resume(checkpoint, _latest_good())
         if why:
-            _say(f"the checkpoint: {why}")
+            say(f"the checkpoint: {why}")
         if not is_there:
-            _say(f"no checkpoint at {checkpoint} yet: the job begins anew")
+            say(f"no checkpoint at {checkpoint} yet: the job begins anew")
             return command
         return with_arguments(command, [Argument(words=added)])
 
@@ -203,152 +224,3 @@ def _latest_good() -> Callable[[Path], tuple[Path | None, str]] | None:
     except (ImportError, AttributeError):
         return None
     return found
-
-
-def _num_visible(num_gpus: int, environment: dict[str, str]) -> int:
-    """Of this host's GPUs, those that the job may use."""
-    listed = environment.get("CUDA_VISIBLE_DEVICES")
-    return num_gpus if listed is None else min(num_gpus, len([one for one in listed.split(",") if one.strip()]))
-
-
-def _choose_interval(
-    folder: Path, ledger: Path, words: Sequence[str], environment: Mapping[str, str], writer: Writer
-) -> dict[str, str]:
-    """The variable that `flatout.checkpoint` reads, unless the user has set it."""
-    if given := os.environ.get(EVERY_S):
-        _say(f"a checkpoint every {given} s, as {EVERY_S} says")
-        return {}
-    saving, _ = _saving(folder, ledger, words, environment, writer)
-    if saving is None:
-        return {}
-    _say(saving.describe())
-    return {EVERY_S: f"{saving.every_s:.6g}"}
-
-
-def _tell_levers(
-    folder: Path, ledger: Path, words: Sequence[str], environment: Mapping[str, str], writer: Writer
-) -> None:
-    """At the end, when the most is known."""
-    from flatout.cli.ledger import price_of
-    from flatout.report.ledger_text import levers_text
-
-    saving, totals = _saving(folder, ledger, words, environment, writer)
-    if saving is not None:
-        price = price_of(totals.gpu, None)
-        _say(levers_text(saving.levers(totals.num_devices or 1, None if price is None else price[0])))
-
-
-def _saving(
-    folder: Path, ledger: Path, words: Sequence[str], environment: Mapping[str, str], writer: Writer
-) -> tuple[Saving | None, Totals]:
-    import msgspec
-
-    from flatout.errors import FlatoutError
-    from flatout.keep.hosts import num_nodes
-    from flatout.keep.ledger import Totalling, read
-    from flatout.keep.saving import choose
-
-    totals = Totalling().totals()
-    try:
-        if ledger.is_file():  # else a pipe or a device, which gives nothing back
-            totals = read(ledger)
-        saving = choose(folder, totals, num_nodes=num_nodes(words, environment))
-    except (FlatoutError, ArithmeticError, ValueError) as error:  # no reason not to run the job
-        _say(f"how often to save is not chosen: {error}")
-        return None, totals
-    writer.write("saving", **msgspec.to_builtins(saving))
-    return saving, totals
-
-
-def _keep(
-    words: Sequence[str],
-    environment: dict[str, str],
-    state: Path,
-    *,
-    max_restarts: int,
-    hang_after_s: float | None,
-    watches_hangs: bool,
-    resume: Callable[[Sequence[str]], Sequence[str]],
-    checkpoint_folder: Path | None,
-    ledger: Path | None,
-    gpus: int | None,
-    metrics: tuple[str, int] | None,
-    clean: Callable[[str], str],
-) -> Ended:
-    from contextlib import ExitStack
-
-    from flatout import __version__
-    from flatout.errors import FlatoutError
-    from flatout.keep.attempt import Watched
-    from flatout.keep.book import LedgerBook
-    from flatout.keep.exporter import serving
-    from flatout.keep.hosts import goes_on_without_host, without_host
-    from flatout.keep.ledger import Writer
-    from flatout.keep.supervise import Progress, Restarts, keep_alive
-    from flatout.probe.nvml import Gpus
-    from flatout.report.command import command_line
-
-    gpus_here = Gpus()
-    xids = gpus_here.xids()
-    progress = Progress()
-    path = ledger if ledger is not None else state / "ledger.jsonl"
-    writer = Writer(path, clean=clean)
-    book = LedgerBook(
-        writer,
-        progress,
-        num_devices=gpus or _num_visible(len(gpus_here.facts()), environment) or None,
-        command=command_line(words),
-        tool=__version__,
-        gpu=next((str(facts["name"]) for facts in gpus_here.facts() if "name" in facts), None),
-    )
-
-    def tell_hang(hang: Hang) -> None:
-        _say(clean(hang.describe()))
-        whole = [f"rank {rank}:\n{text}" for rank, text in sorted(hang.stacks.items())]
-        for text in hang.main_threads() if ledger is not None else whole:
-            print(clean(text.strip()), file=sys.stderr, flush=True)
-        book.hangs(hang)
-
-    def next_words(attempt: int, bad_host: str | None) -> Sequence[str]:
-        nonlocal words
-        if bad_host is not None:
-            others = without_host(words, bad_host, environment)
-            words = words if others is None else others
-            job = environment.get("SLURM_JOB_ID")
-            requeue = f"; `scontrol requeue {job}` takes the whole job elsewhere" if job else ""
-            _say(clean(f"{bad_host} {'is left out' if others else 'failed, and there is no spare node' + requeue}"))
-        if checkpoint_folder is not None:
-            environment.update(_choose_interval(checkpoint_folder, path, words, environment, writer))
-        return words if attempt == 0 else resume(words)
-
-    watched = Watched(
-        hang_after_s=hang_after_s,
-        watches_hangs=watches_hangs,
-        on_look=book.look,
-        on_hang=tell_hang,
-        on_problem=lambda text: _say(f"the watch over the job has ended by an error of its own: {text}"),
-        read_xids=lambda: [entry["number"] for entry in xids.read() or ()],
-    )
-    with ExitStack() as stack:
-        try:
-            if metrics is not None:
-                stack.enter_context(serving(path, *metrics, state=state, say=_say))
-            ended = keep_alive(
-                watched,
-                Restarts(max_restarts, others_go_on=goes_on_without_host(words)),
-                progress,
-                next_words=next_words,
-                environment=environment,
-                state=state,
-                book=book,
-                say=lambda text: _say(clean(text)),
-            )
-        except FlatoutError as error:  # the command cannot be started, or the port is taken
-            writer.write("end", code=error.exit_code, why=str(error))
-            raise
-    if checkpoint_folder is not None:
-        _tell_levers(checkpoint_folder, path, words, environment, writer)
-    writer.close()
-    if writer.problem is not None:
-        _say(f"the ledger is not complete: {writer.problem}")
-    return ended

@@ -41,6 +41,8 @@ _NAMES = (
     ("gives_stacks", 1),  # the signal is still ours
     ("has_ended", 1),  # by itself
     ("has_gpu", 1),
+    ("gpu", 2),  # the two halves of its UUID; 0: unknown
+    ("exchange", 4),  # see `exchanged`; all 0: none is known
     ("spent", len(PHASES)),  # ns in each phase, but for the phase that runs
     ("spent_at_first", len(PHASES)),  # the same at the end of the first step
     ("spent_at_last", len(PHASES)),  # and of the last
@@ -64,6 +66,7 @@ _SPENT, _AT_FIRST, _AT_LAST, _LONGEST = (
     SLOTS[name] for name in ("spent", "spent_at_first", "spent_at_last", "longest")
 )
 _BUCKETS, _N = SLOTS["buckets"], len(PHASES)
+_EXCHANGE = SLOTS["exchange"]
 
 _now = time.monotonic_ns
 
@@ -169,6 +172,20 @@ class Beat:
         slots[_EVENTS] += 1
         slots[_CHANGE] += 1
         return now
+
+    def is_on(self, uuid: bytes) -> None:
+        """The GPU with this `uuid`, of 16 bytes."""
+        for place in range(2):
+            half = int.from_bytes(uuid[8 * place : 8 * place + 8], "big", signed=True)
+            self.slots[SLOTS["gpu"] + place] = half
+
+    def exchanged(self, iteration: int, exposed_ns: int, *, per_step: int, num_ranks: int) -> None:
+        """How long an exchange of gradients among `num_ranks` lasted after the backward pass; a step has `per_step`."""
+        slots = self.slots
+        slots[_CHANGE] += 1
+        for place, value in enumerate((iteration, exposed_ns, per_step, num_ranks)):
+            slots[_EXCHANGE + place] = value
+        slots[_CHANGE] += 1
 
     def set(self, name: str, value: int) -> None:
         self.slots[SLOTS[name]] = value

@@ -7,6 +7,7 @@ leaves none.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -77,6 +78,15 @@ class _Notes:
         if is_loader_worker():  # its error is raised again in the rank
             return
         self._noted_by = os.getpid()
+        self._write(error)
+
+    @guarded
+    def note_refused(self, message: str) -> None:
+        """A later exception takes its place: a script may go on after a refusal."""
+        if self._noted_by != os.getpid() and not is_loader_worker():
+            self._write(SystemExit(message))
+
+    def _write(self, error: BaseException) -> None:
         identity = find_identity()
         where = out_of_memory_where(error)
         content = {
@@ -125,6 +135,7 @@ def note_failures(recording: Path) -> None:
     notes = _Notes(recording)
     _chain_hooks(notes)
     _wrap_processes(notes)
+    _wrap_arguments(notes)
     ENDING.at_exit(lambda: notes.note(getattr(sys, "last_value", None)))  # where a script has a hook of its own
 
 
@@ -141,6 +152,18 @@ def _chain_hooks(notes: _Notes) -> None:
         own_in_threads(args)
 
     sys.excepthook, threading.excepthook = excepthook, excepthook_in_threads
+
+
+def _wrap_arguments(notes: _Notes) -> None:
+    """What argparse refuses ends the process in order; a launcher then tells of code 1, and of no reason."""
+    original = argparse.ArgumentParser.error
+
+    @wraps(original)
+    def error(self: Any, message: str) -> Any:
+        notes.note_refused(f"{self.prog}: {message}")
+        original(self, message)
+
+    argparse.ArgumentParser.error = error  # type: ignore[method-assign]
 
 
 def _wrap_processes(notes: _Notes) -> None:

@@ -29,6 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from flatout.inside.beat import CHECKPOINT, DATA, Beat
 from flatout.inside.checkpoints import CheckpointHooks
 from flatout.inside.ending import ENDING
+from flatout.inside.exchange import EVERY, FIRST, Exchanges, hook_ddp
 from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.log import LOG, guarded
 from flatout.inside.stacks import give_stacks, is_ours
@@ -55,6 +56,7 @@ class _Heart:
         self.num_others = 0
         self.next_look_ns = 0
         self.is_counting = False
+        self.exchanges = Exchanges()
 
     def of_this_thread(self) -> Beat | None:
         if self.is_out or _ident() != self.thread:
@@ -94,6 +96,9 @@ class _Heart:
             self.counted = weakref.ref(optimizer)
         self.num_others = 0
         now = beat.stepped()
+        step = beat.get("num_steps")
+        if step <= FIRST or step % EVERY == 0:
+            self.exchanges.stepped(beat, step)
         if now >= self.next_look_ns:
             self.next_look_ns = now + _LOOK_EVERY_NS
             self.look(beat, optimizer)
@@ -105,6 +110,8 @@ class _Heart:
         beat.set("has_gpu", int(torch.cuda.is_initialized()))
         beat.set("gives_stacks", int(beat.get("gives_stacks") and is_ours()))
         _CHECKPOINTS.look()
+        if optimizer is not None and beat.get("has_gpu") and not beat.get("gpu"):
+            beat.is_on(_gpu_uuid())
         if optimizer is not None and beat.get("num_steps") == 1:
             steps = _steps_made(optimizer)
             beat.set("base_step", -1 if steps is None else steps - 1)
@@ -155,6 +162,13 @@ def _sequences() -> dict[str, int]:
     return found
 
 
+def _gpu_uuid() -> bytes:
+    """Of this process's GPU; 16 zeros where torch does not tell."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    found = bytes(getattr(getattr(properties, "uuid", None), "bytes", b""))
+    return found if len(found) == 16 else bytes(16)
+
+
 def _steps_made(optimizer: Any) -> int | None:
     """As the optimizer's own state has it, which a script that resumes has restored; None where it keeps no count."""
     for state in optimizer.state.values():
@@ -194,13 +208,17 @@ def start_heartbeat() -> list[Callable[[], None]]:
     if HEART is None:
         HEART = _Heart(Path(folder))
         os.register_at_fork(after_in_child=_after_fork)
-    hooks = (_hook_optimizers, _hook_loaders, _hook_modules, _hook_loads, _hook_groups, _hook_checkpoints)
+    hooks = (_hook_optimizers, _hook_loaders, _hook_modules, _hook_loads, _hook_groups, _hook_checkpoints, _hook_ddp)
     return [undo for hook in hooks if (undo := guarded(hook)()) is not None]
 
 
 def _hook_checkpoints() -> Callable[[], None]:
     _CHECKPOINTS.put_in()
     return _CHECKPOINTS.take_out
+
+
+def _hook_ddp() -> Callable[[], None] | None:
+    return hook_ddp(lambda module: HEART.exchanges.made(module) if HEART is not None else None)
 
 
 def _after_fork() -> None:

@@ -1,8 +1,8 @@
 """Each device's time, in exactly one class: heartbeats -> nanoseconds, for the ledger.
 
 A device's time is told up to the end of its rank's last step; what follows is told when it is known what it was. So a
-sum over all that was told is the devices' time up to there, to the nanosecond. Only what a heartbeat shows is told:
-without a trace, time in communication cannot be parted from computing, and is inside `productive` and `recomputed`.
+sum over all that was told is the devices' time up to there, to the nanosecond. What `within` does not know of a step is
+inside `productive` and `recomputed`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from flatout.keep.beats import Pulse
+from flatout.keep.within import PARTED, Within
 
 CLASSES = (
     "productive",  # steps made for the first time
     "recomputed",  # steps that an earlier attempt had made, and lost
     "data",
+    *PARTED,  # of steps, where it is known
     "checkpoint",
     "evaluation",
     "start_up",  # until the end of the first step of the first attempt
@@ -25,12 +27,6 @@ CLASSES = (
     "other",  # after the last step
     "unknown",
 )
-# What only a trace or the GPU's own counters could tell.
-NOT_KNOWN = {
-    "exposed_communication": "Only a trace parts it from computing: it is inside productive and recomputed",
-    "late_rank_wait": "Only a trace of all ranks tells it: it is inside productive and recomputed",
-    "throttled": "The GPUs' clocks were not watched: it is inside productive and recomputed",
-}
 Outcome = Literal["done", "failed", "hang"]
 Seconds = dict[str, int]  # class -> ns, of all devices together
 
@@ -40,8 +36,11 @@ _OF_PHASES = {"data": "data", "checkpoint": "checkpoint", "evaluation": "evaluat
 class Account:
     """Of one run. Times are ns of one clock, CLOCK_MONOTONIC. `num_devices`: None until ranks are seen."""
 
-    def __init__(self, start_ns: int, num_devices: int | None = None) -> None:
+    def __init__(self, start_ns: int, num_devices: int | None = None, within: Within | None = None) -> None:
         self.start_ns = start_ns
+        self._within = within if within is not None else Within()
+        self._steps_ns = 0
+        self._known_ns: dict[str, dict[str, int]] = {}
         self._attempt_ns = start_ns
         self._cursors: list[int] = [start_ns] * (num_devices or 0)
         self._is_first = True
@@ -60,10 +59,12 @@ class Account:
         self._farthest = self._reached = farthest
         self._names.clear()
         self._seen.clear()
+        self._within.begins()
 
     def look(self, now_ns: int, ranks: Sequence[Pulse], base: Callable[[Pulse], int | None]) -> Seconds:
         """What is known since the last call. `base`: a rank's steps before this process."""
         found: Seconds = {}
+        self._within.look(now_ns, ranks)
         self._grow(ranks)
         self._note_restarts(ranks)
         for place, pulse in enumerate(ranks):
@@ -88,6 +89,14 @@ class Account:
             silent = "unknown" if not ranks else "start_up" if self._is_first else "restart"
             self._advance(place, now_ns, silent if is_new and outcome != "hang" else rest, found)
         return found
+
+    def take_known(self) -> tuple[int, dict[str, dict[str, int]], dict[str, str]]:
+        """Since the last call: the steps' time; in how much of it each class of `within` was known, by what it was
+        known from; and why it was not.
+        """
+        taken = self._steps_ns, self._known_ns, self._within.reasons()
+        self._steps_ns, self._known_ns = 0, {}
+        return taken
 
     def stops(self, now_ns: int) -> Seconds:
         """The run ends between two attempts."""
@@ -135,7 +144,8 @@ class Account:
             spent = _whole_ns(pulse.spent_at_last_s)
             since = {name: spent[name] - phases[name] for name in spent}
             end_ns = min(_ns(pulse.last_step_end_s), now_ns)
-            self._part(place, end_ns, since, self._worth(base, num, pulse.num_steps), found)
+            worth = self._worth(base, num, pulse.num_steps)
+            self._part(place, end_ns, since, worth, found, of_steps=(pulse, pulse.num_steps - num))
             num, phases = pulse.num_steps, spent
         self._seen[pulse.name] = num, phases
 
@@ -157,9 +167,18 @@ class Account:
         again = min(max(self._farthest - base, num), to) - num
         return {"recomputed": again, "productive": to - num - again}
 
-    def _part(self, place: int, end_ns: int, phases: dict[str, int], rest: dict[str, int], found: Seconds) -> None:
-        """The device's time up to `end_ns`: the phases' own, and the rest in the proportion of `rest`."""
-        left = end_ns - self._cursors[place]
+    def _part(
+        self,
+        place: int,
+        end_ns: int,
+        phases: dict[str, int],
+        rest: dict[str, int],
+        found: Seconds,
+        of_steps: tuple[Pulse, int] | None = None,
+    ) -> None:
+        """The device's time up to `end_ns`: the phases' own, what is known of steps, the rest as `rest` has it."""
+        begin_ns = self._cursors[place]
+        left = end_ns - begin_ns
         if left <= 0:
             return
         self._cursors[place] = end_ns
@@ -168,6 +187,16 @@ class Account:
             if part:
                 found[name] = found.get(name, 0) + part
                 left -= part
+        if of_steps is not None:
+            away_ns = phases.get("checkpoint", 0) + phases.get("evaluation", 0)
+            self._steps_ns += left
+            whole = left
+            for one in self._within.parts(*of_steps, begin_ns, end_ns, away_ns=away_ns, left_ns=left):
+                known = self._known_ns.setdefault(one.name, {})
+                known[one.basis] = known.get(one.basis, 0) + whole
+                if one.ns:
+                    found[one.name] = found.get(one.name, 0) + one.ns
+                    left -= one.ns
         weight = sum(rest.values())
         for name, count in rest.items():
             part = left if count == weight else left * count // weight

@@ -6,11 +6,13 @@ attempt's own folder in their environment are ever signalled: those that it star
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from flatout.keep.beats import Beats, Pulse, ranks_of
 from flatout.keep.busy import work_of
@@ -19,12 +21,14 @@ from flatout.keep.flight import ask_flight, dumps_since
 from flatout.keep.hang import Hang, HangWatch
 from flatout.keep.patience import Patience
 from flatout.keep.stacks import ask_stacks, loader_stacks
-from flatout.launch import Ended, end_marked, run_local
+from flatout.launch import Ended, end_marked, run_local, with_environment
 
 HEARTBEAT = "FLATOUT_HEARTBEAT"
 _ENDS = (1, 2, 3, 15)  # SIGHUP, SIGINT, SIGQUIT, SIGTERM
 _LOOK_EVERY_S = 0.25
 _GRACE_S = 5.0  # for a job that hangs, between being asked to end and being made to
+_SHOWN = 120  # characters of a command
+_LINGER_S = 2.0  # of helpers of a job that has ended
 _TAKES_DOWN = 15  # SIGTERM: what launchers send to the ranks that are left
 
 
@@ -32,6 +36,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ended: Ended
     evidence: Evidence
     ranks: tuple[Pulse, ...]
+    left: tuple[str, ...] = ()  # what the command has left running, where it ended in order: number and words of each
 
 
 class Watched:
@@ -115,13 +120,17 @@ class Watched:
         pulses = beats.read()
         deaths.follow(pulses)
         deaths.look()
-        end_attempt(folder)
+        is_in_order = ended.code == 0 and hang is None and not self.was_asked_to_end
+        left = left_running(folder) if is_in_order else ()
+        if not is_in_order:
+            end_attempt(folder)
         xids.extend(self._read_xids())
         ranks = ranks_of(pulses)
         beats.close()
         return Attempt(
             ended=ended,
             ranks=tuple(ranks),
+            left=left,
             evidence=evidence_of(
                 ended,
                 ranks,
@@ -140,6 +149,25 @@ class Watched:
 def end_attempt(folder: Path) -> int:
     """End what is left of an attempt, as the ranks of a launcher that was killed; how many processes there were."""
     return end_marked(lambda environment: environment.get(HEARTBEAT) == str(folder), grace_s=_GRACE_S)
+
+
+def left_running(folder: Path) -> tuple[str, ...]:
+    """What a command that ended with code 0 has left: what it put into the background is meant to go on."""
+    found: tuple[str, ...] = ()
+    until = time.monotonic() + _LINGER_S
+    while True:
+        processes = with_environment(lambda environment: environment.get(HEARTBEAT) == str(folder))
+        found = tuple(words for process in processes if (words := _words(process)) is not None)
+        if not found or time.monotonic() >= until:
+            return found
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _words(process: psutil.Process) -> str | None:
+    try:
+        return f"{process.pid} ({shlex.join(process.cmdline())[:_SHOWN]})"
+    except psutil.Error:
+        return None
 
 
 class _Deaths:

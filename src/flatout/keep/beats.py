@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from uuid import UUID
 
 import msgspec
 import numpy as np
@@ -29,6 +30,15 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[tuple[str, int], ...]
     phases: tuple[str, ...]
     groups: tuple[str, ...]
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """An exchange of gradients that DDP has timed (`inside/exchange.py`)."""
+
+    iteration: int  # of DDP: the same one on all ranks
+    exposed_ns: int  # after the end of the backward pass
+    per_step: int
+    num_ranks: int  # that took part
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +66,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     main_thread: int
     gives_stacks: bool
     has_gpu: bool
+    gpu: str | None  # its UUID, as NVML writes it
+    exchange: Exchange | None  # the last that was timed
     spent_s: Mapping[str, float]  # in each phase, since the process began
     spent_at_first_s: Mapping[str, float]
     spent_at_last_s: Mapping[str, float]
@@ -112,7 +124,7 @@ def _read(name: str, map: mmap.mmap) -> Pulse | None:
             place += count
         if values["change"][0] % 2 == 0:
             break
-    is_local = header.hostname == os.uname().nodename and header.pid_namespace in ("", _own_namespace())
+    is_local = header.hostname == os.uname().nodename and header.pid_namespace in ("", own_namespace())
     one = {slot: value[0] for slot, value in values.items() if value}
 
     def by_phase(slot: str) -> dict[str, float]:
@@ -141,6 +153,8 @@ def _read(name: str, map: mmap.mmap) -> Pulse | None:
         main_thread=one["main_thread"],
         gives_stacks=bool(one["gives_stacks"]),
         has_gpu=bool(one["has_gpu"]),
+        gpu=_gpu(values["gpu"]),
+        exchange=_exchange(*values["exchange"]),
         spent_s=by_phase("spent"),
         spent_at_first_s=by_phase("spent_at_first"),
         spent_at_last_s=by_phase("spent_at_last"),
@@ -150,12 +164,24 @@ def _read(name: str, map: mmap.mmap) -> Pulse | None:
     )
 
 
+def _gpu(halves: tuple[int, ...]) -> str | None:
+    if not any(halves):
+        return None
+    return f"GPU-{UUID(bytes=b''.join(half.to_bytes(8, 'big', signed=True) for half in halves))}"
+
+
+def _exchange(iteration: int, exposed_ns: int, per_step: int, num_ranks: int) -> Exchange | None:
+    if not iteration:
+        return None
+    return Exchange(iteration=iteration, exposed_ns=exposed_ns, per_step=per_step, num_ranks=num_ranks)
+
+
 def _known(value: int) -> int | None:
     return None if value < 0 else value
 
 
 @cache
-def _own_namespace() -> str:
+def own_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

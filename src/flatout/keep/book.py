@@ -12,6 +12,7 @@ from flatout.keep.hang import Hang
 from flatout.keep.ledger import Writer
 from flatout.keep.rules import Judgement
 from flatout.keep.supervise import Decision, Progress
+from flatout.keep.within import Within
 from flatout.launch import Ended
 
 _WRITE_EVERY_S = 2.0
@@ -19,11 +20,19 @@ _WRITE_EVERY_S = 2.0
 
 class LedgerBook:
     def __init__(
-        self, writer: Writer, progress: Progress, *, num_devices: int | None, command: str, tool: str, gpu: str | None
+        self,
+        writer: Writer,
+        progress: Progress,
+        *,
+        num_devices: int | None,
+        command: str,
+        tool: str,
+        gpu: str | None,
+        within: Within | None = None,
     ) -> None:
         self._writer = writer
         self._progress = progress
-        self._account = Account(time.monotonic_ns(), num_devices)
+        self._account = Account(time.monotonic_ns(), num_devices, within)
         self._attempt = 0
         self._told: dict[str, int] = {}
         self._steps = self._steps_told = 0
@@ -84,12 +93,16 @@ class LedgerBook:
     def _write(self) -> None:
         self._next_write = time.monotonic() + _WRITE_EVERY_S
         if self._told:
+            steps_ns, known_ns, not_known = self._account.take_known()
             self._writer.write(
                 "seconds",
                 attempt=self._attempt,
                 num_devices=self._account.num_devices,
                 ns=self._told,
                 steps=self._steps - self._steps_told,
+                steps_ns=steps_ns,
+                known_ns=known_ns,
+                not_known=not_known,
             )
             self._told = {}
             self._steps_told = self._steps

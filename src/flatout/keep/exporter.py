@@ -20,6 +20,7 @@ from flatout.errors import FlatoutError, OutputError
 from flatout.keep.account import CLASSES
 from flatout.keep.beats import Beats, Pulse, ranks_of
 from flatout.keep.ledger import Totalling
+from flatout.keep.within import PARTED
 
 _PATIENCE_S = 10.0
 # The heartbeat's buckets of step times, of powers of two: from 2**20 ns, a millisecond, to 2**40, eighteen minutes.
@@ -64,6 +65,8 @@ class Collector:
             "flatout_device_seconds", "Time of the job's devices by class, in seconds.", labels=["class"]
         )
         for name in CLASSES:
+            if name in PARTED and not totals.known_share(name):  # it is inside another one
+                continue
             seconds.add_metric([name], totals.ns.get(name, 0) / 1e9)
         yield seconds
         for name, text, value in (

@@ -1,12 +1,14 @@
 """The goodput ledger: JSON lines, only ever added to, each by one write; and its totals.
 
-A line of `seconds` has the devices' time since the one before, in nanoseconds by class. What was written stays true if
-the writer is killed at any time: a line that was cut short is passed over, and the next writer begins a new one.
+A line of `seconds` has the devices' time since the one before, in nanoseconds by class; of `steps_ns`, the time of
+steps, each class of `within` was looked for in `known_ns`. What was written stays true if the writer is killed at any
+time: a line that was cut short is passed over, and the next writer begins a new one.
 
     {"schema": "flatout/ledger", "version": 1, "event": "run", "unix_s": .., "command": "..", "num_devices": 2 | null,
      "gpu": ".." | null}
     {"event": "attempt", "unix_s": .., "attempt": 0}
-    {"event": "seconds", "unix_s": .., "attempt": 0, "num_devices": 2, "ns": {"productive": .., ..}, "steps": 120}
+    {"event": "seconds", "unix_s": .., "attempt": 0, "num_devices": 2, "ns": {"productive": .., ..}, "steps": 120,
+     "steps_ns": .., "known_ns": {"late_rank_wait": {"ddp": ..}, ..}, "not_known": {"throttled": "why"}}
     {"event": "hang" | "failure" | "saving" | "end", ..}
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,9 +25,14 @@ from typing import Any
 import msgspec
 
 from flatout.errors import InputError, OutputError
-from flatout.keep.account import CLASSES, NOT_KNOWN
+from flatout.keep.account import CLASSES
+from flatout.keep.within import PARTED
 
 SCHEMA, VERSION = "flatout/ledger", 1
+_BEGINS = b'{"schema":"flatout/ledger",'
+_HEAD_BYTES = 4096
+_IMPOSSIBLE = 1 << 63  # ns: three centuries, in one line
+_NO_STEPS = "No step was seen in which it could be"
 
 
 class Writer:
@@ -36,13 +44,19 @@ class Writer:
         self.problem: str | None = None  # a ledger that cannot be written must not end the job
         try:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):  # a pipe or a device, which gives nothing back
+                return
             size = os.lseek(self._file, 0, os.SEEK_END)
-            if size and os.pread(self._file, 1, size - 1) != b"\n":
+            is_other = _is_other(os.pread(self._file, _HEAD_BYTES, 0))
+            if size and not is_other and os.pread(self._file, 1, size - 1) != b"\n":
                 os.write(self._file, b"\n")
         except OSError as error:
             raise OutputError(
                 f"{path}: the ledger cannot be written: {(error.strerror or str(error)).lower()}"
             ) from error
+        if is_other:
+            os.close(self._file)
+            raise OutputError(f"{path} is there, and is no ledger: nothing is added to it", hint="name another file")
 
     def write(self, event: str, **values: Any) -> None:
         line = {"event": event, "unix_s": round(time.time(), 3), **values}
@@ -68,6 +82,12 @@ class Writer:
         os.close(self._file)
 
 
+def _is_other(head: bytes) -> bool:
+    """What begins a file is no ledger's. A damaged ledger is one: it must not keep a job from being started again."""
+    line = head.lstrip(b"\0\n").partition(b"\n")[0]
+    return bool(line) and not _BEGINS.startswith(line) and not (line.startswith(b"{") and b'"event"' in line)
+
+
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Of all runs in a ledger, or of those that a filter has left."""
 
@@ -83,6 +103,9 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     ns: Mapping[str, int]  # by class
     failures: tuple[str, ...]
+    steps_ns: int = 0  # after the first of an attempt; but for data, checkpoints and evaluations
+    known_ns: Mapping[str, Mapping[str, int]] = {}  # of it, by class and by what it is known from
+    not_known: Mapping[str, str] = {}  # why a class is known in less, or not at all
     saving: Mapping[str, Any] | None = None  # the last choice of an interval, see `saving`
 
     @property
@@ -91,12 +114,14 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def goodput(self) -> float | None:
-        """The share of the allocated time in which new steps were made; None: no time is known."""
-        return self.ns.get("productive", 0) / self.allocated_ns if self.allocated_ns else None
+        """The share of the allocated time in which new steps were made; None: of no time is known what it was."""
+        is_known = self.allocated_ns > self.ns.get("unknown", 0)
+        return self.ns.get("productive", 0) / self.allocated_ns if is_known else None
 
-    @property
-    def not_known(self) -> Mapping[str, str]:
-        return NOT_KNOWN
+    def known_share(self, name: str) -> float | None:
+        """Of the steps' time, in how much one of the classes of `within` was looked for; None: there was no step."""
+        known_ns = sum(self.known_ns.get(name, {}).values())
+        return min(known_ns / self.steps_ns, 1.0) if self.steps_ns else None
 
 
 class Totalling:
@@ -112,6 +137,9 @@ class Totalling:
         self._failures: list[str] = []
         self._num_not_the_jobs = 0
         self._saving: dict[str, Any] | None = None
+        self._steps_ns = 0
+        self._known_ns: dict[str, dict[str, int]] = {}
+        self._not_known = dict.fromkeys(PARTED, _NO_STEPS)
 
     def add(self, raw: bytes) -> dict[str, Any] | None:
         """The line; None where it is none."""
@@ -121,8 +149,21 @@ class Totalling:
             if event == "seconds":
                 parts = {str(name): int(value) for name, value in line["ns"].items()}
                 num_steps, num_devices = int(line.get("steps", 0)), int(line.get("num_devices") or 0)
-                if min(num_steps, num_devices, *parts.values()) < 0:
+                steps_ns = int(line.get("steps_ns", 0))
+                known_ns = [
+                    (str(name), str(basis), int(value))
+                    for name, by_basis in line.get("known_ns", {}).items()
+                    for basis, value in by_basis.items()
+                ]
+                not_known = {str(name): str(reason) for name, reason in line.get("not_known", {}).items()}
+                numbers = (num_steps, num_devices, steps_ns, *parts.values(), *(one[2] for one in known_ns))
+                if not 0 <= min(numbers) <= max(numbers) < _IMPOSSIBLE:
                     raise ValueError
+                self._steps_ns += steps_ns
+                self._not_known |= not_known
+                for name, basis, value in known_ns:
+                    known = self._known_ns.setdefault(name, {})
+                    known[basis] = known.get(basis, 0) + value
                 self._num_devices = num_devices or self._num_devices
                 self._num_steps += num_steps
                 for name, value in parts.items():
@@ -155,6 +196,9 @@ class Totalling:
             num_steps=self._num_steps,
             ns=dict(self._ns),
             failures=tuple(self._failures),
+            steps_ns=self._steps_ns,
+            known_ns={name: dict(known) for name, known in self._known_ns.items()},
+            not_known=dict(self._not_known),
             saving=self._saving,
         )
 

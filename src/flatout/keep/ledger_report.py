@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import msgspec
 
 from flatout.keep.ledger import Totals
+from flatout.keep.within import PARTED
 from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
 
 _S_PER_H = 3600.0
 _SHOWN_FAILURES = 20
+_NEARLY_ALL = 0.99
 
 
 def report(
@@ -27,6 +29,11 @@ def report(
 
     def classes() -> Iterator[LedgerClass]:
         for name, value in totals.ns.items():
+            known_share = totals.known_share(name) if name in PARTED else None
+            if name in PARTED and not known_share:
+                reason = totals.not_known.get(name)
+                yield LedgerClass(name=name, device_s=None, share=None, cost=None, energy_kwh=None, reason=reason)
+                continue
             device_s = value / 1e9
             yield LedgerClass(
                 name=name,
@@ -34,9 +41,10 @@ def report(
                 share=device_s / allocated_s if allocated_s else None,
                 cost=cost(device_s),
                 energy_kwh=energy(device_s),
+                known_share=known_share,
+                basis=tuple(totals.known_ns.get(name, ())) if name in PARTED else (),
+                reason=None if known_share is None or known_share > _NEARLY_ALL else totals.not_known.get(name),
             )
-        for name, reason in totals.not_known.items():
-            yield LedgerClass(name=name, device_s=None, share=None, cost=None, energy_kwh=None, reason=reason)
 
     return LedgerReport(
         runs=totals.num_runs,

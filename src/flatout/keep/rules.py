@@ -31,9 +31,18 @@ _MISTAKES = {
     ),
     "FileNotFoundError",
 }
+REFUSED = "SystemExit"  # as `inside/failures.py` notes what argparse refuses
 _GPU_ERRORS = re.compile(
     r"illegal memory access|device-side assert|misaligned address|unspecified launch failure", re.I
 )
+_FULL = re.compile(r"no space left on device|disk quota exceeded", re.I)
+_UNWRITABLE = re.compile(r"read-only file system|permission denied", re.I)
+_OF_FILES = {"OSError", "PermissionError", "CheckpointError"}
+_SHELL_CODES = {
+    2: "its arguments or its environment",
+    126: "a program in it may not be executed",
+    127: "a program in it was not found",
+}
 _DEVICE_LOST = re.compile(r"ECC|fallen off the bus|no CUDA-capable device|device\(s\) is/are busy or unavailable", re.I)
 
 
@@ -90,9 +99,15 @@ def _says_xids(evidence: Evidence, numbers: tuple[int, ...]) -> str:
 def _says_failure(evidence: Evidence) -> str:
     root = evidence.root
     assert root is not None
-    message = root.message.strip().splitlines()
     where = f" at {root.line}" if root.line else ""
-    return f"rank {root.rank} raised {root.exception}{where}: {message[0][:200] if message else ''}"
+    return f"rank {root.rank} raised {root.exception}{where}: {_message(evidence)}"
+
+
+def _message(evidence: Evidence) -> str:
+    """Its first line."""
+    assert evidence.root is not None
+    message = evidence.root.message.strip().splitlines()
+    return "".join(one if one.isprintable() else "?" for one in message[0][:200]) if message else ""
 
 
 def _root(evidence: Evidence, fits: Callable[[Failure], bool]) -> bool:
@@ -166,10 +181,32 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="full-disk",
-        fits=lambda e: _root(e, lambda f: "No space left on device" in f.message or "Disk quota exceeded" in f.message),
+        fits=lambda e: _root(e, lambda f: bool(_FULL.search(f.message))),
         fault="user",
         restarts=False,
         says=lambda e: f"the disk is full: {_says_failure(e)}",
+    ),
+    Rule(
+        name="unwritable",
+        fits=lambda e: _root(e, lambda f: f.exception in _OF_FILES and bool(_UNWRITABLE.search(f.message))),
+        fault="user",
+        restarts=False,
+        says=lambda e: f"something may not be read or written: {_says_failure(e)}",
+    ),
+    Rule(
+        name="locked",
+        fits=lambda e: _root(e, lambda f: f.exception == "LockedError"),
+        fault="user",
+        restarts=False,
+        says=lambda e: f"its checkpoints are another job's: {_says_failure(e)}",
+    ),
+    Rule(
+        name="refused-checkpoint",
+        # At the first step too: it is then seen that others are there, and `resume` was not called.
+        fits=lambda e: e.num_steps <= 1 and _root(e, lambda f: f.exception in ("CheckpointError", "DamagedError")),
+        fault="user",
+        restarts=False,
+        says=lambda e: f"its checkpoints are refused: {_says_failure(e)}",
     ),
     Rule(
         name="gpu-fault",
@@ -177,6 +214,13 @@ RULES: tuple[Rule, ...] = (
         fault="user",
         restarts=True,
         says=lambda e: _says_failure(e) if e.root is not None else _says_xids(e, e.xids),
+    ),
+    Rule(
+        name="arguments",
+        fits=lambda e: not e.num_steps and _root(e, lambda f: f.exception == REFUSED),
+        fault="user",
+        restarts=False,
+        says=lambda e: f"the script refuses its arguments: {_message(e)}",
     ),
     Rule(
         name="mistake",
@@ -205,7 +249,7 @@ RULES: tuple[Rule, ...] = (
         fits=lambda e: not e.num_steps and e.code in (2, 126, 127),
         fault="user",
         restarts=False,
-        says=lambda e: f"the command ended with code {e.code} before the first step: its arguments or its environment",
+        says=lambda e: f"the command ended with code {e.code} before the first step: {_SHELL_CODES[e.code or 2]}",
     ),
     Rule(name="signal", fits=lambda e: e.signal is not None, fault="unknown", restarts=True, says=_says_killed),
     Rule(

@@ -133,6 +133,8 @@ def keep_alive(
             if judgement.rule != "hang":  # told when it was found
                 say(f"attempt {attempt + 1} failed: {judgement.says}{fault.get(judgement.fault, '')}")
             say(decision.why)
+        if done.left:
+            say(f"the command has ended, and has left running, unwatched from here on: process {', '.join(done.left)}")
         if not decision.restarts:
             return done.ended
         bad_host = done.evidence.host if judgement.leaves_host else None

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from flatout.launch.guard import end_marked
+from flatout.launch.guard import end_marked, with_environment
 from flatout.launch.launcher import Launcher, LocalLauncher
 from flatout.launch.limited import run_limited
 from flatout.launch.loaded import with_inside
@@ -22,5 +22,6 @@ __all__ = [
     "pause",
     "run_limited",
     "run_local",
+    "with_environment",
     "with_inside",
 ]

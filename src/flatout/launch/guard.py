@@ -47,7 +47,7 @@ def end_marked(is_meant: Callable[[dict[str, str]], bool], *, grace_s: float = _
     """Ask all processes with such an environment to end, and make them after `grace_s`; how many there were."""
     asked: set[int] = set()
     deadline = time.monotonic() + grace_s
-    while (left := list(_with_environment(is_meant))) and time.monotonic() < deadline:
+    while (left := list(with_environment(is_meant))) and time.monotonic() < deadline:
         for process in left:
             if process.pid not in asked:
                 asked.add(process.pid)
@@ -60,7 +60,8 @@ def end_marked(is_meant: Callable[[dict[str, str]], bool], *, grace_s: float = _
     return len(asked)
 
 
-def _with_environment(is_meant: Callable[[dict[str, str]], bool]) -> Iterator[psutil.Process]:
+def with_environment(is_meant: Callable[[dict[str, str]], bool]) -> Iterator[psutil.Process]:
+    """Processes of this user with such an environment, but for this one."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # of another user, or ended by now
             is_ours = process.pid != os.getpid() and is_meant(process.environ())

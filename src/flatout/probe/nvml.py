@@ -73,6 +73,25 @@ class Gpus:
             driver=lambda: nvml.nvmlSystemGetDriverVersion(),
         )
 
+    def clocks(self) -> list[dict[str, Any]]:
+        """How high each GPU's clock is, how high it can be, and why it is lower: quick to read."""
+        nvml = self._nvml
+        return [
+            self._entries(
+                uuid=partial(nvml.nvmlDeviceGetUUID, handle),
+                max_sm_clock_hz=partial(self._clock_hz, nvml.nvmlDeviceGetMaxClockInfo, handle),
+                sm_clock_hz=partial(self._clock_hz, nvml.nvmlDeviceGetClockInfo, handle),
+                throttle=partial(self._throttle, handle),
+            )
+            for handle in self._handles
+        ]
+
+    def _clock_hz(self, read: Callable[[Any, int], int], handle: Any) -> float:
+        return read(handle, self._nvml.NVML_CLOCK_SM) * 1e6
+
+    def _throttle(self, handle: Any) -> list[str]:
+        return _reasons(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
     def read(self) -> list[dict[str, Any]]:
         """One entry a GPU, in the order of `facts`."""
         is_slow = self._num_reads % _SLOW_EVERY == 0

@@ -6,7 +6,11 @@ import msgspec
 
 
 class LedgerClass(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of the devices' time. Null: not known, `reason` says why; it is inside another class then."""
+    """One class of the devices' time. Null: not known, `reason` says why; it is inside another class then.
+
+    Communication, waiting and throttling are looked for within steps: in `known_share` of their time they were, by what
+    `basis` names; in the rest they are inside `productive` and `recomputed`, and `reason` says why.
+    """
 
     name: str
     device_s: float | None
@@ -14,6 +18,8 @@ class LedgerClass(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None  # in the currency of the price
     energy_kwh: float | None
     reason: str | None = None
+    known_share: float | None = None  # null for the classes of which all is known
+    basis: tuple[str, ...] = ()  # "ddp": DDP's own timing; "recording": shares of a recording; "nvml": the clocks
 
 
 class LedgerLever(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,9 @@ MEANINGS = {
     "productive": "steps made for the first time",
     "recomputed": "steps made again after a failure",
     "data": "waiting for batches",
+    "exposed_communication": "communication that no computing hid",
+    "late_rank_wait": "waiting for the last rank to arrive",
+    "throttled": "cycles that the clock did not give",
     "checkpoint": "writing checkpoints",
     "evaluation": "evaluation",
     "start_up": "until the end of the first step",
@@ -21,6 +24,12 @@ MEANINGS = {
     "idle_held": "held by the job, with no rank on it",
     "other": "after the last step",
     "unknown": "no heartbeat told what it was",
+}
+
+BASES = {
+    "ddp": "of the exchange of gradients, as DDP times it in some iterations",
+    "recording": "from a recording, as shares of its steps",
+    "nvml": "from the clocks, by NVML, once a second",
 }
 
 
@@ -42,10 +51,14 @@ def ledger_text(report: LedgerReport, *, style: TextStyle) -> str:
     header = ["class", "device time", "share", *(["cost"] if report.cost is not None else []), "what it is"]
     rows = [_row(one, has_cost=report.cost is not None) for one in report.classes if one.device_s]
     lines += ["", *text_table(header, rows, style=style, flexible=[len(header) - 1])]
+    partly = [one for one in report.classes if one.basis]
+    if partly:
+        lines.append("")
+        lines += [line for one in partly for line in style.wrapped(_known_from(one))]
     unknown = [one for one in report.classes if one.device_s is None]
     if unknown:
         lines.append("")
-        lines += [line for one in unknown for line in style.wrapped(f"{_name(one)}: not known. {one.reason}")]
+        lines += [line for one in unknown for line in style.wrapped(f"{_name(one)}: not known. {one.reason}.")]
     if report.unfinished_runs:
         lines += style.wrapped(
             f"{number(report.unfinished_runs)} run{'s have' if report.unfinished_runs > 1 else ' has'} no end: "
@@ -79,6 +92,14 @@ def _row(one: LedgerClass, *, has_cost: bool) -> list[str]:
     share = "" if one.share is None else percent(one.share)
     cost = [_money(one.cost)] if has_cost else []
     return [_name(one), _hours(one.device_s), share, *cost, MEANINGS.get(one.name, "")]
+
+
+def _known_from(one: LedgerClass) -> str:
+    text = f"{_name(one)}: {' and '.join(BASES.get(basis, basis) for basis in one.basis)}"
+    if one.known_share is not None and one.reason is not None:
+        text += f", for {percent(one.known_share)} of the steps' time; in the rest it is inside productive"
+        text += f" ({one.reason})"
+    return text + "."
 
 
 def _name(one: LedgerClass) -> str:

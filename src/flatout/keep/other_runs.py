@@ -1,0 +1,166 @@
+"""Jobs of other `flatout run`s on this host: no second job writes to the same checkpoints beside one that runs.
+
+A `flatout run` that gets SIGKILL leaves its job running, unwatched: a job of days is not ended because its watch is.
+Each writes what it is into its own folder, which its job's processes name in their environment, so that the next one
+finds them as long as one lives. Only processes of this user on this host are seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from flatout.errors import InputError
+from flatout.keep.attempt import HEARTBEAT
+from flatout.keep.beats import is_alive, own_namespace
+from flatout.launch import end_marked, with_environment
+
+_NAME = "run.json"
+_KILLED_S = 15.0  # for the kernel, after a SIGKILL
+_GRACE_S = 30.0  # a script may save when it is asked to end
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """One `flatout run`. Paths are absolute, without links."""
+
+    pid: int
+    ticks: int  # when it was started, with which its number names it for good
+    pid_namespace: str  # in another one, as a container's, its number is another one's
+    command: str
+    folder: str
+    checkpoints: tuple[str, ...] = ()  # files and folders
+    ledger: str | None = None
+    is_part: bool = False  # others like it, on other nodes, belong to the same job
+
+
+class Other(msgspec.Struct, frozen=True, kw_only=True):
+    about: About
+    state: Path
+    pid: int  # of the first process of its job
+    is_watched: bool
+    shared: str  # what it has in common with this one
+    is_in_the_way: bool  # it is the same job, or writes to the same checkpoints
+
+    def describe(self) -> str:
+        return (
+            f"a job whose `flatout run` was killed still runs, unwatched, with the same {self.shared}: "
+            f"process {self.pid}, {self.about.command}"
+        )
+
+
+def about_this(command: str, checkpoints: tuple[Path, ...], ledger: Path | None, *, is_part: bool) -> About:
+    pid = os.getpid()
+    return About(
+        pid=pid,
+        ticks=_ticks(pid),
+        pid_namespace=own_namespace(),
+        command=command,
+        folder=os.getcwd(),
+        checkpoints=tuple(os.path.realpath(path) for path in checkpoints),
+        ledger=os.path.realpath(ledger) if ledger is not None and _is_kept(ledger) else None,
+        is_part=is_part,
+    )
+
+
+def write_about(state: Path, about: About) -> None:
+    partial = state / f".{_NAME}"
+    partial.write_text(json.dumps(msgspec.to_builtins(about)))  # names may be no UTF-8, which msgspec does not write
+    partial.replace(state / _NAME)
+
+
+def others(mine: About) -> Iterator[Other]:
+    """Those that have something in common with this one that they should not, or that nobody watches."""
+    found: dict[Path, list[psutil.Process]] = {}
+    around = Path(os.environ.get(HEARTBEAT, "")).parent  # where this one is within another's job
+    for process in with_environment(lambda environment: HEARTBEAT in environment):
+        with suppress(psutil.Error, OSError):
+            found.setdefault(Path(process.environ()[HEARTBEAT]).parent, []).append(process)
+    for state, processes in found.items():
+        pids = {process.pid for process in processes}
+        if state == around or (about := _read(state)) is None:  # without: it has ended in order
+            continue
+        # From within a container or outside of it, whether it lives cannot be seen: it is let be.
+        is_watched = about.pid_namespace != own_namespace() or is_alive(about.pid, about.ticks)
+        shared = _shared(mine, about, is_watched=is_watched)
+        is_in_the_way = shared is not None
+        if shared is None and not is_watched and mine.ledger is not None and mine.ledger == about.ledger:
+            shared = f"ledger {mine.ledger}"
+        if shared is None:
+            continue
+        roots = [process for process in processes if _parent(process) not in pids]
+        first = min(roots or processes, key=lambda process: process.create_time())
+        yield Other(
+            about=about, state=state, pid=first.pid, is_watched=is_watched, shared=shared, is_in_the_way=is_in_the_way
+        )
+
+
+def refuse(other: Other) -> InputError:
+    about = other.about
+    if other.is_watched:
+        return InputError(
+            f"another `flatout run` (process {about.pid}) keeps a job on the same {other.shared}: {about.command}",
+            hint=f"end it first (kill {about.pid}), or give this job checkpoints of its own",
+        )
+    return InputError(
+        other.describe(),
+        hint=f"--take-over ends it and goes on from its checkpoint; `kill {other.pid}` only ends it",
+    )
+
+
+def end(other: Other) -> None:
+    """End a job that nobody watches: asked to, and made to after half a minute. Raises InputError where it does not."""
+
+    def is_meant(environment: Mapping[str, str]) -> bool:
+        folder = environment.get(HEARTBEAT)
+        return folder is not None and Path(folder).parent == other.state
+
+    end_marked(is_meant, grace_s=_GRACE_S)
+    until = time.monotonic() + _KILLED_S
+    while left := list(with_environment(is_meant)):
+        if time.monotonic() >= until:
+            numbers = ", ".join(str(process.pid) for process in left)
+            raise InputError(f"processes {numbers} of the job that is to be taken over do not end", hint="look at them")
+        time.sleep(0.1)
+    if other.state.name.startswith("flatout-"):  # as the one that was killed would have done
+        shutil.rmtree(other.state, ignore_errors=True)
+
+
+def _shared(mine: About, other: About, *, is_watched: bool) -> str | None:
+    if not (is_watched and mine.is_part and other.is_part):
+        for path in mine.checkpoints:
+            if path in other.checkpoints:
+                return f"checkpoint {path}"
+    if not is_watched and (mine.folder, mine.command) == (other.folder, other.command):
+        return f"command in {mine.folder}"
+    return None
+
+
+def _read(state: Path) -> About | None:
+    try:
+        return msgspec.convert(json.loads((state / _NAME).read_text()), About)
+    except (OSError, ValueError):
+        return None
+
+
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return None
+
+
+def _is_kept(ledger: Path) -> bool:
+    return ledger.is_file() or not ledger.exists()  # and no pipe or device, which many may share
+
+
+def _ticks(pid: int) -> int:
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return int(text.rpartition(")")[2].split()[19])

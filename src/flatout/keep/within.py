@@ -1,0 +1,149 @@
+"""What a step's time holds besides computing: DDP's timing, a recording or NVML -> nanoseconds of three classes.
+
+`late_rank_wait` and `exposed_communication` are of the exchange of gradients where DDP has timed it on all ranks in the
+same iteration (`inside/exchange.py`): it ends on all ranks together, so the rank on which it is shortest is the late
+one, that time is the transfer, and what the others take longer is their wait for it. The median of the last five such
+iterations stands for the steps since. Where no DDP is, they are shares of the step in a recording, if one is given.
+`throttled` is of NVML's clocks. What none of them tells stays unknown, and is inside the steps' own class.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+from flatout.keep.beats import Pulse
+from flatout.keep.clocks import ClockWatch
+
+WAIT, COMMUNICATION, THROTTLED = "late_rank_wait", "exposed_communication", "throttled"
+PARTED = (COMMUNICATION, WAIT, THROTTLED)
+_TYPICAL_OF = 5  # samples
+Basis = Literal["ddp", "recording", "nvml"]
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a recording of the same job, means of all ranks' steps."""
+
+    num_ranks: int
+    communication: float  # shares of the step
+    wait: float | None  # None: it has not the traces of all ranks, and waiting is inside `communication`
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    ns: int
+    basis: Basis
+
+
+class Within:
+    """Of one run. `no_clocks`: why `clocks` is None."""
+
+    def __init__(
+        self, *, clocks: ClockWatch | None = None, no_clocks: str = "", recorded: Recorded | None = None
+    ) -> None:
+        self._clocks = clocks
+        self._no_clocks = no_clocks
+        self._recorded = recorded
+        # By rank, ns a step: exposed at all, and of it waiting, None where ranks are missing.
+        self._samples: deque[dict[int | None, tuple[int, int | None]]] = deque(maxlen=_TYPICAL_OF)
+        self._iteration = 0  # of the last sample
+        self._ranks: Sequence[Pulse] = ()
+
+    def begins(self) -> None:
+        """Another attempt."""
+        self._samples.clear()
+        self._iteration, self._ranks = 0, ()
+
+    def look(self, now_ns: int, ranks: Sequence[Pulse]) -> None:
+        if self._clocks is not None:
+            self._clocks.look(now_ns)
+        if not ranks:
+            return
+        self._ranks = ranks
+        exchanges = [pulse.exchange for pulse in ranks if pulse.exchange is not None]
+        iterations = {one.iteration for one in exchanges}
+        if len(exchanges) < len(ranks) or len(iterations) > 1 or self._iteration in iterations:
+            return  # none is new, or a rank is about to write it
+        self._iteration = iterations.pop()
+        exposed = [one.exposed_ns * one.per_step for one in exchanges]
+        is_whole = all(one.num_ranks == len(ranks) for one in exchanges) and ranks[0].world_size == len(ranks)
+        self._samples.append(
+            {
+                pulse.rank: (value, value - min(exposed) if is_whole else None)
+                for pulse, value in zip(ranks, exposed, strict=True)
+            }
+        )
+
+    def _typical(self, rank: int | None) -> tuple[int, int | None] | None:
+        """Of a step, ns exposed and of it waiting."""
+        found = [sample[rank] for sample in self._samples if rank in sample]
+        if not found:
+            return None
+        waits = [wait for _, wait in found if wait is not None]
+        exposed_ns = round(median(value for value, _ in found))
+        return exposed_ns, min(round(median(waits)), exposed_ns) if waits else None
+
+    def parts(
+        self, pulse: Pulse, num_steps: int, begin_ns: int, end_ns: int, *, away_ns: int, left_ns: int
+    ) -> list[Part]:
+        """Of `num_steps` steps of a rank. They sum to no more than `left_ns`.
+
+        `away_ns`: what of the time was no step's, as a checkpoint.
+        """
+        found: list[Part] = []
+
+        def add(name: str, ns: int, basis: Basis) -> None:
+            nonlocal left_ns
+            part = min(max(ns, 0), left_ns)
+            left_ns -= part
+            found.append(Part(name=name, ns=part, basis=basis))
+
+        typical = self._typical(pulse.rank)
+        recorded = self._recorded
+        if typical is not None:
+            exposed_ns, wait_ns = typical
+            if wait_ns is not None:
+                add(WAIT, wait_ns * num_steps, "ddp")
+            add(COMMUNICATION, (exposed_ns - (wait_ns or 0)) * num_steps, "ddp")
+        elif recorded is not None and recorded.num_ranks == pulse.world_size:
+            steps_ns = max(end_ns - begin_ns - away_ns, 0)
+            if recorded.wait is not None:
+                add(WAIT, round(recorded.wait * steps_ns), "recording")
+            add(COMMUNICATION, round(recorded.communication * steps_ns), "recording")
+        lost = None if self._clocks is None else self._clocks.lost(pulse.gpu, begin_ns, end_ns)
+        if lost is not None:
+            add(THROTTLED, round(lost * left_ns), "nvml")
+        return found
+
+    def reasons(self) -> dict[str, str]:
+        """Why a class is not known, where it is not."""
+        found: dict[str, str] = {}
+        recorded = self._recorded
+        if not self._ranks:
+            return found
+        world_size = self._ranks[0].world_size
+        typical = self._typical(self._ranks[0].rank)
+        if typical is not None:
+            if typical[1] is None:
+                found[WAIT] = f"Not all ranks that DDP exchanges with are seen here: it is inside {COMMUNICATION}"
+        elif recorded is not None and recorded.num_ranks == world_size:
+            if recorded.wait is None:
+                found[WAIT] = f"The recording has not the traces of all ranks: it is inside {COMMUNICATION}"
+        else:
+            why = "Before DDP's first timed exchange, and without one DDP for all, nothing tells it but a --recording"
+            if recorded is not None:
+                why = f"The recording is of {recorded.num_ranks} ranks, and the job has {world_size}"
+            found[WAIT] = found[COMMUNICATION] = why
+        if not any(pulse.has_gpu for pulse in self._ranks):
+            found[THROTTLED] = "No rank uses a GPU"
+        elif self._clocks is None:
+            found[THROTTLED] = f"The GPUs' clocks were not seen: {self._no_clocks}"
+        elif all(pulse.gpu is None for pulse in self._ranks):
+            found[THROTTLED] = "Torch does not tell which GPU a rank uses"
+        else:
+            found[THROTTLED] = "NVML did not tell the clocks of all ranks' GPUs all the time"
+        return found
