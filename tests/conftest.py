@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.slurm"]
+pytest_plugins = ["tests.slurm", "tests.nodes"]
 
 
 @pytest.fixture(scope="session", autouse=True)

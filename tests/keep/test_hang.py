@@ -11,6 +11,7 @@ from flatout.keep.beats import Pulse
 from flatout.keep.busy import Work
 from flatout.keep.flight import Entry
 from flatout.keep.hang import Hang, HangWatch
+from flatout.keep.nodes import Told, ToldRank
 from flatout.keep.patience import Patience
 from flatout.keep.stacks import Stack, parse
 
@@ -79,6 +80,7 @@ def watch(
     work: Any = lambda pid, now: Work(cpu_s=0.0, moved_bytes=0),
     fixed_s: float | None = None,
     flight: Any = lambda asked: (),
+    others: tuple[Told, ...] = (),
 ) -> tuple[Hang | None, float]:
     """The verdict on a job that has been silent from the start, and when it came."""
     now = 0.0
@@ -87,7 +89,7 @@ def watch(
         frames = stacks(now) if callable(stacks) else stacks
         return {one.name: stack(frames[one.rank]) for one in asked}
 
-    watching = HangWatch(Patience(fixed_s), ask, lambda pid: work(pid, now), flight=flight)
+    watching = HangWatch(Patience(fixed_s), ask, lambda pid: work(pid, now), flight=flight, others=lambda: others)
     while now < for_s:
         found = watching.look(now, pulses)
         if found is not None:
@@ -289,3 +291,37 @@ def test_the_main_thread_is_found_among_others() -> None:
     )
     assert [str(frame) for frame in parse(9, text, main_thread=1).frames] == ["train.py:7 in main"]
     assert [str(frame) for frame in parse(9, text, main_thread=2).frames] == ["threading.py:327 in wait"]
+
+
+def elsewhere(waits: bool | None, num_begun: int = 52, phase: str = "compute") -> tuple[Told, ...]:
+    rank = ToldRank(rank=2, steps=51, phase=phase, sequences={"0": num_begun}, waits=waits)
+    return (Told(node="n2", ranks=(rank,)),)
+
+
+WAITING = [pulse(0, world_size=3), pulse(1, world_size=3)]
+
+
+def test_ranks_that_wait_for_another_node_leave_the_verdict_to_it() -> None:
+    """It may write a checkpoint, which its own Flatout knows; here nothing is late."""
+    stacks = {0: BARRIER, 1: BARRIER}
+    for waits in (None, False):
+        assert watch(WAITING, stacks, for_s=1500, others=elsewhere(waits, 51, "checkpoint"))[0] is None
+
+
+def test_where_nothing_is_known_of_other_nodes_ranks_may_wait_as_long_as_for_a_checkpoint() -> None:
+    stacks = {0: BARRIER, 1: BARRIER}
+    assert watch(WAITING, stacks, for_s=590)[0] is None
+    hang, at = watch(WAITING, stacks, for_s=1500)
+    assert hang is not None and hang.late == () and 600 <= at < 1000
+
+
+def test_where_the_ranks_of_all_nodes_wait_it_is_a_hang_within_seconds() -> None:
+    hang, at = watch(WAITING, {0: BARRIER, 1: BARRIER}, others=elsewhere(True))
+    assert hang is not None and at < 15
+
+
+def test_a_rank_that_alone_on_its_node_has_begun_fewer_collectives_than_others_elsewhere_is_late() -> None:
+    alone = [pulse(0, world_size=2, sequences={"0": 51})]
+    hang, at = watch(alone, {0: BARRIER}, others=elsewhere(True))
+    assert hang is not None and hang.late == (0,) and at < 15, "it is seen that others wait: no pause of its own"
+    assert hang.sequence == 52

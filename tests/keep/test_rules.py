@@ -67,6 +67,7 @@ CASES = [
     ("killed", True, "unknown", evidence(killed=(1,))),
     ("killed", True, "unknown", evidence(killed=(1,), failures=(failed("RuntimeError", "Connection closed by peer"),))),
     ("communication", True, "network", evidence(failures=(failed("DistBackendError", "Socket Timeout"),))),
+    ("rendezvous", True, "network", evidence(num_steps=0, failures=(failed("RendezvousClosedError", ""),))),
     ("usage", False, "user", evidence(num_steps=0, code=2)),
     ("signal", True, "unknown", evidence(code=None, signal=11)),
     ("exit-code", True, "unknown", evidence(code=3)),
@@ -166,3 +167,48 @@ def test_whom_the_launcher_took_down_makes_no_other_failure_of_it() -> None:
     bug = failed("ValueError", "a bad batch")
     assert restarts.decide(judge(evidence(failures=(bug,), killed=(0,))), 10).restarts
     assert not restarts.decide(judge(evidence(failures=(bug,))), 10).restarts
+
+
+MEETING = {
+    name: judge(evidence(num_steps=0, step=None, failures=(failed(f"Rendezvous{name}Error", "x"),)))
+    for name in ("Closed", "Connection", "Timeout")
+}
+
+
+def test_waiting_for_another_nodes_agent_spends_no_restart_but_for_ten_minutes() -> None:
+    now = 0.0
+    restarts = Restarts(2, clock=lambda: now)
+    for name in ("Closed", "Connection") * 20:
+        assert restarts.decide(MEETING[name], None).restarts
+        now += 10.0
+    assert restarts.num == 0
+    now = 601.0
+    assert [restarts.decide(MEETING["Connection"], None).restarts for _ in range(3)] == [True, True, False]
+    assert not Restarts(0).decide(MEETING["Closed"], None).restarts, "nobody asked for any"
+
+
+def test_an_agent_that_has_waited_for_all_of_torchruns_time_spends_one() -> None:
+    restarts = Restarts(2)
+    assert [restarts.decide(MEETING["Timeout"], None).restarts for _ in range(3)] == [True, True, False]
+
+
+def test_an_elastic_job_does_without_a_node_that_fails_three_times_in_a_row_and_not_with_one_that_lost_its_peers() -> (
+    None
+):
+    killed, lost = judge(evidence(killed=(1,))), judge(evidence(failures=(failed("RuntimeError", "Broken pipe"),)))
+    assert lost.is_of_peers and not killed.is_of_peers
+    failing, other = Restarts(9, others_go_on=True), Restarts(9, others_go_on=True)
+    decisions = [failing.decide(killed, step) for step in (10, 20, 30)]
+    assert [one.restarts for one in decisions] == [True, True, False]
+    assert decisions[-1].why == "this host failed 3 times in a row: the launcher is elastic, and the others go on"
+    assert all(other.decide(lost, step).restarts for step in (10, 20, 30, 30, 30)), "who fails is left out by itself"
+    between = Restarts(9, others_go_on=True)
+    assert all(between.decide(one, step).restarts for step, one in enumerate([killed, killed, lost, killed, killed]))
+
+
+def test_a_machine_at_fault_is_told_to_the_scheduler_where_that_is_asked_for() -> None:
+    broken, killed = judge(evidence(xids=(79,))), judge(evidence(killed=(1,)))
+    told = Restarts(3, machine_code=75).decide(broken, 10)
+    assert not told.restarts and told.goes_on and "code 75" in told.why
+    assert Restarts(3, machine_code=75).decide(killed, 10).restarts
+    assert Restarts(3).decide(broken, 10).restarts

@@ -165,9 +165,9 @@ def test_combinations_are_refused_as_flatout_run_refuses_them(
     assert said in err
 
 
-def test_that_a_requeue_is_without_the_flag_is_said(
+def test_a_job_that_is_requeued_has_its_flag_to_resume_from_flatout_run(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--resume", "--max-restarts", "1", "--checkpoint", "x", "--resume-arg=--go-on"]
     found = dry(monkeypatch, capfd, *words, "--", "true")
-    assert "after a requeue the command begins without it" in found["notes"][0]
+    assert found["notes"] == [] and "--resume-arg=--go-on" in found["queued"]

@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from flatout.checkpoint.farewell import Farewell, die
 from flatout.checkpoint.pace import Pace
 from flatout.checkpoint.peers import Peers
 from flatout.checkpoint.problems import CheckpointError
@@ -129,6 +130,7 @@ class Checkpointer:
             raise
         self._writer = threading.Thread(target=self._write_all, name="flatout-checkpoint", daemon=True)
         self._writer.start()
+        self._farewell = Farewell(rank, world_size, self._flush)
         atexit.register(self.close)
 
     def __enter__(self) -> Checkpointer:
@@ -141,7 +143,14 @@ class Checkpointer:
     # Saving.
 
     def step(self, step: int) -> bool:
-        """To be called after each step: saves if one is due. Whether it did."""
+        """To be called after each step: saves if one is due. Whether it did.
+
+        Where all ranks were asked to end (SIGTERM), it saves and ends the process by that signal.
+        """
+        if self._farewell.is_last(step):
+            self.save(step, wait=True)
+            self.close()
+            die()
         if self._every is not None:
             return step % self._every == 0 and self.save(step)
         if self._every_s is None or not self._pace.is_asking(step):
@@ -215,11 +224,19 @@ class Checkpointer:
         """Until all that was saved has been written."""
         self._jobs.join()
 
+    def _flush(self, limit_s: float) -> None:
+        """The same, but no longer than that, and not for ranks that do not write their part any more."""
+        self._ends_at = time.monotonic() + limit_s / 2
+        deadline = time.monotonic() + limit_s
+        while self._jobs.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.02)
+
     def close(self) -> None:
         """Write what is still to be written, and give the folder free. Called at the end of the process too."""
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
+        self._farewell.close()
         atexit.unregister(self.close)
         self._jobs.put(None)
         self._writer.join()

@@ -10,7 +10,12 @@ import typer
 
 
 def ledger(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="What `flatout run --ledger` wrote.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="What `flatout run --ledger` wrote: files, or a folder of several nodes'."
+        ),
+    ],
     gpu: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The GPU, for its price and power.", show_default="as the ledger says"),
@@ -30,12 +35,12 @@ def ledger(
     Example: flatout ledger ledger.jsonl --gpu-price 2.50
     """
     from flatout.cli.amounts import check_amounts
-    from flatout.keep.ledger import read
+    from flatout.keep.books import read_all
     from flatout.keep.ledger_report import report
 
     given = {"--gpu-price": gpu_price, "--gpu-watts": gpu_watts}
     check_amounts({name: value for name, value in given.items() if value is not None})
-    totals = read(path)
+    totals = read_all(paths)
     name = gpu or totals.gpu
     result = report(totals, price_per_h=price_of(name, gpu_price), watts=_watts(name, gpu_watts))
     if json:

@@ -86,6 +86,16 @@ def run(
     metrics_address: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where --metrics-port listens.")
     ] = "127.0.0.1",
+    machine_code: Annotated[
+        int | None,
+        typer.Option(
+            metavar="CODE",
+            min=1,
+            max=255,
+            help="End with this code where the machine is at fault, so that the scheduler takes another one.",
+            show_default=False,
+        ),
+    ] = None,
     redact: Annotated[bool, typer.Option("--redact", help="Mask host names in what is written.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
 ) -> None:
@@ -116,8 +126,10 @@ def run(
             hint="for the one file of a script: --checkpoint",
         )
     is_kept = bool(max_restarts) or watches_hangs or ledger is not None or metrics_port is not None
-    is_kept = is_kept or checkpoint_folder is not None
+    is_kept = is_kept or checkpoint_folder is not None or machine_code is not None
     changes = tuned_toml.read(config).change_set() if config is not None else ChangeSet(changes=())
+    if max_restarts:
+        command = _without_own_restarts(command, max_restarts)
     made = trial_command(command, changes, folder)
     environment = with_inside(os.environ) | made.variables
     if dry_run:
@@ -141,6 +153,7 @@ def run(
                 environment,
                 Path(reports),
                 max_restarts=max_restarts,
+                machine_code=machine_code,
                 hang_after_s=limit_s,
                 watches_hangs=watches_hangs,
                 resume=_resume(resume_arg or (), checkpoint),
@@ -159,6 +172,20 @@ def run(
             say(f"not applied on this host: {line}")
     sys.stdout.flush()
     raise typer.Exit(end_like(ended))
+
+
+def _without_own_restarts(command: list[str], max_restarts: int) -> list[str]:
+    """One budget: torchrun's own restarts would come on top of ours, and know nothing of what failed."""
+    from flatout.change.launchers import launch_word, with_launch_words
+
+    own = launch_word(command, "torchrun", "--max-restarts") or os.environ.get("PET_MAX_RESTARTS", "0")
+    if own == "0":
+        return command
+    say(
+        f"torchrun's own --max-restarts is 0 instead of {own}: Flatout starts the job again, "
+        f"at most {max_restarts} times"
+    )
+    return list(with_launch_words(command, "torchrun", ("--max-restarts=0",)))
 
 
 def _hang_after(text: str, max_restarts: int) -> tuple[float | None, bool]:

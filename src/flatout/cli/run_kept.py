@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from flatout.keep.beats import Pulse
     from flatout.keep.hang import Hang
     from flatout.keep.ledger import Totals, Writer
     from flatout.keep.saving import Saving
+    from flatout.keep.supervise import BadHost
     from flatout.launch import Ended
 
 EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # as checkpoint/checkpointer.py reads it
@@ -119,6 +121,7 @@ def keep(
     state: Path,
     *,
     max_restarts: int,
+    machine_code: int | None,
     hang_after_s: float | None,
     watches_hangs: bool,
     resume: Callable[[Sequence[str]], Sequence[str]],
@@ -134,13 +137,17 @@ def keep(
     from contextlib import ExitStack
 
     from flatout import __version__
+    from flatout.change.launchers import launch_word
     from flatout.errors import FlatoutError
     from flatout.keep.attempt import Watched
     from flatout.keep.book import LedgerBook
+    from flatout.keep.books import own_ledger
     from flatout.keep.clocks import ClockWatch
+    from flatout.keep.earlier import earlier_of, start_of
     from flatout.keep.exporter import serving
     from flatout.keep.hosts import goes_on_without_host, without_host
     from flatout.keep.ledger import Writer
+    from flatout.keep.nodes import LOST_AFTER_S, Nodes
     from flatout.keep.supervise import Progress, Restarts, keep_alive
     from flatout.keep.within import Within
     from flatout.probe.nvml import Gpus
@@ -151,19 +158,25 @@ def keep(
         from flatout.cli.run_recording import recorded  # reads all of it
 
         known = recorded(recording)
+    node = clean(os.uname().nodename)
+    path = own_ledger(ledger, node) if ledger is not None else state / "ledger.jsonl"
     is_taken_over = _look_for_others(
         words,
         environment,
         state,
         checkpoints=tuple(path for path in (checkpoint, checkpoint_folder) if path is not None),
-        ledger=ledger,
+        ledger=None if ledger is None else path,
         takes_over=takes_over,
         clean=clean,
     )
     gpus_here = Gpus()
     xids = gpus_here.xids()
-    progress = Progress()
-    path = ledger if ledger is not None else state / "ledger.jsonl"
+    start = start_of(os.environ, launch_word(words, "torchrun", "--rdzv-id"))
+    earlier = earlier_of(path, start, node=node)
+    progress = Progress(earlier)
+    others_go_on = goes_on_without_host(words)
+    together = ledger if ledger is not None and ledger.is_dir() else None
+    nodes = Nodes(together, node, others_go_on=others_go_on, clean=clean)
     writer = Writer(path, clean=clean)
     book = LedgerBook(
         writer,
@@ -177,7 +190,17 @@ def keep(
             no_clocks=gpus_here.problem or "",
             recorded=known,
         ),
+        start=start,
+        earlier=earlier,
     )
+
+    # Without a ledger of it Slurm's own count tells that the job goes on.
+    goes_on = is_taken_over or earlier is not None or (start is not None and bool(start.number))
+    if earlier is not None:
+        say(
+            f"goes on with {start.job if start else ''}: start {earlier.num_starts + 1}, at step {earlier.farthest},"
+            f" {min(earlier.num_restarts, max_restarts)} of {max_restarts} restarts spent"
+        )
 
     def tell_hang(hang: Hang) -> None:
         say(clean(hang.describe()))
@@ -186,25 +209,33 @@ def keep(
             say(clean(text.strip()), begins="")
         book.hangs(hang)
 
-    def next_words(attempt: int, bad_host: str | None) -> Sequence[str]:
+    def look(ranks: Sequence[Pulse]) -> None:
+        book.look(ranks)
+        for other in nodes.newly_lost():
+            say(f"{other} has not been heard of for {LOST_AFTER_S:.0f} s: it is lost, or its network is")
+
+    def next_words(attempt: int, bad_host: BadHost | None) -> Sequence[str]:
         nonlocal words
-        if bad_host is not None:
-            others = without_host(words, bad_host, environment)
+        others = None if bad_host is None else without_host(words, bad_host.name, environment)
+        if bad_host is not None and (others is not None or bad_host.is_sure):
             words = words if others is None else others
             job = environment.get("SLURM_JOB_ID")
             requeue = f"; `scontrol requeue {job}` takes the whole job elsewhere" if job else ""
-            say(clean(f"{bad_host} {'is left out' if others else 'failed, and there is no spare node' + requeue}"))
+            why = "its GPU failed" if bad_host.is_sure else "it failed twice in a row"
+            fate = f"is left out: {why}" if others else f"failed, and there is no spare node{requeue}"
+            say(clean(f"{bad_host.name} {fate}"))
         if checkpoint_folder is not None:
             environment.update(_choose_interval(checkpoint_folder, path, words, environment, writer))
-        return words if attempt == 0 and not is_taken_over else resume(words)
+        return resume(words) if attempt or goes_on else words
 
     watched = Watched(
         hang_after_s=hang_after_s,
         watches_hangs=watches_hangs,
-        on_look=book.look,
+        on_look=look,
         on_hang=tell_hang,
         on_problem=lambda text: say(f"the watch over the job has ended by an error of its own: {text}"),
         read_xids=lambda: [entry["number"] for entry in xids.read() or ()],
+        nodes=nodes,
     )
     with ExitStack() as stack:
         try:
@@ -212,13 +243,14 @@ def keep(
                 stack.enter_context(serving(path, *metrics, state=state, say=say))
             ended = keep_alive(
                 watched,
-                Restarts(max_restarts, others_go_on=goes_on_without_host(words)),
+                Restarts(max_restarts, others_go_on=others_go_on, earlier=earlier, machine_code=machine_code),
                 progress,
                 next_words=next_words,
                 environment=environment,
                 state=state,
                 book=book,
                 say=lambda text: say(clean(text)),
+                nodes=nodes,
             )
         except FlatoutError as error:  # the command cannot be started, or the port is taken
             writer.write("end", code=error.exit_code, why=str(error))

@@ -138,8 +138,6 @@ def submit(
     if spot_trace is not None:
         request, why = _by_spot(request, spot_trace, spot_partition, work_hours, gpu_type)
         said = (why,)
-    if resume and resume_arg:
-        said += ("--resume-arg is for restarts by flatout run: after a requeue the command begins without it",)
     prepared = _prepared(request, to)
     job = None if dry_run else _do(prepared, request)
     _tell(prepared, request, planned, job, said, dry_run=dry_run, json=json)

@@ -6,6 +6,7 @@ attempt's own folder in their environment are ever signalled: those that it star
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from flatout.keep.busy import work_of
 from flatout.keep.evidence import Evidence, count_oom_kills, evidence_of
 from flatout.keep.flight import ask_flight, dumps_since
 from flatout.keep.hang import Hang, HangWatch
+from flatout.keep.nodes import Nodes
 from flatout.keep.patience import Patience
 from flatout.keep.stacks import ask_stacks, loader_stacks
 from flatout.launch import Ended, end_marked, run_local, with_environment
@@ -51,6 +53,7 @@ class Watched:
         on_hang: Callable[[Hang], object],
         read_xids: Callable[[], Sequence[int]] = lambda: (),
         on_problem: Callable[[str], object] = lambda text: None,
+        nodes: Nodes | None = None,
     ) -> None:
         self._hang_after_s = hang_after_s
         self._watches_hangs = watches_hangs
@@ -58,6 +61,7 @@ class Watched:
         self._on_hang = on_hang
         self._read_xids = read_xids
         self._on_problem = on_problem
+        self._nodes = nodes if nodes is not None else Nodes(None, os.uname().nodename)
         self._is_blind = False
         self.was_asked_to_end = False
 
@@ -79,6 +83,7 @@ class Watched:
             work_of,
             lambda pulse: loader_stacks(folder, pulse),
             lambda pulses: ask_flight(folder, pulses),
+            self._nodes.others,
         )
         hang: Hang | None = None
         xids: list[int] = []
@@ -98,6 +103,9 @@ class Watched:
             deaths.follow(pulses)
             xids.extend(self._read_xids())
             self._on_look(ranks)
+            self._nodes.look(lambda: watch.told(ranks))
+            if self._nodes.given_up() and not any(pulse.is_alive for pulse in ranks):
+                end_attempt(folder)  # its agent waits for one that will not come
             if self._watches_hangs and hang is None and not self.was_asked_to_end:
                 hang = watch.look(now, ranks, is_failing=any(folder.glob("failure-*.json")))
                 if hang is not None:

@@ -188,6 +188,15 @@ def own_namespace() -> str:
         return ""
 
 
+def start_ticks(pid: int) -> int:
+    """When a process was started, in the kernel's ticks: with its number, it names the process for good."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def is_alive(pid: int, ticks: int) -> bool:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 
 from flatout.keep.account import Account, Outcome
 from flatout.keep.attempt import Attempt
-from flatout.keep.beats import Pulse
+from flatout.keep.beats import Pulse, start_ticks
+from flatout.keep.earlier import Earlier, Start
 from flatout.keep.hang import Hang
 from flatout.keep.ledger import Writer
-from flatout.keep.rules import Judgement
+from flatout.keep.rules import ASKED, Judgement
 from flatout.keep.supervise import Decision, Progress
 from flatout.keep.within import Within
 from flatout.launch import Ended
@@ -29,7 +31,10 @@ class LedgerBook:
         tool: str,
         gpu: str | None,
         within: Within | None = None,
+        start: Start | None = None,
+        earlier: Earlier | None = None,
     ) -> None:
+        """`earlier`: what starts of the same job before this one have left."""
         self._writer = writer
         self._progress = progress
         self._account = Account(time.monotonic_ns(), num_devices, within)
@@ -38,12 +43,28 @@ class LedgerBook:
         self._steps = self._steps_told = 0
         self._steps_before = 0
         self._next_write = 0.0
-        writer.write("run", tool_version=tool, command=command, num_devices=num_devices, gpu=gpu)
+        self._goes_on = earlier is not None
+        self._reached: tuple[int, int | None] = progress.farthest, progress.saved
+        writer.write(
+            "run",
+            tool_version=tool,
+            command=command,
+            num_devices=num_devices,
+            gpu=gpu,
+            node=os.uname().nodename,
+            process=(os.getpid(), start_ticks(os.getpid())),
+            job=None if start is None else start.job,
+            start=None if start is None else start.number,
+            # Between two starts of a job its devices may be others': their time is in no class.
+            away_s=None if earlier is None else round(max(time.time() - earlier.last_unix_s, 0.0), 3),
+        )
 
     def attempt_begins(self, attempt: int) -> None:
         self._attempt = attempt
         self._steps_before = self._steps
-        self._account.attempt_begins(time.monotonic_ns(), is_first=attempt == 0, farthest=self._progress.farthest)
+        self._account.attempt_begins(
+            time.monotonic_ns(), is_first=attempt == 0 and not self._goes_on, farthest=self._progress.farthest
+        )
         self._writer.write("attempt", attempt=attempt)
 
     def look(self, ranks: Sequence[Pulse]) -> None:
@@ -71,24 +92,27 @@ class LedgerBook:
                 attempt=attempt,
                 rule=judgement.rule,
                 fault=judgement.fault,
+                key=judgement.key,
                 says=judgement.says,
                 step=done.evidence.step,
                 restarts=decision.restarts,
+                awaits_peers=judgement.awaits_peers,
             )
         if not decision.restarts:
-            self._writer.write("end", code=done.ended.shell_code, why=decision.why)
+            self._writer.write("end", code=done.ended.shell_code, why=decision.why, goes_on=decision.goes_on)
 
     def stops(self, ended: Ended) -> None:
         """The user has asked for the end between two attempts."""
         self._steps_before = self._steps  # all that there will be
         self._add(self._account.stops(time.monotonic_ns()), ())
         self._write()
-        self._writer.write("end", code=ended.shell_code, why="it was asked to end by a signal")
+        self._writer.write("end", code=ended.shell_code, why=ASKED, goes_on=True)
 
     def _add(self, seconds: dict[str, int], ranks: Sequence[Pulse]) -> None:
         for name, value in seconds.items():
             self._told[name] = self._told.get(name, 0) + value
         self._steps = self._steps_before + max((pulse.num_steps for pulse in ranks), default=0)
+        self._reached = self._progress.reached(ranks)
 
     def _write(self) -> None:
         self._next_write = time.monotonic() + _WRITE_EVERY_S
@@ -103,6 +127,8 @@ class LedgerBook:
                 steps_ns=steps_ns,
                 known_ns=known_ns,
                 not_known=not_known,
+                reached=self._reached[0],
+                saved=self._reached[1],
             )
             self._told = {}
             self._steps_told = self._steps

@@ -154,7 +154,7 @@ def evidence_of(
         num_ranks=len([pulse for pulse in pulses if pulse.rank is not None]),
         num_steps=max((pulse.num_steps for pulse in pulses), default=0),
         step=max((step for pulse in ranks if (step := step_of(pulse)) is not None), default=None),
-        host=_host(failures, killed, pulses, xids),
+        host=_host(failures, killed or (hang.late if hang is not None else ()), pulses, xids),
         flight_records=flight_records,
     )
 

@@ -16,6 +16,7 @@ import msgspec
 from flatout.keep.beats import Pulse
 from flatout.keep.busy import Work
 from flatout.keep.flight import Entry, collective
+from flatout.keep.nodes import Told, ToldRank
 from flatout.keep.patience import Patience
 from flatout.keep.stacks import Frame, Stack
 from flatout.units import rank_ranges
@@ -100,12 +101,16 @@ class HangWatch:
         work: Callable[[int], Work],
         workers: Callable[[Pulse], Sequence[Stack]] = lambda pulse: (),
         flight: Callable[[Sequence[Pulse]], Sequence[Entry]] = lambda pulses: (),
+        others: Callable[[], Sequence[Told]] = lambda: (),
     ) -> None:
+        """`others`: what the job's other nodes tell of their ranks."""
         self._patience = patience
         self._ask = ask
         self._work = work
         self._workers = workers
         self._flight = flight
+        self._others = others
+        self._waits: dict[str, bool] = {}  # ranks that are looked at: whether they wait for others
         self._looks: list[tuple[float, dict[str, Stack], dict[str, Work]]] = []
         self._next_s = 0.0
 
@@ -116,12 +121,14 @@ class HangWatch:
         longest = max((silences[pulse.name] for pulse in present), default=0.0)
         if not present or longest < self._patience.look_after_s(present):
             self._looks.clear()
+            self._waits.clear()
             return None
         if now < self._next_s:
             return None
         self._next_s = now + _BETWEEN_LOOKS_S
         stacks = dict(self._ask([pulse for pulse in present if pulse.is_alive]))
         self._looks.append((now, stacks, {pulse.name: self._work(pulse.pid) for pulse in present if pulse.is_alive}))
+        self._waits = {pulse.name: _waits(pulse, stacks.get(pulse.name)) for pulse in present if pulse.is_alive}
         if len(self._looks) < _NUM_LOOKS:
             return None
         looks, self._looks = self._looks, []
@@ -129,6 +136,20 @@ class HangWatch:
         if hang is None:  # look again when it has been silent for half as long again
             self._next_s = now + max(longest / 2, _BETWEEN_LOOKS_S)
         return hang
+
+    def told(self, ranks: Sequence[Pulse]) -> list[ToldRank]:
+        """What other nodes are to know of this node's ranks."""
+        return [
+            ToldRank(
+                rank=pulse.rank or 0,
+                steps=pulse.num_steps,
+                phase=pulse.phase,
+                sequences=dict(pulse.sequences),
+                waits=self._waits.get(pulse.name),
+            )
+            for pulse in ranks
+            if not pulse.has_ended
+        ]
 
     def _judge(
         self,
@@ -144,10 +165,18 @@ class HangWatch:
             ranks = [pulse for pulse in ranks if pulse.is_alive]
         if not ranks:
             return None
-        missing, group, sequence = late_by_count(ranks)
+        elsewhere = [rank for told in self._others() for rank in told.ranks]
+        missing, group, sequence = late_by_count(ranks, [rank.sequences for rank in elsewhere])
         calls = {pulse.name: collective_of(stacks.get(pulse.name)) for pulse in ranks}
         if not missing:
             missing = {pulse.name for pulse in ranks if not _waits(pulse, stacks.get(pulse.name))}
+        # All wait here. Who is missing is on another node, where it may get on with a long evaluation: that is for the
+        # node to judge. What nobody tells of, no step's patience explains.
+        num_known = len(ranks) + len(elsewhere)
+        is_elsewhere = not missing and max(pulse.world_size for pulse in ranks) > len(ranks)
+        if is_elsewhere and (elsewhere and not all(rank.waits for rank in elsewhere)):
+            return None
+        is_unknown = is_elsewhere and max(pulse.world_size for pulse in ranks) > num_known
         if not missing:
             missing = _odd_one_out(ranks, calls, stacks)
         blamed = [pulse for pulse in ranks if pulse.name in missing] or list(ranks)
@@ -159,10 +188,10 @@ class HangWatch:
                 return None
         limits = [
             self._patience.hangs_after_s(
-                phase_of(pulse, stacks.get(pulse.name)),
+                "network" if is_unknown else phase_of(pulse, stacks.get(pulse.name)),
                 ranks,
                 # Of a rank that has failed, the launcher will hear, and take the others down.
-                is_witnessed=len(ranks) > 1 and pulse.name in stacks and not is_failing,
+                is_witnessed=num_known > 1 and pulse.name in stacks and not is_failing,
             )
             for pulse in blamed
         ]
@@ -214,13 +243,18 @@ class HangWatch:
         )
 
 
-def late_by_count(ranks: Sequence[Pulse]) -> tuple[set[str], str | None, int | None]:
-    """Who has begun fewer collectives of a group than others of it; the group; the number that they wait in."""
+def late_by_count(
+    ranks: Sequence[Pulse], elsewhere: Sequence[Mapping[str, int]] = ()
+) -> tuple[set[str], str | None, int | None]:
+    """Who has begun fewer collectives of a group than others of it; the group; the number that they wait in.
+
+    `elsewhere`: the same counts of ranks on other nodes, which are named there.
+    """
     late: set[str] = set()
     found: tuple[str | None, int | None] = (None, None)
     for group in sorted({group for pulse in ranks for group in pulse.sequences}):
         counts = {pulse.name: pulse.sequences[group] for pulse in ranks if group in pulse.sequences}
-        highest = max(counts.values())
+        highest = max([*counts.values(), *(other[group] for other in elsewhere if group in other)])
         behind = {name for name, count in counts.items() if count < highest}
         if behind and not late:
             late, found = behind, (group, min(counts.values()) + 1)

@@ -5,10 +5,12 @@ steps, each class of `within` was looked for in `known_ns`. What was written sta
 time: a line that was cut short is passed over, and the next writer begins a new one.
 
     {"schema": "flatout/ledger", "version": 1, "event": "run", "unix_s": .., "command": "..", "num_devices": 2 | null,
-     "gpu": ".." | null}
+     "gpu": ".." | null, "node": "n1", "process": [7, 812], "job": "slurm-7" | null, "start": 1 | null,
+     "away_s": 30.5 | null}
     {"event": "attempt", "unix_s": .., "attempt": 0}
     {"event": "seconds", "unix_s": .., "attempt": 0, "num_devices": 2, "ns": {"productive": .., ..}, "steps": 120,
-     "steps_ns": .., "known_ns": {"late_rank_wait": {"ddp": ..}, ..}, "not_known": {"throttled": "why"}}
+     "reached": 340, "saved": 300 | null, "steps_ns": .., "known_ns": {"late_rank_wait": {"ddp": ..}, ..},
+     "not_known": {"throttled": "why"}}
     {"event": "hang" | "failure" | "saving" | "end", ..}
 """
 
@@ -106,6 +108,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     steps_ns: int = 0  # after the first of an attempt; but for data, checkpoints and evaluations
     known_ns: Mapping[str, Mapping[str, int]] = {}  # of it, by class and by what it is known from
     not_known: Mapping[str, str] = {}  # why a class is known in less, or not at all
+    away_s: float = 0.0  # between starts of one job by its scheduler, when it had no devices: in no class
+    num_nodes: int = 1  # each with a `flatout run` and a ledger of its own
     saving: Mapping[str, Any] | None = None  # the last choice of an interval, see `saving`
 
     @property
@@ -140,6 +144,7 @@ class Totalling:
         self._steps_ns = 0
         self._known_ns: dict[str, dict[str, int]] = {}
         self._not_known = dict.fromkeys(PARTED, _NO_STEPS)
+        self._away_s = 0.0
 
     def add(self, raw: bytes) -> dict[str, Any] | None:
         """The line; None where it is none."""
@@ -174,6 +179,7 @@ class Totalling:
                 self._counts[event] += 1
                 if event == "run":
                     self._gpu = line.get("gpu")
+                    self._away_s += max(float(line.get("away_s") or 0.0), 0.0)
                 self._num_not_the_jobs += event == "hang" or (event == "failure" and line.get("fault") != "user")
                 if event in ("failure", "hang") and line.get("says"):
                     self._failures.append(str(line["says"]))
@@ -199,6 +205,7 @@ class Totalling:
             steps_ns=self._steps_ns,
             known_ns={name: dict(known) for name, known in self._known_ns.items()},
             not_known=dict(self._not_known),
+            away_s=self._away_s,
             saving=self._saving,
         )
 

@@ -55,6 +55,8 @@ def report(
         damaged_lines=totals.num_bad_lines,
         num_devices=totals.num_devices,
         steps=totals.num_steps,
+        nodes=totals.num_nodes,
+        away_s=totals.away_s,
         allocated_device_s=allocated_s,
         goodput=totals.goodput,
         price_per_device_h=price_per_h[0] if price_per_h else None,

@@ -6,6 +6,7 @@ the same step for the second time, which is the user's bug whatever it is, are t
 
 from __future__ import annotations
 
+import hashlib
 import re
 import signal
 from collections.abc import Callable
@@ -46,12 +47,18 @@ _SHELL_CODES = {
 _DEVICE_LOST = re.compile(r"ECC|fallen off the bus|no CUDA-capable device|device\(s\) is/are busy or unavailable", re.I)
 
 
+ASKED = "it was asked to end by a signal"
+_HAS_WAITED = "RendezvousTimeoutError"  # as long as torchrun was told to
+
+
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     fault: Fault
     restarts: bool
     says: str  # one line
     leaves_host: bool = False  # this host should not be used again
+    is_of_peers: bool = False  # its ranks lost those of other nodes: the cause, if there is another, is told there
+    awaits_peers: bool = False  # the launcher's agents on other nodes are not there yet, or not gone yet
     key: str = ""  # the same for the same failure
 
 
@@ -72,6 +79,8 @@ def judge(evidence: Evidence) -> Judgement:
         restarts=rule.restarts,
         says=rule.says(evidence),
         leaves_host=rule.leaves_host,
+        is_of_peers=rule.name in ("communication", "rendezvous"),
+        awaits_peers=rule.name == "rendezvous" and not _root(evidence, lambda f: f.exception == _HAS_WAITED),
         key=_key(rule.name, evidence),
     )
 
@@ -85,7 +94,7 @@ def _key(name: str, evidence: Evidence) -> str:
         parts.append(evidence.killed)
     if evidence.hang is not None:
         parts += [evidence.hang.late, [state.frame for state in evidence.hang.ranks]]
-    return repr(parts)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]  # the ledger has it, and no texts of the job
 
 
 def _machine_xids(evidence: Evidence) -> tuple[int, ...]:
@@ -108,6 +117,12 @@ def _message(evidence: Evidence) -> str:
     assert evidence.root is not None
     message = evidence.root.message.strip().splitlines()
     return "".join(one if one.isprintable() else "?" for one in message[0][:200]) if message else ""
+
+
+def _says_agent(evidence: Evidence) -> str:
+    root = evidence.root
+    assert root is not None
+    return f"{root.exception} {' '.join(root.message.split())[:200]}".strip()
 
 
 def _root(evidence: Evidence, fits: Callable[[Failure], bool]) -> bool:
@@ -134,7 +149,7 @@ RULES: tuple[Rule, ...] = (
         fits=lambda e: e.was_asked_to_end,
         fault="nobody",
         restarts=False,
-        says=lambda e: "it was asked to end by a signal",
+        says=lambda e: ASKED,
     ),
     Rule(
         name="done",
@@ -221,6 +236,13 @@ RULES: tuple[Rule, ...] = (
         fault="user",
         restarts=False,
         says=lambda e: f"the script refuses its arguments: {_message(e)}",
+    ),
+    Rule(
+        name="rendezvous",
+        fits=lambda e: _root(e, lambda f: f.exception.startswith("Rendezvous")),
+        fault="network",
+        restarts=True,
+        says=lambda e: f"torchrun's agents did not meet: {_says_agent(e)}",
     ),
     Rule(
         name="mistake",

@@ -6,6 +6,7 @@ is, `rules` says; the same failure at the same step twice is the user's bug, and
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -14,17 +15,23 @@ import msgspec
 
 from flatout.keep.attempt import Attempt, Watched
 from flatout.keep.beats import Pulse
+from flatout.keep.earlier import Earlier
 from flatout.keep.hang import Hang
+from flatout.keep.nodes import Nodes
 from flatout.keep.rules import Judgement, judge
 from flatout.launch import Ended, pause
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_PEERS_PATIENCE_S, _PEERS_PAUSE_S = 600.0, 2.0  # for the launcher's agents of other nodes; torchrun waits as long
+_FAILS_AGAIN = 3  # times in a row, of a host that the job can do without
+_HOST_FAILS_AGAIN = 2  # where another can take its place
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     restarts: bool
     why: str  # one line, for the user
     pause_s: float = 0.0
+    goes_on: bool = False  # the job does, when its scheduler starts it again
 
 
 class Book(Protocol):
@@ -40,20 +47,48 @@ class Book(Protocol):
 class Restarts:
     """The budget, and what the attempts so far have taught."""
 
-    def __init__(self, most: int, *, others_go_on: bool = False) -> None:
-        """`others_go_on`: the launcher is elastic, and the job can do without this host."""
+    def __init__(
+        self,
+        most: int,
+        *,
+        others_go_on: bool = False,
+        earlier: Earlier | None = None,
+        machine_code: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`others_go_on`: the launcher is elastic, and the job can do without this host.
+
+        `earlier`: the same job's starts before this one, with which it shares the budget. `machine_code`: what a
+        scheduler takes for a fault of the machine, so that it starts the job on another one.
+        """
         self._most = most
+        self.machine_code = machine_code
         self._others_go_on = others_go_on
-        self.num = 0
-        self._seen: set[tuple[str, int | None]] = set()
+        self.num = 0 if earlier is None else earlier.num_restarts
+        self._seen: set[tuple[str, int | None]] = set() if earlier is None else set(earlier.failures)
         self._farthest = -1
         self._num_in_vain = 0
+        self._num_own = 0  # failures of this host in a row
+        self._awaits_since: float | None = None
+        self._clock = clock
 
     def decide(self, judgement: Judgement, step: int | None) -> Decision:
         if judgement.rule in ("done", "asked-to-end"):
-            return Decision(restarts=False, why=judgement.says)
+            return Decision(restarts=False, why=judgement.says, goes_on=judgement.rule != "done")
+        if judgement.awaits_peers and self._most:
+            self._awaits_since = self._clock() if self._awaits_since is None else self._awaits_since
+            if self._clock() - self._awaits_since < _PEERS_PATIENCE_S:
+                return Decision(
+                    restarts=True, why="waits for the other nodes: no restart is spent", pause_s=_PEERS_PAUSE_S
+                )
+            step = None  # nor is it twice the same failure of the job
+        else:
+            self._awaits_since = None
         failure = (judgement.key, step)
-        if step is not None and failure in self._seen:  # of a job whose steps are not seen, it may be another one
+        is_of_others = judgement.is_of_peers and self._others_go_on  # who are left out by themselves
+        if (
+            step is not None and failure in self._seen and not is_of_others
+        ):  # of a job whose steps are not seen, it may be another one
             at = "before the first step" if not step else f"at step {step}"
             return Decision(
                 restarts=False, why=f"the same failure {at} for the second time is the job's own bug: not started again"
@@ -61,8 +96,15 @@ class Restarts:
         self._seen.add(failure)
         if not judgement.restarts:
             return Decision(restarts=False, why=f"starting it again would not help ({judgement.rule})")
-        if judgement.leaves_host and self._others_go_on:
-            return Decision(restarts=False, why="this host is left out: the launcher is elastic, and the others go on")
+        self._num_own = 0 if judgement.is_of_peers else self._num_own + 1
+        if self._others_go_on and (judgement.leaves_host or self._num_own >= _FAILS_AGAIN):
+            why = (
+                "this host is left out" if judgement.leaves_host else f"this host failed {self._num_own} times in a row"
+            )
+            return Decision(restarts=False, why=f"{why}: the launcher is elastic, and the others go on")
+        if judgement.leaves_host and self.machine_code is not None:
+            why = f"the machine is at fault: the scheduler is told by code {self.machine_code} to take another one"
+            return Decision(restarts=False, why=why, goes_on=True)
         if self.num >= self._most:
             spent = (
                 f"all {self._most} restarts are spent" if self._most else "no restart was asked for (--max-restarts)"
@@ -78,31 +120,54 @@ class Restarts:
 class Progress:
     """Which step of the whole training a rank is at, over attempts that each count from their own start."""
 
-    def __init__(self) -> None:
-        self._saved: int | None = None  # the step of the last complete checkpoint
-        self.farthest = 0
+    def __init__(self, earlier: Earlier | None = None) -> None:
+        self.saved = None if earlier is None else earlier.saved  # the step of the last complete checkpoint
+        self.farthest = 0 if earlier is None else earlier.farthest
         self.is_known = True
 
     def base(self, pulse: Pulse) -> int | None:
         """Steps made before this process: as its optimizer counts, else by what was saved and loaded."""
         if pulse.base_step is not None:
             return pulse.base_step
-        return self._saved if pulse.has_loaded else 0
+        return self.saved if pulse.has_loaded else 0
 
     def step(self, pulse: Pulse) -> int | None:
         base = self.base(pulse)
         return None if base is None else base + pulse.num_steps
 
-    def ends(self, ranks: Sequence[Pulse]) -> None:
-        """An attempt has ended: what it has reached and saved."""
+    def reached(self, ranks: Sequence[Pulse]) -> tuple[int, int | None]:
+        """The step that the training has come to, and the last one that was saved, were the attempt to end now."""
+        farthest, saved = self.farthest, self.saved
         for pulse in ranks:
             base = self.base(pulse)
-            if base is None:
-                self.is_known = False
-                continue
-            self.farthest = max(self.farthest, base + pulse.num_steps)
-            if pulse.checkpoint_step is not None:
-                self._saved = base + pulse.checkpoint_step
+            if base is not None:
+                farthest = max(farthest, base + pulse.num_steps)
+                saved = saved if pulse.checkpoint_step is None else base + pulse.checkpoint_step
+        return farthest, saved
+
+    def ends(self, ranks: Sequence[Pulse]) -> None:
+        """An attempt has ended: what it has reached and saved."""
+        self.is_known = self.is_known and all(self.base(pulse) is not None for pulse in ranks)
+        self.farthest, self.saved = self.reached(ranks)
+
+
+class BadHost(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    is_sure: bool  # the machine's fault; else it has failed twice in a row, by whatever
+
+
+class _Hosts:
+    def __init__(self) -> None:
+        self._last: tuple[str | None, int] = (None, 0)
+
+    def bad(self, host: str | None, judgement: Judgement) -> BadHost | None:
+        """The host that should be left out where another can take its place."""
+        if judgement.is_of_peers or host is None:
+            return None
+        self._last = (host, self._last[1] + 1 if self._last[0] == host else 1)
+        if judgement.leaves_host or self._last[1] >= _HOST_FAILS_AGAIN:
+            return BadHost(name=host, is_sure=judgement.leaves_host)
+        return None
 
 
 def keep_alive(
@@ -110,25 +175,40 @@ def keep_alive(
     restarts: Restarts,
     progress: Progress,
     *,
-    next_words: Callable[[int, str | None], Sequence[str]],
+    next_words: Callable[[int, BadHost | None], Sequence[str]],
     environment: Mapping[str, str],
     state: Path,
     book: Book,
     say: Callable[[str], object],
+    nodes: Nodes,
 ) -> Ended:
-    """`next_words(attempt, bad_host)`: an attempt's command. `state`: a folder of our own, for one of each attempt."""
+    """`next_words(attempt, bad_host)`: an attempt's command. `state`: a folder of our own, for one of each attempt.
+
+    `nodes`: the job's others, each with a Flatout of its own, as torchrun has an agent on each.
+    """
+    hosts = _Hosts()
     attempt, bad_host = 0, None
     while True:
         words = next_words(attempt, bad_host)
         folder = state / f"attempt-{attempt}"
         folder.mkdir()
         book.attempt_begins(attempt)
+        nodes.begins(attempt)
         done = watched.run(words, environment, folder, reached=progress.step)
         judgement = judge(done.evidence)
+        is_failure = judgement.rule not in ("done", "asked-to-end")
+        if is_failure and judgement.is_of_peers and (reason := nodes.reason()) is not None:
+            judgement = msgspec.structs.replace(judgement, says=f"{judgement.says}; {reason}")
         decision = restarts.decide(judgement, done.evidence.step)
+        if is_failure and (given_up := nodes.given_up()) is not None:
+            decision = Decision(restarts=False, why=given_up)
+        if is_failure:
+            nodes.fails(None if judgement.is_of_peers else judgement.says)
+        if is_failure and not decision.restarts:
+            nodes.gives_up(decision.why)
         book.attempt_ends(attempt, done, judgement, decision)
         progress.ends(done.ranks)
-        if judgement.rule not in ("done", "asked-to-end"):
+        if is_failure:
             fault = {"user": " (the job's own)", "machine": " (the machine's)", "network": " (the network's)"}
             if judgement.rule != "hang":  # told when it was found
                 say(f"attempt {attempt + 1} failed: {judgement.says}{fault.get(judgement.fault, '')}")
@@ -136,8 +216,11 @@ def keep_alive(
         if done.left:
             say(f"the command has ended, and has left running, unwatched from here on: process {', '.join(done.left)}")
         if not decision.restarts:
-            return done.ended
-        bad_host = done.evidence.host if judgement.leaves_host else None
+            is_moved = judgement.leaves_host and decision.goes_on and restarts.machine_code is not None
+            return (
+                msgspec.structs.replace(done.ended, code=restarts.machine_code, signal=None) if is_moved else done.ended
+            )
+        bad_host = hosts.bad(done.evidence.host, judgement)
         stopped = pause(decision.pause_s)
         if stopped is not None:
             book.stops(stopped)

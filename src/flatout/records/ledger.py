@@ -43,6 +43,8 @@ class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
     damaged_lines: int  # passed over
     num_devices: int | None  # of the last run
     steps: int
+    nodes: int  # whose ledgers were added up
+    away_s: float  # between starts of one job by its scheduler, as after a preemption: in no class
     allocated_device_s: float
     goodput: float | None  # share of `productive`; null where no time is known
     price_per_device_h: float | None

@@ -38,7 +38,8 @@ def ledger_text(report: LedgerReport, *, style: TextStyle) -> str:
     if report.goodput is not None:
         head += f", {percent(report.goodput)} of it productive"
     lines = [style.bold(head)]
-    counts = [(report.runs, "run"), (report.attempts, "attempt"), (report.failures, "failure"), (report.hangs, "hang")]
+    counts = [(report.nodes, "node")] if report.nodes > 1 else []
+    counts += [(report.runs, "run"), (report.attempts, "attempt"), (report.failures, "failure"), (report.hangs, "hang")]
     lines += style.wrapped(", ".join(f"{number(count)} {word}{'s' * (count != 1)}" for count, word in counts))
     if report.cost is not None:
         lines += style.wrapped(
@@ -59,6 +60,11 @@ def ledger_text(report: LedgerReport, *, style: TextStyle) -> str:
     if unknown:
         lines.append("")
         lines += [line for one in unknown for line in style.wrapped(f"{_name(one)}: not known. {one.reason}.")]
+    if report.away_s:
+        lines += style.wrapped(
+            f"Between its starts the job was away for {seconds(report.away_s)}, in the queue: in no class, as it held "
+            "no device."
+        )
     if report.unfinished_runs:
         lines += style.wrapped(
             f"{number(report.unfinished_runs)} run{'s have' if report.unfinished_runs > 1 else ' has'} no end: "

@@ -16,7 +16,7 @@ _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 def prepare(request: JobRequest) -> Prepared:
     # The path of the tuning on this machine means nothing in the image.
     made = kubernetes.emit(
-        msgspec.structs.replace(request.tuning, config=CONFIG),
+        msgspec.structs.replace(request.tuning, config=CONFIG, keep=_of_a_pod(request)),
         name=request.name,
         image=request.image or kubernetes.IMAGE,
         gpus=request.gpus_per_node,
@@ -35,6 +35,14 @@ def prepare(request: JobRequest) -> Prepared:
         submit=lambda: None,
         next_command=lambda _: apply,
     )
+
+
+def _of_a_pod(request: JobRequest) -> tuple[str, ...]:
+    """Each pod has a `flatout run` of its own, whose ledger is of this pod's GPUs."""
+    keep = list(request.tuning.keep)
+    if "--gpus" in keep:
+        keep[keep.index("--gpus") + 1] = str(request.gpus_per_node)
+    return tuple(keep)
 
 
 def _notes(request: JobRequest) -> list[str]:

@@ -1,0 +1,92 @@
+"""The ledgers of several nodes or jobs, added up: files and folders -> `Totals`.
+
+A job on several nodes has a ledger on each, in which the same attempts, failures and steps are told again: of these,
+the most that a node tells counts, while devices and their time are added. Ledgers of different jobs are added wholly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import InputError
+from flatout.keep.ledger import Totals, read
+
+_COUNTS = ("num_runs", "num_attempts", "num_hangs", "num_failures", "num_not_the_jobs", "num_unfinished", "num_steps")
+
+
+def own_ledger(path: Path, node: str) -> Path:
+    """Of a folder, a file of each node's own: appends of two nodes to one file may be lost."""
+    return path / f"ledger-{node}.jsonl" if path.is_dir() else path
+
+
+def read_all(paths: Sequence[Path]) -> Totals:
+    jobs: dict[str, dict[str, list[Totals]]] = {}
+    for file in [file for path in paths for file in _files(path)]:
+        job, node = _whose(file)
+        jobs.setdefault(job, {}).setdefault(node, []).append(read(file))
+    of_jobs = []
+    for nodes in jobs.values():
+        of_nodes = [_added(of_node, sum, max) for of_node in nodes.values()]
+        of_jobs.append(_added(of_nodes, max, sum, num_nodes=len(of_nodes)))
+    return _added(of_jobs, sum, max, num_nodes=max(one.num_nodes for one in of_jobs))
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob("*.jsonl"))
+    if not found:
+        raise InputError(f"{path} has no ledger", hint="a ledger is what `flatout run --ledger FILE` writes")
+    return found
+
+
+def _whose(path: Path) -> tuple[str, str]:
+    """The job and the node of a ledger's first run; what cannot be read, `read` tells."""
+    try:
+        with path.open("rb") as file:
+            line = json.loads(file.readline())
+        return str(line.get("job") or line.get("command")), str(line.get("node"))
+    except (OSError, ValueError, AttributeError):
+        return "", ""
+
+
+def _added(
+    all_of: Sequence[Totals],
+    counts: Callable[[Sequence[int]], int],
+    devices: Callable[[Sequence[int]], int],
+    *,
+    num_nodes: int = 1,
+) -> Totals:
+    if len(all_of) == 1 and num_nodes == 1:
+        return all_of[0]
+    known = [one.num_devices for one in all_of if one.num_devices is not None]
+    names = [name for one in all_of for name in one.ns]
+    return msgspec.structs.replace(
+        all_of[-1],
+        **{name: counts([getattr(one, name) for one in all_of]) for name in _COUNTS},
+        num_bad_lines=sum(one.num_bad_lines for one in all_of),
+        num_devices=devices(known) if known else None,
+        ns={name: sum(one.ns.get(name, 0) for one in all_of) for name in dict.fromkeys(names)},
+        failures=tuple(text for one in all_of for text in one.failures),
+        steps_ns=sum(one.steps_ns for one in all_of),
+        known_ns=_known(all_of),
+        not_known={name: why for one in all_of for name, why in one.not_known.items()},
+        away_s=float(sum(one.away_s for one in all_of) if counts is sum else max(one.away_s for one in all_of)),
+        num_nodes=num_nodes,
+        gpu=next((one.gpu for one in reversed(all_of) if one.gpu is not None), None),
+        saving=next((one.saving for one in reversed(all_of) if one.saving is not None), None),
+    )
+
+
+def _known(all_of: Sequence[Totals]) -> dict[str, dict[str, int]]:
+    known: dict[str, dict[str, int]] = {}
+    for one in all_of:
+        for name, bases in one.known_ns.items():
+            for basis, ns in bases.items():
+                of_name = known.setdefault(name, {})
+                of_name[basis] = of_name.get(basis, 0) + ns
+    return known
