@@ -14,6 +14,7 @@ import pytest
 
 import flatout as package
 from flatout.errors import InputError, OutputError
+from flatout.keep.books import read_all
 from flatout.keep.ledger import Writer, read
 from flatout.keep.ledger_report import report
 from flatout.keep.redact import without_tokens
@@ -223,3 +224,23 @@ def test_tokens_and_hosts_are_masked_in_whatever_is_written(tmp_path: Path) -> N
         assert "sesame" not in text and "hf_abc" not in text and "abcdef" not in text
         assert f" {os.uname().nodename} " not in text and "host-1" in text
     assert all(json.loads(line) for line in written.splitlines())
+
+
+def test_a_class_known_in_part_says_why_not_in_all_and_a_ledger_without_steps_gives_no_reason(tmp_path: Path) -> None:
+    """Two steps before DDP's first timed exchange, in a line by whose end there was one, then others after it."""
+    trained, failed = tmp_path / "trained.jsonl", tmp_path / "failed.jsonl"
+    writer = Writer(trained)
+    writer.write("run", command="train", num_devices=1, gpu=None, node="n1")
+    times: list[tuple[int, int, dict[str, str]]] = [(10, 6, {"throttled": "No rank uses a GPU"}), (30, 30, {})]
+    for ns, known, why in times:
+        known_ns = {"exposed_communication": {"ddp": known}}
+        values = {"ns": {"productive": ns}, "steps": 1, "steps_ns": ns, "known_ns": known_ns, "not_known": why}
+        writer.write("seconds", attempt=0, num_devices=1, **values)
+    writer.close()
+    write(failed, {"unknown": 5})
+    for paths in ([trained], [trained, failed], [failed, trained]):
+        totals = read_all(paths)
+        assert totals.known_share("exposed_communication") == 36 / 40
+        assert totals.not_known["exposed_communication"] == "Before DDP's first timed exchange nothing tells it"
+        assert totals.not_known["throttled"] == "No rank uses a GPU"
+    assert read_all([failed]).not_known["exposed_communication"] == "No step was seen in which it could be"

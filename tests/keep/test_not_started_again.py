@@ -138,3 +138,16 @@ def test_what_may_not_be_written_is_not_tried_again(tmp_path: Path) -> None:
     assert said[0].startswith("flatout: attempt 1 failed: something may not be read or written: rank 0 raised ")
     assert "at train.py:2: [Errno " in said[0]
     assert said[1:] == ["flatout: starting it again would not help (unwritable)"]
+
+
+def test_a_command_that_twice_fails_at_its_start_and_tells_a_code_alone(tmp_path: Path) -> None:
+    assert run(tmp_path, "sh", "-c", "exit 9") == (
+        9,
+        [
+            "flatout: attempt 1 failed: the command ended with code 9 and said no more",
+            "flatout: restart 1 of 3",
+            "flatout: attempt 2 failed: the command ended with code 9 and said no more",
+            "flatout: the same failure for the second time, before a rank was seen, is the job's own: "
+            "not started again",
+        ],
+    )

@@ -145,6 +145,21 @@ def test_two_runs_do_not_share_a_checkpoint_while_both_live(folder: Folder) -> N
     assert first.poll() is None
 
 
+def test_parts_of_one_job_share_a_checkpoint_and_two_jobs_of_many_tasks_do_not(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    first = folder.start("--checkpoint=c.pt", "--ledger=a.jsonl", command=SLEEPS)
+    up(first)
+    code, errors = folder.run("--ledger=b.jsonl", "--checkpoint=c.pt", command=["touch", "part"])
+    assert (code, errors) == (0, "") and (folder.path / "part").exists()
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    code, errors = folder.run("--ledger=b.jsonl", "--checkpoint=c.pt", command=["touch", "other"])
+    assert code == 2 and not (folder.path / "other").exists()
+    assert f"error: another `flatout run` (process {first.pid}) keeps a job on the same checkpoint" in errors
+
+
 def test_what_a_job_left_in_order_is_in_nobodys_way(folder: Folder) -> None:
     command = ["sh", "-c", "sleep 300 </dev/null >/dev/null 2>&1 & exit 0"]
     for _ in range(2):
@@ -189,6 +204,9 @@ def test_a_training_is_taken_over_from_its_checkpoint_with_nothing_lost(folder: 
     assert set(steps) == set(range(60)) and steps.count(0) == 1, "it went on from a checkpoint"
     lines = [json.loads(line) for line in (folder.path / "l.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines if line["event"] in ("run", "end")] == ["run", "run", "end"]
+    begin = max(place for place, line in enumerate(lines) if line["event"] == "run")
+    names = {name for line in lines[begin:] if line["event"] == "seconds" for name in line["ns"]}
+    assert "restart" in names and "start_up" not in names, "it is the same training"
 
 
 def test_a_signal_while_it_takes_over_ends_it_and_starts_nothing(folder: Folder) -> None:

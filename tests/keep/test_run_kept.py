@@ -346,7 +346,7 @@ def test_a_signal_between_two_attempts_ends_the_run_and_the_ledger(tmp_path: Pat
     options = ["--max-restarts=5", f"--ledger={ledger}"]
     (tmp_path / "temporary").mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "flatout", "run", *options, "--", "sh", "-c", "exit 4"],
+        [sys.executable, "-m", "flatout", "run", *options, "--", "sh", "-c", "kill -9 $$"],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": SOURCE, "TMPDIR": str(tmp_path / "temporary")},

@@ -88,6 +88,7 @@ def _look_for_others(
     *,
     checkpoints: tuple[Path, ...],
     ledger: Path | None,
+    job: str | None,
     takes_over: bool,
     clean: Callable[[str], str],
 ) -> bool:
@@ -99,7 +100,7 @@ def _look_for_others(
 
     num_tasks = environment.get("SLURM_NTASKS", "")
     is_part = num_nodes(words, environment) > 1 or (num_tasks.isdecimal() and int(num_tasks) > 1)
-    about = about_this(command_line(words), checkpoints, ledger, is_part=is_part)
+    about = about_this(command_line(words), checkpoints, ledger, is_part=is_part, job=job)
     is_taken_over = False
     for other in list(others(about)):
         if not other.is_in_the_way:
@@ -160,19 +161,22 @@ def keep(
         known = recorded(recording)
     node = clean(os.uname().nodename)
     path = own_ledger(ledger, node) if ledger is not None else state / "ledger.jsonl"
+    start = start_of(os.environ, launch_word(words, "torchrun", "--rdzv-id"))
     is_taken_over = _look_for_others(
         words,
         environment,
         state,
         checkpoints=tuple(path for path in (checkpoint, checkpoint_folder) if path is not None),
         ledger=None if ledger is None else path,
+        job=None if start is None else start.job,
         takes_over=takes_over,
         clean=clean,
     )
     gpus_here = Gpus()
     xids = gpus_here.xids()
-    start = start_of(os.environ, launch_word(words, "torchrun", "--rdzv-id"))
     earlier = earlier_of(path, start, node=node)
+    # Without a ledger of it Slurm's own count tells that the job goes on.
+    goes_on = is_taken_over or earlier is not None or (start is not None and bool(start.number))
     progress = Progress(earlier)
     others_go_on = goes_on_without_host(words)
     together = ledger if ledger is not None and ledger.is_dir() else None
@@ -192,10 +196,9 @@ def keep(
         ),
         start=start,
         earlier=earlier,
+        goes_on=goes_on,
     )
 
-    # Without a ledger of it Slurm's own count tells that the job goes on.
-    goes_on = is_taken_over or earlier is not None or (start is not None and bool(start.number))
     if earlier is not None:
         say(
             f"goes on with {start.job if start else ''}: start {earlier.num_starts + 1}, at step {earlier.farthest},"

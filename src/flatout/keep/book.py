@@ -33,8 +33,11 @@ class LedgerBook:
         within: Within | None = None,
         start: Start | None = None,
         earlier: Earlier | None = None,
+        goes_on: bool = False,
     ) -> None:
-        """`earlier`: what starts of the same job before this one have left."""
+        """`earlier`: what starts of the same job before this one have left. `goes_on`: there were some, or one was
+        taken over.
+        """
         self._writer = writer
         self._progress = progress
         self._account = Account(time.monotonic_ns(), num_devices, within)
@@ -43,7 +46,7 @@ class LedgerBook:
         self._steps = self._steps_told = 0
         self._steps_before = 0
         self._next_write = 0.0
-        self._goes_on = earlier is not None
+        self._goes_on = goes_on or earlier is not None
         self._reached: tuple[int, int | None] = progress.farthest, progress.saved
         writer.write(
             "run",

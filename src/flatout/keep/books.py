@@ -74,7 +74,10 @@ def _added(
         failures=tuple(text for one in all_of for text in one.failures),
         steps_ns=sum(one.steps_ns for one in all_of),
         known_ns=_known(all_of),
-        not_known={name: why for one in all_of for name, why in one.not_known.items()},
+        # One without steps knows of none, which is no reason for those of the others: it comes first.
+        not_known={
+            name: why for one in sorted(all_of, key=lambda one: one.steps_ns > 0) for name, why in one.not_known.items()
+        },
         away_s=float(sum(one.away_s for one in all_of) if counts is sum else max(one.away_s for one in all_of)),
         num_nodes=num_nodes,
         gpu=next((one.gpu for one in reversed(all_of) if one.gpu is not None), None),

@@ -35,6 +35,7 @@ _BEGINS = b'{"schema":"flatout/ledger",'
 _HEAD_BYTES = 4096
 _IMPOSSIBLE = 1 << 63  # ns: three centuries, in one line
 _NO_STEPS = "No step was seen in which it could be"
+_NOT_YET = "Before DDP's first timed exchange nothing tells it"  # a line without a reason: by its end it was known
 
 
 class Writer:
@@ -143,7 +144,7 @@ class Totalling:
         self._saving: dict[str, Any] | None = None
         self._steps_ns = 0
         self._known_ns: dict[str, dict[str, int]] = {}
-        self._not_known = dict.fromkeys(PARTED, _NO_STEPS)
+        self._not_known: dict[str, str] = {}
         self._away_s = 0.0
 
     def add(self, raw: bytes) -> dict[str, Any] | None:
@@ -204,7 +205,7 @@ class Totalling:
             failures=tuple(self._failures),
             steps_ns=self._steps_ns,
             known_ns={name: dict(known) for name, known in self._known_ns.items()},
-            not_known=dict(self._not_known),
+            not_known=dict.fromkeys(PARTED, _NOT_YET if self._steps_ns else _NO_STEPS) | self._not_known,
             away_s=self._away_s,
             saving=self._saving,
         )

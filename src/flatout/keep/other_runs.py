@@ -39,6 +39,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[str, ...] = ()  # files and folders
     ledger: str | None = None
     is_part: bool = False  # others like it, on other nodes, belong to the same job
+    job: str | None = None  # as its scheduler or its agents' meeting place names it
 
 
 class Other(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,9 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def about_this(command: str, checkpoints: tuple[Path, ...], ledger: Path | None, *, is_part: bool) -> About:
+def about_this(
+    command: str, checkpoints: tuple[Path, ...], ledger: Path | None, *, is_part: bool, job: str | None = None
+) -> About:
     pid = os.getpid()
     return About(
         pid=pid,
@@ -67,6 +70,7 @@ def about_this(command: str, checkpoints: tuple[Path, ...], ledger: Path | None,
         checkpoints=tuple(os.path.realpath(path) for path in checkpoints),
         ledger=os.path.realpath(ledger) if ledger is not None and _is_kept(ledger) else None,
         is_part=is_part,
+        job=job,
     )
 
 
@@ -134,7 +138,7 @@ def end(other: Other) -> None:
 
 
 def _shared(mine: About, other: About, *, is_watched: bool) -> str | None:
-    if not (is_watched and mine.is_part and other.is_part):
+    if not (is_watched and mine.is_part and other.is_part and mine.job == other.job):
         for path in mine.checkpoints:
             if path in other.checkpoints:
                 return f"checkpoint {path}"

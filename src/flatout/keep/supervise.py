@@ -25,6 +25,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _PEERS_PATIENCE_S, _PEERS_PAUSE_S = 600.0, 2.0  # for the launcher's agents of other nodes; torchrun waits as long
 _FAILS_AGAIN = 3  # times in a row, of a host that the job can do without
 _HOST_FAILS_AGAIN = 2  # where another can take its place
+_START_UP_S = 30.0  # a launcher with its ranks has come to `import torch` by then, or the job has none of it
+_BY_SIGNAL = 128  # codes from it on are a shell's word for a signal
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,10 +71,13 @@ class Restarts:
         self._farthest = -1
         self._num_in_vain = 0
         self._num_own = 0  # failures of this host in a row
+        self._has_started = earlier is not None  # then it may come again by itself: not known to be a mistake
+        self._failed_at_start = ""  # the key
         self._awaits_since: float | None = None
         self._clock = clock
 
-    def decide(self, judgement: Judgement, step: int | None) -> Decision:
+    def decide(self, judgement: Judgement, step: int | None, *, silent_s: float | None = None) -> Decision:
+        """`step`: of the whole training. `silent_s`: how long the attempt ran, where no rank was seen in it."""
         if judgement.rule in ("done", "asked-to-end"):
             return Decision(restarts=False, why=judgement.says, goes_on=judgement.rule != "done")
         if judgement.awaits_peers and self._most:
@@ -94,6 +99,9 @@ class Restarts:
                 restarts=False, why=f"the same failure {at} for the second time is the job's own bug: not started again"
             )
         self._seen.add(failure)
+        if self._fails_to_start_again(judgement, silent_s):
+            why = "the same failure for the second time, before a rank was seen, is the job's own: not started again"
+            return Decision(restarts=False, why=why)
         if not judgement.restarts:
             return Decision(restarts=False, why=f"starting it again would not help ({judgement.rule})")
         self._num_own = 0 if judgement.is_of_peers else self._num_own + 1
@@ -115,6 +123,16 @@ class Restarts:
         self.num += 1
         pause_s = min(_FIRST_PAUSE_S * 2**self._num_in_vain, _LONGEST_PAUSE_S)
         return Decision(restarts=True, why=f"restart {self.num} of {self._most}", pause_s=pause_s)
+
+    def _fails_to_start_again(self, judgement: Judgement, silent_s: float | None) -> bool:
+        """As by a syntax error in the script, of which only the launcher's code tells.
+
+        A job that has once run for longer may fail to start by what passes, as a file server that is away.
+        """
+        is_at_start = judgement.rule == "exit-code" and silent_s is not None and silent_s < _START_UP_S
+        self._has_started = self._has_started or not is_at_start
+        before, self._failed_at_start = self._failed_at_start, judgement.key
+        return not self._has_started and before == judgement.key
 
 
 class Progress:
@@ -194,12 +212,15 @@ def keep_alive(
         folder.mkdir()
         book.attempt_begins(attempt)
         nodes.begins(attempt)
+        began_s = time.monotonic()
         done = watched.run(words, environment, folder, reached=progress.step)
+        ran_s = time.monotonic() - began_s
         judgement = judge(done.evidence)
         is_failure = judgement.rule not in ("done", "asked-to-end")
         if is_failure and judgement.is_of_peers and (reason := nodes.reason()) is not None:
             judgement = msgspec.structs.replace(judgement, says=f"{judgement.says}; {reason}")
-        decision = restarts.decide(judgement, done.evidence.step)
+        is_silent = not done.ranks and done.ended.shell_code < _BY_SIGNAL
+        decision = restarts.decide(judgement, done.evidence.step, silent_s=ran_s if is_silent else None)
         if is_failure and (given_up := nodes.given_up()) is not None:
             decision = Decision(restarts=False, why=given_up)
         if is_failure:
