@@ -7,6 +7,9 @@ from typing import Literal
 import msgspec
 
 Unit = Literal["FLOP/s", "B/s", "1/s"]
+# queued_ahead: by the GPU's events, of calls queued before it came to them, as a job's host is ahead of its GPUs.
+# as_called: by the host, of calls that a thread starts one after the other; what starting a short one costs is in it.
+Timed = Literal["queued_ahead", "as_called"]
 
 
 class LoadedLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +37,10 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     device: str  # as the vendor names it
     ranks: tuple[int, ...]  # who worked at it, at the same time
     n: int  # repetitions
-    seconds: float  # median of one call
+    seconds: float  # median of one call, as `timed` says
     checked: str  # what its result was compared with
+    timed: Timed = "as_called"
+    seconds_as_called: float | None = None  # median of one call by the host, however `seconds` was timed
     size: int | None = None  # bytes: of a collective as nccl-tests counts them, of a copy, of a record that was read
     dtype: str | None = None
     shape: tuple[int, ...] | None = None  # m, n, k of a matrix product
@@ -53,11 +58,13 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     group: str
     ranks: tuple[int, ...]
-    latency_s: float
+    latency_s: float  # of the GPUs where `timed` is queued_ahead; else mostly what starting a call costs the host
     bandwidth_bytes_per_s: float  # bus bandwidth
     median_error: float  # of the fitted time, as a share of the measured one, over the sizes
     num_sizes: int
     backend: str
+    timed: Timed = "as_called"  # of the smallest size
+    call_s: float | None = None  # of the smallest size, by the host, as called
 
 
 class PeerDifference(msgspec.Struct, frozen=True, kw_only=True):

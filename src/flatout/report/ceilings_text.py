@@ -119,7 +119,33 @@ def _collectives(ceilings: Ceilings, style: TextStyle) -> list[str]:
             f"Collectives on {ceilings.backend}: bus bandwidth as nccl-tests defines it, and the fitted line"
         ),
         *text_table(header, rows, style=style, flexible=[1, 5]),
+        *_latencies(ceilings, style),
     ]
+
+
+def _latencies(ceilings: Ceilings, style: TextStyle) -> list[str]:
+    """Whose time a latency on GPUs is: theirs, or the host's that starts a call."""
+    lines: list[str] = []
+    for timed in ("queued_ahead", "as_called") if ceilings.is_gpu else ():
+        fits = [fit for fit in ceilings.fits if fit.timed == timed]
+        if not fits:
+            continue
+        calls = [fit.call_s for fit in fits if fit.call_s is not None]
+        if timed == "queued_ahead":
+            told = "the GPUs' own, of calls that were queued ahead"
+            if calls:
+                told += (
+                    f"; as called from Python, one after the other, the smallest size takes {seconds(min(calls))} to "
+                    f"{seconds(max(calls))}: what a job pays whose host is not ahead"
+                )
+        else:
+            names = ", ".join(dict.fromkeys(fit.name for fit in fits))
+            told = (
+                f"of {names} as called from Python, one after the other: mostly the host's time to start a call, which "
+                "a job whose host is ahead does not pay"
+            )
+        lines += style.wrapped(told, label="latency: ")
+    return lines
 
 
 def _links(measurements: Iterable[Measurement], style: TextStyle) -> list[str]:

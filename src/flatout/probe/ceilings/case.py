@@ -29,6 +29,8 @@ class Case:
     max_calls: int = 1_000_000
     sample_s: float = 0.0  # a repetition takes at least this long; 0: what is usual of the device
     labels: dict[str, Any] = field(default_factory=dict)
+    # Device seconds of a call, of (calls, seconds of a call as the host saw it): see `queued`. None: host time is it.
+    queued: Callable[[int, float], float | None] | None = None
     curve: str = ""  # sizes of one curve come in ascending order; a slow one ends it
 
 

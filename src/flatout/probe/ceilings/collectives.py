@@ -7,14 +7,16 @@ buffer. Data are whole numbers in fp32, so that sums are exact, and every elemen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from flatout.probe.ceilings.bus import COLLECTIVES, bus_factor
 from flatout.probe.ceilings.case import Case
+from flatout.probe.ceilings.queued import device_seconds
 
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 10, 1 << 30
 _PERIOD = 5
+_LARGEST_QUEUED = 64 << 20  # bytes; of more, what Python costs is under a part in ten
 _AT_ONCE = 1 << 22  # elements that are made or compared at once
 
 
@@ -103,6 +105,7 @@ class Collectives:
             checked="every element of each rank",
             who="group",
             sync=self._sync,
+            queued=self._queued(name, members, group, count),
             labels={**labels, "size": count * 4, "members": members},
             curve=f"{name} {shape}",
         )
@@ -110,6 +113,21 @@ class Collectives:
     def _sync(self) -> None:
         if self.device.type == "cuda":
             self.torch.cuda.synchronize(self.device)
+
+    def _queued(
+        self, name: str, members: tuple[int, ...], group: Any, count: int
+    ) -> Callable[[int, float], float | None] | None:
+        if self.device.type != "cuda" or count * 4 > _LARGEST_QUEUED:
+            return None
+        return lambda calls, host_s: device_seconds(
+            self.torch,
+            self.device,
+            lambda: self._call(name, members, group, count),
+            # Not the call itself: a broadcast's root waits for nobody.
+            lambda: self.dist.all_reduce(self.input[:1], group=group),
+            calls=calls,
+            host_s=host_s,
+        )
 
     def _call(self, name: str, members: tuple[int, ...], group: Any, count: int) -> None:
         dist, share, place = self.dist, count // len(members), members.index(self.rank)

@@ -31,6 +31,7 @@ class RawCase(msgspec.Struct, kw_only=True):
     checked: str
     labels: dict[str, Any] = {}
     seconds: list[float] = []  # of a call, each repetition
+    queued_seconds: list[float | None] = []  # by the device's events, of the same repetitions; empty: not asked for
     wrong: str | None = None
 
 

@@ -17,6 +17,8 @@ from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measur
 
 # What differs by less matters to no job.
 PEER_SHARE = 0.05
+# A device alone takes no longer than with the host that starts its work: then the measurement is not what it should be.
+_NO_LONGER = 1.1
 Rule = Callable[[Mapping[str, float]], Mapping[str, float]]
 
 
@@ -77,7 +79,11 @@ def _teams(by_rank: Mapping[int, RawCase]) -> dict[tuple[int, ...], list[RawCase
 def _measurement(ranks: tuple[int, ...], ones: list[RawCase], raw: Raw) -> Measurement:
     """Of a group, a repetition is the mean of its ranks' times, as nccl-tests averages."""
     num = min(len(one.seconds) for one in ones)
-    seconds = [statistics.fmean(one.seconds[index] for one in ones) for index in range(num)]
+    as_called = [statistics.fmean(one.seconds[index] for one in ones) for index in range(num)]
+    queued = _queued(ones)
+    is_ahead = 2 * len(queued) >= max(num, 1)  # else the host was mostly too slow
+    is_queued = is_ahead and statistics.median(queued) <= _NO_LONGER * statistics.median(as_called)
+    seconds = queued if is_queued else as_called
     rates = [ones[0].work / value for value in seconds]
     labels = ones[0].labels
     low, high = np.percentile(rates, [25, 75])
@@ -88,8 +94,10 @@ def _measurement(ranks: tuple[int, ...], ones: list[RawCase], raw: Raw) -> Measu
         spread=float(high - low),
         device=raw.devices[ranks[0]],
         ranks=ranks,
-        n=num,
+        n=len(seconds),
         seconds=statistics.median(seconds),
+        timed="queued_ahead" if is_queued else "as_called",
+        seconds_as_called=statistics.median(as_called),
         checked=ones[0].checked,
         size=labels.get("size"),
         dtype=labels.get("dtype"),
@@ -100,6 +108,12 @@ def _measurement(ranks: tuple[int, ...], ones: list[RawCase], raw: Raw) -> Measu
         note=labels.get("note", ""),
         pcie=msgspec.convert(labels.get("pcie"), LoadedLink | None),
     )
+
+
+def _queued(ones: list[RawCase]) -> list[float]:
+    """Device times of the repetitions in which every rank was ahead of its GPU."""
+    rounds = zip(*(one.queued_seconds for one in ones), strict=False)
+    return [statistics.fmean(values) for values in rounds if None not in values]
 
 
 def _what(labels: Mapping[str, Any]) -> str:
@@ -130,6 +144,8 @@ def _fits(measurements: list[Measurement]) -> list[CollectiveFit]:
                     bandwidth_bytes_per_s=line[1],
                     median_error=line[2],
                     num_sizes=len(curve),
+                    timed=curve[0].timed,
+                    call_s=curve[0].seconds_as_called or curve[0].seconds,
                     backend=curve[0].backend,
                 )
             )

@@ -23,6 +23,7 @@ from flatout.probe.ceilings import copy, decode, launch_rate, matmul, storage, t
 from flatout.probe.ceilings.bus import COLLECTIVES
 from flatout.probe.ceilings.case import CannotMeasureError, Case, Who
 from flatout.probe.ceilings.names import concerns
+from flatout.probe.ceilings.queued import calls_of
 from flatout.probe.ceilings.raw import About, Raw, RawCase, Settings
 from flatout.probe.limits import allowed_cores, free_bytes
 
@@ -429,7 +430,15 @@ class _Rounds:
             for _ in range(calls):
                 case.call()
             case.sync()
-            self.found[index].seconds.append((time.perf_counter() - began) / calls)
+            took = (time.perf_counter() - began) / calls
+            self.found[index].seconds.append(took)
+            # The slowest rank's first call decides, so that all ranks of a group make the same calls.
+            queued_calls = calls_of(self._first_s[index]) if case.queued is not None else 0
+            if case.queued is not None and queued_calls:
+                try:
+                    self.found[index].queued_seconds.append(case.queued(queued_calls, took))
+                except RuntimeError:  # the time as called stands
+                    self.found[index].queued_seconds.append(None)
 
     def check_again(self) -> None:
         """After all repetitions: what was right only once is no better than what was wrong at once."""

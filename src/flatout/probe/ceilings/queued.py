@@ -1,0 +1,46 @@
+"""Device time of short calls: queued ahead of a GPU that is kept busy meanwhile, and timed by its own events.
+
+A training job's host runs ahead of its GPUs, so that what Python costs to start a call is hidden. A loop that only
+starts short calls is as slow as Python is: no ceiling of the GPUs. So a kernel that spins holds the stream until all
+calls are queued. `align` comes between it and the first event: no rank's time holds the wait for another rank to begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+MAX_CALLS, FEW_CALLS = 20, 5  # 20, as nccl-tests; far fewer launches than the 1,024 that a CUDA stream queues
+_LONG_S, _MOST_S = 1e-3, 5e-3
+_CYCLES_PER_S = 2e9  # a GPU's clock, about: on a faster one the queue runs dry, which is seen
+_MARGIN, _MARGIN_S = 2.0, 2e-4
+
+
+def calls_of(first_s: float) -> int:
+    """So many, for a call that takes so long; 0: starting it costs nothing beside it."""
+    if first_s > _MOST_S:
+        return 0
+    return MAX_CALLS if first_s <= _LONG_S else FEW_CALLS
+
+
+def device_seconds(
+    torch: Any, device: Any, call: Callable[[], None], align: Callable[[], None], *, calls: int, host_s: float
+) -> float | None:
+    """Of a call, in the mean; None where the GPU reached the calls before all were queued, or cannot be held.
+
+    `host_s` is what a call took when it was timed from the host: starting it takes no longer.
+    """
+    spin = getattr(torch.cuda, "_sleep", None)
+    if spin is None:
+        return None
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    spin(int((_MARGIN * host_s * (calls + 1) + _MARGIN_S) * _CYCLES_PER_S))
+    align()
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    ran_dry = begin.query()
+    torch.cuda.synchronize(device)
+    return None if ran_dry else float(begin.elapsed_time(end)) / 1e3 / calls
