@@ -141,3 +141,25 @@ def test_what_holds_no_ceilings_is_one_error(text: str, tmp_path: Path) -> None:
     saved_path("h", {"XDG_STATE_HOME": str(tmp_path)}).parent.mkdir(parents=True)
     saved_path("h", {"XDG_STATE_HOME": str(tmp_path)}).write_text(text)
     assert known_ceilings({"h"}, {"XDG_STATE_HOME": str(tmp_path)}) == {}
+
+
+def test_copies_of_one_gpu_and_of_all_at_once_are_told_apart_in_the_text() -> None:
+    from flatout.report.ceilings_text import ceilings_text
+    from flatout.report.terminal import TextStyle
+
+    def copied(note: str, seconds: float) -> RawCase:
+        return RawCase(
+            name="host_to_device_pinned",
+            unit="B/s",
+            work=1e9,
+            checked="every element",
+            labels={"size": 1 << 28, "note": note},
+            seconds=[seconds] * 3,
+        )
+
+    found = ceilings([copied("one GPU at a time", 0.02), copied("all GPUs at once", 0.04)])
+    lines = ceilings_text(found, style=TextStyle()).splitlines()
+    (alone,) = (line for line in lines if "one GPU at a time" in line)
+    (together,) = (line for line in lines if "all GPUs at once" in line)
+    assert "50.0 GB/s" in alone
+    assert "25.0 GB/s" in together

@@ -35,11 +35,12 @@ def ceilings_text(ceilings: Ceilings, *, style: TextStyle) -> str:
                 f"{wrong.name} {wrong.what}, {_ranks(wrong.ranks)}: {wrong.reason}", indent="  ", label=""
             )
     simple = [one for one in ceilings.measurements if one.name not in _COLLECTIVES]
+    told_apart = {one.name for one in simple if len({other.note for other in simple if other.name == one.name}) > 1}
     if simple:
-        rows = [_row(group) for group in _grouped(simple)]
+        rows = [_row(group, noted=group[0].name in told_apart) for group in _grouped(simple)]
         lines += ["", *text_table(["ceiling", "of", "rate", "spread", "n"], rows, style=style, flexible=[1])]
     lines += _collectives(ceilings, style)
-    notes = dict.fromkeys((one.name, one.note) for one in simple if one.note)
+    notes = dict.fromkeys((one.name, one.note) for one in simple if one.note and one.name not in told_apart)
     if notes:
         lines.append("")
         for name, note in notes:
@@ -64,7 +65,7 @@ def _grouped(measurements: Iterable[Measurement]) -> list[list[Measurement]]:
     return list(found.values())
 
 
-def _row(group: Sequence[Measurement]) -> list[str]:
+def _row(group: Sequence[Measurement], *, noted: bool) -> list[str]:
     first = group[0]
     words = [first.dtype or ""]
     if first.shape:
@@ -75,6 +76,8 @@ def _row(group: Sequence[Measurement]) -> list[str]:
         words.append(f"{first.threads} {'thread' if first.threads == 1 else 'threads'}")
     if first.backend in ("numpy", "Pillow", "torchvision"):
         words.append(first.backend)
+    if noted and first.note:
+        words.append(first.note)
     if len(group) > 1:
         words.append(f"each of {len(group)} ranks, median")
     value = statistics.median(one.value for one in group)

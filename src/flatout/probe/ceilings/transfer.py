@@ -57,7 +57,7 @@ def torch_cases(torch: Any, device: Any) -> Iterator[Case]:
         labels: dict[str, Any] = {
             "size": SIZE_BYTES,
             "backend": "torch",
-            "note": "one GPU at a time" if who == "turns" else "",
+            "note": "one GPU at a time" if who == "turns" else "all GPUs at once",
         }
         return Case(
             name=f"{direction}_{kind}",
