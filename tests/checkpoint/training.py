@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> int:
         os.uname = lambda: types.SimpleNamespace(nodename=f"host{rank}")
         given.local += str(rank)
     if rank == given.no_memory:
-        memory.mmap.mmap = no_memory
+        memory.mmap = types.SimpleNamespace(**vars(memory.mmap) | {"mmap": no_memory})  # for it alone
     if given.kind != "plain":
         meeting_place = os.environ["MEETING_PLACE"]
         world_size = int(os.environ["WORLD_SIZE"])
