@@ -71,7 +71,8 @@ def ledger_text(report: LedgerReport, *, style: TextStyle) -> str:
             "running still, or Flatout itself was killed; its time is told up to its last line."
         )
     if report.damaged_lines:
-        lines += style.wrapped(f"{number(report.damaged_lines)} lines were damaged, and were passed over.")
+        counted = "1 line was" if report.damaged_lines == 1 else f"{number(report.damaged_lines)} lines were"
+        lines += style.wrapped(f"{counted} damaged, and passed over.")
     if report.levers:
         lines += ["", *style.wrapped(levers_text(report.levers))]
     if report.what_failed:
