@@ -8,6 +8,7 @@ statistics, a shuffled stateful loader.
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
 import os
 import random
@@ -126,6 +127,7 @@ def main(arguments: list[str]) -> int:
     if given.kind != "plain":
         meeting_place = os.environ["MEETING_PLACE"]
         world_size = int(os.environ["WORLD_SIZE"])
+        atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{meeting_place}", rank=rank, world_size=world_size
         )

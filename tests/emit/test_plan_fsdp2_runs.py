@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.emit.test_plan_targets import planned
-from tests.gloo_abort import again_if_aborted
 
 from flatout.emit import plan_fsdp2
 from flatout.records.plan import Layout
 
 pytest.importorskip("torch")
 
+ENDS_LATER = Path(__file__).parents[1] / "jobs" / "ends_later.py"
 LAYOUTS = {
     "fsdp": (Layout(dp=2, zero=3, micro_batch=2, num_micro_batches=2), "fp32"),
     "fsdp, bf16": (Layout(dp=2, zero=3, micro_batch=2, num_micro_batches=2), "bf16"),
@@ -32,13 +32,10 @@ def losses(folder: Path, layout: Layout, precision: str) -> list[float]:
     (emitted,) = plan_fsdp2.emit(msgspec.structs.replace(job, precision=precision))
     path = folder / emitted.path
     path.write_text(emitted.text)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, str(ENDS_LATER), str(path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = again_if_aborted(
-        lambda: subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False),
-        lambda done: done.stderr if done.returncode else "",
-        lambda: None,
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [float(value) for value in re.findall(r"step \d: loss ([\d.]+)", done.stdout)]
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import signal
 import time
@@ -27,6 +28,7 @@ parser.add_argument("--step_s", type=float, default=0.05)
 parser.add_argument("--kill", action="append", default=[])
 args = parser.parse_args()
 
+atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)

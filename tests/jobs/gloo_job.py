@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import time
 
@@ -25,6 +26,7 @@ class Samples(torch.utils.data.Dataset):
 
 def main():
     torch.set_num_threads(1)
+    atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*[nn.Linear(512, 512) for _ in range(6)]))

@@ -8,6 +8,7 @@ A fault comes once: the file DIR/fault-<kind> says that it has been. With --alwa
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import signal
 import time
@@ -31,6 +32,7 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--always", action="store_true")
 args = parser.parse_args()
 
+atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 args.out.mkdir(exist_ok=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
+import time
 
 import torch
 import torch.distributed
@@ -16,6 +18,7 @@ def main() -> None:
     nodes = ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]]
     os.environ["MASTER_ADDR"] = subprocess.run(nodes, capture_output=True, text=True, check=True).stdout.split()[0]
     rank, world_size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+    atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
     torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
     model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -6,6 +6,7 @@ Usage: job.py [--steps N] [--mode MODE] [--workers N] [--spawn METHOD] [--end HO
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import shutil
 import signal
@@ -211,6 +212,7 @@ def train(rank: int, world_size: int, arguments: argparse.Namespace) -> None:
         if arguments.end == "first-attempt":  # torchrun's own store still has addresses of the first attempt
             port = int(arguments.port) + int(os.environ["TORCHELASTIC_RESTART_COUNT"])
             store = torch.distributed.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
+        atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         model = nn.parallel.DistributedDataParallel(model)
     if arguments.end == "early-in-turn-1" and os.environ["FLATOUT_TEST_TURN"] == "1":

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-from tests.gloo_abort import again_if_aborted
 
 import flatout
 from flatout.profile import read_recording
@@ -54,11 +51,7 @@ def recorded(
     out: Path, command: Sequence[str], *options: str, code: int = 0, **more: str
 ) -> tuple[Recording, subprocess.CompletedProcess[str]]:
     """The recording of `command`, which must end with `code`."""
-    done = again_if_aborted(
-        lambda: run([*profiling(out, *options), *command], **more),
-        lambda done: done.stderr if done.returncode != code else "",
-        lambda: shutil.rmtree(out),
-    )
+    done = run([*profiling(out, *options), *command], **more)
     assert done.returncode == code, done.stderr
     return read_recording(out), done
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from tests.gloo_abort import again_if_aborted
 from tests.profile.runs import environment, profiling, recorded, torchrun, words
 from tests.slurm import SlurmLab, free_port
 
@@ -38,11 +36,7 @@ def check_two_ranks(recording: Recording, hostnames: set[str]) -> None:
 
 def in_two(slurm: SlurmLab, recording: Path, *command: str) -> None:
     """Run what records one rank on each of both nodes."""
-    done = again_if_aborted(
-        lambda: slurm.done(*command, env=environment(**ports())),
-        lambda done: done.stderr if done.returncode else "",
-        lambda: shutil.rmtree(recording),
-    )
+    done = slurm.done(*command, env=environment(**ports()))
     assert done.returncode == 0, done.stderr
     check_two_ranks(read_recording(recording), {slurm.hostname(1), slurm.hostname(2)})
 

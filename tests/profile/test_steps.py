@@ -94,9 +94,11 @@ def test_the_scripts_own_profiler_comes_first(tmp_path: Path, at: int) -> None:
 
 
 TEN_STEPS = """
+import atexit
 import time
 import torch
 import torch.distributed
+atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
 torch.distributed.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.gloo_abort import again_if_aborted
 from tests.report import tuning_builder as builder
 
 import flatout
@@ -25,10 +24,11 @@ from flatout.tune.files import write_results
 pytest.importorskip("torch")
 
 SCRIPT = """
-import os, sys, torch, torch.distributed as dist
+import atexit, os, sys, time, torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.data import DataLoader, TensorDataset
 
+atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
 dist.init_process_group("gloo")
 loader = DataLoader(TensorDataset(torch.ones(32, 8)), batch_size=4)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
@@ -95,11 +95,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def result_of(*command: str) -> str:
-    done = again_if_aborted(
-        lambda: subprocess.run(command, capture_output=True, text=True, check=False, timeout=120),
-        lambda done: done.stderr if done.returncode else "",
-        lambda: None,
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT"))
     return line

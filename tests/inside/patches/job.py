@@ -5,6 +5,7 @@ They print `losses`, to the last bit, and what there is to see of how they ran.
 
 from __future__ import annotations
 
+import atexit
 import os
 import resource
 import shutil
@@ -17,6 +18,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+
+
+def start_gloo() -> None:
+    atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
+    dist.init_process_group("gloo")
 
 
 class Block(nn.Module):
@@ -175,7 +181,7 @@ def two_stages(path: str) -> None:
 
 def accumulate(wrapper: str, passes: str = "1", short_step: str = "0", hook: str = "") -> None:
     """With `short_step`, the fourth step has so many passes."""
-    dist.init_process_group("gloo")
+    start_gloo()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), *[Block(64) for _ in range(4)], nn.Linear(64, 4))
     for block in model[1:5]:
@@ -272,7 +278,7 @@ def checkpoints(folder: str, how: str) -> None:
 def distributed_checkpoint(folder: str) -> None:
     import torch.distributed.checkpoint as dcp
 
-    dist.init_process_group("gloo")
+    start_gloo()
     state = {"weights": torch.full((1000,), float(dist.get_rank()))}
     dcp.save({f"rank{dist.get_rank()}": state}, checkpoint_id=os.path.join(folder, "dcp"))
     state["weights"].add_(10)
@@ -315,7 +321,7 @@ def _rank(rank: int, how: str, steps: int) -> None:
 
 def _train_long(how: str, steps: int) -> None:
     if how != "alone" and "alone" not in how:
-        dist.init_process_group("gloo")
+        start_gloo()
     if "corrupt" in how:
         right = dist.all_reduce
 

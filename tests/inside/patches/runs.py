@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from tests.gloo_abort import again_if_aborted
 
 import flatout
 
@@ -49,14 +46,6 @@ class Done:
 def run(
     recording: Path, *arguments: object, patches: Patches = (), ranks: int = 1, is_recorded: bool = False, **more: str
 ) -> Done:
-    return again_if_aborted(
-        lambda: _run(recording, *arguments, patches=patches, ranks=ranks, is_recorded=is_recorded, **more),
-        lambda done: done.errors if ranks > 1 else "",
-        lambda: shutil.rmtree(recording),
-    )
-
-
-def _run(recording: Path, *arguments: object, patches: Patches, ranks: int, is_recorded: bool, **more: str) -> Done:
     (recording / ".state").mkdir(parents=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FLATOUT_")}
     environment |= {"PYTHONPATH": str(STARTUP), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "", **more}
