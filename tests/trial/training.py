@@ -77,5 +77,5 @@ def trial(values: tuple[float, ...], *, index: int = 0, memory: int | None = Non
 
 
 def changes(safety: Safety = "exact", family: str = "ddp") -> ChangeSet:
-    knob = Knob(name="knob", family=family, summary="", safety=safety, doc="", source="")
-    return ChangeSet(changes=(Change(name="knob", knob=knob),))
+    knob = Knob(name=f"{family}-knob", family=family, summary="", safety=safety, doc="", source="")
+    return ChangeSet(changes=(Change(name=knob.name, knob=knob),))

@@ -244,6 +244,35 @@ def test_candidates_that_come_late_are_tried_in_later_rounds() -> None:
     assert adopted(result) == {"threads=4"}
 
 
+def test_another_value_of_an_adopted_knob_may_take_its_place() -> None:
+    """There was no time to try both in the first round, and communication still costs."""
+    better = "nccl-sockets=4x1+8"
+    runner = SimulatedRunner({SOCKETS: 1.8, better: 2.3}, left_over={"exposed-communication": 0.05})
+    result = tuned(runner, max_screened=4)
+    assert adopted(result) == {better} and [one.change.name for one in result.tuning.each] == [better]
+    assert outcomes(result)[SOCKETS] == outcomes(result)[better] == "adopted"
+    verdict = result.tuning.verdict
+    assert verdict is not None and verdict.interval is not None
+    assert verdict.interval[0] <= 2.3 <= verdict.interval[1]
+    step = next(one for one in result.tried if one.name == better)
+    assert step.verdict is not None and step.verdict.speedup == pytest.approx(2.3 / 1.8, rel=0.03)
+    assert step.prediction is None, "no model tells what it gains over the value that was on"
+    after = runner.names()[runner.names().index(better) :]
+    assert f"{SOCKETS} + {better}" not in after
+
+
+@pytest.mark.parametrize(("second", "last_round"), [(1.2, 1), (1.81, 2)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_value_that_was_clearly_worse_has_no_second_turn(second: float, last_round: int, seed: int) -> None:
+    values = {SOCKETS: 1.8, "nccl-sockets=4x1+8": second}
+    result = tuned(SimulatedRunner(values, left_over={"exposed-communication": 0.05}, seed=seed), max_screened=30)
+    (on,) = adopted(result) & values.keys()
+    (other,) = values.keys() - {on}
+    (told,) = (one for one in result.tried if one.name == other)
+    assert (told.outcome, told.round) == ("not better", last_round)
+    assert (f"{on} 1." in told.reason) == (last_round == 1)
+
+
 def neutral(result: TuneResult, *good: str) -> set[str]:
     return adopted(result) - set(good)
 

@@ -30,9 +30,10 @@ def candidates(
 ) -> list[Change]:
     """Changes whose needs are met and that could make a step at least 1 % faster, by the bound of their gain.
 
-    `applied` are changes that are on already: what contradicts them is left out, what requires them may come. `own` are
-    changes by the user's own arguments: they have no bound and come last. With `for_memory` the changes that save
-    memory instead of those that save time: without a bound, those first that are known to save most.
+    `applied` are changes that are on already: what contradicts them is left out, what requires them may come, and other
+    values of their knobs may come in their place. `own` are changes by the user's own arguments: they have no bound and
+    come last. With `for_memory` the changes that save memory instead of those that save time: without a bound, those
+    first that are known to save most.
     """
     step_s = _step_s(diagnosis)
     found = []
@@ -66,11 +67,13 @@ def _is_set(change: Change, facts: JobFacts) -> bool:
 
 
 def _fits(change: Change, applied: Sequence[Change], facts: JobFacts) -> bool:
-    """Whether it can be added to what is on."""
-    turned = {other.knob.name for other in applied}
-    excluded = {name for other in applied for name in other.knob.excludes}
+    """Whether it can be added to what is on, in the place of another value of its knob."""
+    others = [other for other in applied if other.knob.name != change.knob.name]
+    turned = {other.knob.name for other in others}
+    excluded = {name for other in others for name in other.knob.excludes}
     return (
-        change.knob.name not in turned | excluded
+        change.name not in {other.name for other in applied}
+        and change.knob.name not in excluded
         and turned.isdisjoint(change.knob.excludes)
         and set(change.knob.requires) <= turned | already_turned(facts)
     )

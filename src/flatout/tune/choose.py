@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from flatout.change.arguments import knob_changes, parse_knob
 from flatout.change.candidates import candidates
@@ -30,7 +30,8 @@ def choose(state: State, profiled: Profiled) -> list[Change]:
     found = [change for change in found if change.name not in state.refused]
     if not is_for_memory:  # a replay tells of time
         found = _predicted(state, found, profiled)
-    return spread_over_knobs(found, min(state.options.max_screened, num_affordable(state)))
+    most = min(state.options.max_screened, num_affordable(state))
+    return spread_over_knobs(found, most, {change.knob.name for change in state.applied})
 
 
 def _own(state: State, text: str, facts: JobFacts) -> Sequence[Change]:
@@ -55,9 +56,14 @@ def _own(state: State, text: str, facts: JobFacts) -> Sequence[Change]:
 
 
 def _predicted(state: State, found: Sequence[Change], profiled: Profiled) -> list[Change]:
-    """In the order of what a replay of the trace with each says it brings; where it says nothing, by its bound."""
+    """In the order of what a replay of the trace with each says it brings; where it says nothing, by its bound.
+
+    Models are of a knob that is turned for the first time: none tells one value's gain over another one that is on.
+    """
     step_s = profiled.recording.measured.step_s
-    made = predict_all(profiled.done.job, found, profiled.facts, untraced_step_s=step_s, calibration=state.calibration)
+    turned = {change.knob.name for change in state.applied}
+    first = [change for change in found if change.knob.name not in turned]
+    made = predict_all(profiled.done.job, first, profiled.facts, untraced_step_s=step_s, calibration=state.calibration)
     state.predictions = {name: one for name, one in made.items() if isinstance(one, Prediction)}
     state.situation = situation_of(profiled.done.job, profiled.facts, step_s)
 
@@ -70,9 +76,12 @@ def _predicted(state: State, found: Sequence[Change], profiled: Profiled) -> lis
     return sorted(found, key=lambda change: -promise(change))
 
 
-def spread_over_knobs(found: Sequence[Change], most: int) -> list[Change]:
-    """The first value of each knob, then the second of each, ..., in the order of what they promise."""
-    depth: dict[str, int] = {}
+def spread_over_knobs(found: Sequence[Change], most: int, turned: Collection[str] = ()) -> list[Change]:
+    """The first value of each knob, then the second of each, ..., in the order of what they promise.
+
+    Of the knobs that are `turned` already, what is found are second values at best.
+    """
+    depth: dict[str, int] = dict.fromkeys(turned, 0)
     ordered = []
     for place, change in enumerate(found):
         depth[change.knob.name] = depth.get(change.knob.name, -1) + 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flatout.records.change import Change
 from flatout.records.tuning import TunedChange
 from flatout.records.verdict import Verdict
 from flatout.tune.budget import OutOfBudgetError
 from flatout.tune.result import note
-from flatout.tune.screening import Candidate
+from flatout.tune.screening import Candidate, least_shown
 from flatout.tune.state import NOTHING, State
 from flatout.tune.trials import run_pairs
 
@@ -29,6 +30,9 @@ def confirm(state: State, screened: Sequence[Candidate]) -> bool:
             if not state.needs_final_pairs:
                 state.against_original = verdict
             alone = verdict if len(added) == 1 else None
+            _refuse_outdone(state, added, screened)
+            turned = {change.knob.name for change in added}
+            state.confirmed = [one for one in state.confirmed if one.change.knob.name not in turned]
             state.confirmed += [
                 TunedChange(
                     change=change,
@@ -48,6 +52,25 @@ def confirm(state: State, screened: Sequence[Candidate]) -> bool:
         if is_cut:
             raise OutOfBudgetError(f"{state.why_cut}, while a change was being confirmed")
     return False
+
+
+def _refuse_outdone(state: State, adopted: Sequence[Change], screened: Sequence[Candidate]) -> None:
+    """Other values of knobs that are adopted are not tried again: what was on, and what looked clearly worse.
+
+    What looked about as good has another turn, beside what is on then: one trial does not tell which is better.
+    """
+    knobs = {change.knob.name for change in adopted}
+    state.refused |= {change.name for change in state.applied if change.knob.name in knobs}
+    alone = {added[0].name: one for one in screened if len(added := state.added(one.made)) == 1}
+    least = least_shown(state)
+    for change in adopted:
+        best = alone.get(change.name)
+        for name, other in alone.items():
+            is_other_value = name != change.name and other.made.changes[-1].knob.name == change.knob.name
+            if best is not None and is_other_value and other.estimate * least < best.estimate:
+                reason = f"{other.estimate:.2f}x in a trial of its own, {change.name} {best.estimate:.2f}x"
+                note(state, other.made, "not better", reason, screened=other.estimate)
+                state.refused.add(name)
 
 
 def final_verdict(state: State) -> Verdict | None:

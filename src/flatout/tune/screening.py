@@ -73,7 +73,7 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
         if estimate < MIN_SCREENED:
             note(state, made, "not better", f"{estimate:.2f}x in a trial of its own", screened=estimate)
             state.refused.add(made.changes[-1].name)
-    least = _least_shown(state)
+    least = least_shown(state)
     clear = [one for one in good if one.estimate >= least]
     together = _together(state, [one.made.changes[-1] for one in clear or good], facts)
     if together is not None:
@@ -105,7 +105,7 @@ def _noise(state: State) -> NoiseFloor:
         return state.floor
 
 
-def _least_shown(state: State) -> float:
+def least_shown(state: State) -> float:
     """The least estimate of one trial that is better than noise."""
     noise = _noise(state)
     # A candidate's trial against one baseline, or the mean of two: at most as uncertain as a pair.

@@ -64,12 +64,14 @@ class State:
         return combine(self.applied, self.first.facts if self.first is not None else None)
 
     def with_added(self, added: Sequence[Change], facts: JobFacts) -> ChangeSet | None:
-        """What is on now and these; None where they do not fit together."""
-        wanted = [*self.applied, *added]
+        """What is on now and these, each in the place of what its knob is at; None where they do not fit together."""
+        turned = {change.knob.name for change in added}
+        wanted = [*(change for change in self.applied if change.knob.name not in turned), *added]
         if next(conflicts(wanted, facts), None) is not None:
             return None
         return combine(wanted, facts)
 
     def added(self, made: ChangeSet) -> tuple[Change, ...]:
         """Of a set, what is not on yet."""
-        return made.changes[len(self.applied) :]
+        on = {change.name for change in self.applied}
+        return tuple(change for change in made.changes if change.name not in on)
