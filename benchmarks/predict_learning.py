@@ -1,13 +1,15 @@
 """Whether predictions learn from use: their errors without a history, with the same job's, and with other jobs' only.
 
-    python benchmarks/predict_learning.py [--tunings FILE]
+    python benchmarks/predict_learning.py
 
 It computes from what is kept, and runs no job, so it gives the same each time. `results/predict_error.json` has pairs
 that were measured three times: each time is held against what is predicted once the two others are in the history (the
-same job, tuned before), once all pairs of other jobs are, and once both are. Of the recorded GPU tunings that
-`tests/tune/golden` keeps, each is held against what the pairs and the other recorded tunings say. FILE has tunings of
-CPU jobs in their order, a line each (`{"job": .., "outcomes": [..]}`, as Flatout's history has outcomes): each is held
-against what the tunings before it say.
+same job, tuned before), once all pairs of other jobs are, and once both are. Beside them stands how far the two other
+measurements themselves are off: less than that no history can reach. Of the recorded GPU tunings that
+`tests/tune/golden` keeps, each is held against what the pairs and the other recorded tunings say. `results/` also has
+tunings of two kinds of machine in their order, a line each (`{"job": .., "outcomes": [..]}`, as Flatout's history has
+outcomes): each is held against what the tunings before it say. The GPU ones are `nanogpt_tcp` and `nanogpt_tcp_noisy`
+of `tests/tune/golden`, the same job on two days and machines; the model of channels was changed after them.
 
 GPU pairs are a history of GPU pairs only, and CPU pairs of CPU pairs: a user's history is of the own machines.
 """
@@ -30,6 +32,11 @@ from flatout.records.prediction import Outcome
 
 RESULTS = Path(__file__).parent / "results"
 HISTORIES = ("none", "same job", "other jobs", "both")
+REPEATED = "the measurements themselves"
+TUNINGS = {
+    "CPU tunings, in their order": RESULTS / "predict_cpu_tunings.jsonl",
+    "GPU tunings of one job, in their order": RESULTS / "predict_gpu_tunings.jsonl",
+}
 GOLDEN: dict[str, dict[str, Any]] = {
     "nanogpt_tcp": {},
     "nanogpt_tcp_tuned": {"num_steps": 40, "max_trials": 13},
@@ -47,7 +54,7 @@ def error(outcome: Outcome, history: Sequence[Outcome]) -> float:
 
 def of_repeated(outcomes: Sequence[tuple[Outcome, Sequence[float]]], others: Sequence[Outcome]) -> Errors:
     """Of each pair the measured ratios: each is left out once. Of `others`, pairs, those of its job are not used."""
-    found: Errors = {name: [] for name in HISTORIES}
+    found: Errors = {name: [] for name in (*HISTORIES, REPEATED)}
     for outcome, ratios in outcomes:
         apart = [one for one in others if one.date != outcome.date]
         for place, ratio in enumerate(ratios):
@@ -55,6 +62,7 @@ def of_repeated(outcomes: Sequence[tuple[Outcome, Sequence[float]]], others: Seq
             before = msgspec.structs.replace(outcome, measured=math.exp(statistics.mean(rest)))
             now = msgspec.structs.replace(outcome, measured=ratio)
             _add(found, now, [before], apart)
+            found[REPEATED].append(abs(before.measured / ratio - 1))
     return found
 
 
@@ -77,7 +85,8 @@ def _add(found: Errors, outcome: Outcome, same: Sequence[Outcome], others: Seque
 
 
 def row(what: str, errors: Errors, average: Callable[[Sequence[float]], float]) -> dict[str, Any]:
-    return {"what": what, "num": len(errors["none"]), **{name: round(average(errors[name]), 3) for name in HISTORIES}}
+    averages = {name: round(average(found), 3) for name, found in errors.items()}
+    return {"what": what, "num": len(errors["none"]), **averages}
 
 
 def repeated(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Outcome, Sequence[float]]]:
@@ -141,21 +150,17 @@ def table() -> dict[str, dict[str, Errors]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tunings", type=Path, default=RESULTS / "predict_cpu_tunings.jsonl")
-    options = parser.parse_args()
-    found = table()
-    if options.tunings.exists():
-        found["CPU tunings, in their order"] = of_sequence(tunings_of(options.tunings))
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    found = table() | {what: of_sequence(tunings_of(file)) for what, file in TUNINGS.items()}
     medians = [row(what, errors, statistics.median) for what, errors in found.items()]
     means = [row(what, errors, statistics.mean) for what, errors in found.items()]
     (RESULTS / "predict_learning.json").write_text(
         json.dumps({"median_absolute_error": medians, "mean_absolute_error": means}, indent=2) + "\n"
     )
     for name, lines in (("median", medians), ("mean", means)):
-        print(f"| {name} absolute error | number | {' | '.join(HISTORIES)} |")
+        print(f"| {name} absolute error | number | {' | '.join((*HISTORIES, REPEATED))} |")
         for line in lines:
-            cells = " | ".join(f"{line[history]:.1%}" for history in HISTORIES)
+            cells = " | ".join(f"{line[each]:.1%}" if each in line else "" for each in (*HISTORIES, REPEATED))
             print(f"| {line['what']} | {line['num']} | {cells} |")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import predict_learning
-from benchmarks.predict_learning import error, of_repeated, of_sequence, repeated, row
+from benchmarks.predict_learning import TUNINGS, error, of_repeated, of_sequence, repeated, row, tunings_of
 
 from flatout.records.prediction import Outcome
 
@@ -59,3 +59,9 @@ def test_the_kept_results_are_those_of_the_kept_pairs() -> None:
         assert mean == pytest.approx(told, abs=2e-3)
         assert mean["same job"] < 0.95 * mean["none"]
         assert mean["other jobs"] < 1.02 * mean["none"]
+
+
+def test_a_gpu_job_that_is_tuned_again_is_predicted_better() -> None:
+    found = of_sequence(tunings_of(TUNINGS["GPU tunings of one job, in their order"]))
+    assert found["same job"][:2] == found["none"][:2], "nothing is known in the first tuning"
+    assert math.fsum(found["same job"][2:]) < 0.5 * math.fsum(found["none"][2:])

