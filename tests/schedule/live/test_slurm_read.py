@@ -115,6 +115,7 @@ def test_later_versions_write_numbers_as_objects_and_states_as_lists() -> None:
         ({"tres_per_node": "", "tres_per_job": "gres:gpu:12"}, 12, None),
         ({"tres_per_node": "", "tres_per_task": "gres:gpu:2", "tasks": 3}, 6, None),
         ({"tres_per_node": "", "tres_req_str": "cpu=8,gres/gpu=16,gres/gpu:h100=16"}, 16, None),
+        ({"tres_per_node": "", "tres_req_str": "cpu=8,gres/gpu:a100=2,gres/gpu:h100=16"}, 18, None),
         ({"tres_per_node": "", "tres_req_str": "cpu=8"}, 0, None),
         ({"tres_per_node": "gres:shard:4"}, 0, None),
     ],

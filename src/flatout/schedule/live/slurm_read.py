@@ -18,7 +18,7 @@ from flatout.schedule.live.hostlist import expanded
 from flatout.schedule.live.view import Failure, JobState, JobView, NodeView
 
 _T = TypeVar("_T")
-_REQUESTED = re.compile(r"gres[:/]gpu(?::[A-Za-z][\w.-]*)?(?:[:=](\d+))?(?=,|$)")
+_REQUESTED = re.compile(r"gres[:/]gpu(:[A-Za-z][\w.-]*)?(?:[:=](\d+))?(?=,|$)")  # type, number
 _HELD = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?:(\d+)(?:\(IDX:([^)]*)\))?")
 _CHECKPOINT = re.compile(r"(?:^|[\s,;])checkpoint=(\S+)")
 _STATES: Mapping[str, JobState] = {
@@ -204,9 +204,11 @@ def _requested_gpus(entry: Mapping[str, Any], num_nodes: int) -> int:
 
 
 def _gpus(text: str) -> int:
-    # A request for a type is listed both with and without it: `gres/gpu=8,gres/gpu:h100=8`.
-    found = [int(number or 1) for number in _REQUESTED.findall(text)]
-    return max(found, default=0) if "=" in text else sum(found)
+    # A request for a type may be listed both with and without it: `gres/gpu=8,gres/gpu:h100=8`.
+    found = [(kind, int(number or 1)) for kind, number in _REQUESTED.findall(text)]
+    typed = sum(number for kind, number in found if kind)
+    untyped = sum(number for kind, number in found if not kind)
+    return max(typed, untyped) if "=" in text else typed + untyped
 
 
 def _held_cpus(entry: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, int]:
