@@ -142,7 +142,7 @@ def _known_ceilings(hosts: set[str], given: Path | None) -> dict[str, Ceilings]:
 
 def _check_traced(recording: Recording) -> None:
     """InputError where nothing was traced, with the reason that the recording knows."""
-    if any(rank.traced_steps for rank in recording.ranks):
+    if recording.traced_ranks:
         return
     why = next((note.problem for note in recording.problems), "it was recorded with --light")
     raise InputError(

@@ -186,6 +186,7 @@ def test_a_rank_that_dies_is_one_line(tmp_path: Path) -> None:
         (["--path", "missing"], "must be a folder"),
         (["--allow-write"], "needs a folder to write to"),
         (["--only", "matmul", "--only", "nonsense"], "`nonsense` is nothing that can be measured"),
+        (["--only", "storage_random_read"], "needs a folder whose storage is meant\nhint: --path DIR\n"),
         (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "nothing of `--only all_reduce`"),
         (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "hint: collectives: they need 2 ranks or more\n"),
     ],
@@ -233,6 +234,14 @@ def test_an_existing_file_is_not_replaced_unasked(tmp_path: Path) -> None:
     out.write_text("mine")
     done = bench("--out", out)
     assert (done.returncode, out.read_text()) == (2, "mine")
+
+
+def test_what_cannot_be_saved_is_told_all_the_same() -> None:
+    """Two minutes of measuring are not lost with a full disk."""
+    done = bench("--only", "decode_zlib", "--ranks", "1", "--time", "10s", "--out", "/dev/full", "--force")
+    assert done.returncode == 2
+    assert "decode_zlib" in done.stdout
+    assert done.stderr.startswith("error: `/dev/full` cannot be written: no space left on device\n")
 
 
 def test_over_two_nodes_of_a_real_slurm_the_first_rank_reports(slurm: SlurmLab) -> None:

@@ -95,6 +95,27 @@ def test_hosts_are_captured_through_ssh(fake_ssh: Path) -> None:
     assert "No route to host" in " ".join(text.split())
 
 
+def test_a_bundle_that_is_cut_off_is_told_and_the_others_are_compared(tmp_path: Path) -> None:
+    bundle = json.loads(doctor("--capture", "-").stdout)
+    files = [tmp_path / f"{name}.json" for name in ("a", "b", "c")]
+    for file in files:
+        bundle["snapshot"]["host"] = file.stem
+        file.write_text(json.dumps(bundle))
+    files[1].write_text(files[1].read_text()[:3000])
+    done = doctor("--hosts", "--json", *map(str, files))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [report["host"] for report in found["hosts"]] == ["a", "c"]
+    assert list(found["not_captured"]) == [str(files[1])]
+    assert "truncated" in found["not_captured"][str(files[1])]
+    assert doctor("--hosts", "--fail-on", "fail", *map(str, files)).returncode == 1
+    too_few = doctor("--hosts", *map(str, files[:2]))
+    assert (too_few.returncode, too_few.stdout) == (2, "")
+    assert too_few.stderr.startswith(f"error: `{files[1]}` is no JSON")
+    twice = doctor("--hosts", str(files[0]), str(files[0]))  # alike it is, and tells nothing
+    assert "at least 2 hosts, but got 1" in twice.stderr
+
+
 def test_too_few_answers_are_one_line(fake_ssh: Path) -> None:
     done = doctor("--hosts", "--via", "ssh", "a,away", path=fake_ssh)
     assert done.returncode == 2

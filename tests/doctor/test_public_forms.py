@@ -144,6 +144,23 @@ def test_an_empty_list_of_gpus_is_no_list() -> None:
     assert result("gpu-mig", printed(SMI_LIST, "\n")).status == "unknown"
 
 
+def test_a_list_of_gpus_that_is_cut_off_says_nothing_of_what_it_lacks() -> None:
+    gpu = "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)"
+    device = "  MIG 1g.5gb      Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)"
+    assert result("gpu-mig", printed(SMI_LIST, gpu + "\n")).status == "ok"
+    assert result("gpu-mig", printed(SMI_LIST, f"$ nvidia-smi -L\n{gpu}\n\nThat is all.\n")).status == "ok"
+    assert result("gpu-mig", printed(SMI_LIST, gpu[:50])).status == "unknown"
+    assert result("gpu-mig", printed(SMI_LIST, f"{gpu}\n{device[:7]}")).status == "unknown"
+    assert result("gpu-mig", printed(SMI_LIST, f"{gpu}\n{device}\n{device[:50]}")).status == "fail"
+
+
+def test_gpus_whose_rows_are_cut_off_are_not_said_to_have_a_numa_node() -> None:
+    header, *rows = HEALTHY_MATRIX.splitlines(keepends=True)
+    assert result("topology-numa-known", printed(SMI_TOPOLOGY, HEALTHY_MATRIX)).status == "ok"
+    for part in (header + "".join(rows[:2]), "".join(rows[:2]), "".join(rows[:2]) + rows[2][:5]):
+        assert result("topology-numa-known", printed(SMI_TOPOLOGY, part)).status == "unknown", part
+
+
 NVLINK = "".join(f"GPU {n}: NVIDIA A (UUID: GPU-{n})\n\t Link 0: {{a}}\n\t Link 1: {{b}}\n" for n in (0, 1))
 
 

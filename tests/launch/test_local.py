@@ -69,6 +69,34 @@ def test_a_signal_to_the_whole_group_is_not_given_twice(number: signal.Signals) 
     assert process.returncode == 7
 
 
+BEFORE_THE_JOB = """
+from flatout.launch.witness import Witness
+enter = Witness.__enter__
+def entered(self):
+    witness = enter(self)
+    os.killpg(0, signal.SIGINT)
+    return witness
+Witness.__enter__ = entered
+"""
+WHILE_IT_STARTS = """
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT))
+"""
+
+
+@pytest.mark.parametrize("when", [BEFORE_THE_JOB, WHILE_IT_STARTS], ids=["before", "between fork and exec"])
+def test_an_interrupt_while_the_job_is_started_ends_it(when: str) -> None:
+    """Ctrl-C goes to the group of which the job is about to become a member; it must not run on."""
+    script = PARENT.replace("ended =", when + "ended =")
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "sleep", "30"],
+        env={**os.environ, "PYTHONPATH": str(Path(flatout.__file__).parents[1])},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.communicate(timeout=20)[1] == b""
+    assert process.returncode == -signal.SIGINT
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_job_that_dies_of_a_signal_ends_us_by_it(number: signal.Signals) -> None:
     process = start("sh", "-c", "echo ready; exec sleep 30")

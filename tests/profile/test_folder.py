@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,28 @@ def test_tasks_of_a_slurm_step_share_a_folder(tmp_path: Path) -> None:
     assert (first.is_first, second.is_first) == (True, False)  # and the whole is told once
     with pytest.raises(OutputError, match="nothing is overwritten"):
         open_folder(tmp_path / "r", force=False, environment={**SLURM, "SLURM_JOB_ID": "8"})
+
+
+def test_jobs_that_start_in_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "20260102-030405")
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: default_path({}), range(8)))
+    assert len(set(paths)) == 8
+    folders = [open_folder(path, force=False, environment={}) for path in paths]
+    assert all(folder.is_first for folder in folders)
+    assert len({folder.run_id for folder in folders}) == 8
+
+
+def test_a_working_folder_that_takes_no_folder_is_told_by_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flatout-out").write_text("a file")
+    with pytest.raises(OutputError, match="the job was not started"):
+        open_folder(default_path({}), force=False, environment={})
 
 
 def test_another_host_joins_a_run_that_is_just_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

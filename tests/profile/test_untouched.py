@@ -115,6 +115,53 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_start() -> None:
     assert "the job was not started" in done.stderr
 
 
+def test_a_disk_that_is_full_at_the_start_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    """Else the same command would meet a folder that exists, once there is space."""
+    limited = ["sh", "-c", 'ulimit -f 0; "$@"', "sh"]
+    done = run([*limited, *profiling(tmp_path / "r"), sys.executable, "-c", "print('started')"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: the recording cannot be written to")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_that_could_not_be_written_is_not_read(tmp_path: Path) -> None:
+    """Without space for the trace, its steps were traced, and there is none."""
+    out = tmp_path / "my r"
+    done = run([*profiling(out, "--warmup", "5"), *job("--steps", 30)])
+    assert done.returncode == 0
+    assert done.stderr.endswith(f"next: flatout diagnose '{out}' --html report.html\n")
+    (out / "rank0.json.gz").unlink()
+    recording = read_recording(out)
+    assert (recording.traced_ranks, bool(recording.ranks[0].traced_steps)) == ((), True)
+    diagnosed = run([sys.executable, "-m", "flatout", "diagnose", out])
+    assert diagnosed.returncode == 2
+    assert "is a recording without a trace" in diagnosed.stderr
+
+
+def test_a_process_that_ends_itself_at_once_is_not_said_to_have_ended_early(tmp_path: Path) -> None:
+    """`os._exit` leaves no time to write the last steps."""
+    script = (
+        "import os, torch; p = torch.nn.Linear(1, 1); o = torch.optim.SGD(p.parameters(), lr=0.1)\n"
+        "for _ in range(9): p(torch.ones(1)).sum().backward(); o.step()\nos._exit(0)"
+    )
+    _, done = recorded(tmp_path / "r", [sys.executable, "-c", script], "--light")
+    said = " ".join(words(done))
+    assert "it ended without a word" in said
+    assert "its record ends after" in said
+    assert "the job ended after" not in said
+    assert "no trace" not in said
+
+
+def test_a_training_that_is_left_in_the_background_is_named(tmp_path: Path) -> None:
+    """It had not imported torch yet when the shell ended; that it never would is not said."""
+    command = ["sh", "-c", f"{sys.executable} -c 'import time; time.sleep(6)' >&- 2>&- & sleep 2"]
+    recording, done = recorded(tmp_path / "r", command)
+    assert recording.runs[0].num_left_running == 1
+    said = " ".join(words(done))
+    assert "the command did not wait for 1 process that it started" in said
+    assert "none imported torch" not in said
+
+
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print(1)"]
     assert run([*profiling(tmp_path / "r"), *command]).returncode == 0

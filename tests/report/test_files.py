@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,19 @@ def test_a_folder_and_a_file_as_folder_are_output_errors(tmp_path: Path) -> None
 def test_a_folder_that_takes_no_files_is_an_output_error() -> None:
     with pytest.raises(OutputError, match=r"`/proc/report\.html` cannot be written"):
         write_new("/proc/report.html", b"")
+
+
+@pytest.mark.parametrize("name", ["report.html", "new/folder/report.html"])
+def test_a_folder_without_rights_is_told_before_the_work(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_new(tmp_path / name)
+    if os.geteuid() == 0:  # who may write everywhere; as a read-only disk answers it, too
+        monkeypatch.setattr("os.access", lambda path, _: Path(path) != tmp_path)
+    tmp_path.chmod(0o500)
+    with pytest.raises(OutputError, match="cannot be written: permission denied"):
+        check_new(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_keeps_pointing_to_what_it_points_to(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def recording(
         runs=(),
         measured=numbers or measured(),
         problems=tuple(Quality(problem=problem, effect="") for problem in problems),
+        traced_ranks=tuple(rank.rank for rank in ranks if rank.traced_steps),
     )
 
 

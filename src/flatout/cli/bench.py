@@ -53,7 +53,7 @@ def bench(
     import time as clock
 
     from flatout.doctor.peers import MIN_PEERS, outliers
-    from flatout.errors import InputError, UsageError
+    from flatout.errors import InputError, OutputError, UsageError
     from flatout.probe.ceilings.raw import Settings
     from flatout.probe.ceilings.start import about_machine, given_rank, run_workers
     from flatout.probe.ceilings.summary import PEER_SHARE, ceilings_of
@@ -69,11 +69,11 @@ def bench(
         raise InputError(f"`{path}` cannot be written to", hint="leave out --allow-write to read only")
     if out is not None:
         check_new(out, force=force)
+    _check_names(only or [], has_path=path is not None)
     began = clock.monotonic()
     is_later_rank = (given_rank(os.environ) or {"RANK": "0"})["RANK"] != "0"
     about = about_machine()
     num_ranks = _num_ranks(ranks, about)
-    _check_names(only or [])
     settings = Settings(
         time_s=max(_MIN_TIME_S / 2, time_s - (clock.monotonic() - began) - (_GPU_END_S if about.num_gpus else _END_S)),
         path=None if path is None else str(path.resolve()),
@@ -97,7 +97,11 @@ def bench(
     if only and not ceilings.measurements and not ceilings.wrong:
         why = "; ".join(f"{what}: {reason}" for what, reason in list(ceilings.not_measured.items())[:3])
         raise UsageError(f"nothing of `--only {' '.join(only)}` was measured", hint=why or "give it more --time")
-    target = _save(ceilings, out, is_whole=not only, force=force)
+    target, problem = None, None
+    try:
+        target = _save(ceilings, out, is_whole=not only, force=force)
+    except OutputError as error:  # what minutes have measured is told all the same
+        problem = error
     if json:
         sys.stdout.buffer.write(_json(ceilings))
     else:
@@ -107,6 +111,9 @@ def bench(
         print(ceilings_text(ceilings, style=style_of(sys.stdout)))
     if target is not None:
         print(f"saved the ceilings: {target}", file=sys.stderr)
+    if problem is not None:
+        sys.stdout.flush()
+        raise problem
     if ceilings.wrong:
         raise typer.Exit(1)
 
@@ -145,13 +152,16 @@ def _num_ranks(given: int | None, about: About) -> int:
     return given or max(2, min(_MAX_CPU_RANKS, int(allowed_cores())))
 
 
-def _check_names(only: list[str]) -> None:
+def _check_names(only: list[str], *, has_path: bool) -> None:
     from flatout.errors import UsageError
     from flatout.probe.ceilings.names import NAMES
+    from flatout.probe.ceilings.storage import NAMES as STORAGE
 
     unknown = [name for name in only if name not in NAMES]
     if unknown:
         raise UsageError(f"`{unknown[0]}` is nothing that can be measured", hint=f"--only {', '.join(NAMES)}")
+    if only and not has_path and set(only) <= set(STORAGE):
+        raise UsageError(f"`--only {' '.join(only)}` needs a folder whose storage is meant", hint="--path DIR")
 
 
 def _json(ceilings: Ceilings) -> bytes:

@@ -147,10 +147,10 @@ def _snapshot(given: list[Path], topology: list[Path], nccl_logs: list[Path], da
     if given:
         snapshot = read_given(given)
     else:
-        from flatout.cli.progress import Progress
+        from flatout.cli.progress import Waiting
         from flatout.probe.snapshot import read_machine
 
-        with Progress("reading this machine"):
+        with Waiting("reading this machine"):
             snapshot = read_machine(data=None if data is None else str(data))
     read_from = snapshot.read_from
     for path in nccl_logs:
@@ -175,7 +175,7 @@ def _several(bundles: list[Path], via: str | None, flatout: str | None) -> Hosts
     elif via or flatout:
         raise UsageError("`--via` and `--flatout` go with names of hosts", hint="flatout doctor --hosts a,b,c")
     else:
-        snapshots = _of_bundles(bundles)
+        snapshots, failed = _of_bundles(bundles)
     report = compared([without_secrets(snapshot) for snapshot in snapshots])
     return msgspec.structs.replace(report, not_captured=failed)
 
@@ -198,24 +198,37 @@ def _tell_hosts(report: HostsReport, html: Path | None, *, force: bool, json: bo
     _exit([*statuses, *("fail" for _ in report.not_captured)], fail_on)
 
 
-def _of_bundles(bundles: list[Path]) -> list[Snapshot]:
+def _of_bundles(bundles: list[Path]) -> tuple[list[Snapshot], dict[str, str]]:
+    """Each bundle; and of those that cannot be read, why: one that was cut off does not hold the others up."""
     from flatout.doctor.given import read_given
-    from flatout.errors import UsageError
+    from flatout.errors import InputError, UsageError
 
-    paths = [path for bundle in bundles for path in (sorted(bundle.glob("*.json")) if bundle.is_dir() else [bundle])]
+    given = [path for bundle in bundles for path in (sorted(bundle.glob("*.json")) if bundle.is_dir() else [bundle])]
+    paths = list({path.resolve(): path for path in given}.values())
     if len(paths) < 2:
         raise UsageError(
             f"`--hosts` needs the bundles of at least 2 hosts, but got {len(paths)}",
             hint="name the hosts: flatout doctor --hosts a,b,c; or on each: flatout doctor --capture $(hostname).json",
         )
-    return [read_given([path]) for path in paths]
+    snapshots: list[Snapshot] = []
+    failed: dict[str, str] = {}
+    errors: list[InputError] = []
+    for path in paths:
+        try:
+            snapshots.append(read_given([path]))
+        except InputError as error:
+            failed[str(path)] = str(error)
+            errors.append(error)
+    if len(snapshots) < 2:
+        raise errors[0]
+    return snapshots, failed
 
 
 def _captured(names: str, via: str | None, flatout: str | None) -> tuple[list[Snapshot], dict[str, str]]:
     """Each host's bundle, captured there now; and of those that gave none, why."""
     import shlex
 
-    from flatout.cli.progress import Progress
+    from flatout.cli.progress import Waiting
     from flatout.doctor.given import read_bundle
     from flatout.errors import InputError, UsageError
     from flatout.launch.hosts import host_names, on_hosts, way_to
@@ -230,7 +243,7 @@ def _captured(names: str, via: str | None, flatout: str | None) -> tuple[list[Sn
         called = shlex.split(flatout) if flatout else [sys.executable, "-m", "flatout"]
     except ValueError as error:
         raise UsageError(f"`--flatout` is no command: {str(error).lower()}: {flatout}") from error
-    with Progress("capturing"):
+    with Waiting(f"capturing {len(hosts)} hosts through {way}"):
         printed = on_hosts(hosts, [*called, "doctor", "--capture", "-"], via=way, limit_s=_HOST_LIMIT_S)
     snapshots, failed = [], {}
     for host, one in printed.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,10 +65,10 @@ def _tell(path: Path, ended: Ended, *, light: bool, json: bool) -> None:
     shown = _shown(path)
     for line in _words(recording, shown):
         print(f"flatout: {line}", file=sys.stderr)
-    has_trace = any(rank.traced_steps for rank in recording.ranks)
+    has_trace = bool(recording.traced_ranks)
     if has_trace and ended.signal is None:
         _diagnose(path, json=json)
-    next_command = f"flatout diagnose {shown}" + (" --html report.html" if ended.signal is None else "")
+    next_command = f"flatout diagnose {shlex.quote(shown)}" + (" --html report.html" if ended.signal is None else "")
     if has_trace:
         print(f"next: {next_command}", file=sys.stderr)
     elif light and recording.ranks:
@@ -78,9 +79,11 @@ def _diagnose(path: Path, *, json: bool) -> None:
     """The diagnosis of the recording: JSON to standard output, text to standard error, where the job's words went."""
     import msgspec
 
+    from flatout.cli.progress import Progress
     from flatout.loop import diagnose_paths
 
-    done = diagnose_paths([path])
+    with Progress("reading traces") as progress:
+        done = diagnose_paths([path], progress=progress.show)
     if json:
         from flatout.report.json import diagnosis_json
 
@@ -99,7 +102,8 @@ def _words(recording: Recording, shown: str) -> list[str]:
 
     num_steps = max((len(rank.steps.number) for rank in recording.ranks), default=0)
     num_ranks = len(recording.ranks)
-    lines = [f"recorded {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}, {num_steps} steps, to {shown}"]
+    count = f"{num_ranks} rank{'s' * (num_ranks != 1)}, {num_steps} step{'s' * (num_steps != 1)}"
+    lines = [f"recorded {count}, to {shown}"]
     measured = recording.measured
     facts = []
     if measured.step_s is not None:

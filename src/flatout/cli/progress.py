@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Self
@@ -34,3 +35,26 @@ class Progress:
     ) -> None:
         if self._shown:
             sys.stderr.write("\r\033[K")
+
+
+class Waiting(Progress):
+    """`with Waiting("capturing"):` where no parts can be counted: that, and nothing else, after two seconds."""
+
+    def __enter__(self) -> Self:
+        self._timer = threading.Timer(QUIET_S, self._say)
+        self._timer.daemon = True
+        self._timer.start()
+        return self
+
+    def _say(self) -> None:
+        if sys.stderr.isatty():
+            self._shown = True
+            sys.stderr.write(f"\r{self._what} ... ")
+            sys.stderr.flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        super().__exit__(kind, error, trace)

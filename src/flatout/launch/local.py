@@ -73,6 +73,7 @@ def run_local(
     """
     with _blocked() as mask, Witness(HANDED_ON) as witness:
         start_unix_s = time.time()
+        before = set(signal.sigpending())  # sent before there was a job: the group got them, and the job did not
         process = _start(command, environment, mask)
         while process.poll() is None:
             received = _wait(None if watch is None else poll_s)
@@ -80,10 +81,13 @@ def run_local(
                 if watch is not None:
                     watch(process.pid)
                 continue
-            if on_signal is not None and received.si_signo != signal.SIGCHLD:
+            if received.si_signo == signal.SIGCHLD:
+                continue
+            if on_signal is not None:
                 on_signal(received.si_signo)
-            if received.si_signo != signal.SIGCHLD and not witness.has_seen(received.si_signo):
+            if not witness.has_seen(received.si_signo) or received.si_signo in before:
                 process.send_signal(received.si_signo)
+            before.discard(received.si_signo)
         code = process.returncode
         return Ended(
             code=code if code >= 0 else None,
@@ -128,10 +132,21 @@ def _start(command: Sequence[str], environment: Mapping[str, str], mask: set[int
             command,
             env=environment,
             close_fds=False,  # a scheduler may have handed open files to the job
-            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+            preexec_fn=lambda: _let_through(mask),
         )
     except OSError as error:
         raise cannot_start(command, error) from error
+
+
+def _let_through(mask: set[int]) -> None:
+    """In the child, before it becomes the job: signals that came since it was forked act on it, as on the job.
+
+    Python's own handlers would only note them, and what they noted is gone with the next program: the job would run on.
+    """
+    for number in HANDED_ON:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)  # as `exec` does
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def cannot_start(command: Sequence[str], error: OSError) -> InputError:

@@ -28,6 +28,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -61,9 +62,22 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Below the working folder: the same for all tasks of a Slurm step, else by the time."""
+    """Below the working folder: the same for all tasks of a Slurm step, else by the time.
+
+    One by the time is made, so that of jobs that start in the same second, as those of a sweep, each has its own.
+    """
     run_id = shared_run_id(environment)
-    return Path("flatout-out") / (run_id or time.strftime("%Y%m%d-%H%M%S"))
+    if run_id is not None:
+        return Path("flatout-out", run_id)
+    path = first = Path("flatout-out", time.strftime("%Y%m%d-%H%M%S"))
+    with suppress(OSError):  # told where the recording is made
+        for number in count(2):
+            try:
+                path.mkdir(parents=True)
+                break
+            except FileExistsError:
+                path = first.with_name(f"{first.name}-{number}")
+    return path
 
 
 def shared_run_id(environment: Mapping[str, str]) -> str | None:
@@ -80,6 +94,7 @@ def shared_run_id(environment: Mapping[str, str]) -> str | None:
 def open_folder(path: Path, *, force: bool, environment: Mapping[str, str] = os.environ) -> Folder:
     """Make or join the recording at `path`. Raises OutputError where it may not or cannot be written."""
     run_id = shared_run_id(environment)
+    is_new, is_begun, is_first = not path.exists(), False, False
     try:
         is_first = not _may_join(path, run_id)
         if is_first:
@@ -90,6 +105,7 @@ def open_folder(path: Path, *, force: bool, environment: Mapping[str, str] = os.
                     raise
             run_id = run_id or uuid.uuid4().hex[:12]
             path.mkdir(parents=True, exist_ok=True)
+            is_begun = True
             is_first = _mark(path, run_id)
             run_id = run_id if is_first else _run_id(path) or run_id
         else:
@@ -97,6 +113,8 @@ def open_folder(path: Path, *, force: bool, environment: Mapping[str, str] = os.
         (path / ".state").mkdir(exist_ok=True)
         host_file, samples_file = _host_files(path)
     except OSError as error:
+        if is_first and is_begun:
+            _take_back(path, is_new=is_new)
         raise output_error(path, error) from error
     return Folder(path=path.resolve(), run_id=run_id, host_file=host_file, samples_file=samples_file, is_first=is_first)
 
@@ -114,6 +132,17 @@ def _mark(path: Path, run_id: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _take_back(path: Path, *, is_new: bool) -> None:
+    """Nothing stays of a recording that could not begin: the same command works once there is space."""
+    with suppress(OSError):
+        (path / "recording.json").unlink(missing_ok=True)
+    with suppress(OSError):
+        (path / ".state").rmdir()
+    if is_new:
+        with suppress(OSError):
+            path.rmdir()
 
 
 def _run_id(path: Path) -> str | None:

@@ -33,6 +33,12 @@ def problems(
 
 
 def _nothing(run: Run) -> Quality:
+    if run.num_left_running:
+        left = f"{run.num_left_running} process{'es' * (run.num_left_running > 1)}"
+        return Quality(
+            problem=f"the command did not wait for {left} that it started, before any made a step",
+            effect="nothing was recorded but the machine; start the training in the foreground, without `&` or `nohup`",
+        )
     if run.num_pythons == 0:
         problem = f"the recorder was not loaded into any Python process: {_why_not_loaded(run.command)}"
     elif run.num_torch == 0:
@@ -114,8 +120,11 @@ def _without_trace(rank: RankRecording, runs: Sequence[Run], has_trace: bool) ->
     is_light = bool(runs) and all(run.is_light for run in runs)
     if rank.settled_step is None:
         num_steps = len(rank.steps.number)
-        problem = f"the job ended after {num_steps} step{'s' * (num_steps != 1)}, before step times had settled"
-        effect = "no trace and no settled step time; a shorter warm-up can be set with --warmup"
+        # Of a rank that ended without a word, the last steps are not known.
+        what = "its record ends" if rank.ended_by is None else "the job ended"
+        problem = f"{what} after {num_steps} step{'s' * (num_steps != 1)}, before step times had settled"
+        missing = "no settled step time" if is_light else "no trace and no settled step time"
+        effect = f"{missing}; a shorter warm-up can be set with --warmup"
         return [Quality(rank=rank.rank, problem=problem, effect=effect)]
     if has_trace or is_light or rank.problems:
         return []

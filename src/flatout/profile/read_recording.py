@@ -66,6 +66,7 @@ def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> R
         ),
         attempt=number,
         num_attempts=len(attempts),
+        traced_ranks=tuple(sorted({rank.rank for rank in ranks} & set(attempts[number].traced))),
     )
 
 

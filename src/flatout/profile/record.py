@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from flatout import __version__
-from flatout.launch import Ended, run_local, with_inside
+from flatout.launch import Ended, run_local, with_environment, with_inside
 from flatout.profile.finish import count_processes, hosts_without_parent, pack_traces, tidy, wait_for
 from flatout.profile.folder import Folder, open_folder, output_error
 from flatout.records.recording import Run
@@ -95,6 +95,7 @@ def record(
         num_pythons=counts["python"],
         num_torch=counts["torch"],
         num_old_pythons=counts["old-python"],
+        num_left_running=_num_left_running(folder.path) if counts["python"] else 0,
         problems=tuple(problems),
     )
     try:
@@ -106,6 +107,13 @@ def record(
         wait_for(folder.path, "host-*.json", but=folder.host_file)
     tidy(folder.path)
     return Recorded(path=folder.path, ended=ended, is_first=folder.is_first)
+
+
+def _num_left_running(recording: Path) -> int:
+    """Processes of a job that has ended, as of a script that starts the training with `&`; 0 once ranks trained."""
+    if any(recording.glob("rank*.steps.jsonl")):
+        return 0
+    return sum(1 for _ in with_environment(lambda its: its.get("FLATOUT_RECORDING") == str(recording)))
 
 
 def job_environment(environment: Mapping[str, str], recording: Path, options: Options) -> dict[str, str]:

@@ -100,4 +100,4 @@ class HostsReport(msgspec.Struct, frozen=True, kw_only=True):
     compared: tuple[ComparedFact, ...]
     not_compared: dict[str, str]  # fact -> why
     hosts: tuple[DoctorReport, ...]
-    not_captured: dict[str, str] = {}  # host -> why; of `--hosts NAMES` only
+    not_captured: dict[str, str] = {}  # host, or the file of its bundle -> why nothing was read

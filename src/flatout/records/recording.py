@@ -122,6 +122,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     num_pythons: int = 0  # processes into which the recorder was loaded
     num_torch: int = 0  # of them, those that imported torch
     num_old_pythons: int = 0  # of those, too old to record
+    num_left_running: int = 0  # processes that the command did not wait for, where no rank had begun to train
     problems: tuple[str, ...] = ()
 
 
@@ -149,6 +150,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     problems: tuple[Quality, ...]
     attempt: int = 0  # of torchrun's restarts: the one that the ranks are of
     num_attempts: int = 1  # that were recorded
+    traced_ranks: tuple[int, ...] = ()  # whose trace is in the folder
 
     @property
     def traces_path(self) -> str:

@@ -31,6 +31,13 @@ def check_new(path: str | Path, *, force: bool = False) -> None:
             f"`{path}` exists already, and nothing is overwritten unasked",
             hint="give another name, or `--force` to replace it",
         )
+    if not os.path.exists(path) or os.path.isfile(path):
+        above = os.path.dirname(os.path.realpath(path))
+        while not os.path.exists(above):
+            above = os.path.dirname(above)
+        if os.path.isdir(above) and not os.access(above, os.W_OK | os.X_OK):
+            reason = "read-only file system" if _is_read_only(above) else "permission denied"
+            raise OutputError(f"`{path}` cannot be written: {reason}", hint="give a path that you may write to")
 
 
 @contextmanager
@@ -68,6 +75,12 @@ def _give_name(partial: Path, target: Path, *, force: bool) -> None:
         if error.errno == errno.EEXIST or target.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
         partial.replace(target)  # a file system without hard links
+
+
+def _is_read_only(folder: str) -> bool:
+    with suppress(OSError):
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    return False
 
 
 def _output_error(path: str | Path, error: OSError) -> OutputError:

@@ -138,7 +138,7 @@ class Runner:
         hint = f"its output is in {output}"
         if has_failed and (recording is None or not recording.ranks):  # the job did, before it trained
             raise FlatoutError(f"the job could not be traced: {error_line(output)}", hint=hint)
-        if recording is None or not any(rank.traced_steps for rank in recording.ranks):
+        if recording is None or not recording.traced_ranks:
             why = recording.problems[0].problem if recording is not None and recording.problems else error_line(output)
             raise FlatoutError(f"the job could not be traced: {why}", hint=hint)
         try:

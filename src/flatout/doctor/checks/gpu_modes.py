@@ -6,8 +6,9 @@ import re
 
 from flatout.doctor.check import Outcome, check, fail, info, named, need, none_in_log, ok, warn, with_missing
 from flatout.doctor.graph import lspci_kind, pci_kind
-from flatout.doctor.machine import Machine
+from flatout.doctor.machine import SMI_LIST, Machine
 from flatout.doctor.parse.kernel_log import GpuEvent
+from flatout.doctor.parse.nvidia_smi import is_list_whole
 from flatout.doctor.unknown import NotReadError
 
 _SMI = "NVIDIA nvidia-smi manual, https://docs.nvidia.com/deploy/nvidia-smi/"
@@ -138,6 +139,9 @@ def mig(machine: Machine) -> Outcome:
     except NotReadError:
         missing = 0
         known = {f"GPU{number}": devices > 0 for number, (_, devices) in machine.listed.items()}
+        is_whole = is_list_whole(machine.snapshot.outputs[SMI_LIST].text or "")
+        if not is_whole and not any(known.values()):
+            raise NotReadError(f"the list of `{SMI_LIST}` is cut off: MIG devices may be missing") from None
     divided = [gpu for gpu, is_divided in known.items() if is_divided]
     outcome = fail(f"divided: {named(divided)}") if divided else ok(f"none of {len(known)} GPUs is divided")
     return with_missing(outcome, missing, "GPUs did not say")

@@ -316,6 +316,10 @@ def numa_known(machine: Machine) -> Outcome:
     nodes = [name for name in machine.names("/sys/devices/system/node") if name.startswith("node")]
     if not unsaid and "NCCL topology XML" in topology.sources and not machine.nccl_topology.is_whole:
         raise NotReadError(f"said for {len(gpus)} GPUs, and others may be missing: {machine.nccl_topology.problems[0]}")
+    if not unsaid and topology.sources == ("nvidia-smi topo -m",):
+        heads = ("rows are missing: GPU", "the header is missing")  # the rows of GPUs come first
+        if missing := [note for note in topology.problems if note.startswith(heads)]:
+            raise NotReadError(f"said for {len(gpus)} GPUs, and others may be missing: {missing[0]}")
     if not unsaid:
         return ok(f"{len(gpus)} GPUs on NUMA nodes {named(sorted({str(gpu.numa_node) for gpu in gpus}))}")
     if len(nodes) == 1:

@@ -113,6 +113,12 @@ def parse_nvlink_errors(text: str) -> dict[int, dict[str, int]]:
     return gpus
 
 
+def is_list_whole(text: str) -> bool:
+    """Whether the last line of `nvidia-smi -L` that tells a device has its end; a text that is cut may lack devices."""
+    told = [line for line in text.splitlines() if _LISTED.match(line) or re.match(r"\s+MIG\b", line)]
+    return bool(told) and told[-1].rstrip().endswith(")")
+
+
 def parse_list(text: str) -> dict[int, tuple[str, int]]:
     """`nvidia-smi -L`: GPU -> its name and the number of its MIG devices."""
     gpus: dict[int, tuple[str, int]] = {}
