@@ -153,3 +153,36 @@ def test_an_argument_given_twice_is_exchanged_twice() -> None:
 
 def test_without_a_script_the_whole_command_is_searched() -> None:
     assert with_arguments(("./train", "-j", "4"), [Argument(words=(("-j", "8"),))]) == ("./train", "-j", "8")
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "expected"),
+    [
+        # Behind `--` argparse takes all for positional: the knob would be without effect, or the job would not start.
+        ("torchrun t.py --lr 3 -- a", (("-j", "4"),), "torchrun t.py --lr 3 -j 4 -- a"),
+        ("torchrun t.py -j 1 -- -j 2", (("-j", "4"),), "torchrun t.py -j 4 -- -j 2"),
+        ("python -m pkg.t --", (("-j", "4"),), "python -m pkg.t -j 4 --"),
+        ("srun -- ./job -j 1", (("-j", "4"),), "srun -- ./job -j 4"),
+        ("srun -- ./job", (("-j", "4"),), "srun -- ./job -j 4"),
+        # A flag without a value has none in the command either.
+        ("python t.py --fast --lr 3", (("--fast",), ("-j", "4")), "python t.py --fast --lr 3 -j 4"),
+        ("python t.py --fast data.bin", (("--fast",),), "python t.py --fast data.bin"),
+        # Nor is another option one; numbers below 0 and `-`, for a file, are.
+        ("python t.py --threads --lr 3", (("--threads=4",),), "python t.py --threads=4 --lr 3"),
+        ("python t.py --threads -1 -x", (("--threads=4",),), "python t.py --threads=4 -x"),
+        ("python t.py --scale -.5 -x", (("--scale", "2"),), "python t.py --scale 2 -x"),
+        ("python t.py --data - -x", (("--data", "f"),), "python t.py --data f -x"),
+        ("python t.py -x --threads", (("--threads=4",),), "python t.py -x --threads=4"),
+    ],
+)
+def test_an_argument_takes_no_more_words_than_its_own(
+    command: str, words: tuple[tuple[str, ...], ...], expected: str
+) -> None:
+    assert " ".join(with_arguments(command.split(), [Argument(words=words)])) == expected
+
+
+def test_an_option_that_stands_without_a_value_has_none() -> None:
+    knob = parse_knob("threads={4}:--threads={}")
+    assert current_values(knob, ["t.py", "--threads", "--lr", "4"]) is None
+    assert current_values(knob, ["t.py", "--lr", "1", "--", "--threads", "4"]) is None
+    assert current_values(knob, ["t.py", "--threads", "-1"]) == ("-1",)

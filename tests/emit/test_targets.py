@@ -181,6 +181,37 @@ def test_accelerate_reads_its_file(tmp_path: Path) -> None:
     assert found.dynamo_config == {"dynamo_backend": "INDUCTOR", "dynamo_mode": "default"}
 
 
+def test_a_job_file_has_the_options_with_which_its_trials_were_jobs_but_for_their_time() -> None:
+    times = ("--time", "10", "-t5")
+    options = ("--partition=gpu", *times, "--gpus-per-node=8", "--comment=a b", "--time=7", "--nodes", "2")
+    found = slurm.emit(tuning(*changes("nccl-sockets=2x2+8"), sbatch_options=options))
+    assert "#SBATCH --partition=gpu --gpus-per-node=8 '--comment=a b' --nodes 2\n" in found.text
+    assert found.notes == ("left out of it: --time 10 -t5 --time=7, which was for a trial",)
+
+
+@pytest.mark.parametrize("names", [("nccl-sockets=2x2+8",), PATCHED], ids=["environment", "patches"])
+def test_the_first_node_is_filled_in_where_slurm_names_it_and_told_elsewhere(names: tuple[str, ...]) -> None:
+    command = ("srun", "python", "t.py", "--master={head_node}:29500")
+    made = tuning(*changes(*names), command=command)
+    text = slurm.emit(made).text
+    assert text.index("head_node=$(scontrol") < text.index("--master='\"$head_node\"':29500")
+    assert "rdzv_port" not in text and "{head_node}" not in text and slurm.emit(made).notes == ()
+    for target in ("torchrun", "kubernetes", "ray-job"):
+        assert any(note.startswith("{head_node} in the command is") for note in TARGETS[target](made).notes)
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [("2", "MULTI_CPU"), ("1", "NO")])
+def test_accelerate_is_told_of_a_job_on_the_cpu(ranks: str, expected: str, tmp_path: Path) -> None:
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    made = tuning(*changes("dataloader-workers=15"), machine={"device": "cpu", "num_ranks": ranks})
+    path = tmp_path / "accelerate.yaml"
+    emitted = TARGETS["accelerate"](made)
+    path.write_text(emitted.text)
+    found = config_args.load_config_from_file(str(path))
+    assert (found.distributed_type, found.use_cpu) == (expected, True)
+    assert any("by MPI only" in note for note in emitted.notes) == (ranks == "2")
+
+
 def test_a_heading_cannot_end_its_comment() -> None:
     made = tuning(*changes("tf32"), machine={"device": "x\nrm -rf /"})
     for target in ("environment", "torchrun", "slurm", "snippet"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 
+import msgspec
 import pytest
 from tests.change.jobs import facts
 from tests.trial.training import changes, losses, trial
-from tests.tune.simulated import BUCKET, SOCKETS, STEP_S, WORKERS, SimulatedRunner, tuned
+from tests.tune.simulated import BUCKET, FACTS, SOCKETS, STEP_S, WORKERS, SimulatedRunner, tuned
 
+from flatout.emit import kubernetes, ray_job
 from flatout.errors import InputError
 from flatout.records.change import Change, ChangeSet
 from flatout.records.prediction import Prediction
@@ -329,8 +332,8 @@ def test_pairs_that_are_all_void_come_to_an_end() -> None:
 
 
 def test_an_exact_change_is_held_to_float_noise_also_where_a_lenient_one_is_on() -> None:
-    """More workers may draw other samples; what is added to them may not, and half gradients hide among those."""
-    runner = SimulatedRunner({WORKERS: 1.5, SOCKETS: 2.0}, faults={SOCKETS: "half"})
+    """More workers may draw other samples; what is added to them may not, and a rank left out hides among those."""
+    runner = SimulatedRunner({WORKERS: 1.5, SOCKETS: 2.0}, faults={SOCKETS: "one rank left out"})
     state = State(runner, TuneOptions(num_steps=20, max_screened=10), lambda line: None)  # type: ignore[arg-type]
     spread = [trial(losses(resample_seed=seed, num_steps=20), index=seed) for seed in range(3)]
     state.baselines = spread
@@ -340,9 +343,9 @@ def test_an_exact_change_is_held_to_float_noise_also_where_a_lenient_one_is_on()
     state.current_trials = [trial(on, index=10 + number) for number in range(4)]
     made = ChangeSet(changes=(workers, wrong))
     assert check_gates(state, trial(on, index=20), made).is_passed
-    half = trial(losses("half", resample_seed=7, num_steps=20), index=21)
-    assert check_losses(half, spread, made).is_passed  # against the job as it came alone
-    gate = check_gates(state, half, made)
+    left_out = trial(losses("one rank left out", resample_seed=7, num_steps=20), index=21)
+    assert check_losses(left_out, spread, made).is_passed  # against the job as it came alone
+    gate = check_gates(state, left_out, made)
     assert not gate.is_passed and gate.reason.startswith("against what was on before it: the first 5 losses differ by")
 
 
@@ -446,3 +449,25 @@ def test_a_change_whose_first_pair_the_budget_cut_is_not_reached_rather_than_not
             num_cut += 1
             assert {one.outcome for one in result.tried if one.name in (WORKERS, SOCKETS)} == {"not reached"}
     assert num_cut
+
+
+def test_files_for_several_hosts_ask_for_the_gpus_of_one() -> None:
+    """Of two hosts with two ranks each: what a real tuning knows of its machine is enough for the files made of it."""
+    job = msgspec.structs.replace(FACTS, device="cuda", num_ranks=4, num_hosts=2, ranks_per_host=2)
+    made = tuned(SimulatedRunner({SOCKETS: 1.5}, job=job)).tuning
+    made = msgspec.structs.replace(made, machine={**made.machine, "device": "NVIDIA H200"})
+    assert "nvidia.com/gpu: 2" in kubernetes.emit(made).text
+    assert json.loads(ray_job.emit(made).text)["entrypoint_num_gpus"] == 2
+
+
+def test_an_argument_and_our_own_change_of_the_loaders_workers_are_not_tried_together() -> None:
+    """Ours would undo what the argument did, and the two together be ours alone under a wrong name."""
+
+    def ends(index: int, changes: ChangeSet) -> dict[str, object]:
+        return {"loader_workers": 4 if "workers=4" in changes.name else 0}
+
+    runner = SimulatedRunner({"workers=4": 1.6, WORKERS: 1.5, SOCKETS: 1.3}, ends=ends, between_sd=0.003)
+    result = tuned(runner, knobs=("workers/exact={4}:--workers={}",), max_screened=30)
+    assert adopted(result) >= {"workers=4", SOCKETS}
+    first = runner.names()[: runner.names().index(next(name for name in runner.names() if " + " in name)) + 1]
+    assert "workers=4" in first[-1] and WORKERS not in first[-1]

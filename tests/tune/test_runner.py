@@ -143,6 +143,19 @@ def test_a_patch_of_which_no_process_says_that_it_took_effect_was_not_applied(jo
     assert runner(tmp_path / "other").trial(patched, 20).is_complete
 
 
+@pytest.mark.parametrize(("of_ranks", "expected"), [((2, 2), 2), ((2, 0), None), ((), None), (("two", "two"), None)])
+def test_the_workers_of_a_trials_loaders_are_in_its_result(
+    job: Job, tmp_path: Path, of_ranks: tuple[object, ...], expected: int | None
+) -> None:
+    def write(recorded: Path) -> None:
+        for number, workers in enumerate(of_ranks):
+            content = {"rank": number, "facts": {"loader_workers": workers}}
+            (recorded / f"facts-rank{number}.json").write_text(json.dumps(content))
+
+    job.during = write
+    assert runner(tmp_path).trial(NOTHING, 20).loader_workers == expected
+
+
 def test_how_a_trial_ended_is_in_its_result_and_in_the_journal(job: Job, tmp_path: Path) -> None:
     said: list[str] = []
     made = runner(tmp_path, said=said)

@@ -15,7 +15,10 @@ import pytest
 from tests.slurm import SlurmLab, free_port
 
 import flatout
+from flatout.emit import slurm as emitted
 from flatout.launch.slurm import job_name
+from flatout.records.change import ChangeSet
+from flatout.records.tuning import Tuning
 
 pytest.importorskip("torch")
 JOB = ["srun", sys.executable, str(Path(__file__).parents[1] / "jobs" / "srun_job.py"), "100000"]
@@ -63,6 +66,24 @@ def test_a_tuning_within_one_allocation(slurm: SlurmLab, tmp_path: Path) -> None
     slurm.run("salloc", *options, "sh", "-c", f"{command} || [ $? = 1 ]", env=environment(), timeout_s=280)
     assert [one["outcome"] for one in results(tmp_path / "out")] == ["completed"] * 4
     assert json.loads((tmp_path / "out" / "tuning.json").read_text())["machine"]["num_hosts"] == "2"
+
+
+def test_the_job_file_of_a_tuning_by_jobs_is_such_a_job(slurm: SlurmLab, tmp_path: Path) -> None:
+    """Nothing is added on the command line: the nodes, the tasks and the first node are in the file."""
+    words = ("srun", "sh", "-c", 'echo "RESULT $SLURM_PROCID $SLURMD_NODENAME $0 $SLURM_JOB_NAME"', "{head_node}:29500")
+    made = Tuning(
+        command=words,
+        changes=ChangeSet(environment={"NCCL_DEBUG": "WARN"}),
+        sbatch_options=("--nodes=2", "--ntasks-per-node", "2", "--time=1", "--job-name=a b"),
+    )
+    script = tmp_path / "tuned.sbatch"
+    script.write_text(emitted.emit(made).text)
+    output = tmp_path / "output.log"
+    slurm.run("sbatch", "--wait", f"--output={output}", str(script), env=environment(), timeout_s=120)
+    found = sorted(line for line in output.read_text().splitlines() if line.startswith("RESULT"))
+    assert found == [f"RESULT {task} n{1 + task // 2} n1:29500 a b" for task in range(4)]
+    job = slurm.run("scontrol", "show", "job", "--oneliner").splitlines()[-1]
+    assert "TimeLimit=00:01:00" not in job  # a trial has one minute
 
 
 def test_an_interruption_leaves_no_job(slurm: SlurmLab, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@
     workers/exact={4,8,16}:-j {}                                        the user says that it does not
     micro*accumulate={8*4,16*2,32*1}:--batch-size={} --accumulate={}    the product stays: the same global batch
 
-An argument that the command has already is exchanged, with `=` or as the next word; else it is added at the end.
+An argument that the command has already is exchanged, with `=` or as the next word; else it is added at the end, but
+before a `--`: what follows that is no option for the script's parser.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ FAMILY = "arguments"
 FORM = "NAME={VALUE,VALUE,...}:ARGUMENT={}"
 _KNOB = re.compile(r"(?P<names>[^={}:/]*)(?:/(?P<safety>[^={}:]*))?=\{(?P<values>[^{}]*)\}:(?P<template>.*)", re.DOTALL)
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_OPTION = re.compile(r"-(?![\d.]|$)")  # as argparse tells them from values: -1 and -.5 are numbers, - is a file
 
 
 class UserKnob(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,11 +119,13 @@ def with_arguments(command: Sequence[str], arguments: Sequence[Argument]) -> tup
     """The command with the arguments exchanged, or added at its end."""
     words = list(command)
     for argument in (one for each in arguments for one in each.words):
-        places = _places(words, argument[0].partition("=")[0])
+        flag, *assigned = argument[0].split("=", 1)
+        places = _places(words, flag, has_value=bool(assigned) or len(argument) > 1)
         for position, length in reversed(places):
             words[position : position + length] = argument
         if not places:
-            words += argument
+            end = _options(words).stop
+            words[end:end] = argument
     return tuple(words)
 
 
@@ -136,20 +140,32 @@ def current_values(user_knob: UserKnob, command: Sequence[str]) -> tuple[str, ..
         if not places:
             return None
         position, length = places[-1]  # the last one counts
-        found.append(command[position + 1] if length == 2 else command[position].partition("=")[2])
+        value = command[position + 1] if length == 2 else command[position].partition("=")[2]
+        if not value:  # an option that may stand without one: what it means then is the script's
+            return None
+        found.append(value)
     return tuple(found)
 
 
-def _places(command: Sequence[str], flag: str) -> list[tuple[int, int]]:
-    """Where the argument stands in the script's part of the command, and over how many words."""
+def _places(command: Sequence[str], flag: str, *, has_value: bool = True) -> list[tuple[int, int]]:
+    """Where the argument stands among the script's options, and over how many words: a flag alone is one."""
     places = []
-    for position in range(_script(command), len(command)):
+    options = _options(command)
+    for position in options:
         word = command[position]
         if word.startswith(f"{flag}="):
             places.append((position, 1))
         elif word == flag:
-            places.append((position, 2 if position + 1 < len(command) else 1))
+            follows = position + 1 in options and not _OPTION.match(command[position + 1])
+            places.append((position, 2 if has_value and follows else 1))
     return places
+
+
+def _options(command: Sequence[str]) -> range:
+    """The words in which the script looks for options: up to a `--`, where it is known which words are the script's."""
+    start = _script(command)
+    words = list(command)
+    return range(start, words.index("--", start) if start and "--" in words[start:] else len(words))
 
 
 def _script(command: Sequence[str]) -> int:

@@ -79,13 +79,17 @@ def emit(tuning: Tuning) -> Emitted:
     found, notes = settings(tuning, _SETTERS, "Accelerate")
     ranks = tuning.machine.get("num_ranks", "1")
     hosts = tuning.machine.get("num_hosts", "1")
+    is_cpu = tuning.machine.get("device") == "cpu"
+    several = "MULTI_CPU" if is_cpu else "MULTI_GPU"
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_GPU" if ranks.isdigit() and int(ranks) > 1 else "NO",
+        "distributed_type": several if ranks.isdigit() and int(ranks) > 1 else "NO",
         "num_processes": int(ranks) if ranks.isdigit() else 1,
         "num_machines": int(hosts) if hosts.isdigit() else 1,
         "mixed_precision": "no",
-        "use_cpu": False,
+        "use_cpu": is_cpu,
         **found,
     }
+    if config["distributed_type"] == "MULTI_CPU":  # without MPI it starts one rank, and says nothing
+        notes += (f"accelerate launch starts {ranks} ranks on the CPU by MPI only (`mpirun_config`), torchrun without",)
     return Emitted(path="accelerate.yaml", text=commented(tuning) + yaml_text(config), notes=notes)

@@ -10,7 +10,7 @@ import msgspec
 from flatout.change.arguments import with_arguments
 from flatout.change.launchers import calls, started_by, with_launch_words
 from flatout.records.change import ChangeSet
-from flatout.records.tuning import Tuning
+from flatout.records.tuning import HEAD_NODE, Tuning
 
 CONFIG = "tuned.toml"
 
@@ -59,6 +59,13 @@ def unplaced(tuning: Tuning) -> tuple[str, ...]:
         for launcher, words in tuning.changes.launch.items()
         if not calls(tuning.command, launcher)
     )
+
+
+def named_head(words: Sequence[str]) -> tuple[str, ...]:
+    """What to say of words that only a Slurm job can fill in."""
+    if not any(HEAD_NODE in word for word in words):
+        return ()
+    return (f"{HEAD_NODE} in the command is the first node that Slurm gives: put a host's name in its place",)
 
 
 def patch_note(changes: ChangeSet) -> tuple[str, ...]:

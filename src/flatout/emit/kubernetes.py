@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from flatout.emit.command import CONFIG, tuned_command, unplaced, without_srun
+from flatout.emit.command import CONFIG, named_head, tuned_command, unplaced, without_srun
 from flatout.emit.heading import commented
 from flatout.emit.rendezvous import PORT, meets, num_nodes, with_rendezvous
 from flatout.emit.yaml_text import Value, yaml_text
@@ -47,7 +47,8 @@ def emit(
     is_nvidia = gpus is not None or tuning.machine.get("device", "").upper().startswith("NVIDIA")
     if gpus is None:
         gpus = _whole(tuning.machine.get("ranks_per_host") or tuning.machine.get("num_ranks"), 0)
-    container: dict[str, Value] = {"name": "train", "image": image, "command": _command(tuning, name)}
+    words = _command(tuning, name)
+    container: dict[str, Value] = {"name": "train", "image": image, "command": words}
     if tuning.changes.environment and not tuning.needs_run:
         container["env"] = [
             {"name": name, "value": value} for name, value in sorted(tuning.changes.environment.items())
@@ -79,7 +80,7 @@ def emit(
         }
     )
     to_set = [f"set `image`: {IMAGE} is a place to fill in"] if image == IMAGE else []
-    notes = [*to_set, *notes, *unplaced(tuning)]
+    notes = [*to_set, *notes, *unplaced(tuning), *named_head(words)]
     if num_moves and "--ledger" not in tuning.keep:
         notes.append(
             "a pod in another's place begins anew without --ledger, a folder on a volume that outlives the pods"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from flatout.emit.command import CONFIG, tuned_command, unplaced, without_srun
+from flatout.emit.command import CONFIG, named_head, tuned_command, unplaced, without_srun
 from flatout.emit.heading import heading
 from flatout.emit.rendezvous import num_nodes
 from flatout.records.tuning import Emitted, Tuning
@@ -26,7 +26,7 @@ def emit(tuning: Tuning) -> Emitted:
         "runtime_env": {"env_vars": {} if tuning.needs_run else dict(sorted(tuning.changes.environment.items()))},
         "metadata": {"flatout": "; ".join(heading(tuning))},
     }
-    notes = [*left_out, *unplaced(tuning)]
+    notes = [*left_out, *unplaced(tuning), *named_head(tuned_command(tuning))]
     if nodes > 1:
         notes.append(f"Ray starts the entrypoint on one node: for {nodes}, start its ranks with Ray Train")
     if tuning.needs_run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from flatout.emit.command import script_lines, tuned_command, unplaced
+from flatout.emit.command import named_head, script_lines, tuned_command, unplaced
 from flatout.emit.heading import commented
 from flatout.records.tuning import Emitted, Tuning
 
@@ -12,11 +12,9 @@ from flatout.records.tuning import Emitted, Tuning
 def emit(tuning: Tuning) -> Emitted:
     """`flatout run` sets environment and arguments itself, so with patches the line is its alone."""
     exports = "" if tuning.needs_patches else exported(tuning)
-    text = (
-        f"#!/usr/bin/env bash\n{commented(tuning)}set -euo pipefail\n"
-        f"{exports}exec {script_lines(tuned_command(tuning))}\n"
-    )
-    return Emitted(path="launch.sh", text=text, notes=unplaced(tuning))
+    words = tuned_command(tuning)
+    text = f"#!/usr/bin/env bash\n{commented(tuning)}set -euo pipefail\n{exports}exec {script_lines(words)}\n"
+    return Emitted(path="launch.sh", text=text, notes=(*unplaced(tuning), *named_head(words)))
 
 
 def exported(tuning: Tuning) -> str:

@@ -27,8 +27,8 @@ import msgspec
 from flatout.errors import FlatoutError, InputError, UsageError
 from flatout.launch.loaded import STARTUP
 from flatout.launch.local import Cause, Ended
+from flatout.records.tuning import HEAD_NODE
 
-HEAD_NODE = "{head_node}"  # in a word of the command: the first node of the job
 _POLL_S, _SLOWEST_POLL_S = 0.3, 3.0
 _TELL_AFTER_S = _GONE_AFTER_S = 10.0
 _COMMAND_TIMEOUT_S = 120.0

@@ -44,6 +44,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     energy_j_per_step: float | None = None  # of all GPUs
     wrong_data: str | None = None  # what the known-answer check of the collectives found; None: nothing, or not asked
     losses: tuple[float, ...] = ()  # of each step from the first, for the gates
+    loader_workers: int | None = None  # of a rank's DataLoader: with others, random augmentation draws other samples
     start_s: float | None = None  # from the start of the command to the first settled step
     covariates: Covariates = Covariates()
     took_s: float | None = None  # of the whole run, from its start to its end

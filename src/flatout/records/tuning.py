@@ -11,6 +11,7 @@ from flatout.records.prediction import Prediction
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 
 TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")  # that predictions are of
+HEAD_NODE = "{head_node}"  # in a word of a command that is started as a Slurm job: the first node of the job
 TriedOutcome = Literal[
     "adopted", "not better", "unsafe", "failed", "out of memory", "not applied", "not confirmed", "not reached"
 ]
@@ -37,6 +38,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     date: str = ""  # ISO 8601
     config: str = "tuned.toml"  # where `flatout run` finds the changes when the emitted file is used
     keep: tuple[str, ...] = ()  # options of `flatout run` by which the job is to be kept alive
+    sbatch_options: tuple[str, ...] = ()  # with which each trial was a Slurm job
 
     @property
     def needs_patches(self) -> bool:

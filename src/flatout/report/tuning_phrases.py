@@ -275,6 +275,7 @@ def facts(result: TuneResult) -> list[str]:
     machine = dict(result.tuning.machine)
     found = []
     num_ranks, num_hosts = machine.pop("num_ranks", None), machine.pop("num_hosts", None)
+    machine.pop("ranks_per_host", None)  # said by the two
     if num_ranks is not None:
         found.append("1 rank" if num_ranks == "1" else f"{num_ranks} ranks")
     if num_hosts not in (None, "1"):

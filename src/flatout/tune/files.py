@@ -276,7 +276,9 @@ def _from_here(path: Path) -> str:
 
 def _masked(tuning: Tuning) -> Tuning:
     """The files are there to be passed on, and what is not written is printed."""
-    return msgspec.structs.replace(tuning, command=masked_command(tuning.command))
+    return msgspec.structs.replace(
+        tuning, command=masked_command(tuning.command), sbatch_options=masked_command(tuning.sbatch_options)
+    )
 
 
 def _remove(path: Path) -> None:

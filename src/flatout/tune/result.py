@@ -82,7 +82,12 @@ def tune_result(state: State, verdict: Verdict | None, why_ended: str) -> TuneRe
     before = state.baselines[0] if state.baselines else None
     now = state.current_trials if state.applied else state.baselines
     device = first.done.diagnosis.job.device if first is not None else None
-    machine = {"device": device or facts.device, "num_ranks": facts.num_ranks, "num_hosts": facts.num_hosts}
+    machine = {
+        "device": device or facts.device,
+        "num_ranks": facts.num_ranks,
+        "ranks_per_host": facts.ranks_per_host,
+        "num_hosts": facts.num_hosts,
+    }
     return TuneResult(
         tuning=Tuning(
             command=runner.command,
@@ -92,6 +97,7 @@ def tune_result(state: State, verdict: Verdict | None, why_ended: str) -> TuneRe
             num_trials=runner.num_trials,
             machine={name: str(value) for name, value in machine.items() if value is not None},
             versions={n: v for n, v in (("torch", facts.torch), ("nccl", facts.nccl)) if v is not None},
+            sbatch_options=state.options.sbatch_options or (),
             date=datetime.now(UTC).isoformat(timespec="seconds"),
         ),
         objective=state.objective,

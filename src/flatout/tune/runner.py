@@ -180,6 +180,9 @@ class Runner:
         missing = unapplied(folder / "recording", changes)
         if result.is_complete and missing:
             result = msgspec.structs.replace(result, outcome="failed", problem=f"not applied: {missing[0]}")
+        with suppress(InputError):  # what cannot be read is not known
+            workers = read_facts(folder / "recording", recording).loader_workers
+            result = msgspec.structs.replace(result, loader_workers=workers)
         self._clear(folder)
         return result
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from flatout.change.dataloader import WORKERS
 from flatout.errors import UsageError
 from flatout.records.change import Change, ChangeSet, JobFacts
-from flatout.records.trial import BASELINE
+from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Screened
 from flatout.records.verdict import NoiseFloor
 from flatout.tune.budget import CANDIDATES_BETWEEN_BASELINES
@@ -75,7 +76,8 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
             state.refused.add(made.changes[-1].name)
     least = least_shown(state)
     clear = [one for one in good if one.estimate >= least]
-    together = _together(state, [one.made.changes[-1] for one in clear or good], facts)
+    other_workers = _with_other_workers(trials, sets)
+    together = _together(state, [one.made.changes[-1] for one in clear or good], facts, other_workers)
     if together is not None:
         tried = trial(state, together)
         if is_fit(state, tried, together, state.added(together)):
@@ -113,10 +115,25 @@ def least_shown(state: State) -> float:
     return max(math.exp(quantile * noise.pair_sd(state.num_steps)), MIN_SCREENED)
 
 
-def _together(state: State, good: Sequence[Change], facts: JobFacts) -> ChangeSet | None:
-    """All good ones that fit together, best first; None where that is no more than the best alone."""
+def _with_other_workers(trials: Sequence[TrialResult], sets: Mapping[str, ChangeSet]) -> set[str]:
+    """Arguments of the script that gave its loader other workers, by the names of their changes."""
+    usual = {one.loader_workers for one in trials if one.arm == BASELINE} | {None}
+    found = [sets[one.arm].changes[-1] for one in trials if one.arm in sets and one.loader_workers not in usual]
+    return {change.name for change in found if change.argument is not None}
+
+
+def _together(
+    state: State, good: Sequence[Change], facts: JobFacts, other_workers: Collection[str]
+) -> ChangeSet | None:
+    """All good ones that fit together, best first; None where that is no more than the best alone.
+
+    Of those that set the loader's workers only the best: our own change would undo what the script's argument did.
+    """
     chosen: list[Change] = []
     for change in good:
+        sets_workers = change.name in other_workers or change.knob.name == WORKERS.name
+        if sets_workers and any(one.name in other_workers or one.knob.name == WORKERS.name for one in chosen):
+            continue
         if state.with_added([*chosen, change], facts) is not None:
             chosen.append(change)
     return state.with_added(chosen, facts) if len(chosen) > 1 else None
