@@ -31,7 +31,7 @@ demo: $(VENV)/torch.stamp
 	@echo "On your own job:   docs/how-to/tune.md"
 
 test: lint
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 	$(MAKE) --no-print-directory docs
 
 lint: $(VENV)/test.stamp

@@ -11,6 +11,26 @@ from hypothesis import settings
 
 pytest_plugins = ["tests.slurm", "tests.nodes"]
 
+# Rooms whose tests start jobs, some of a minute: begun first, so that no core is left waiting for one at the end.
+FIRST = ("keep", "tune", "bench", "profile", "inside", "schedule", "emit", "checkpoint", "submit", "probe", "launch")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Of `-n auto`. Two for each core of a small machine: much of a test that starts jobs is waiting for them."""
+    if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        return None
+    num_cores = len(os.sched_getaffinity(0))
+    return max(num_cores, min(2 * num_cores, 8))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        room = "".join(item.nodeid.split("/")[1:2])
+        return FIRST.index(room) if room in FIRST else len(FIRST)
+
+    items.sort(key=place)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -17,7 +17,7 @@ from typing import Any
 
 TIMEOUT_S = 60.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.checkpoint.training"])
+_CONTEXT.set_forkserver_preload(["tests.checkpoint.preloaded"])
 
 
 @dataclass(kw_only=True)

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 
 def start_gloo() -> None:
+    """The group is never destroyed: torch 2.13 may then wait with the GIL for a thread of gloo's that waits for it."""
     atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
     dist.init_process_group("gloo")
 
@@ -231,7 +232,6 @@ def accumulate(wrapper: str, passes: str = "1", short_step: str = "0", hook: str
     dist.all_gather(both, own)
     tell("replicas_equal", torch.equal(*both))
     dist.barrier()
-    dist.destroy_process_group()
 
 
 def checkpoints(folder: str, how: str) -> None:
@@ -287,7 +287,6 @@ def distributed_checkpoint(folder: str) -> None:
     dcp.load(loaded, checkpoint_id=os.path.join(folder, "dcp"))
     tell("loaded", loaded[f"rank{dist.get_rank()}"]["weights"].mean().item())
     tell("files", *sorted(os.listdir(folder)))
-    dist.destroy_process_group()
 
 
 def outputs(folder: str) -> None:

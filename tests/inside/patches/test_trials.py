@@ -33,6 +33,7 @@ def test_all_ranks_stop_after_the_same_step_quietly_with_code_0(
         how,
         ranks=ranks,
         is_recorded=True,
+        is_warm=(how, light) in (("alone", "1"), ("alone", "0"), ("ranks", "0")),  # else as torchrun or `spawn` see it
         FLATOUT_STOP_AFTER="40",
         FLATOUT_LIGHT=light,
     )
@@ -77,7 +78,7 @@ def test_a_job_that_ends_before_the_stop_ends_as_ever(tmp_path: Path) -> None:
     ],
 )
 def test_out_of_memory_is_told_from_other_failures(tmp_path: Path, how: str, ranks: int, kinds: dict[int, str]) -> None:
-    done = run(tmp_path / "recording", "long", how, ranks=ranks, is_recorded=True)
+    done = run(tmp_path / "recording", "long", how, ranks=ranks, is_recorded=True, is_warm="alone" in how)
     assert done.code == 1
     assert "Traceback" in done.errors
     failures = {line["rank"]: line for line in done.lines("failure-*.json")}

@@ -1,0 +1,11 @@
+"""What the process has imported that the ranks are forked from, see `ranks`: else seconds of the time of each."""
+
+from __future__ import annotations
+
+import gc
+
+import tests.checkpoint.training  # noqa: F401
+import torch._dynamo  # else imported by the first optimizer
+import torch.distributed.fsdp  # noqa: F401
+
+gc.freeze()  # ranks need not look through torch's own objects, again and again
