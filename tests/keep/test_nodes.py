@@ -97,3 +97,20 @@ def test_names_are_masked_as_in_all_that_is_written(tmp_path: Path) -> None:
     node.fails("on secret")
     node.gives_up("secret ended")
     assert "secret" not in (tmp_path / "nodes" / "host-1.json").read_text()
+
+
+def test_what_another_job_tells_in_the_same_folder_is_not_heard(tmp_path: Path) -> None:
+    clock = Clock()
+    mine, part, other = (
+        Nodes(tmp_path, name, job=job, clock=clock) for name, job in (("n1", "a"), ("n1+2", "a"), ("n2", "b"))
+    )
+    beside, elsewhere = Nodes(tmp_path, "n3", clock=clock), Nodes(tmp_path, "n4", clock=clock)
+    twin = Nodes(tmp_path, "n3+2", clock=clock)  # it may be of any job
+    nodes = (mine, part, other, beside, elsewhere, twin)
+    for _ in range(3):
+        later(clock, *nodes)
+    heard = [{told.node for told in node.others()} for node in nodes]
+    assert heard == [{"n1+2"}, {"n1"}, set(), {"n4"}, {"n3", "n3+2"}, {"n4"}]
+    other.gives_up("a bug")
+    later(clock, *nodes)
+    assert mine.given_up() is None

@@ -12,6 +12,8 @@ import pytest
 import flatout as package
 
 SOURCE = str(Path(package.__file__).parents[1])
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TOO_EARLY = "flatout: attempt 1 failed: before `import torch`, or without it, rank {} raised {} (the job's own)"
 CHECKPOINTED = """\
 import sys, torch
 from flatout.checkpoint import Checkpointer
@@ -74,15 +76,80 @@ def test_a_command_that_a_shell_refuses(tmp_path: Path, command: str, code: int,
     )
 
 
-def test_arguments_that_the_script_refuses_below_a_launcher_that_tells_of_code_1_alone(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    code, said = run(tmp_path, *launcher, script(tmp_path, PARSED), "--stepz=3")
+@pytest.mark.parametrize("text", [PARSED, PARSED.replace(", torch", "") + "import torch\n"], ids=["torch", "before"])
+def test_arguments_that_the_script_refuses_below_a_launcher_that_tells_of_code_1_alone(
+    tmp_path: Path, text: str
+) -> None:
+    code, said = run(tmp_path, *LAUNCHER, script(tmp_path, text), "--stepz=3")
     assert code == 1
     assert said == [
         "flatout: attempt 1 failed: the script refuses its arguments: train.py: unrecognized arguments: --stepz=3 "
         "(the job's own)",
         "flatout: starting it again would not help (arguments)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "raised"),
+    [
+        ("import os\nx = = 1\nimport torch\n", "SyntaxError at train.py:2: invalid syntax"),
+        ("import no_such\nimport torch\n", "ModuleNotFoundError at train.py:1: No module named 'no_such'"),
+        ("steps = int('x')\n", "ValueError at train.py:1: invalid literal for int() with base 10: 'x'"),
+        (None, "FileNotFoundError: [Errno 2] No such file or directory: 'train.py'"),
+    ],
+)
+def test_a_script_that_fails_before_torch_is_told_by_its_own_line(
+    tmp_path: Path, text: str | None, raised: str
+) -> None:
+    train = script(tmp_path, text) if text is not None else "train.py"
+    code, said = run(tmp_path, sys.executable, train)
+    assert code == (1 if text is not None else 2)
+    assert said == [TOO_EARLY.format(0, raised), "flatout: starting it again would not help (mistake)"]
+
+
+def test_the_same_below_a_launcher_that_tells_of_code_1_alone(tmp_path: Path) -> None:
+    code, said = run(tmp_path, *LAUNCHER, script(tmp_path, "import no_such\nimport torch\n"))
+    assert code == 1
+    raised = "ModuleNotFoundError at train.py:1: No module named 'no_such'"
+    assert said[0] in [TOO_EARLY.format(rank, raised) for rank in range(2)]
+    assert said[1:] == ["flatout: starting it again would not help (mistake)"]
+
+
+LATE = """\
+import os, time
+if os.environ["RANK"] == "1":
+    while not os.path.exists("up"):
+        time.sleep(0.1)
+    time.sleep(2)
+    import no_such
+import torch.distributed
+open("up", "w").close()
+torch.distributed.init_process_group("gloo")
+"""
+
+
+def test_a_rank_that_fails_before_torch_is_the_cause_where_another_one_waits_for_it(tmp_path: Path) -> None:
+    code, said = run(tmp_path, *LAUNCHER, script(tmp_path, LATE))
+    assert code == 1
+    raised = "ModuleNotFoundError at train.py:6: No module named 'no_such'"
+    assert said == [TOO_EARLY.format(1, raised), "flatout: starting it again would not help (mistake)"]
+
+
+def test_what_may_pass_is_started_again_once_before_torch(tmp_path: Path) -> None:
+    code, said = run(tmp_path, sys.executable, script(tmp_path, "raise OSError('stale file handle')\n"))
+    assert code == 1
+    assert [line.removeprefix("flatout: ") for line in said] == [
+        "attempt 1 failed: rank 0 raised OSError at train.py:1: stale file handle (the job's own)",
+        "restart 1 of 3",
+        "attempt 2 failed: rank 0 raised OSError at train.py:1: stale file handle (the job's own)",
+        "the same failure for the second time, before a rank was seen, is the job's own: not started again",
+    ]
+
+
+def test_a_program_before_the_script_that_fails_and_is_done_without_is_not_what_failed(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "sh", "-c", f"{sys.executable} -c 'import no_such'; exit 9")
+    assert code == 9
+    assert said[0] == "flatout: attempt 1 failed: the command ended with code 9 and said no more"
 
 
 def test_a_refusal_that_the_script_gets_over_is_not_what_failed(tmp_path: Path) -> None:

@@ -55,3 +55,6 @@ def test_torchruns_variable_counts_as_its_option(
     out, err = capfd.readouterr()
     assert out.split() == ["torchrun", "--max-restarts=0", "--nnodes=2", "train.py"]
     assert err.splitlines() == [SAID]
+    monkeypatch.setattr(sys, "argv", ["flatout", "run", "--dry-run", "--max-restarts=2", "--", "python", "train.py"])
+    assert main() == 0
+    assert capfd.readouterr().err == "", "which no torchrun reads here"

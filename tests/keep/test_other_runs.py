@@ -14,8 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.slurm import free_port
 
 import flatout as package
+from flatout.keep.books import read_all
 
 JOB = Path(__file__).parents[1] / "jobs" / "keep_job.py"
 SOURCE = str(Path(package.__file__).parents[1])
@@ -143,6 +145,49 @@ def test_two_runs_do_not_share_a_checkpoint_while_both_live(folder: Folder) -> N
     code, errors = folder.run("--ledger=b.jsonl", "--checkpoint=other.pt", command=["touch", "started"])
     assert (code, errors) == (0, "")
     assert first.poll() is None
+
+
+def test_a_ledger_that_another_run_writes_is_refused_until_that_one_is_gone(folder: Folder) -> None:
+    first = folder.start("--ledger=a.jsonl", command=SLEEPS)
+    up(first)
+    (folder.path / "link.jsonl").symlink_to("a.jsonl")
+    for name in ("a.jsonl", "link.jsonl"):
+        code, errors = folder.run(f"--ledger={name}", command=["touch", "started"])
+        assert code == 2 and not (folder.path / "started").exists()
+        assert errors.splitlines() == [
+            f"error: another `flatout run` (process {first.pid} on {os.uname().nodename}) adds to the ledger {name}, "
+            "and no two may at once",
+            "hint: --ledger ANOTHER_FILE, or an existing folder, in which each has a ledger of its own",
+        ]
+    folder.kill_watch(first)  # its job lives, and has no part in the lock
+    code, errors = folder.run("--ledger=a.jsonl", command=["touch", "started"])
+    assert code == 0 and (folder.path / "started").exists(), errors
+    events = [json.loads(line)["event"] for line in (folder.path / "a.jsonl").read_text().splitlines()]
+    assert [event for event in events if event in ("run", "end")] == ["run", "run", "end"]
+
+
+def test_two_agents_of_one_job_on_one_host_have_a_ledger_each_in_a_folder(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torchrun's variables they are known for parts of one job, which may have one checkpoint."""
+    (folder.path / "books").mkdir()
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setenv("PET_RDZV_ID", "job")
+    agent = ["-m", "torch.distributed.run", "--nproc-per-node=1", "--rdzv-backend=c10d"]
+    command = [sys.executable, *agent, f"--rdzv-endpoint=localhost:{free_port()}", str(JOB), "--out=out", "--steps=20"]
+    agents = [folder.start("--ledger=books", "--checkpoint=out/ckpt.pt", command=command) for _ in range(2)]
+    for process in agents:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    host = os.uname().nodename
+    books = {path.name: path for path in (folder.path / "books").glob("*.jsonl")}
+    assert set(books) == {f"ledger-{host}.jsonl", f"ledger-{host}+2.jsonl"}
+    for path in books.values():
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [line["event"] for line in lines if line["event"] != "seconds"] == ["run", "attempt", "end"]
+        assert (path.name, lines[0]["job"]) == (f"ledger-{lines[0]['node']}.jsonl", "rdzv-job")
+    both = read_all([folder.path / "books"])
+    assert (both.num_nodes, both.num_runs, both.num_attempts, both.num_steps, both.num_devices) == (2, 1, 1, 20, 2)
 
 
 def test_parts_of_one_job_share_a_checkpoint_and_two_jobs_of_many_tasks_do_not(

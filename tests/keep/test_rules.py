@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from flatout.change.launchers import launch_value
 from flatout.keep.earlier import Earlier
 from flatout.keep.evidence import Evidence, Failure, read_failures
 from flatout.keep.hosts import goes_on_without_host, without_host
@@ -63,6 +64,20 @@ CASES = [
         evidence(failures=(failed("RuntimeError", "CUDA error: device-side assert triggered"),)),
     ),
     ("mistake", False, "user", evidence(num_steps=0, failures=(failed("ImportError", "no"),))),
+    (
+        "mistake",
+        False,
+        "user",
+        evidence(num_steps=0, failures=(failed("TabError", "no", has_torch=False, age_s=99.0),)),
+    ),
+    ("mistake", False, "user", evidence(num_steps=0, failures=(failed("KeyError", "no", has_torch=False, age_s=9.0),))),
+    (
+        "exception",
+        True,
+        "user",
+        evidence(num_steps=0, failures=(failed("KeyError", "no", has_torch=False, age_s=99.0),)),
+    ),
+    ("exception", True, "user", evidence(num_steps=0, failures=(failed("KeyError", "no", has_torch=False),))),
     ("exception", True, "user", evidence(failures=(failed("ImportError", "no"),))),
     ("exception", True, "user", evidence(num_steps=0, failures=(failed("OSError", "stale file handle"),))),
     ("killed", True, "unknown", evidence(killed=(1,))),
@@ -163,7 +178,7 @@ def test_host_names_are_masked_and_words_that_contain_them_are_not() -> None:
     ],
 )
 def test_an_elastic_launcher_goes_on_without_a_host_whose_gpu_failed(command: str, elastic: bool) -> None:
-    assert goes_on_without_host(command.split()) is elastic
+    assert goes_on_without_host(launch_value(command.split(), "torchrun", "--nnodes", {})) is elastic
     decision = Restarts(3, others_go_on=elastic).decide(judge(evidence(xids=(79,))), 10)
     assert decision.restarts is not elastic
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 # Launchers and the words that call them; what a change adds for one follows these words.
@@ -12,6 +13,9 @@ LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
+# Launchers that take an argument from the environment, too, where the command has it not: `--rdzv-id` as PET_RDZV_ID
+# (torch/distributed/argparse_util.py).
+_VARIABLES = {"torchrun": "PET_"}
 _SWITCHES = {"--standalone"}  # arguments of launchers without a value that may be exchanged
 
 
@@ -52,6 +56,20 @@ def launch_word(command: Sequence[str], launcher: str, flag: str) -> str | None:
         if _flag(command[spot]) == flag:
             found = command[spot].partition("=")[2] or next(iter(command[spot + 1 : spot + 2]), None)
     return found
+
+
+def launch_value(
+    command: Sequence[str], launcher: str, flag: str, environment: Mapping[str, str] = os.environ
+) -> str | None:
+    """The same, or where the command has none, that of the variable which the launcher reads then."""
+    if not calls(command, launcher):
+        return None
+    found = environment.get(variable_of(launcher, flag)) if launcher in _VARIABLES else None
+    return launch_word(command, launcher, flag) or found or None
+
+
+def variable_of(launcher: str, flag: str) -> str:
+    return _VARIABLES[launcher] + flag.removeprefix("--").replace("-", "_").upper()
 
 
 def started_by(command: Sequence[str], launcher: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@
 
 In: the live objects, and on every rank the same calls in the same order. Out: folders as `store` describes them. A step
 is the number of steps that have been made. What a call does in the foreground is a copy to host memory and one short
-message between the ranks; what runs in the background needs no collectives and commits by files.
+message between the ranks; what runs in the `background` needs no collectives and commits by files.
 """
 
 from __future__ import annotations
@@ -18,47 +18,29 @@ import atexit
 import logging
 import operator
 import os
-import queue
 import secrets
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from flatout.checkpoint.background import Background, Job
 from flatout.checkpoint.farewell import Farewell, die
 from flatout.checkpoint.pace import Pace
 from flatout.checkpoint.peers import Peers
 from flatout.checkpoint.problems import CheckpointError
 from flatout.checkpoint.reader import Saved
 from flatout.checkpoint.share import Item, Sharing, items_of
-from flatout.checkpoint.snapshot import Buffer
 from flatout.checkpoint.state import Collected, Training, check, collect, destinations, model_tensors, restore
 from flatout.checkpoint.store import Store
 
 LOG = logging.getLogger("flatout.checkpoint")
 EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # for who starts the job, and knows the best interval
-_LATE_S = 30.0  # how long the leader leaves a failed checkpoint to ranks that still write to it
 _ENDING_S = 10.0  # how long it waits for parts when an error ends the training
 _METADATA = {"format": "pt", "written_by": "flatout.checkpoint"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """A checkpoint on its way to the disk."""
-
-    step: int
-    token: str  # of this attempt, the same on all ranks
-    buffer: Buffer
-    files: list[str]  # one of each part of the buffer; the first is the one for the shared folder
-    record: dict[str, Any]
-    stall_s: float  # in the foreground
-    stores: list[Store]
-    began: float
 
 
 class Checkpointer:
@@ -101,8 +83,8 @@ class Checkpointer:
                 raise CheckpointError(f"`{name}` must be at least 1, but is {number}")
         self._training = _training(model, optimizer, scheduler, data, state)
         self._every, self._every_s = every, _asked_every_s() if every_s is None else every_s
-        self._shared_every, self._keep, self._keep_every = (shared_every if local else 1), keep, keep_every
-        self._when_busy, self._on_error, self._timeout_s = when_busy, on_error, timeout_s
+        self._shared_every = shared_every if local else 1
+        self._when_busy, self._on_error = when_busy, on_error
         self._peers = Peers(timeout_s)
         self._sharing = Sharing(self._peers)
         rank, world_size = self._peers.rank, self._peers.world_size
@@ -110,34 +92,33 @@ class Checkpointer:
         self._local = Store(Path(local), rank=rank, members=self._peers.host_ranks) if local else None
         self._pid = os.getpid()
         self._pace = Pace()
-        self._failures: deque[list[str]] = deque()  # token and reason, until the ranks have told each other
-        self._given_up: set[str] = set()  # tokens of which a part will not come
         self._num_saved = 0
         self._newest = 0  # step of this training that was saved, or gone on from
         self._has_begun = False  # what is in the folder has been looked at
         self._is_closed = False
-        self._ends_at: float | None = None  # where an error ends the training: until then, parts are waited for
         self.last_saved: int | None = None  # the step of the last checkpoint that this rank knows to be committed
-        # The last one that was used comes first: the second has no memory until it is needed.
-        self._free: queue.LifoQueue[Buffer] = queue.LifoQueue()
-        for _ in range(2):
-            self._free.put(Buffer())
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._background = Background(
+            self._shared,
+            keep=keep,
+            keep_every=keep_every,
+            timeout_s=timeout_s,
+            warn=self._warn,
+            on_saved=self._saved if self._peers.is_leader else lambda step: None,
+        )
         try:
             self._peers.together(self._open)
         except BaseException:
             self._release()
             raise
-        self._writer = threading.Thread(target=self._write_all, name="flatout-checkpoint", daemon=True)
-        self._writer.start()
-        self._farewell = Farewell(rank, world_size, self._flush)
+        self._background.start()
+        self._farewell = Farewell(rank, world_size, self._background.flush)
         atexit.register(self.close)
 
     def __enter__(self) -> Checkpointer:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._ends_at = None if kind is None else time.monotonic() + _ENDING_S
+        self._background.ends_within(None if kind is None else _ENDING_S)
         self.close()
 
     # Saving.
@@ -193,15 +174,13 @@ class Checkpointer:
         token = told[0]["token"]
         contents = self._contents(items)
         stores = [store for store in self._stores() if is_shared or store is self._local]
-        buffer = self._free.get()
+        buffer = self._background.take_buffer()
         try:
             buffer.fill(list(contents.values()), _METADATA)
         except (RuntimeError, MemoryError) as problem:  # no memory, of the host or pinned
-            self._free.put(buffer)
-            self._fail(token, f"step {step} was not saved: {_line(problem)}")
-            self._jobs.put(partial(self._give_up, step, token, stores, _line(problem)))
+            self._background.gives_up(step, token, stores, buffer, problem)
             return False
-        job = _Job(
+        job = Job(
             step=step,
             token=token,
             buffer=buffer,
@@ -215,21 +194,14 @@ class Checkpointer:
             stores=stores,
             began=began,
         )
-        self._jobs.put(partial(self._write, job))
+        self._background.writes(job)
         if wait:
-            self._jobs.join()
+            self._background.wait()
         return True
 
     def wait(self) -> None:
         """Until all that was saved has been written."""
-        self._jobs.join()
-
-    def _flush(self, limit_s: float) -> None:
-        """The same, but no longer than that, and not for ranks that do not write their part any more."""
-        self._ends_at = time.monotonic() + limit_s / 2
-        deadline = time.monotonic() + limit_s
-        while self._jobs.unfinished_tasks and time.monotonic() < deadline:
-            time.sleep(0.02)
+        self._background.wait()
 
     def close(self) -> None:
         """Write what is still to be written, and give the folder free. Called at the end of the process too."""
@@ -238,11 +210,11 @@ class Checkpointer:
         self._is_closed = True
         self._farewell.close()
         atexit.unregister(self.close)
-        self._jobs.put(None)
-        self._writer.join()
+        self._background.close()
         self._release()
-        if self._failures and self._on_error == "raise" and self._ends_at is None:
-            raise CheckpointError(self._failures[0][1])
+        failures = self._background.failures
+        if failures and self._on_error == "raise" and not self._background.is_ending:
+            raise CheckpointError(failures[0][1])
 
     # Going on.
 
@@ -364,14 +336,14 @@ class Checkpointer:
     def _tell(self, step: int, items: Sequence[Item], error: CheckpointError | None) -> list[Any]:
         """What each rank has to say before a checkpoint; raises what must be raised on all of them."""
         failures = []
-        while self._failures:
-            failures.append(self._failures.popleft())
+        while self._background.failures:
+            failures.append(self._background.failures.popleft())
         told = self._peers.gather(
             {
                 "step": step,
                 "token": secrets.token_hex(4),
                 "changed": self._sharing.fingerprint(items),
-                "busy": self._free.empty(),
+                "busy": self._background.is_busy,
                 "failures": failures,
                 "error": str(error) if error else None,
                 "next": self._pace.propose(step, self._every_s, is_saved=True) if self._every_s else None,
@@ -382,7 +354,7 @@ class Checkpointer:
             self._pace.tell(step, told[0]["next"])
         self.last_saved = told[0]["last_saved"]
         reasons = [reason for one in told for _, reason in one["failures"]]
-        self._given_up |= {token for one in told for token, _ in one["failures"]}
+        self._background.given_up |= {token for one in told for token, _ in one["failures"]}
         steps = sorted({one["step"] for one in told})
         if len(steps) > 1:
             raise CheckpointError(f"all ranks must save the same step, but got {steps}")
@@ -409,91 +381,10 @@ class Checkpointer:
             contents[f"{name}-local.safetensors"] = local
         return contents
 
-    # The background.
-
-    def _write_all(self) -> None:
-        while True:
-            job = self._jobs.get()
-            try:
-                if job is None:
-                    return
-                job()
-            except Exception as error:  # noqa: BLE001 - without this thread the training would wait for ever
-                self._fail("", f"a checkpoint was not saved: {_line(error)}")
-            finally:
-                self._jobs.task_done()
-
-    def _write(self, job: _Job) -> None:
-        """A folder that cannot be written to does not keep the other from being."""
-        try:
-            written = [store for store in job.stores if self._attempt(store, job, self._write_part)]
-        finally:
-            self._free.put(job.buffer)
-        is_good = bool(written)
-        for store in job.stores:
-            if store.is_leader and not (store in written and self._attempt(store, job, self._commit)):
-                is_good = is_good and store not in written
-                self._discard(store, job.step, job.token)
-        if is_good and self._peers.is_leader:
-            self.last_saved = job.step
-
-    def _give_up(self, step: int, token: str, stores: Sequence[Store], reason: str) -> None:
-        """What is left of a checkpoint of which this rank has no copy."""
-        for store in stores:
-            store.fail(step, token, reason)
-            if store.is_leader:
-                store.log({"step": step, "outcome": "failed", "reason": reason})
-                self._discard(store, step, token)
-
-    def _discard(self, store: Store, step: int, token: str) -> None:
-        store.discard(step, token, late_s=_LATE_S if self._ends_at is None else 0.5)
-
-    def _attempt(self, store: Store, job: _Job, function: Callable[[Store, _Job], None]) -> bool:
-        try:
-            function(store, job)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on and hears of it
-            reason = f"step {job.step} was not saved to {store.folder}: {_line(error)}"
-            store.fail(job.step, job.token, _line(error))
-            if store.is_leader:
-                store.log({"step": job.step, "outcome": "failed", "reason": _line(error)})
-            self._fail(job.token, reason)
-            return False
-        return True
-
-    def _write_part(self, store: Store, job: _Job) -> None:
-        copying_s = job.buffer.wait()
-        num_parts = 1 if store is self._shared else len(job.files)
-        parts = dict(zip(job.files[:num_parts], job.buffer.parts, strict=False))
-        record = job.record | {
-            "stall_s": round(job.stall_s + copying_s, 6),  # at most: queued steps may hide what the host did
-            "tensors": {name: part.index for name, part in parts.items()},
-        }
-        store.write(job.step, job.token, {name: part.buffers() for name, part in parts.items()}, record)
-
-    def _commit(self, store: Store, job: _Job) -> None:
-        manifest = store.commit(
-            job.step, job.token, timeout_s=self._timeout_s, is_given_up=lambda: self._is_given_up(job.token)
-        )
-        store.log(
-            {
-                "step": job.step,
-                "outcome": "committed",
-                "bytes": sum(one["bytes"] for one in manifest["files"].values()),
-                "stall_s": manifest["stall_s"],
-                "until_committed_s": round(time.perf_counter() - job.began, 6),
-            }
-        )
-        with suppress(OSError):
-            store.prune(self._keep, self._keep_every)
-
-    def _is_given_up(self, token: str) -> bool:
-        return token in self._given_up or (self._ends_at is not None and time.monotonic() > self._ends_at)
-
-    def _fail(self, token: str, reason: str) -> None:
-        self._failures.append([token, reason])
-        self._warn(reason)
-
     # Small things.
+
+    def _saved(self, step: int) -> None:
+        self.last_saved = step
 
     def _stores(self) -> list[Store]:
         return [self._local, self._shared] if self._local else [self._shared]
@@ -549,8 +440,3 @@ def _asked_every_s() -> float | None:
         every_s = float(os.environ.get(EVERY_S, ""))
         return every_s if 0 < every_s < float("inf") else None
     return None
-
-
-def _line(error: BaseException) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split()) or type(error).__name__

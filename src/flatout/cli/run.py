@@ -176,10 +176,10 @@ def run(
 
 def _without_own_restarts(command: list[str], max_restarts: int) -> list[str]:
     """One budget: torchrun's own restarts would come on top of ours, and know nothing of what failed."""
-    from flatout.change.launchers import launch_word, with_launch_words
+    from flatout.change.launchers import launch_value, with_launch_words
 
-    own = launch_word(command, "torchrun", "--max-restarts") or os.environ.get("PET_MAX_RESTARTS", "0")
-    if own == "0":
+    own = launch_value(command, "torchrun", "--max-restarts")
+    if own in (None, "0"):
         return command
     say(
         f"torchrun's own --max-restarts is 0 instead of {own}: Flatout starts the job again, "

@@ -32,6 +32,13 @@ def _num_visible(num_gpus: int, environment: dict[str, str]) -> int:
     return num_gpus if listed is None else min(num_gpus, len([one for one in listed.split(",") if one.strip()]))
 
 
+def _num_nodes(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    from flatout.change.launchers import launch_value
+    from flatout.keep.hosts import num_nodes
+
+    return num_nodes(words, launch_value(words, "torchrun", "--nnodes", environment), environment)
+
+
 def _choose_interval(
     folder: Path, ledger: Path, words: Sequence[str], environment: Mapping[str, str], writer: Writer
 ) -> dict[str, str]:
@@ -65,7 +72,6 @@ def _saving(
     import msgspec
 
     from flatout.errors import FlatoutError
-    from flatout.keep.hosts import num_nodes
     from flatout.keep.ledger import Totalling, read
     from flatout.keep.saving import choose
 
@@ -73,7 +79,7 @@ def _saving(
     try:
         if ledger.is_file():  # else a pipe or a device, which gives nothing back
             totals = read(ledger)
-        saving = choose(folder, totals, num_nodes=num_nodes(words, environment))
+        saving = choose(folder, totals, num_nodes=_num_nodes(words, environment))
     except (FlatoutError, ArithmeticError, ValueError) as error:  # no reason not to run the job
         say(f"how often to save is not chosen: {error}")
         return None, totals
@@ -94,12 +100,11 @@ def _look_for_others(
 ) -> bool:
     """Whether a job was taken over. Raises InputError where another one is in the way."""
     from flatout.errors import InputError
-    from flatout.keep.hosts import num_nodes
     from flatout.keep.other_runs import about_this, end, others, refuse, write_about
     from flatout.report.command import command_line
 
     num_tasks = environment.get("SLURM_NTASKS", "")
-    is_part = num_nodes(words, environment) > 1 or (num_tasks.isdecimal() and int(num_tasks) > 1)
+    is_part = _num_nodes(words, environment) > 1 or (num_tasks.isdecimal() and int(num_tasks) > 1)
     about = about_this(command_line(words), checkpoints, ledger, is_part=is_part, job=job)
     is_taken_over = False
     for other in list(others(about)):
@@ -138,16 +143,15 @@ def keep(
     from contextlib import ExitStack
 
     from flatout import __version__
-    from flatout.change.launchers import launch_word
+    from flatout.change.launchers import launch_value
     from flatout.errors import FlatoutError
     from flatout.keep.attempt import Watched
     from flatout.keep.book import LedgerBook
-    from flatout.keep.books import own_ledger
+    from flatout.keep.books import open_own, own_ledger
     from flatout.keep.clocks import ClockWatch
     from flatout.keep.earlier import earlier_of, start_of
     from flatout.keep.exporter import serving
     from flatout.keep.hosts import goes_on_without_host, without_host
-    from flatout.keep.ledger import Writer
     from flatout.keep.nodes import LOST_AFTER_S, Nodes
     from flatout.keep.supervise import Progress, Restarts, keep_alive
     from flatout.keep.within import Within
@@ -160,34 +164,35 @@ def keep(
 
         known = recorded(recording)
     node = clean(os.uname().nodename)
-    path = own_ledger(ledger, node) if ledger is not None else state / "ledger.jsonl"
-    start = start_of(os.environ, launch_word(words, "torchrun", "--rdzv-id"))
+    start = start_of(os.environ, launch_value(words, "torchrun", "--rdzv-id", environment))
     is_taken_over = _look_for_others(
         words,
         environment,
         state,
         checkpoints=tuple(path for path in (checkpoint, checkpoint_folder) if path is not None),
-        ledger=None if ledger is None else path,
+        ledger=None if ledger is None else own_ledger(ledger, node),
         job=None if start is None else start.job,
         takes_over=takes_over,
         clean=clean,
     )
+    writer, node = open_own(ledger if ledger is not None else state / "ledger.jsonl", node, clean=clean)
+    path = writer.path
     gpus_here = Gpus()
     xids = gpus_here.xids()
     earlier = earlier_of(path, start, node=node)
     # Without a ledger of it Slurm's own count tells that the job goes on.
     goes_on = is_taken_over or earlier is not None or (start is not None and bool(start.number))
     progress = Progress(earlier)
-    others_go_on = goes_on_without_host(words)
+    others_go_on = goes_on_without_host(launch_value(words, "torchrun", "--nnodes", environment))
     together = ledger if ledger is not None and ledger.is_dir() else None
-    nodes = Nodes(together, node, others_go_on=others_go_on, clean=clean)
-    writer = Writer(path, clean=clean)
+    nodes = Nodes(together, node, job=start.job if start else None, others_go_on=others_go_on, clean=clean)
     book = LedgerBook(
         writer,
         progress,
         num_devices=gpus or _num_visible(len(gpus_here.facts()), environment) or None,
         command=command_line(words),
         tool=__version__,
+        node=node,
         gpu=next((str(facts["name"]) for facts in gpus_here.facts() if "name" in facts), None),
         within=Within(
             clocks=None if gpus_here.problem else ClockWatch(gpus_here.clocks),

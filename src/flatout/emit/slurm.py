@@ -15,7 +15,7 @@ import msgspec
 from flatout.change.launchers import calls
 from flatout.emit.command import script_lines, tuned_command, unplaced
 from flatout.emit.heading import commented
-from flatout.emit.rendezvous import meets, num_nodes, with_rendezvous
+from flatout.emit.rendezvous import meets, num_nodes, with_own_meeting, with_rendezvous
 from flatout.emit.torchrun import exported
 from flatout.records.tuning import HEAD_NODE, Emitted, Tuning
 
@@ -33,7 +33,8 @@ _RENDEZVOUS = (
 _KEPT_SRUN = ("srun", "--kill-on-bad-exit=1")
 
 
-def emit(tuning: Tuning) -> Emitted:
+def emit(tuning: Tuning, *, keeps_meeting: bool = False) -> Emitted:
+    """`keeps_meeting`: where torchrun's agents meet is as the command says, else on the first node."""
     if tuning.keep and not calls(tuning.command, "srun"):
         tuning = msgspec.structs.replace(tuning, command=(*_KEPT_SRUN, *tuning.command))
     words = tuned_command(tuning)
@@ -46,7 +47,10 @@ def emit(tuning: Tuning) -> Emitted:
         directives.append(f"#SBATCH --nodes={num_nodes(tuning)}")
     if calls(tuning.command, "torchrun"):
         directives.append("#SBATCH --ntasks-per-node=1")
-    if meets(tuning):
+    is_met = meets(tuning) and not keeps_meeting
+    if meets(tuning) and keeps_meeting:
+        words = with_own_meeting(words, num_nodes(tuning))
+    if is_met:
         words = with_rendezvous(words, (f"--nnodes={num_nodes(tuning)}", *_RENDEZVOUS))
     options, notes = _without_time(tuning.sbatch_options)
     if options:
@@ -56,7 +60,7 @@ def emit(tuning: Tuning) -> Emitted:
         line = line.replace(shlex.quote(word), word.replace("=$", '="$') + '"' if "$" in word else word)
     exports = "" if tuning.needs_run else exported(tuning)
     notes += [note for note in unplaced(tuning) if " is for srun" not in note or tuning.needs_run]
-    meeting = f"{_HEAD_NODE if '$head_node' in line else ''}{_PORT if meets(tuning) else ''}"
+    meeting = f"{_HEAD_NODE if '$head_node' in line else ''}{_PORT if is_met else ''}"
     text = "\n".join(("#!/usr/bin/env bash", *directives, "")) + (
         f"{commented(tuning)}set -euo pipefail\n{exports}{meeting}{line}\n"
     )

@@ -1,28 +1,18 @@
 """How a rank failed: `failure-<host>-<pid>.json` in the recording, so that out-of-memory is told from other failures.
 
-In: an exception that the script did not catch, in its main thread, in another, or in a rank that torch.multiprocessing
-started. Out: one file, of the first. The script's own hooks run as ever, after ours. A process that the kernel kills
-leaves none.
+In: an exception, from `early`, before torch is there, or from `failure_hooks`. Out: one file, of the first. A process
+that the kernel kills leaves none. Nothing of torch is imported here: the failure may be that of its import.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import sys
-import threading
 import time
 import traceback
-from functools import wraps
-from importlib import import_module
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from flatout.inside.ending import ENDING
+from flatout.inside.attempt import started_unix_ns
 from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.log import guarded
 
@@ -48,8 +38,8 @@ def out_of_memory_where(error: BaseException | None) -> str | None:
     for _ in range(_MOST_CAUSES):
         if error is None:
             return None
-        if isinstance(
-            error, torch.OutOfMemoryError if hasattr(torch, "OutOfMemoryError") else torch.cuda.OutOfMemoryError
+        if any(
+            kind.__name__ == "OutOfMemoryError" and kind.__module__.startswith("torch") for kind in type(error).__mro__
         ):
             return "device"
         if isinstance(error, MemoryError):
@@ -64,9 +54,12 @@ def out_of_memory_where(error: BaseException | None) -> str | None:
     return None
 
 
-class _Notes:
-    def __init__(self, recording: Path) -> None:
+class Notes:
+    """`has_torch`: whether this process has imported it, without which no step of it can be seen."""
+
+    def __init__(self, recording: Path, *, has_torch: bool = True) -> None:
         self._recording = recording
+        self._has_torch = has_torch
         self._noted_by = 0
 
     @guarded
@@ -86,6 +79,14 @@ class _Notes:
         if self._noted_by != os.getpid() and not is_loader_worker():
             self._write(SystemExit(message))
 
+    @guarded
+    def withdraw(self) -> None:
+        """The script has got over it."""
+        self._path().unlink(missing_ok=True)
+
+    def _path(self) -> Path:
+        return self._recording / f"failure-{os.uname().nodename}-{os.getpid()}.json"
+
     def _write(self, error: BaseException) -> None:
         identity = find_identity()
         where = out_of_memory_where(error)
@@ -102,8 +103,10 @@ class _Notes:
             "exception": type(error).__name__,
             "message": _message(error)[:_MOST_CHARACTERS],
             "line": _raised_at(error),
+            "has_torch": self._has_torch,
+            "age_s": _age_s(),
         }
-        path = self._recording / f"failure-{os.uname().nodename}-{os.getpid()}.json"
+        path = self._path()
         partial = path.with_name(f".{path.name}.part")
         partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
         partial.replace(path)
@@ -111,7 +114,7 @@ class _Notes:
 
 def _message(error: BaseException) -> str:
     """Of an error that a loader's worker had, its own words too, which stand last, behind the worker's traceback."""
-    text = str(error)
+    text = error.msg if isinstance(error, SyntaxError) and error.filename else str(error)
     if _OF_WORKER not in text:
         return text
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -120,6 +123,8 @@ def _message(error: BaseException) -> str:
 
 def _raised_at(error: BaseException) -> str | None:
     """`train.py:31`: the innermost line of the user's own code, or where there is none, the innermost."""
+    if isinstance(error, SyntaxError) and error.filename and not is_installed(error.filename):
+        return f"{os.path.basename(error.filename)}:{error.lineno}"  # which was not run
     lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__) if number]
     own = [line for line in lines if not is_installed(line[0])]
     file, number = (own or lines or [("", 0)])[-1]
@@ -131,64 +136,7 @@ def is_installed(file: str) -> bool:
     return "site-packages" in file or file.startswith(("<", _OURS, os.path.dirname(os.__file__)))
 
 
-def note_failures(recording: Path) -> None:
-    notes = _Notes(recording)
-    _chain_hooks(notes)
-    _wrap_processes(notes)
-    _wrap_arguments(notes)
-    ENDING.at_exit(lambda: notes.note(getattr(sys, "last_value", None)))  # where a script has a hook of its own
-
-
-def _chain_hooks(notes: _Notes) -> None:
-    own, own_in_threads = sys.excepthook, threading.excepthook
-
-    def excepthook(kind: Any, error: Any, trace: Any) -> None:
-        notes.note(error)
-        own(kind, error, trace)
-
-    def excepthook_in_threads(args: Any) -> None:
-        if out_of_memory_where(args.exc_value) is not None:  # the process may outlive a thread
-            notes.note(args.exc_value)
-        own_in_threads(args)
-
-    sys.excepthook, threading.excepthook = excepthook, excepthook_in_threads
-
-
-def _wrap_arguments(notes: _Notes) -> None:
-    """What argparse refuses ends the process in order; a launcher then tells of code 1, and of no reason."""
-    original = argparse.ArgumentParser.error
-
-    @wraps(original)
-    def error(self: Any, message: str) -> Any:
-        notes.note_refused(f"{self.prog}: {message}")
-        original(self, message)
-
-    argparse.ArgumentParser.error = error  # type: ignore[method-assign]
-
-
-def _wrap_processes(notes: _Notes) -> None:
-    """Ranks of `torch.multiprocessing.spawn` and processes of `multiprocessing` catch what their function raises."""
-    spawn: Any = import_module("torch.multiprocessing.spawn")  # torch.multiprocessing.spawn is the function
-    original_wrap, original_run = spawn._wrap, BaseProcess.run
-
-    @wraps(original_wrap)
-    def wrap(fn: Any, i: Any, args: Any, error_file: Any) -> Any:
-        def noting(*arguments: Any) -> Any:
-            try:
-                return fn(*arguments)
-            except Exception as error:
-                notes.note(error)
-                raise
-
-        return original_wrap(noting, i, args, error_file)
-
-    @wraps(original_run)
-    def run(self: Any) -> None:
-        try:
-            original_run(self)
-        except Exception as error:
-            notes.note(error)
-            raise
-
-    spawn._wrap = wrap
-    BaseProcess.run = run  # type: ignore[method-assign]
+def _age_s() -> float | None:
+    """How long this process has run; None where the kernel does not tell."""
+    began_ns = started_unix_ns(os.getpid())
+    return None if began_ns is None else max(round((time.time_ns() - began_ns) / 1e9, 3), 0.0)

@@ -25,7 +25,7 @@ from flatout.inside.attempt import find_attempt
 from flatout.inside.checkpoints import CheckpointHooks
 from flatout.inside.divert import divert
 from flatout.inside.ending import ENDING
-from flatout.inside.failures import note_failures
+from flatout.inside.failure_hooks import note_failures
 from flatout.inside.heartbeat import HEARTBEAT, start_heartbeat
 from flatout.inside.identity import is_loader_worker
 from flatout.inside.log import LOG, guarded

@@ -18,8 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -29,12 +28,13 @@ from flatout.inside.batches import Count, count_batch, count_shape
 from flatout.inside.detect import StepDetector
 from flatout.inside.identity import find_identity
 from flatout.inside.log import LOG
-from flatout.inside.losses import Kept, Losses, Taken
-from flatout.inside.memory import MemoryCounts, MemoryReader
+from flatout.inside.losses import Losses, Taken
+from flatout.inside.memory import MemoryReader
 from flatout.inside.phases import Phases
 from flatout.inside.sampling import start_sampler
 from flatout.inside.settings import Settings
 from flatout.inside.step_file import StepFile
+from flatout.inside.step_rows import Step, json_number, memory_columns, row_of
 
 _now = time.perf_counter_ns
 _thread = threading.get_ident
@@ -45,22 +45,6 @@ _TOGETHER_NS, _TOGETHER_AT_REST_NS = 50_000_000, 500_000_000
 # trial, which compares them, each is.
 _ALL_LOSSES, _LOSS_EVERY, _SHORT_NS = 64, 8, 50_000_000
 _Tensor = torch.Tensor
-
-
-class _Step(NamedTuple):
-    """A step that has ended, before it is written down."""
-
-    number: int
-    start: int
-    end: int
-    loader_ns: int
-    checkpoint_ns: int
-    num_batches: int
-    counts: list[Count]  # of its last batches
-    num_backward: int
-    is_skipped: bool | None
-    kind: str
-    kept: Kept | None
 
 
 class Recorder:
@@ -85,7 +69,7 @@ class Recorder:
         self._note = self._notes.append
         self._busy = threading.Lock()  # held while notes are worked through
         self._next_work_ns = 0
-        self._ended: list[_Step] = []
+        self._ended: list[Step] = []
         self._step = 0
         self._first_ns = self._start_ns = 0  # 0: nothing has happened yet
         self._kind = "first"
@@ -262,7 +246,7 @@ class Recorder:
             optimizer=next(iter(self._known)),
             number=self._step,
             start=self._start_ns,
-            memory=_memory_columns(self._memory.read(now)),
+            memory=memory_columns(self._memory.read(now)),
             loss_of=self._loss_of,
         )
         if made is None:
@@ -278,7 +262,7 @@ class Recorder:
     def _loss_of(self, step: int, taken: Taken) -> str:
         self.losses.add(taken)
         loss = self.losses.settle(step, self.losses.close_step()).loss
-        return json.dumps(_json_number(loss))
+        return json.dumps(json_number(loss))
 
     def _on_asked(self, now: int) -> bool:
         if not self._start_ns:
@@ -365,7 +349,7 @@ class Recorder:
 
     def _close_step(self, now: int) -> None:
         self._ended.append(
-            _Step(
+            Step(
                 self._step,
                 self._start_ns,
                 now,
@@ -427,31 +411,13 @@ class Recorder:
         together = _TOGETHER_AT_REST_NS if phases.is_over else _TOGETHER_NS
         self._next_work_ns = 0 if phases.is_exact else now + together
 
-    def _write(self, file: StepFile, steps: list[_Step]) -> None:
+    def _write(self, file: StepFile, steps: list[Step]) -> None:
         last = steps[-1]
         memory = self._memory.read(last.end, is_forced=last.kind == "traced")
         rows = []
         for step in steps:
             loss, is_skipped = self.losses.settle(step.number, step.kept)
-            if step.is_skipped is not None:
-                is_skipped = step.is_skipped
-            rows.append(
-                (
-                    step.number,
-                    step.start,
-                    step.end - step.start,
-                    step.loader_ns,
-                    step.num_batches,
-                    *_counted(step),
-                    step.num_backward,
-                    None if is_skipped is None else int(is_skipped),
-                    step.kind,
-                    loss if loss is None or isfinite(loss) else str(loss),
-                    None if memory is None or step is not last else memory.peak_bytes,
-                    None if memory is None or step is not last else memory.num_retries,
-                    step.checkpoint_ns,
-                )
-            )
+            rows.append(row_of(step, loss, is_skipped, memory if step is last else None))
         file.rows(rows)
 
     def _claim(self) -> bool:
@@ -525,15 +491,11 @@ class Recorder:
     def _write_losses(self) -> None:
         fetched = self.losses.fetch()
         if fetched and self._file is not None:
-            values: list[Any] = [[step, _json_number(one.loss), one.is_skipped] for step, one in fetched.items()]
+            values: list[Any] = [[step, json_number(one.loss), one.is_skipped] for step, one in fetched.items()]
             self._file.event("losses", values=values)
 
 
 _KINDS = Kinds(Recorder._on_tensors, Recorder._on_backward, Recorder._on_optimizer)
-
-
-def _memory_columns(memory: MemoryCounts | None) -> str:
-    return "null,null" if memory is None else f"{memory.peak_bytes},{memory.num_retries}"
 
 
 def _counted_batch(batch: object) -> Count:
@@ -542,21 +504,3 @@ def _counted_batch(batch: object) -> Count:
     except Exception:  # noqa: BLE001 - an error of ours is never the job's
         LOG.error("loader")
         return None, None
-
-
-def _counted(step: _Step) -> Count:
-    """Samples and tokens of the step: of as many of its last batches as it had backward passes.
-
-    Batches before those belong to an evaluation; a trainer may fetch all batches of a step before its first pass.
-    """
-    if len(step.counts) == 1:
-        return step.counts[0]
-    batches = step.counts[-step.num_backward :] if step.num_backward else step.counts
-    samples = [count for count, _ in batches if count is not None]
-    tokens = [count for _, count in batches if count is not None]
-    return sum(samples) if samples else None, sum(tokens) if tokens else None
-
-
-def _json_number(value: float | None) -> float | str | None:
-    """JSON has no infinities: they, and what is no number, become text."""
-    return value if value is None or isfinite(value) else str(value)

@@ -17,7 +17,7 @@ import psutil
 
 from flatout.keep.beats import Beats, Pulse, ranks_of
 from flatout.keep.busy import work_of
-from flatout.keep.evidence import Evidence, count_oom_kills, evidence_of
+from flatout.keep.evidence import Evidence, count_oom_kills, evidence_of, failures_of
 from flatout.keep.flight import ask_flight, dumps_since
 from flatout.keep.hang import Hang, HangWatch
 from flatout.keep.nodes import Nodes
@@ -107,7 +107,7 @@ class Watched:
             if self._nodes.given_up() and not any(pulse.is_alive for pulse in ranks):
                 end_attempt(folder)  # its agent waits for one that will not come
             if self._watches_hangs and hang is None and not self.was_asked_to_end:
-                hang = watch.look(now, ranks, is_failing=any(folder.glob("failure-*.json")))
+                hang = watch.look(now, ranks, is_failing=bool(failures_of(folder, pulses)))
                 if hang is not None:
                     self._on_hang(hang)
                     end_attempt(folder)

@@ -19,6 +19,8 @@ from flatout.launch import Ended
 
 _CGROUP = Path("/sys/fs/cgroup")
 _VMSTAT = Path("/proc/vmstat")
+REFUSED = "SystemExit"  # as `inside/failures.py` notes what argparse refuses
+_CODE_2 = (REFUSED, "FileNotFoundError")  # with which Python ends then; the second is of a script that is not there
 # What a rank says because another one has gone: never the cause, where there is another.
 _OF_PEERS = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket timeout|timed out|remote process exited"
@@ -39,6 +41,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     exception: str
     message: str
     line: str | None = None
+    has_torch: bool = True  # its process had imported it; else no step of it was seen, whether it made some or not
+    age_s: float | None = None  # of its process
 
     @property
     def is_of_peers(self) -> bool:
@@ -76,6 +80,25 @@ def read_failures(folder: Path) -> tuple[Failure, ...]:
         except (OSError, msgspec.DecodeError):
             continue  # cut short by the end of its process
     return tuple(sorted(found, key=lambda failure: (failure.is_of_peers, failure.unix_s)))
+
+
+def failures_of(folder: Path, pulses: Sequence[Pulse]) -> tuple[Failure, ...]:
+    """Of the job's ranks, and not of what ran beside or before them.
+
+    A launcher may have started ranks again by itself: what ended the attempt is of those of the last time. A process
+    without torch that bears the number of a rank which was seen is another program.
+    """
+    processes = {(pulse.hostname, pulse.pid) for pulse in pulses}
+    seen = {pulse.rank for pulse in pulses}
+    failures = read_failures(folder)
+    of_ranks = tuple(one for one in failures if (one.hostname, one.pid) in processes)
+    return of_ranks or tuple(one for one in failures if one.has_torch or one.rank not in seen)
+
+
+def _ended_it(failure: Failure, ended: Ended) -> bool:
+    """Of a process that never had torch it is not known to be a rank: the job must have ended as by its failure."""
+    codes = (1, 2) if failure.exception in _CODE_2 else (1,)  # Python's own, and a launcher's for all of its ranks'
+    return failure.has_torch or ended.code in codes
 
 
 def killed_ranks(pulses: Sequence[Pulse], failures: Sequence[Failure], *, when: dict[str, float]) -> tuple[int, ...]:
@@ -131,10 +154,7 @@ def evidence_of(
     step_of: Callable[[Pulse], int | None] = lambda pulse: None,
     flight_records: tuple[str, ...] = (),
 ) -> Evidence:
-    failures = read_failures(folder)
-    # A launcher may have started ranks again by itself: what ended the attempt is of those of the last time.
-    processes = {(pulse.hostname, pulse.pid) for pulse in pulses}
-    failures = tuple(one for one in failures if (one.hostname, one.pid) in processes) or failures
+    failures = tuple(one for one in failures_of(folder, pulses) if _ended_it(one, ended))
     before, after = oom_kills
     killed = killed_ranks(pulses, failures, when=gone) if ended.code != 0 and hang is None else ()
     # Where the failing rank was: the others may have come a step further, or not.

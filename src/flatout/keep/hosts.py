@@ -12,26 +12,20 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 
-
-def goes_on_without_host(words: Sequence[str]) -> bool:
+def goes_on_without_host(nnodes: str | None) -> bool:
     """torchrun was given a range of nodes: the other hosts' agents go on when this one's leaves."""
-    names = [PurePath(word).name for word in words]
-    if not any(name in _LAUNCHERS for name in names):
-        return False
-    found = _option(words, "--nnodes") or ""
-    low, _, high = found.partition(":")
+    low, _, high = (nnodes or "").partition(":")
     return low.isdigit() and high.isdigit() and int(low) < int(high)
 
 
-def num_nodes(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    """As the launcher was told; 1 where it was told nothing."""
+def num_nodes(words: Sequence[str], nnodes: str | None, environment: Mapping[str, str] = os.environ) -> int:
+    """As the launcher was told; 1 where it was told nothing. `nnodes`: torchrun's own."""
     names = [PurePath(word).name for word in words]
     if "srun" in names:
         asked = _option(words, "--nodes") or _option(words, "-N") or environment.get("SLURM_JOB_NUM_NODES") or ""
     else:
-        asked = _option(words, "--nnodes") or ""
+        asked = nnodes or ""
     most = re.split("[:-]", asked)[-1]
     return max(int(most), 1) if most.isdecimal() else 1
 

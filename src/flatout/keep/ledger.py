@@ -16,11 +16,13 @@ time: a line that was cut short is passed over, and the next writer begins a new
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +40,27 @@ _NO_STEPS = "No step was seen in which it could be"
 _NOT_YET = "Before DDP's first timed exchange nothing tells it"  # a line without a reason: by its end it was known
 
 
+class HeldError(OutputError):
+    """Another `flatout run` adds to this ledger."""
+
+
 class Writer:
-    """Adds lines to a ledger. `clean` is applied to each text in them, to mask what is not to be told."""
+    """Adds lines to a ledger. `clean` is applied to each text in them, to mask what is not to be told.
+
+    The lines of two runs at once could not be told apart: a ledger is one's alone while it is open, until its process
+    ends, however that happens. A file system without locks holds nobody off.
+    """
 
     def __init__(self, path: Path, *, clean: Callable[[str], str] = lambda text: text) -> None:
-        self._path = path
         self._clean = clean
+        self.path = path
         self.problem: str | None = None  # a ledger that cannot be written must not end the job
         try:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             if not stat.S_ISREG(os.fstat(self._file).st_mode):  # a pipe or a device, which gives nothing back
                 return
+            if not _is_taken(self._file):
+                raise _held(path, self._file)
             size = os.lseek(self._file, 0, os.SEEK_END)
             is_other = _is_other(os.pread(self._file, _HEAD_BYTES, 0))
             if size and not is_other and os.pread(self._file, 1, size - 1) != b"\n":
@@ -69,7 +81,7 @@ class Writer:
         try:
             os.write(self._file, text.encode())
         except OSError as error:
-            self.problem = f"{self._path}: {(error.strerror or str(error)).lower()}"
+            self.problem = f"{self.path}: {(error.strerror or str(error)).lower()}"
 
     def _cleaned(self, value: Any) -> Any:
         match value:
@@ -83,6 +95,32 @@ class Writer:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _is_taken(file: int) -> bool:
+    """Whether it is ours from here on: a lock of the open file, which no child of ours has after its `exec`."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system has no locks
+        pass
+    return True
+
+
+def _held(path: Path, file: int) -> HeldError:
+    holder = "another `flatout run`"
+    for raw in reversed(os.pread(file, os.fstat(file).st_size, 0).splitlines()):
+        with suppress(ValueError, LookupError, TypeError):
+            line = json.loads(raw)
+            if line["event"] == "run":
+                holder += f" (process {int(line['process'][0])} on {line['node']})"
+                break
+    os.close(file)
+    return HeldError(
+        f"{holder} adds to the ledger {path}, and no two may at once",
+        hint="--ledger ANOTHER_FILE, or an existing folder, in which each has a ledger of its own",
+    )
 
 
 def _is_other(head: bytes) -> bool:

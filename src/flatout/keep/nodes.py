@@ -32,6 +32,7 @@ class ToldRank(msgspec.Struct, frozen=True, kw_only=True):
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
     node: str
+    job: str | None = None  # None: not named
     beat: int = 0  # grows while the node's Flatout lives
     attempt: int = 0
     ranks: tuple[ToldRank, ...] = ()
@@ -50,6 +51,8 @@ class _Heard(msgspec.Struct, kw_only=True):
 class Nodes:
     """`folder` is one that all nodes see; without it nothing is told or heard. `clean` masks what is not to be told.
 
+    `job`: what other jobs tell in the same folder is not for this one.
+
     `others_go_on`: the launcher is elastic, so that a node which gives up is left out.
     """
 
@@ -58,6 +61,7 @@ class Nodes:
         folder: Path | None,
         node: str,
         *,
+        job: str | None = None,
         others_go_on: bool = False,
         clean: Callable[[str], str] = lambda text: text,
         clock: Callable[[], float] = time.monotonic,
@@ -66,7 +70,7 @@ class Nodes:
         self._others_go_on = others_go_on
         self._clean = clean
         self._clock = clock
-        self._own = Told(node=node)
+        self._own = Told(node=node, job=None if job is None else clean(job))
         self._heard: dict[str, _Heard] = {}
         self._next_s = 0.0
         self._lost: set[str] = set()
@@ -143,7 +147,7 @@ class Nodes:
 
     def _path(self, node: str) -> Path:
         assert self._folder is not None
-        return self._folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', node)}.json"
+        return self._folder / f"{re.sub(r'[^A-Za-z0-9._+-]', '_', node)}.json"
 
     def _write(self) -> None:
         if self._folder is None:
@@ -154,13 +158,19 @@ class Nodes:
             partial.write_bytes(msgspec.json.encode(self._own))
             partial.replace(path)
 
+    def _is_of_job(self, told: Told) -> bool:
+        """A job without a name is taken for another's part by its folder alone, but not by two on one host."""
+        if told.job != self._own.job or told.job is not None:
+            return told.job == self._own.job
+        return told.node.partition("+")[0] != self._own.node.partition("+")[0]
+
     def _hear(self) -> None:
         assert self._folder is not None
         now = self._clock()
         for path in self._folder.glob("[!.]*.json"):
             with suppress(OSError, msgspec.DecodeError):
                 told = msgspec.json.decode(path.read_bytes(), type=Told)
-                if told.node == self._own.node:
+                if told.node == self._own.node or not self._is_of_job(told):
                     continue
                 before = self._heard.get(told.node)
                 if before is None:

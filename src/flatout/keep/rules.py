@@ -15,12 +15,14 @@ from typing import Literal
 import msgspec
 
 from flatout.catalog.xids import is_job_fault, xid_name
-from flatout.keep.evidence import Evidence, Failure
+from flatout.keep.evidence import REFUSED, Evidence, Failure
 
 Fault = Literal["nobody", "user", "machine", "network", "unknown"]
+START_UP_S = 30.0  # a launcher with its ranks has come to `import torch` by then, or the job has none of it
+_PLAIN_MISTAKES = {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"}
 # A mistake in the script: before the first step, the next attempt ends in the same way.
-_MISTAKES = {
-    *("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError", "NameError", "AttributeError"),
+_MISTAKES = _PLAIN_MISTAKES | {
+    *("NameError", "AttributeError"),
     *(
         "TypeError",
         "ValueError",
@@ -32,7 +34,6 @@ _MISTAKES = {
     ),
     "FileNotFoundError",
 }
-REFUSED = "SystemExit"  # as `inside/failures.py` notes what argparse refuses
 _GPU_ERRORS = re.compile(
     r"illegal memory access|device-side assert|misaligned address|unspecified launch failure", re.I
 )
@@ -127,6 +128,16 @@ def _says_agent(evidence: Evidence) -> str:
 
 def _root(evidence: Evidence, fits: Callable[[Failure], bool]) -> bool:
     return evidence.root is not None and fits(evidence.root)
+
+
+def _is_mistake(failure: Failure) -> bool:
+    """Without torch, a step is never seen: what took longer than a start may have trained, and come far."""
+    is_at_start = failure.has_torch or (failure.age_s is not None and failure.age_s < START_UP_S)
+    return failure.exception in (_MISTAKES if is_at_start else _PLAIN_MISTAKES)
+
+
+def _before_what(evidence: Evidence) -> str:
+    return "the first step" if _root(evidence, lambda f: f.has_torch) else "`import torch`, or without it,"
 
 
 def _says_killed(evidence: Evidence) -> str:
@@ -246,10 +257,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="mistake",
-        fits=lambda e: not e.num_steps and _root(e, lambda f: f.exception in _MISTAKES),
+        fits=lambda e: not e.num_steps and _root(e, _is_mistake),
         fault="user",
         restarts=False,
-        says=lambda e: f"before the first step {_says_failure(e)}",
+        says=lambda e: f"before {_before_what(e)} {_says_failure(e)}",
     ),
     Rule(
         name="killed",

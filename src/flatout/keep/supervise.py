@@ -18,14 +18,13 @@ from flatout.keep.beats import Pulse
 from flatout.keep.earlier import Earlier
 from flatout.keep.hang import Hang
 from flatout.keep.nodes import Nodes
-from flatout.keep.rules import Judgement, judge
+from flatout.keep.rules import START_UP_S, Judgement, judge
 from flatout.launch import Ended, pause
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _PEERS_PATIENCE_S, _PEERS_PAUSE_S = 600.0, 2.0  # for the launcher's agents of other nodes; torchrun waits as long
 _FAILS_AGAIN = 3  # times in a row, of a host that the job can do without
 _HOST_FAILS_AGAIN = 2  # where another can take its place
-_START_UP_S = 30.0  # a launcher with its ranks has come to `import torch` by then, or the job has none of it
 _BY_SIGNAL = 128  # codes from it on are a shell's word for a signal
 
 
@@ -125,11 +124,12 @@ class Restarts:
         return Decision(restarts=True, why=f"restart {self.num} of {self._most}", pause_s=pause_s)
 
     def _fails_to_start_again(self, judgement: Judgement, silent_s: float | None) -> bool:
-        """As by a syntax error in the script, of which only the launcher's code tells.
+        """As where only the launcher's code tells, or by an exception before torch is there.
 
         A job that has once run for longer may fail to start by what passes, as a file server that is away.
         """
-        is_at_start = judgement.rule == "exit-code" and silent_s is not None and silent_s < _START_UP_S
+        is_told_little = judgement.rule in ("exit-code", "exception")
+        is_at_start = is_told_little and silent_s is not None and silent_s < START_UP_S
         self._has_started = self._has_started or not is_at_start
         before, self._failed_at_start = self._failed_at_start, judgement.key
         return not self._has_started and before == judgement.key

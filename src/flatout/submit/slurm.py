@@ -11,10 +11,12 @@ import shlex
 import shutil
 
 from flatout.emit import slurm as emitted
-from flatout.errors import InputError
+from flatout.emit.rendezvous import own_meeting
+from flatout.errors import InputError, UsageError
 from flatout.launch.slurm import job_number, run_sbatch
 from flatout.submit.job import JobRequest, Prepared
 
+_CHOOSES_NODES = ("--nodelist", "-w", "--nodefile", "-F")
 _SET = "set -euo pipefail\n"
 _TELL = """\
 rm -f "$exit_code_file"
@@ -26,7 +28,7 @@ _CPUS = '[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_
 
 
 def prepare(request: JobRequest) -> Prepared:
-    made = emitted.emit(request.tuning)
+    made = emitted.emit(request.tuning, keeps_meeting=_keeps_meeting(request))
     code_file = request.folder / "exit_code"
     script = made.text.replace(_SET, f"{_SET}exit_code_file={shlex.quote(str(code_file))}\n{_TELL}{_CPUS}", 1)
     output = request.folder / "output.log"
@@ -50,6 +52,21 @@ def prepare(request: JobRequest) -> Prepared:
         notes=(*made.notes, *_notes(request)),
         submit=submit,
         next_command=lambda job: shlex.join(["squeue", "--jobs", job]) if job else "flatout submit -- COMMAND",
+    )
+
+
+def _keeps_meeting(request: JobRequest) -> bool:
+    """Whether the user's own meeting place stays. Raises UsageError where it names a node that Slurm may not give."""
+    own = own_meeting(request.tuning)
+    if own is None:
+        return False
+    is_pinned = any(option.startswith(_CHOOSES_NODES) for option in request.options)
+    if own.is_store or (is_pinned and "rdzv" in own.word.lower()):
+        return True
+    raise UsageError(
+        f"torchrun's agents are to meet where `{own.word}` says, before Slurm has chosen the nodes",
+        hint="leave it out: they meet on the job's first node; or choose the nodes: --sbatch-options --nodelist=n1,n2 "
+        "with --rdzv-endpoint",
     )
 
 

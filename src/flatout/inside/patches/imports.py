@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
+
+TYPE_CHECKING = False  # `typing` itself is not loaded before the script needs it: see `early`
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 def after_import(name: str, callback: Callable[[Any], object]) -> None:
@@ -33,7 +36,7 @@ class _Wait:
         finally:
             self._is_looking = False
         if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
+            loader = spec.loader
             run_module = loader.exec_module
 
             def exec_module(module: Any) -> None:
@@ -42,5 +45,5 @@ class _Wait:
                 run_module(module)
                 self._callback(module)
 
-            loader.exec_module = exec_module
+            loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

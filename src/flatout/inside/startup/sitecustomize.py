@@ -1,16 +1,19 @@
 """What Python runs at its start when Flatout has put this folder first on PYTHONPATH.
 
 In: FLATOUT_RECORDING, the folder to record to, or another variable of `_ASKED`. It runs the user's own `sitecustomize`
-too, notes that it was loaded, and waits for `torch` to be imported; until then it costs a process about 0.1 ms. In a
-trial, which leaves the user's files alone, these are kept from the script from the start (20 ms). It
-never raises an error of its own and is written so that old Pythons can read it.
+too, notes that it was loaded, and waits for `torch` to be imported; until then there are only the light hooks of
+`early`, by which a script that fails before that tells why. In a trial, which leaves the user's files alone, these are
+kept from the script from the start (20 ms). It never raises an error of its own and is written so that old Pythons can
+read it.
 """
 
 import os
 import sys
 
 _ASKED = ("FLATOUT_RECORDING", "FLATOUT_PATCHES", "FLATOUT_DIVERT", "FLATOUT_SAFE_SAVE", "FLATOUT_HEARTBEAT")
+_FOLDERS = ("FLATOUT_RECORDING", "FLATOUT_HEARTBEAT")  # where failures are noted: in the first
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_EARLY: "list[object]" = []
 
 
 def _is_here(entry: str) -> bool:
@@ -82,7 +85,19 @@ def _start(recording: str) -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
         _note(recording, "old-python")
         return
+    for early in _EARLY:
+        early.take_out()  # type: ignore[attr-defined]
     _import_inside("install").install()  # type: ignore[attr-defined]
+
+
+def _note_failures_quietly(recording: str) -> None:
+    try:
+        for name in [name for name in _FOLDERS if os.environ.get(name)][:1]:
+            early = _import_inside("early").Early(name)  # type: ignore[attr-defined]
+            early.put_in()
+            _EARLY.append(early)
+    except Exception:  # noqa: BLE001 - never the job's problem
+        _note(recording, "failed")
 
 
 def _divert_quietly(recording: str) -> None:
@@ -131,8 +146,10 @@ if any(os.environ.get(_name) for _name in _ASKED):
     _note(_recording, "python")
     if sys.implementation.name == "cpython":
         sys.meta_path.insert(0, _WaitForTorch(_recording))  # type: ignore[arg-type]
-        if os.environ.get("FLATOUT_DIVERT") and sys.version_info >= (3, 11):
-            _divert_quietly(_recording)
+        if sys.version_info >= (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
+            _note_failures_quietly(_recording)
+            if os.environ.get("FLATOUT_DIVERT"):
+                _divert_quietly(_recording)
 # The script sees the module path that it would have seen; its children find this folder through PYTHONPATH.
 sys.path[:] = [_entry for _entry in sys.path if not _is_here(_entry)]
 _run_own_sitecustomize()

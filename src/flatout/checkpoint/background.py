@@ -1,0 +1,197 @@
+"""The thread that writes a rank's checkpoints: its part to each folder, and where it leads one, the commit.
+
+In: `Job`s, each with a copy of the state in host memory. Out: folders as `store` describes them, and what failed, until
+the ranks tell each other. Nothing here is a collective: the other ranks' parts are known by their files.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from flatout.checkpoint.snapshot import Buffer
+from flatout.checkpoint.store import Store
+
+_LATE_S = 30.0  # how long the leader leaves a failed checkpoint to ranks that still write to it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A checkpoint on its way to the disk."""
+
+    step: int
+    token: str  # of this attempt, the same on all ranks
+    buffer: Buffer
+    files: list[str]  # one of each part of the buffer; the first is the one for the shared folder
+    record: dict[str, Any]
+    stall_s: float  # in the foreground
+    stores: list[Store]
+    began: float
+
+
+class Background:
+    """`shared`: the folder of all ranks. `on_saved` is told, on this thread, the step of what was committed."""
+
+    def __init__(
+        self,
+        shared: Store,
+        *,
+        keep: int,
+        keep_every: int | None,
+        timeout_s: float,
+        warn: Callable[[str], object],
+        on_saved: Callable[[int], object],
+    ) -> None:
+        self._shared = shared
+        self._keep, self._keep_every, self._timeout_s = keep, keep_every, timeout_s
+        self._warn, self._on_saved = warn, on_saved
+        self.failures: deque[list[str]] = deque()  # token and reason, until the ranks have told each other
+        self.given_up: set[str] = set()  # tokens of which a part will not come
+        self._ends_at: float | None = None  # where an error ends the training: until then, parts are waited for
+        # The last one that was used comes first: the second has no memory until it is needed.
+        self._free: queue.LifoQueue[Buffer] = queue.LifoQueue()
+        for _ in range(2):
+            self._free.put(Buffer())
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._write_all, name="flatout-checkpoint", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """No copy of another state can be made before one that was saved has been written."""
+        return self._free.empty()
+
+    @property
+    def is_ending(self) -> bool:
+        return self._ends_at is not None
+
+    def take_buffer(self) -> Buffer:
+        """Waits for one, which `writes` or `gives_up` gives back."""
+        return self._free.get()
+
+    def writes(self, job: Job) -> None:
+        self._jobs.put(partial(self._write, job))
+
+    def gives_up(self, step: int, token: str, stores: Sequence[Store], buffer: Buffer, problem: BaseException) -> None:
+        """A checkpoint of which this rank could make no copy."""
+        self._free.put(buffer)
+        self._fail(token, f"step {step} was not saved: {_line(problem)}")
+        self._jobs.put(partial(self._give_up, step, token, stores, _line(problem)))
+
+    def wait(self) -> None:
+        """Until all that was saved has been written."""
+        self._jobs.join()
+
+    def flush(self, limit_s: float) -> None:
+        """The same, but no longer than that, and not for ranks that do not write their part any more."""
+        self.ends_within(limit_s / 2)
+        deadline = time.monotonic() + limit_s
+        while self._jobs.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def ends_within(self, limit_s: float | None) -> None:
+        """Parts are waited for no longer than that; None: as long as ever."""
+        self._ends_at = None if limit_s is None else time.monotonic() + limit_s
+
+    def close(self) -> None:
+        """Write what is still to be written, and end."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    # On the thread.
+
+    def _write_all(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                if job is None:
+                    return
+                job()
+            except Exception as error:  # noqa: BLE001 - without this thread the training would wait for ever
+                self._fail("", f"a checkpoint was not saved: {_line(error)}")
+            finally:
+                self._jobs.task_done()
+
+    def _write(self, job: Job) -> None:
+        """A folder that cannot be written to does not keep the other from being."""
+        try:
+            written = [store for store in job.stores if self._attempt(store, job, self._write_part)]
+        finally:
+            self._free.put(job.buffer)
+        is_good = bool(written)
+        for store in job.stores:
+            if store.is_leader and not (store in written and self._attempt(store, job, self._commit)):
+                is_good = is_good and store not in written
+                self._discard(store, job.step, job.token)
+        if is_good:
+            self._on_saved(job.step)
+
+    def _give_up(self, step: int, token: str, stores: Sequence[Store], reason: str) -> None:
+        """What is left of a checkpoint of which this rank has no copy."""
+        for store in stores:
+            store.fail(step, token, reason)
+            if store.is_leader:
+                store.log({"step": step, "outcome": "failed", "reason": reason})
+                self._discard(store, step, token)
+
+    def _discard(self, store: Store, step: int, token: str) -> None:
+        store.discard(step, token, late_s=_LATE_S if self._ends_at is None else 0.5)
+
+    def _attempt(self, store: Store, job: Job, function: Callable[[Store, Job], None]) -> bool:
+        try:
+            function(store, job)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on and hears of it
+            reason = f"step {job.step} was not saved to {store.folder}: {_line(error)}"
+            store.fail(job.step, job.token, _line(error))
+            if store.is_leader:
+                store.log({"step": job.step, "outcome": "failed", "reason": _line(error)})
+            self._fail(job.token, reason)
+            return False
+        return True
+
+    def _write_part(self, store: Store, job: Job) -> None:
+        copying_s = job.buffer.wait()
+        num_parts = 1 if store is self._shared else len(job.files)
+        parts = dict(zip(job.files[:num_parts], job.buffer.parts, strict=False))
+        record = job.record | {
+            "stall_s": round(job.stall_s + copying_s, 6),  # at most: queued steps may hide what the host did
+            "tensors": {name: part.index for name, part in parts.items()},
+        }
+        store.write(job.step, job.token, {name: part.buffers() for name, part in parts.items()}, record)
+
+    def _commit(self, store: Store, job: Job) -> None:
+        manifest = store.commit(
+            job.step, job.token, timeout_s=self._timeout_s, is_given_up=lambda: self._is_given_up(job.token)
+        )
+        store.log(
+            {
+                "step": job.step,
+                "outcome": "committed",
+                "bytes": sum(one["bytes"] for one in manifest["files"].values()),
+                "stall_s": manifest["stall_s"],
+                "until_committed_s": round(time.perf_counter() - job.began, 6),
+            }
+        )
+        with suppress(OSError):
+            store.prune(self._keep, self._keep_every)
+
+    def _is_given_up(self, token: str) -> bool:
+        return token in self.given_up or (self._ends_at is not None and time.monotonic() > self._ends_at)
+
+    def _fail(self, token: str, reason: str) -> None:
+        self.failures.append([token, reason])
+        self._warn(reason)
+
+
+def _line(error: BaseException) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()) or type(error).__name__
