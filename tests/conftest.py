@@ -17,11 +17,10 @@ FIRST = ("keep", "tune", "bench", "profile", "inside", "schedule", "emit", "chec
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Of `-n auto`. Two for each core of a small machine: much of a test that starts jobs is waiting for them."""
+    """Of `-n auto`. One more than cores: much of a test that starts jobs is waiting for them."""
     if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
         return None
-    num_cores = len(os.sched_getaffinity(0))
-    return max(num_cores, min(2 * num_cores, 8))
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import flatout as package
+from flatout.change.launchers import launch_value
 from flatout.keep.hosts import num_nodes
 from flatout.keep.ledger import Writer, read
 from flatout.keep.ledger_report import report
@@ -118,7 +119,8 @@ def test_the_ledger_says_what_to_attack_first_in_device_hours_and_money(tmp_path
     ],
 )
 def test_how_many_nodes_the_launcher_was_told(words: list[str], expected: int) -> None:
-    assert num_nodes(words, {"SLURM_JOB_NUM_NODES": "6"}) == expected
+    environment = {"SLURM_JOB_NUM_NODES": "6"}
+    assert num_nodes(words, launch_value(words, "torchrun", "--nnodes", environment), environment) == expected
 
 
 def kept(tmp_path: Path, script: str, *more: str, **variables: str) -> subprocess.CompletedProcess[str]:
