@@ -115,7 +115,7 @@ def test_the_tuning_of_another_command_is_not_gone_on_with(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("program", "problem"),
     [
-        ("raise ValueError('bad sample')", "exit code 1: ValueError: bad sample"),
+        ("raise ValueError('bad sample')", "exit code 1: rank 0: ValueError: bad sample"),
         ("raise SystemExit(7)", "exit code 7: it printed nothing"),
         ("import os; os.kill(os.getpid(), 9)", "ended by a signal: it printed nothing"),
         (

@@ -123,7 +123,13 @@ def test_the_code_is_the_jobs(code: int) -> None:
 
 def test_signals_are_not_blocked_or_ignored_in_the_job() -> None:
     script = "print([l for l in open('/proc/self/status') if l.startswith(('SigBlk', 'SigIgn'))])"
-    plain = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    plain = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # as PARENT
+    )
     process = start(sys.executable, "-c", script)
     assert process.communicate(timeout=20)[0] == plain.stdout
 
