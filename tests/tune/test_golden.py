@@ -124,7 +124,7 @@ def test_a_large_gain_is_seen_where_runs_of_the_same_job_differ_by_a_seventh(tmp
     assert verdict.interval is not None and verdict.interval[0] > 1.5
 
 
-def test_of_the_values_of_a_knob_the_likeliest_is_tried_first(tmp_path: Path) -> None:
+def test_a_likely_value_is_tried_before_one_that_may_be_as_good_but_is_less_sure(tmp_path: Path) -> None:
     """The version that ran it began with 4x1+8, whose gain is less sure, and had no time for 2x2+8."""
     _, runner = gone_through("nanogpt_tcp_noisy", tmp_path)
     assert next(arm for arm in runner.arms if arm != "baseline") == "nccl-sockets=2x2+8"

@@ -60,7 +60,7 @@ def _predicted(state: State, found: Sequence[Change], profiled: Profiled) -> lis
     """In the order of what a replay of the trace with each says it brings; where it says nothing, by its bound.
 
     What counts is halfway between what is likely and the most that it may be, as a trial is cheap beside what it may
-    find; without a replay nothing is likely. Values of one knob come as they are likely.
+    find; without a replay nothing is likely.
 
     Models are of a knob that is turned for the first time: none tells one value's gain over another one that is on.
     """
@@ -71,22 +71,13 @@ def _predicted(state: State, found: Sequence[Change], profiled: Profiled) -> lis
     state.predictions = {name: one for name, one in made.items() if isinstance(one, Prediction)}
     state.situation = situation_of(profiled.done.job, profiled.facts, step_s)
 
-    def likely(change: Change) -> float:
-        prediction = state.predictions.get(change.name)
-        return prediction.speedup if prediction is not None else 1.0
-
     def promise(change: Change) -> float:
         prediction = state.predictions.get(change.name)
         if prediction is None:
             return math.sqrt(change.predicted_speedup or 1.0)
         return math.sqrt(prediction.speedup * min(prediction.high, prediction.bound or prediction.high))
 
-    by_promise = sorted(found, key=lambda change: -promise(change))
-    values: dict[str, list[Change]] = {}
-    for change in by_promise:
-        values.setdefault(change.knob.name, []).append(change)
-    turns = {name: iter(sorted(those, key=lambda change: -likely(change))) for name, those in values.items()}
-    return [next(turns[change.knob.name]) for change in by_promise]
+    return sorted(found, key=lambda change: -promise(change))
 
 
 def spread_over_knobs(found: Sequence[Change], most: int, turned: Collection[str] = ()) -> list[Change]:
