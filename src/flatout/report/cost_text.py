@@ -188,8 +188,8 @@ def cap_text(result: CapAdvice, *, style: TextStyle) -> str:
     lines = [
         style.bold(f"Power caps against {result.no_cap_w:g} W"),
         *style.wrapped(
-            f"{number(result.num_configurations)} configurations of {number(result.num_workloads)} workloads; medians, "
-            "and 95 % intervals over workloads"
+            f"{counted(result.num_configurations, 'configuration')} of {counted(result.num_workloads, 'workload')}; "
+            "medians, and 95 % intervals over workloads"
         ),
         "",
     ]
