@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -37,6 +39,24 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _process_as_it_was() -> Iterator[None]:
+    """What a library leaves behind in this process is not what the next module's tests meet.
+
+    Ray replaces `print`, handles SIGTERM, sets variables and puts packages of its own before all others, for good.
+    """
+    printer, handlers = builtins.print, {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    variables, path = dict(os.environ), list(sys.path)
+    yield
+    builtins.print = printer
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    for name in os.environ.keys() - variables.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(variables)
+    sys.path[:] = path
 
 
 # A shell starts what it puts into the background deaf to SIGINT, and programs inherit that, which tests interrupt.
