@@ -48,8 +48,10 @@ from flatout.records.doctor import (
 from flatout.records.events import Quality
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
 from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
+from flatout.records.machine import Xid
 from flatout.records.plan import GroupRegret, Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
 from flatout.records.power import CapAdvice, CapPoint, Ratio
+from flatout.records.recording import DeviceFacts, GpuUse, HostUse, Measured, Run
 from flatout.records.replay import (
     MeasureDifference,
     PolicyDifference,
@@ -63,6 +65,7 @@ from flatout.records.spot import Availability, Outcome, SpotAdvice
 from flatout.records.tuning import Bound
 from flatout.records.verdict import NoiseFloor
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
+from flatout.report.recording_json import RecordedRank, RecordingReport
 from flatout.report.tuning_json import AdoptedChange, TriedChange, TuningReport
 from flatout.schedule.live.actions import Action, Reservation
 from flatout.schedule.live.controller import Cycle
@@ -216,6 +219,12 @@ def policies() -> str:
 def ledger_json() -> str:
     """The contract `flatout/ledger-report`."""
     return _contract("flatout/ledger-report", (LedgerReport, LedgerClass, LedgerLever))
+
+
+def recording_json() -> str:
+    """The contract `flatout/recording-report`."""
+    records = (RecordingReport, RecordedRank, Measured, HostUse, GpuUse, Xid, Run, DeviceFacts)
+    return _contract("flatout/recording-report", records)
 
 
 def models() -> str:
@@ -573,6 +582,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         replay_json,
         policies,
         ledger_json,
+        recording_json,
         models,
         systems,
         plan_accuracy,

@@ -16,6 +16,7 @@ from flatout.attribute.job import attribute_job
 from flatout.attribute.rank import attribute_rank
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.recorded import with_recording
+from flatout.diagnose.recorder import Untraced
 from flatout.engine import map_ranks, num_cores
 from flatout.errors import InputError
 from flatout.read import TraceSource, assign_ranks, open_sources, read_trace
@@ -90,15 +91,16 @@ def diagnose_paths(
     of several traces those that cannot be read are left out and told in the data quality.
     """
     recording = _recording(paths, ceilings)
+    untraced = None if untraced_step_s is None else Untraced(step_s=untraced_step_s)
     if recording is not None:
-        untraced_step_s = untraced_step_s if untraced_step_s is not None else recording.measured.step_s
+        untraced = untraced or _untraced(recording)
         _check_traced(recording)
     traces = paths if recording is None else [Path(recording.traces_path)]
     with open_sources(traces) as sources:
         timelines, quality, kept = _read_all(sources, engine, given_ranks, progress, with_tracks)
         job = attribute_job(timelines)
         known = _known_ceilings({timeline.meta.hostname or "" for timeline in timelines}, ceilings)
-        diagnosis = diagnose(job, untraced_step_s=untraced_step_s, quality=quality, ceilings=known)
+        diagnosis = diagnose(job, untraced=untraced, quality=quality, ceilings=known)
         if recording is not None:
             diagnosis = with_recording(diagnosis, recording)
         diagnosis = _with_hosts(diagnosis, timelines, recording)
@@ -138,6 +140,13 @@ def _known_ceilings(hosts: set[str], given: Path | None) -> dict[str, Ceilings]:
     from flatout.probe.ceilings.saved import known_ceilings, load_ceilings
 
     return known_ceilings(hosts) if given is None else dict.fromkeys(hosts, load_ceilings(given))
+
+
+def _untraced(recording: Recording) -> Untraced | None:
+    measured = recording.measured
+    if measured.step_s is None:
+        return None
+    return Untraced(step_s=measured.step_s, spread_s=measured.step_spread_s, num_steps=measured.num_untraced_steps)
 
 
 def _check_traced(recording: Recording) -> None:

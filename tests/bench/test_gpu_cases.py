@@ -12,6 +12,7 @@ from tests.bench.test_warming import Alone
 from flatout.probe.ceilings import matmul, worker
 from flatout.probe.ceilings.case import CannotMeasureError, Case
 from flatout.probe.ceilings.raw import Settings
+from flatout.probe.ceilings.whereabouts import Whereabouts
 
 GPU = torch.device("cuda", 0)
 
@@ -25,7 +26,7 @@ def asked(
     missing: dict[str, str] = {}
     with ExitStack() as stack:
         settings = Settings(time_s=10, uses_gpu=True, only=only)
-        return worker._cases(settings, torch, GPU, Alone(), stack, missing), missing  # type: ignore[arg-type]
+        return worker._cases(settings, torch, GPU, Alone(), stack, missing, Whereabouts(None, 0)), missing  # type: ignore[arg-type]
 
 
 def shapes(cases: list[Case], dtype: str) -> list[tuple[int, ...]]:

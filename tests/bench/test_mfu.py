@@ -12,6 +12,7 @@ import pytest
 
 from flatout.cli.profile import _words
 from flatout.diagnose.find import diagnose
+from flatout.diagnose.recorder import Untraced
 from flatout.inside.step_file import COLUMNS, SCHEMA
 from flatout.loop import with_known_ceilings
 from flatout.probe.ceilings.saved import saved_path
@@ -129,13 +130,13 @@ def test_a_finding_is_of_what_was_measured_and_says_so() -> None:
     measured = ceilings(5e13, is_gpu=True, dtype="fp32")
     both = (*measured.measurements, *ceilings(4e14, is_gpu=True, dtype="tf32").measurements)
     measured = msgspec.structs.replace(measured, measurements=both)
-    finding = found(diagnose(job, untraced_step_s=1e6, ceilings={host: measured}), "no-tensor-cores")
+    finding = found(diagnose(job, untraced=Untraced(step_s=1e6), ceilings={host: measured}), "no-tensor-cores")
     assert finding.evidence["peaks_from"] == "measured"
     assert finding.evidence["assumed_speedup"] == 4.0
     assert finding.cost_s_per_step == pytest.approx(3.75e-3, rel=0.01)
     other = msgspec.structs.replace(measured, device="NVIDIA A100-SXM4-80GB")
     for known in ({}, {host: other}):
-        finding = found(diagnose(job, untraced_step_s=1e6, ceilings=known), "no-tensor-cores")
+        finding = found(diagnose(job, untraced=Untraced(step_s=1e6), ceilings=known), "no-tensor-cores")
         assert finding.evidence["peaks_from"] == "vendor"
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from flatout.probe.ceilings import worker
+from flatout.probe.ceilings import rounds as measuring
 from flatout.probe.ceilings.case import Case
 from flatout.probe.ceilings.names import NAMES, concerns
 from flatout.probe.ceilings.raw import Settings
+from flatout.probe.ceilings.whereabouts import Whereabouts
 
 
 class Alone:
@@ -39,9 +40,10 @@ def curve(call: Callable[[int], None], *, sizes: int = 6, sample_s: float = 0.0)
     ]  # fmt: skip
 
 
-def warmed(cases: list[Case], time_s: float, monkeypatch: pytest.MonkeyPatch) -> worker._Rounds:
-    monkeypatch.setattr(worker, "_tell", lambda _: None)
-    rounds = worker._Rounds(cases, Settings(time_s=time_s), Alone(), None, time.monotonic(), False)  # type: ignore[arg-type]
+def warmed(cases: list[Case], time_s: float, monkeypatch: pytest.MonkeyPatch) -> measuring.Rounds:
+    monkeypatch.setattr(measuring, "tell", lambda _: None)
+    nowhere = Whereabouts(None, 0)
+    rounds = measuring.Rounds(cases, Settings(time_s=time_s), Alone(), None, time.monotonic(), False, nowhere)  # type: ignore[arg-type]
     rounds.warm()
     return rounds
 

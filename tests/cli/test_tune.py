@@ -13,11 +13,13 @@ import msgspec
 import pytest
 import typer
 from tests.report import tuning_builder as builder
+from tests.verdict.trials import trial
 
 import flatout as package
 from flatout.cli.tune import tune
 from flatout.errors import OutputError
 from flatout.records.tuning import TuneResult
+from flatout.trial.journal import Heading, Journal
 from flatout.tune.files import history_path, learn
 
 
@@ -103,13 +105,30 @@ def test_a_finished_tuning_is_not_replaced_without_force(tmp_path: Path) -> None
 
 
 def test_the_tuning_of_another_command_is_not_gone_on_with(tmp_path: Path) -> None:
-    first = flatout("tune", "--out", "out", "--", sys.executable, "-c", "raise SystemExit(3)", cwd=tmp_path)
-    assert first.returncode == 2
-    before = (tmp_path / "out" / "journal.jsonl").read_bytes()
+    out = tmp_path / "out"
+    out.mkdir()
+    heading = Heading(tool_version="1", command=("python", "other.py"), options={})
+    Journal(out / "journal.jsonl", heading).add("a", trial(0))
+    before = (out / "journal.jsonl").read_bytes()
     done = flatout("tune", "--out", "out", "--", sys.executable, "-c", MARK, cwd=tmp_path)
     assert done.returncode == 2
     assert "is the journal of another tuning" in done.stderr
-    assert (tmp_path / "out" / "journal.jsonl").read_bytes() == before
+    assert (out / "journal.jsonl").read_bytes() == before
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_tuning_of_a_command_with_a_typo_gives_way_to_the_right_one(tmp_path: Path) -> None:
+    """The same --out, and no --force: nothing was measured there. What else lies there stays."""
+    first = flatout("tune", "--out", "out", "--", sys.executable, "trian.py", cwd=tmp_path)
+    assert first.returncode == 2 and "the command itself does not succeed" in first.stderr
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    done = flatout("tune", "--out", "out", "--", sys.executable, "-c", MARK, cwd=tmp_path)
+    assert f"flatout: {tmp_path / 'out'} held another tuning, no trial of which succeeded" in done.stderr
+    assert (tmp_path / "started").exists()
+    assert "no training step was seen in it" in done.stderr  # of the command that runs now
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    headings = [line for line in (tmp_path / "out" / "journal.jsonl").read_text().splitlines() if "heading" in line]
+    assert len(headings) == 1 and "pathlib" in headings[0]
 
 
 @pytest.mark.parametrize(

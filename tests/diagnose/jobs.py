@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from flatout.attribute.job import attribute_job
 from flatout.attribute.rank import attribute_rank
 from flatout.diagnose.find import diagnose
+from flatout.diagnose.recorder import Untraced
 from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, Part
 from flatout.records.job import JobAttribution
 from flatout.records.timeline import Segments
@@ -21,8 +22,8 @@ def attributed(*traces: TraceBuilder) -> JobAttribution:
 
 
 def diagnosed(*traces: TraceBuilder, untraced_step_us: float | None = None) -> Diagnosis:
-    untraced_step_s = None if untraced_step_us is None else untraced_step_us / 1e6
-    return diagnose(attributed(*traces), untraced_step_s=untraced_step_s)
+    untraced = None if untraced_step_us is None else Untraced(step_s=untraced_step_us / 1e6)
+    return diagnose(attributed(*traces), untraced=untraced)
 
 
 def free_of_recorder_cost(*traces: TraceBuilder) -> Diagnosis:

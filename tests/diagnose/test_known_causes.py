@@ -247,9 +247,10 @@ def test_a_known_untraced_step_scales_the_host_findings(
 ) -> None:
     """Traced 38.4 ms, untraced 21.1: what the recorder added is no cost of the host."""
     from flatout.diagnose.find import diagnose
+    from flatout.diagnose.recorder import Untraced
 
     done = known("host_bound_small")
-    scaled = diagnose(done.job, untraced_step_s=untraced_step_s("host_bound_small"))
+    scaled = diagnose(done.job, untraced=Untraced(step_s=untraced_step_s("host_bound_small")))
     evidence = found(scaled, "host-bound").evidence
     assert evidence["recorder_cost_source"] == "measured"
     assert evidence["recorder_cost_s"] == pytest.approx(38.386e-3 - 21.103e-3, abs=1e-5)

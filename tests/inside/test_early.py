@@ -120,6 +120,64 @@ def test_an_end_that_is_no_failure_is_not_noted(tmp_path: Path, program: str) ->
     assert run(tmp_path, "train.py")[1] is None
 
 
+WARNED = "if 1 is 1: import sys\n"  # the compiler writes a warning, before a line has run
+LOUD = """\
+import atexit, sys
+atexit.register(lambda: print("at exit", file=sys.stderr))
+print("loud", file=sys.stderr)
+"""
+CHILD = """\
+import multiprocessing, sys, torch
+if __name__ == "__main__":
+    child = multiprocessing.get_context("fork").Process(target=sys.exit, args=("no data",))
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys\nsys.exit('no data')\n",
+        "raise SystemExit('no data')\n",
+        "import sys\ntry:\n    int('x')\nexcept ValueError:\n    sys.exit(RuntimeError('no data'))\n",
+        WARNED + "sys.exit('no data')\n",
+        LOUD + "sys.exit('no data')\n",
+        "import atexit, sys\natexit.register(int, 'x')\nsys.exit('no data')\n",
+        "import sys, torch\nsys.exit('no data')\n",
+        CHILD,
+    ],
+)
+def test_the_text_that_a_script_ends_with_is_noted(tmp_path: Path, program: str) -> None:
+    (tmp_path / "train.py").write_text(program)
+    plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done, noted = run(tmp_path, "train.py")
+    assert (noted["kind"], noted["exception"], noted["message"]) == ("exit", "SystemExit", "no data")
+    assert noted["has_torch"] is ("torch" in program)
+    assert (done.returncode, done.stdout, done.stderr) == (1, plain.stdout, plain.stderr)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        WARNED + "sys.exit(1)\n",
+        LOUD + "sys.exit(1)\n",
+        LOUD + "try:\n    sys.exit('no data')\nexcept SystemExit:\n    sys.exit(1)\n",
+        "import atexit, sys\natexit.register(int, 'x')\nsys.exit(1)\n",
+        "import sys\nsys.exit('')\n",
+        "import sys\nsys.stderr = None\nsys.exit('no data')\n",
+        "import sys, threading\nthreading.Thread(target=sys.exit, args=('no data',)).start()\nsys.exit(1)\n",
+    ],
+)
+def test_what_else_stands_on_standard_error_is_no_text_that_a_script_ended_with(tmp_path: Path, program: str) -> None:
+    (tmp_path / "train.py").write_text(program)
+    plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done, noted = run(tmp_path, "train.py")
+    assert noted is None
+    assert (done.returncode, done.stdout, done.stderr) == (1, plain.stdout, plain.stderr)
+
+
 HELPER = """\
 import os, subprocess, sys
 failing = [sys.executable, "-c", "import no_such"]

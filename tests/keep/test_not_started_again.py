@@ -146,6 +146,26 @@ def test_what_may_pass_is_started_again_once_before_torch(tmp_path: Path) -> Non
     ]
 
 
+PYTHON = f"{sys.executable} train.py"
+
+
+@pytest.mark.parametrize(
+    ("imports", "command"),
+    [("", ["sh", "-c", f"{PYTHON}; exit $?"]), ("import torch\n", PYTHON.split()), ("", [*LAUNCHER, "train.py"])],
+    ids=["shell", "torch", "launcher"],
+)
+def test_the_text_that_a_script_ends_with_is_the_reason(tmp_path: Path, imports: str, command: list[str]) -> None:
+    """Without `RANK` in its environment, too: what no launcher has numbered is rank 0."""
+    script(tmp_path, f"{imports}raise SystemExit('no data at /data')\n")
+    code, said = run(tmp_path, *command)
+    assert code == 1
+    ranks = range(2 if "--standalone" in command else 1)
+    assert said[0] in [
+        f"flatout: attempt 1 failed: rank {rank} ended itself: no data at /data (the job's own)" for rank in ranks
+    ]
+    assert said[-1].startswith("flatout: the same failure for the second time")
+
+
 def test_a_program_before_the_script_that_fails_and_is_done_without_is_not_what_failed(tmp_path: Path) -> None:
     code, said = run(tmp_path, "sh", "-c", f"{sys.executable} -c 'import no_such'; exit 9")
     assert code == 9

@@ -56,6 +56,7 @@ CASES = [
     ("refused-checkpoint", False, "user", evidence(num_steps=0, failures=(failed("CheckpointError", "no `model`"),))),
     ("exception", True, "user", evidence(failures=(failed("CheckpointError", "rank 1 could not write its part"),))),
     ("arguments", False, "user", evidence(num_steps=0, failures=(failed("SystemExit", "train.py: no --steps"),))),
+    ("exception", True, "user", evidence(num_steps=0, failures=(failed("SystemExit", "no data", kind="exit"),))),
     ("gpu-fault", True, "user", evidence(xids=(31,))),
     (
         "gpu-fault",

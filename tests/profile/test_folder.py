@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flatout.errors import InputError, OutputError
@@ -154,6 +155,24 @@ def test_a_rank_file_that_was_cut_short_is_read(tmp_path: Path) -> None:
     assert "1 lines of its steps cannot be read" in said
     assert "1 of 2 ranks left no record: 1" in said
     assert recording.measured.reasons["step_s"] == "the job ended before its step times had settled"
+
+
+def test_the_spread_of_untraced_steps_is_known_and_an_outlier_plays_no_part_in_it(tmp_path: Path) -> None:
+    (tmp_path / "recording.json").write_text("{}")
+    times = np.random.default_rng(3).normal(0.1, 0.004, 401)
+    times[350] = 9.0  # a checkpoint, say
+    lines: list[object] = [header(0)]
+    lines += [
+        [n, n * 10**8, int(s * 1e9), 0, 0, None, None, 1, None, "", None, None, None, 0] for n, s in enumerate(times)
+    ]
+    plan = {"event": "plan", "generation": 0, "settled": 10, "flops_step": 400, "start": None, "num_steps": 1}
+    (tmp_path / "rank0.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, plan]))
+    measured = read_recording(tmp_path).measured
+    assert measured.num_untraced_steps == 395
+    assert measured.step_spread_s == pytest.approx(0.004, rel=0.15)
+    plan |= {"flops_step": 9}
+    (tmp_path / "rank0.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, plan]))
+    assert read_recording(tmp_path).measured.step_spread_s is None, "of four steps"
 
 
 def test_an_mfu_needs_the_gpu_to_be_in_the_catalogue(tmp_path: Path) -> None:

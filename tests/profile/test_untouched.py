@@ -194,3 +194,37 @@ def test_json_is_the_last_line_of_standard_output(tmp_path: Path) -> None:
     diagnosis = json.loads(done.stdout.splitlines()[-1])
     assert diagnosis["schema"] == "flatout/diagnosis"
     assert len(done.stdout.splitlines()) == 21
+
+
+def test_json_without_a_trace_is_what_was_recorded(tmp_path: Path) -> None:
+    recording, done = recorded(tmp_path / "r", job("--steps", 20), "--light", "--warmup", "3", "--json")
+    *losses, line = done.stdout.splitlines()
+    report = json.loads(line)
+    assert (report["schema"], len(losses)) == ("flatout/recording-report", 20)
+    (rank,) = report["ranks"]
+    assert (rank["num_steps"], rank["ended_by"], rank["device"]) == (20, "exit", None)
+    assert rank["untraced_step_s"] == recording.ranks[0].untraced_step_s == report["measured"]["step_s"]
+    assert report["measured"]["samples_per_s"] == pytest.approx(4 / rank["untraced_step_s"])
+    assert report["measured"]["mfu"] is None and "CPU" in report["measured"]["reasons"]["mfu"]
+    assert (report["path"], report["traced_ranks"]) == (str(tmp_path / "r"), [])
+    assert [host["hostname"] for host in report["hosts"]] == [rank["hostname"]]
+    assert report["runs"][0]["exit_code"] == 0
+
+
+@pytest.mark.parametrize(("script", "code"), [("pass", 0), ("import os; os.kill(os.getpid(), 9)", 137)])
+def test_json_of_a_job_without_a_step_says_why(tmp_path: Path, script: str, code: int) -> None:
+    done = run([*profiling(tmp_path / "r", "--json"), sys.executable, "-c", script])
+    report = json.loads(done.stdout)
+    assert (report["schema"], report["ranks"]) == ("flatout/recording-report", [])
+    assert report["data_quality"] and report["measured"]["reasons"]["step_s"] == "no rank was recorded"
+    assert report["runs"][0]["signal"] == (9 if code == 137 else None)
+
+
+def test_json_where_the_traces_cannot_be_read_is_what_was_recorded(tmp_path: Path) -> None:
+    spoiling = ["sh", "-c", f'"$@"; echo spoilt > {tmp_path}/r/rank0.json', "sh"]
+    done = run([*profiling(tmp_path / "r", "--warmup", "3", "--json"), *spoiling, *job("--steps", 30)])
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["schema"] == "flatout/recording-report"
+    assert report["traced_ranks"] == [0]
+    assert any(one["problem"].startswith("its traces could not be diagnosed: ") for one in report["data_quality"])
+    assert "reading it failed" in done.stderr

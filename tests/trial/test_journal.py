@@ -134,6 +134,45 @@ def test_the_journal_of_a_tuning_that_made_no_trial_gives_way(path: Path) -> Non
         Journal(path, HEADING)
 
 
+def test_the_journal_of_a_tuning_whose_trials_only_failed_gives_way(path: Path) -> None:
+    failed = msgspec.structs.replace(trial(0), outcome="failed", step_s=())
+    wrong = Journal(path, HEADING)
+    wrong.add("a", failed)
+    wrong.add("a", failed)
+    right = msgspec.structs.replace(HEADING, command=("python", "right.py"))
+    taken = Journal(path, right)
+    assert (taken.num_replaced, taken.num_before, taken.session) == (2, 0, 0)
+    taken.add("a", trial(0))
+    assert Journal(path, right).recall("a") == trial(0)
+    assert path.read_text().count("heading") == 1
+
+
+@pytest.mark.parametrize("more", ["trial", "out of memory", "profile", "damaged"])
+def test_one_that_says_anything_beside_failures_does_not_give_way(path: Path, more: str) -> None:
+    """A line that cannot be read may be a trial."""
+    journal = Journal(path, HEADING)
+    journal.add("a", msgspec.structs.replace(trial(0), outcome="failed", step_s=()))
+    if more == "trial":
+        journal.add("a", trial(1))
+    elif more == "out of memory":
+        journal.add("b", msgspec.structs.replace(trial(1), outcome="out_of_memory", step_s=()))
+    elif more == "profile":
+        journal.add_profile(Profile(key="baseline", folder="profile-003", took_s=12.5))
+    else:
+        with path.open("a") as file:
+            file.write('{"type": "trial", "key": "a", "resu\n')
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="journal of another tuning"):
+        Journal(path, msgspec.structs.replace(HEADING, command=("python", "right.py")))
+    assert path.read_bytes() == before
+
+
+def test_a_journal_with_results_beside_it_does_not_give_way(path: Path) -> None:
+    Journal(path, HEADING).add("a", msgspec.structs.replace(trial(0), outcome="failed", step_s=()))
+    with pytest.raises(InputError, match="journal of another tuning"):
+        Journal(path, msgspec.structs.replace(HEADING, command=("python", "right.py")), may_replace=False)
+
+
 def test_a_journal_that_cannot_be_written_is_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(path, HEADING)
     monkeypatch.setattr(journal, "path", Path("/dev/full"))

@@ -105,6 +105,18 @@ def test_what_its_budget_ended_does_not_go_on_with_other_options(tmp_path: Path)
         start(tmp_path / "out", budget_s=900.0, num_steps=7)
 
 
+def test_results_are_not_taken_over_though_no_trial_succeeded(tmp_path: Path) -> None:
+    """As of a budget that was too small: the report is there."""
+    failed = msgspec.structs.replace(trial(0), outcome="timed_out", step_s=())
+    start(tmp_path / "out", budget_s=600.0).journal.add("key", failed)
+    asked = Asked(budget_s=600.0)
+    made = msgspec.structs.replace(builder.out_of_budget(), asked=asked)
+    write_results(made, tmp_path / "out", apply=False, command=["flatout", "tune"])
+    with pytest.raises(InputError, match="is the journal of another tuning"):
+        start(tmp_path / "out", budget_s=900.0, num_steps=7)
+    start(tmp_path / "out", budget_s=900.0)
+
+
 def test_a_winner_that_did_not_hold_leaves_no_configuration_behind(tmp_path: Path) -> None:
     write_results(builder.better(), tmp_path, apply=False, command=["flatout", "tune"])
     assert (tmp_path / "tuned.toml").exists()

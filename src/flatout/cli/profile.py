@@ -28,7 +28,7 @@ def profile(
         bool, typer.Option("--light", help="No trace: step times, loader, memory and machine only.")
     ] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print the diagnosis as one line of JSON, after the job's output.")
+        bool, typer.Option("--json", help="Print the result as one line of JSON, after the job's output.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a recording that exists.")] = False,
 ) -> None:
@@ -67,7 +67,9 @@ def _tell(path: Path, ended: Ended, *, light: bool, json: bool) -> None:
         print(f"flatout: {line}", file=sys.stderr)
     has_trace = bool(recording.traced_ranks)
     if has_trace and ended.signal is None:
-        _diagnose(path, json=json)
+        _diagnose(path, recording, json=json)
+    elif json:
+        _print_recording(recording)
     next_command = f"flatout diagnose {shlex.quote(shown)}" + (" --html report.html" if ended.signal is None else "")
     if has_trace:
         print(f"next: {next_command}", file=sys.stderr)
@@ -75,24 +77,39 @@ def _tell(path: Path, ended: Ended, *, light: bool, json: bool) -> None:
         print("next: the same without --light, for a trace and its diagnosis", file=sys.stderr)
 
 
-def _diagnose(path: Path, *, json: bool) -> None:
+def _diagnose(path: Path, recording: Recording, *, json: bool) -> None:
     """The diagnosis of the recording: JSON to standard output, text to standard error, where the job's words went."""
-    import msgspec
-
     from flatout.cli.progress import Progress
     from flatout.loop import diagnose_paths
 
-    with Progress("reading traces") as progress:
-        done = diagnose_paths([path], progress=progress.show)
+    try:
+        with Progress("reading traces") as progress:
+            done = diagnose_paths([path], progress=progress.show)
+    except Exception as error:
+        if json:
+            _print_recording(recording, but=f"its traces could not be diagnosed: {error}")
+        raise
     if json:
         from flatout.report.json import diagnosis_json
 
-        lines = diagnosis_json(done.diagnosis, ["flatout", *sys.argv[1:]])
-        print(msgspec.json.format(lines, indent=-1).decode())
+        print(diagnosis_json(done.diagnosis, ["flatout", *sys.argv[1:]], pretty=False).decode())
     else:
         from flatout.report.text import diagnosis_text
 
         print(diagnosis_text(done.diagnosis), file=sys.stderr)
+
+
+def _print_recording(recording: Recording, *, but: str | None = None) -> None:
+    """What there is without a diagnosis, as one line of JSON."""
+    import msgspec
+
+    from flatout.records.events import Quality
+    from flatout.report.recording_json import recording_json
+
+    if but is not None:
+        problem = Quality(problem=but, effect="there is no diagnosis")
+        recording = msgspec.structs.replace(recording, problems=(*recording.problems, problem))
+    print(recording_json(recording, ["flatout", *sys.argv[1:]], pretty=False).decode())
 
 
 def _words(recording: Recording, shown: str) -> list[str]:

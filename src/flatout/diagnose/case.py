@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.diagnose.recorder import RecorderCost, recorder_cost
+from flatout.diagnose.recorder import RecorderCost, Untraced, recorder_cost
 from flatout.records.diagnosis import PART_NAMES, Part
 from flatout.records.job import JobAttribution
 from flatout.records.timeline import NUM_PARTS, RankFacts, RankTimeline
@@ -44,13 +44,13 @@ class Case:
     """One job to be judged. All times are seconds a step unless said."""
 
     def __init__(
-        self, job: JobAttribution, untraced_step_s: float | None = None, peaks: Mapping[str, float] | None = None
+        self, job: JobAttribution, untraced: Untraced | None = None, peaks: Mapping[str, float] | None = None
     ) -> None:
         self.job = job
         self.measured_peaks = peaks  # FLOP/s by operand type of the job's GPU, where `flatout bench` measured it
         self.ranks: tuple[RankTimeline, ...] = job.timelines
         self.num_steps = max((len(t.steps) for t in self.ranks), default=0)
-        self.untraced_step_s = untraced_step_s
+        self.untraced = untraced
         self.own = np.array([self._own(t) for t in self.ranks])
         self.step_s = float(self.own.sum(axis=1).mean()) if len(self.ranks) else 0.0
         self.row = {t.rank: row for row, t in enumerate(self.ranks)}  # in `own` and `charged`
@@ -198,7 +198,7 @@ class Case:
         if self.host_traced_s <= 0 or not self.ranks:
             return RecorderCost(idle_s=0.0, host_s=0.0, source="assumed")
         facts = self.facts(self.busiest_rank(*HOST_PARTS))
-        cost = recorder_cost(facts, self.num_steps or 1, self.host_traced_s, self.step_s, self.untraced_step_s)
+        cost = recorder_cost(facts, self.num_steps or 1, self.host_traced_s, self.step_s, self.untraced)
         keep = 1 - cost.idle_s / self.host_traced_s
         for part in HOST_PARTS:
             self._pools[part] *= keep

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from flatout.diagnose.case import Case
+from flatout.diagnose.recorder import Untraced
 from flatout.diagnose.rules import RULES
 from flatout.records.ceilings import Ceilings
 from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, Job, Part, RankDiagnosis, StepDiagnosis
@@ -23,12 +24,12 @@ WITHOUT_RULE = {
 def diagnose(
     job: JobAttribution,
     *,
-    untraced_step_s: float | None = None,
+    untraced: Untraced | None = None,
     quality: Iterable[Quality] = (),
     ceilings: Mapping[str, Ceilings] | None = None,
 ) -> Diagnosis:
     """All findings of a job with its parts, blame and data quality. `ceilings`: what was measured of its hosts."""
-    case = Case(job, untraced_step_s, _measured_peaks(job, ceilings or {}))
+    case = Case(job, untraced, _measured_peaks(job, ceilings or {}))
     findings: list[Finding] = []
     for rule in RULES if case.step_s > 0 else ():
         findings += rule.find(case)
@@ -42,7 +43,7 @@ def diagnose(
             device=_device(job),
             num_steps=case.num_steps,
             step_s=case.step_s if case.num_steps else None,
-            untraced_step_s=untraced_step_s,
+            untraced_step_s=untraced.step_s if untraced is not None else None,
         ),
         ranks=tuple(_rank(t, job.segments[t.rank], origin) for t in job.timelines),
         blame=job.blame,

@@ -15,12 +15,22 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from flatout.change.launchers import with_launch_words
 from flatout.emit.command import CONFIG, named_head, tuned_command, unplaced, without_srun
 from flatout.emit.heading import commented
-from flatout.emit.rendezvous import PORT, meets, num_nodes, with_rendezvous
+from flatout.emit.rendezvous import (
+    PORT,
+    is_static,
+    meets,
+    num_nodes,
+    with_own_meeting,
+    with_rendezvous,
+    with_variables,
+)
 from flatout.emit.yaml_text import Value, yaml_text
 from flatout.records.tuning import Emitted, Tuning
 
+_NODE_RANK = "--node-rank=$(JOB_COMPLETION_INDEX)"
 IMAGE = "REPLACE-WITH-YOUR-IMAGE"
 
 
@@ -37,8 +47,12 @@ def emit(
     gpus: int | None = None,
     limit_s: int | None = None,
     labels: Mapping[str, str] | None = None,
+    keeps_meeting: bool = False,
 ) -> Emitted:
-    """`gpus` are of a host, in place of those that it was tuned on; `labels` are the JobSet's, as Kueue's queue."""
+    """`gpus` are of a host, in place of those that it was tuned on; `labels` are the JobSet's, as Kueue's queue.
+
+    `keeps_meeting`: where torchrun's agents meet is as the command says, else in the first pod.
+    """
     tuning, notes = without_srun(tuning)
     num_moves = _num_restarts(tuning.keep)
     if num_moves:
@@ -47,7 +61,7 @@ def emit(
     is_nvidia = gpus is not None or tuning.machine.get("device", "").upper().startswith("NVIDIA")
     if gpus is None:
         gpus = _whole(tuning.machine.get("ranks_per_host") or tuning.machine.get("num_ranks"), 0)
-    words = _command(tuning, name)
+    words = _command(tuning, name, keeps_meeting=keeps_meeting)
     container: dict[str, Value] = {"name": "train", "image": image, "command": words}
     if tuning.changes.environment and not tuning.needs_run:
         container["env"] = [
@@ -110,17 +124,25 @@ def _num_restarts(keep: Sequence[str]) -> int:
     return _whole(given[-1], 0) if given else 0
 
 
-def _command(tuning: Tuning, name: str) -> list[str]:
+def first_pod(name: str) -> str:
+    """Its name in the JobSet's network."""
+    return f"{name}-{PODS}-0-0.{name}"
+
+
+def _command(tuning: Tuning, name: str, *, keeps_meeting: bool) -> list[str]:
     """Kubernetes puts variables in the place of `$(NAME)`: of ours, and of none of the user's."""
     words = tuple(word.replace("$(", "$$(") for word in tuned_command(tuning))
-    if meets(tuning):
-        first_pod = f"{name}-{PODS}-0-0.{name}"
+    if meets(tuning) and keeps_meeting:
+        words = with_variables(with_own_meeting(words, num_nodes(tuning)))
+        if is_static(words):
+            words = with_launch_words(words, "torchrun", (_NODE_RANK,))
+    elif meets(tuning):
         words = with_rendezvous(
             words,
             (
                 f"--nnodes={num_nodes(tuning)}",
-                "--node-rank=$(JOB_COMPLETION_INDEX)",
-                f"--master-addr={first_pod}",
+                _NODE_RANK,
+                f"--master-addr={first_pod(name)}",
                 f"--master-port={PORT}",
             ),
         )

@@ -13,16 +13,8 @@ from flatout.records.tuning import HEAD_NODE, Tuning
 
 PORT = 29500  # torch's own default
 _BY_AGENTS = ("static", "c10d")  # the first agent is where the others meet
-_OWN = (
-    "--standalone",
-    "--nnodes",
-    "--node-rank",
-    "--master-addr",
-    "--master-port",
-    "--rdzv-backend",
-    "--rdzv-endpoint",
-    "--rdzv-id",
-)
+_OF_MEETING = ("--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id")
+_OWN = ("--standalone", "--nnodes", "--node-rank", *_OF_MEETING)
 
 
 def num_nodes(tuning: Tuning) -> int:
@@ -39,6 +31,7 @@ def meets(tuning: Tuning) -> bool:
 
 class Meeting(NamedTuple):
     word: str  # of the command, or the variable
+    host: str  # the name or address that it has
     is_store: bool  # it is a service of its own, and no agent of the job
 
 
@@ -52,7 +45,10 @@ def own_meeting(tuning: Tuning) -> Meeting | None:
         if place and HEAD_NODE not in place:
             is_in_command = launch_word(tuning.command, "torchrun", flag) is not None
             word = f"{flag} {place}" if is_in_command else f"{variable_of('torchrun', flag)}={place}"
-            return Meeting(word, is_store=flag == "--rdzv-endpoint" and backend not in _BY_AGENTS)
+            host = place if flag == "--master-addr" else place.rpartition(":")[0] or place
+            return Meeting(
+                word, host.strip("[]").lower(), is_store=flag == "--rdzv-endpoint" and backend not in _BY_AGENTS
+            )
     return None
 
 
@@ -61,6 +57,22 @@ def with_own_meeting(words: Sequence[str], num_nodes: int) -> tuple[str, ...]:
     if launch_word(words, "torchrun", "--nnodes") is not None:
         return tuple(words)
     return with_launch_words(words, "torchrun", (f"--nnodes={num_nodes}",))
+
+
+def with_variables(words: Sequence[str]) -> tuple[str, ...]:
+    """As the user has it, with what his variables say of it as arguments: for where they are not handed on."""
+    told = {flag: launch_value(words, "torchrun", flag) for flag in (*_OF_MEETING, "--rdzv-conf")}
+    added = [
+        f"{flag}={value}"
+        for flag, value in told.items()
+        if value is not None and launch_word(words, "torchrun", flag) is None
+    ]
+    return with_launch_words(words, "torchrun", added)
+
+
+def is_static(words: Sequence[str]) -> bool:
+    """Whether each agent must be told which one it is."""
+    return (launch_value(words, "torchrun", "--rdzv-backend") or "static") == "static"
 
 
 def with_rendezvous(words: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Failures before `import torch`, or of a script without it: hooks as light as they can be, until torch takes over.
 
-In: an exception that the script did not catch, what argparse refuses, a script or module that is not there. Out: see
-`failures`, which is imported only then. A Python program that the script starts notes nothing here: its script may do
-without it.
+In: an exception that the script did not catch, what argparse refuses, a text that the script ends with, a script or
+module that is not there. Out: see `failures`, which is imported only then. A Python program that the script starts
+notes nothing here: its script may do without it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 
+from flatout.inside.exit_text import EXIT_TEXT
 from flatout.inside.patches.imports import after_import
 
 TYPE_CHECKING = False  # `typing` itself is not loaded before the script needs it
@@ -41,6 +42,7 @@ class Early:
             self._own(kind, error, trace)
 
         self._hook = sys.excepthook = excepthook
+        EXIT_TEXT.watch()
         atexit.register(self._exits)
         after_import("argparse", self._wrap_arguments)
 
@@ -72,12 +74,16 @@ class Early:
             error = getattr(sys, "last_value", None)  # the script may have a hook of its own
             if error is None and self._missing is not None:  # Python says so itself, and raises nothing
                 error = FileNotFoundError(2, os.strerror(2), self._missing)
-            self._note(error or _missing_module())
+            error = error or _missing_module()
+            if error is not None:
+                self._note(error)
+            elif EXIT_TEXT.text is not None and (notes := self._made()) is not None:
+                notes.note_exit(EXIT_TEXT.text)
         except Exception:  # noqa: BLE001 - never the job's problem
             self._is_over = True
 
-    def _note(self, error: BaseException | None) -> None:
-        if error is not None and (notes := self._made()) is not None:
+    def _note(self, error: BaseException) -> None:
+        if (notes := self._made()) is not None:
             notes.note(error)
 
     def _note_refused(self, message: str) -> None:

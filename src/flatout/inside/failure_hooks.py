@@ -1,7 +1,7 @@
 """What tells `failures` of an exception once torch was imported.
 
 In: an exception that the script did not catch, in its main thread, in another, or in a rank that torch.multiprocessing
-started, and what argparse refuses. The script's own hooks run as ever, after ours.
+started, what argparse refuses, and the text that a script ends with. The script's own hooks run as ever, after ours.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.inside.ending import ENDING
+from flatout.inside.exit_text import EXIT_TEXT
 from flatout.inside.failures import Notes, out_of_memory_where
 
 
@@ -24,7 +25,13 @@ def note_failures(recording: Path) -> None:
     _chain_hooks(notes)
     _wrap_processes(notes)
     _wrap_arguments(notes)
-    ENDING.at_exit(lambda: notes.note(getattr(sys, "last_value", None)))  # where a script has a hook of its own
+    ENDING.at_exit(lambda: _note_at_exit(notes))
+
+
+def _note_at_exit(notes: Notes) -> None:
+    notes.note(getattr(sys, "last_value", None))  # where a script has a hook of its own
+    if EXIT_TEXT.text is not None:
+        notes.note_exit(EXIT_TEXT.text)
 
 
 def _chain_hooks(notes: Notes) -> None:
@@ -76,6 +83,10 @@ def _wrap_processes(notes: Notes) -> None:
             original_run(self)
         except Exception as error:
             notes.note(error)
+            raise
+        except SystemExit as end:
+            if isinstance(end.code, (str, Exception)):
+                notes.note_exit(str(end.code))
             raise
 
     spawn._wrap = wrap

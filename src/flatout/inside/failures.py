@@ -17,6 +17,7 @@ from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.log import guarded
 
 SCHEMA, VERSION = "flatout/failure", 1
+EXIT = "exit"  # the kind of what a script itself says at its end
 _MOST_CHARACTERS, _MOST_CAUSES = 500, 8
 _OF_CHILDREN = {"ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SignalException"}
 _DEVICE_WORDS = (
@@ -80,6 +81,13 @@ class Notes:
             self._write(SystemExit(message))
 
     @guarded
+    def note_exit(self, text: str) -> None:
+        """What the script said when it ended itself by `sys.exit(text)`."""
+        if self._noted_by != os.getpid() and not is_loader_worker():
+            self._noted_by = os.getpid()
+            self._write(SystemExit(text), kind=EXIT)
+
+    @guarded
     def withdraw(self) -> None:
         """The script has got over it."""
         self._path().unlink(missing_ok=True)
@@ -87,7 +95,7 @@ class Notes:
     def _path(self) -> Path:
         return self._recording / f"failure-{os.uname().nodename}-{os.getpid()}.json"
 
-    def _write(self, error: BaseException) -> None:
+    def _write(self, error: BaseException, *, kind: str | None = None) -> None:
         identity = find_identity()
         where = out_of_memory_where(error)
         content = {
@@ -98,7 +106,7 @@ class Notes:
             "hostname": os.uname().nodename,
             "pid": os.getpid(),
             "unix_s": round(time.time(), 3),
-            "kind": "error" if where is None else "out_of_memory",
+            "kind": (kind or "error") if where is None else "out_of_memory",
             "where": where,
             "exception": type(error).__name__,
             "message": _message(error)[:_MOST_CHARACTERS],

@@ -19,8 +19,9 @@ from flatout.launch import Ended
 
 _CGROUP = Path("/sys/fs/cgroup")
 _VMSTAT = Path("/proc/vmstat")
-REFUSED = "SystemExit"  # as `inside/failures.py` notes what argparse refuses
-_CODE_2 = (REFUSED, "FileNotFoundError")  # with which Python ends then; the second is of a script that is not there
+EXIT = "exit"  # the kind of failure where a script ends itself by `sys.exit(text)`, as in `inside/failures.py`
+_REFUSED = "SystemExit"  # as that notes what argparse refuses
+_CODE_2 = (_REFUSED, "FileNotFoundError")  # with which Python ends then; the second is of a script that is not there
 # What a rank says because another one has gone: never the cause, where there is another.
 _OF_PEERS = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket timeout|timed out|remote process exited"
@@ -43,6 +44,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     line: str | None = None
     has_torch: bool = True  # its process had imported it; else no step of it was seen, whether it made some or not
     age_s: float | None = None  # of its process
+
+    @property
+    def is_refusal(self) -> bool:
+        return self.exception == _REFUSED and self.kind != EXIT
 
     @property
     def is_of_peers(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from flatout.catalog.xids import is_job_fault, xid_name
-from flatout.keep.evidence import REFUSED, Evidence, Failure
+from flatout.keep.evidence import EXIT, Evidence, Failure
 
 Fault = Literal["nobody", "user", "machine", "network", "unknown"]
 START_UP_S = 30.0  # a launcher with its ranks has come to `import torch` by then, or the job has none of it
@@ -109,6 +109,8 @@ def _says_xids(evidence: Evidence, numbers: tuple[int, ...]) -> str:
 def _says_failure(evidence: Evidence) -> str:
     root = evidence.root
     assert root is not None
+    if root.kind == EXIT:
+        return f"rank {root.rank} ended itself: {_message(evidence)}"
     where = f" at {root.line}" if root.line else ""
     return f"rank {root.rank} raised {root.exception}{where}: {_message(evidence)}"
 
@@ -243,7 +245,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="arguments",
-        fits=lambda e: not e.num_steps and _root(e, lambda f: f.exception == REFUSED),
+        fits=lambda e: not e.num_steps and _root(e, lambda f: f.is_refusal),
         fault="user",
         restarts=False,
         says=lambda e: f"the script refuses its arguments: {_message(e)}",

@@ -64,9 +64,12 @@ def measure(
     step_s = sum(times) / len(times) if times else None
     if step_s is None:
         reasons["step_s"] = _NOT_SETTLED if ranks else "no rank was recorded"
+    spreads = [rank.untraced_spread_s for rank in ranks if rank.untraced_spread_s is not None]
     flops = _flops(ranks, reasons)
     return Measured(
         step_s=step_s,
+        step_spread_s=sum(spreads) / len(spreads) if spreads else None,
+        num_untraced_steps=min((rank.num_untraced_steps for rank in ranks), default=0),
         loader_s=max((_loader_s(rank) for rank in ranks if rank.untraced_step_s is not None), default=None),
         samples_per_s=_per_second(ranks, step_s, "samples", reasons),
         tokens_per_s=_per_second(ranks, step_s, "tokens", reasons),

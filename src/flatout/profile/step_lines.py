@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flatout.records.recording import DeviceFacts, RankRecording, Steps
 
+_MIN_FOR_SPREAD = 5
 _NUM_BEFORE_SETTLED = 5  # the last steps of the warm-up are already as the settled ones
 _decode = msgspec.json.Decoder().decode
 
@@ -88,6 +89,7 @@ def read_rank(path: Path) -> RankRecording | None:
         settled_step=plan.get("settled"),
         untraced_step_s=float(np.median(durations)) if len(durations) else None,
         num_untraced_steps=len(durations),
+        untraced_spread_s=_spread(durations),
         traced_steps=tuple(window.get("steps", ())),
         recorder_s=lines.recorder_ns / 1e9,
         flops_by_type=flops.get("flops_by_type"),
@@ -144,6 +146,13 @@ def _untraced(steps: Steps, plan: dict[str, Any]) -> NDArray[np.bool_]:
     is_before = steps.number < plan["flops_step"]
     chosen: NDArray[np.bool_] = steps.is_ordinary & after & is_before
     return chosen
+
+
+def _spread(durations: NDArray[np.float64]) -> float | None:
+    """Standard deviation by the median absolute deviation, times 1.4826 as of a normal distribution; None: too few."""
+    if len(durations) < _MIN_FOR_SPREAD:
+        return None
+    return 1.4826 * float(np.median(np.abs(durations - np.median(durations))))
 
 
 def _last(values: NDArray[np.float64], choose: Any) -> int | None:

@@ -5,8 +5,6 @@ A number that is missing is None, and `Measured.reasons` or a problem says why.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +52,7 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     settled_step: int | None  # None: the job ended first
     untraced_step_s: float | None  # median of the settled steps before the recorder disturbed any
     num_untraced_steps: int
+    untraced_spread_s: float | None = None  # their standard deviation, outliers apart; None: of fewer than five
     traced_steps: tuple[int, ...]
     recorder_s: float  # what preparing, ending and writing the trace took, between steps
     flops_by_type: dict[str, float] | None  # of one step, as executed: {"bf16": 1.2e15}
@@ -138,6 +137,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_bytes: int | None  # the highest of all ranks
     num_alloc_retries: int | None
     reasons: dict[str, str] = {}  # why a number is missing
+    step_spread_s: float | None = None  # from step to step, outliers apart: a standard deviation, mean over ranks
+    num_untraced_steps: int = 0  # that `step_s` is of, on the rank with the fewest
     mfu_against: str | None = None  # whose peak rates: `vendor`, or `measured` by `flatout bench`
 
 
@@ -161,11 +162,3 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def missing_ranks(self) -> tuple[int, ...]:
         world_size = max((rank.world_size for rank in self.ranks), default=0)
         return tuple(sorted(set(range(world_size)) - {rank.rank for rank in self.ranks}))
-
-    def facts(self) -> dict[str, Any]:
-        """For JSON: `measured`, hosts and runs."""
-        return {
-            "measured": msgspec.to_builtins(self.measured),
-            "hosts": msgspec.to_builtins(self.hosts),
-            "runs": msgspec.to_builtins(self.runs),
-        }

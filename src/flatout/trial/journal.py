@@ -1,7 +1,8 @@
 """The journal of a tuning: each trial as a line, from which an interrupted tuning goes on.
 
 A line is written when its trial is over, so what an interruption cuts short is run again. The first line says of which
-tuning: with another command, or other files of ours, nothing is resumed.
+tuning: with another command, or other files of ours, nothing is resumed. Where no trial of another one says anything,
+as after a typo in its command, its journal gives way.
 """
 
 from __future__ import annotations
@@ -45,12 +46,17 @@ def _says_something(result: TrialResult) -> bool:
     return result.is_complete or result.outcome == "out_of_memory"
 
 
+def _is_worth_keeping(line: Heading | Entry | Profile) -> bool:
+    return isinstance(line, Profile) or (isinstance(line, Entry) and _says_something(line.result))
+
+
 class Journal:
     """Trials of before are given back once each, in their order, by what was run."""
 
-    def __init__(self, path: Path, heading: Heading) -> None:
-        """Raises InputError where the file is of another tuning."""
+    def __init__(self, path: Path, heading: Heading, *, may_replace: bool = True) -> None:
+        """Raises InputError where the file is of another tuning with something to lose, or not `may_replace`."""
         self.path = path
+        self.num_replaced = 0  # failed trials of another tuning, whose journal gave way
         self.num_damaged = 0
         self.num_before = 0
         self.session = 0  # of what is added: counts the interruptions
@@ -60,7 +66,9 @@ class Journal:
         lines = text.splitlines()
         decoded = [line for raw in lines if (line := self._decoded(raw)) is not None]
         headings = [line for line in decoded if isinstance(line, Heading)]
-        if headings and len(lines) == 1 and headings[0] != heading:  # of a tuning that made no trial
+        is_worthless = bool(headings) and not self.num_damaged and not any(map(_is_worth_keeping, decoded))
+        if may_replace and is_worthless and headings[0] != heading:
+            self.num_replaced = sum(isinstance(line, Entry) for line in decoded)
             path.unlink()
             text, decoded, headings, lines = b"", [], [], []
         is_foreign = not headings and (len(lines) > 1 or bool(decoded))

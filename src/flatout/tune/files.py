@@ -57,6 +57,7 @@ def open_tuning(
 ) -> Runner:
     """The runner of a new tuning in `folder`, or of one that was interrupted there, or that its budget ended.
 
+    A tuning of another command there, no trial of which succeeded, gives way; one with trials does not.
     Raises OutputError, InputError, and UsageError where it is to go on with no more than what ended it.
     The folder is locked until this process ends; processes that a former tuning left there are ended.
     """
@@ -75,7 +76,8 @@ def open_tuning(
         if is_ours and force:
             for name in ("runs", JOURNAL, *RESULTS):
                 _remove(folder / name)
-        elif any((folder / name).exists() for name in RESULTS):
+        has_results = any((folder / name).exists() for name in RESULTS)
+        if has_results:
             _check_goes_on(folder, options)
         folder.mkdir(parents=True, exist_ok=True)
         if not is_ours:
@@ -85,12 +87,15 @@ def open_tuning(
         journal = Journal(
             folder / JOURNAL,
             Heading(tool_version=__version__, command=tuple(shown), options={**asked, "warmup": repr(warmup)}),
+            may_replace=not has_results,
         )
     except OSError as error:
         raise OutputError(f"{folder} cannot be written to: {(error.strerror or str(error)).lower()}") from error
     runs = f"{folder / 'runs'}{os.sep}"
     if num_left := end_marked(lambda environment: environment.get("FLATOUT_RECORDING", "").startswith(runs)):
         say(f"ended {num_left} process{'es' * (num_left > 1)} that a former tuning left")
+    if journal.num_replaced:
+        say(f"{folder} held another tuning, no trial of which succeeded: this one takes its place")
     if journal.num_before:
         say(f"going on with the {journal.num_before} trials in {folder / JOURNAL}")
     if not keeps_outputs_apart(command):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from tests.diagnose.jobs import GEMM, STEP, costs_us, diagnosed, found, free_of_recorder_cost, names, times
+from tests.diagnose.jobs import GEMM, STEP, attributed, costs_us, diagnosed, found, free_of_recorder_cost, names, times
 
+from flatout.diagnose.find import diagnose
+from flatout.diagnose.recorder import Untraced, recorder_cost
+from flatout.report.evidence import evidence_texts
 from flatout.testing import TraceBuilder
+from flatout.units import seconds
 
 HOST = {"host-bound", "host-sync", "allocator-churn", "small-kernels"}
 
@@ -120,10 +125,43 @@ def test_the_recorder_is_never_assumed_to_cost_more_than_three_quarters_of_the_i
     assert found(diagnosed(trace), "host-bound").cost_s_per_step == pytest.approx(1000e-6)
 
 
+@pytest.mark.parametrize(("untraced", "told_us"), [(9900, None), (10_100, None), (8000, 2000)])
+def test_a_recorder_cost_below_the_noise_of_the_steps_is_a_bound(untraced: float, told_us: float | None) -> None:
+    """Steps of 10 ms that differ by 300 us: the mean of the two traced ones is known to 2 * 300 us / sqrt(2)."""
+    known = Untraced(step_s=untraced * 1e-6, spread_s=300e-6, num_steps=10_000)
+    finding = found(diagnose(attributed(host_bound(4000)), untraced=known), "host-bound")
+    evidence = finding.evidence
+    if told_us is not None:
+        assert evidence["recorder_cost_s"] == pytest.approx(told_us * 1e-6)
+        assert evidence["recorder_cost_source"] == "measured" and "without the recorder" in finding.title
+    else:
+        assert evidence["recorder_cost_s"] is None and "without the recorder" not in finding.title
+        assert evidence["recorder_cost_source"] == "below the noise of the steps"
+        seen = max(10_000 - untraced, 0)
+        assert evidence["recorder_cost_below_s"] == pytest.approx((seen + 2 * 300 / 2**0.5) * 1e-6, rel=0.01)
+        assert ("recorder cost below", seconds(evidence["recorder_cost_below_s"])) in evidence_texts(evidence)
+
+
+def test_the_bound_of_the_recorders_cost_holds_for_nineteen_of_twenty_recordings() -> None:
+    """Of jobs whose recorder costs 1 % of a step that varies by 3 %, what is told holds the truth."""
+    random = np.random.default_rng(7)
+    num_right = num_bounds = 0
+    facts = attributed(host_bound(4000)).timelines[0].facts
+    assert facts is not None
+    for _ in range(2000):
+        untraced, traced = random.normal(1.0, 0.03, 20), random.normal(1.01, 0.03, 3)
+        known = Untraced(step_s=float(np.median(untraced)), spread_s=0.03, num_steps=20)
+        cost = recorder_cost(facts, 3, 1.0, float(traced.mean()), known)
+        num_bounds += cost.source != "measured"
+        num_right += cost.below_s is not None and cost.below_s > 0.01
+    assert num_bounds > 1800, "most of these say that it cannot be told"
+    assert num_right / num_bounds > 0.95
+
+
 def test_an_untraced_step_longer_than_the_traced_one_adds_nothing() -> None:
     finding = found(diagnosed(host_bound(4000), untraced_step_us=11_000), "host-bound")
     assert finding.cost_s_per_step == pytest.approx(4000e-6)
-    assert finding.evidence["recorder_cost_s"] == 0
+    assert finding.evidence["recorder_cost_s"] is None, "a cost below what steps differ by is not 0"
 
 
 # --- host-sync

@@ -58,7 +58,7 @@ def find(case: Case) -> list[Finding]:
             "call_s": calls_s,
             "idle_in_calls_s": idle,
             "lost_lead_s": lost_lead,
-            "recorder_cost_s": case.recorder.idle_s,
+            **case.recorder.evidence(),
         },
         changes=(
             "remove torch.cuda.empty_cache() from the training loop",

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from flatout.diagnose.case import HOST_PARTS, Case
 from flatout.diagnose.finding import finding, rank_words
+from flatout.diagnose.recorder import BELOW_NOISE
 from flatout.records.diagnosis import PART_NAMES, Finding, Part
 from flatout.units import percent, seconds
 
@@ -47,7 +48,7 @@ def find(case: Case) -> list[Finding]:
     traced = float(case.own[case.row[slowest], list(HOST_PARTS)].sum())
     what = "the GPU waits for the host" if case.has_gpu else "no operator runs while the host is in Python"
     title = f"{what} on {rank_words(ranks, len(case.ranks))}: {seconds(traced)} a step as traced"
-    if case.recorder.idle_s > 0:
+    if case.recorder.idle_s > 0 and case.recorder.source != BELOW_NOISE:
         title += f", about {seconds(cost)} ({percent(cost / case.step_s)}) without the recorder"
     if waited:
         longest = max(waited.values())
@@ -71,7 +72,7 @@ def find(case: Case) -> list[Finding]:
             else traced,
             "slowest_rank": slowest,
             "others_wait_s": waited if len(waited) <= 16 else max(waited.values()),
-            "recorder_cost_s": case.recorder.idle_s,
+            **case.recorder.evidence(),
             "recorder_cost_source": case.recorder.source,
             "host_events_per_step": case.per_step(facts.num_host_events),
             "launches_per_step": case.per_step(facts.num_launches),
@@ -85,5 +86,5 @@ def find(case: Case) -> list[Finding]:
             "a larger batch (semantic)",
         ),
         safety="exact",
-        confidence="high" if case.recorder.source == "measured" else "medium",
+        confidence="medium" if case.recorder.source == "assumed" else "high",
     )

@@ -61,7 +61,7 @@ def find(case: Case) -> list[Finding]:
             "call_s": calls_s,
             "idle_after_calls_s": float(case.own[:, Part.HOST_SYNC].max()),
             "lost_lead_s": lost_lead,
-            "recorder_cost_s": case.recorder.idle_s,
+            **case.recorder.evidence(),
             "recorder_cost_source": case.recorder.source,
         },
         changes=(

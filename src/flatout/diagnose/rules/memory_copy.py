@@ -61,7 +61,7 @@ def find(case: Case) -> list[Finding]:
             "pageable_bytes_per_step": pageable,
             "host_blocked_s": blocked_s,
             "lost_lead_s": lost_lead,
-            "recorder_cost_s": case.recorder.idle_s,
+            **case.recorder.evidence(),
         },
         changes=(
             "DataLoader(pin_memory=True) and tensor.to(device, non_blocking=True)",

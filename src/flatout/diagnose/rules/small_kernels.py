@@ -74,7 +74,7 @@ def find(case: Case) -> list[Finding]:
             "num_short_kernels_per_step": case.per_step(short),
             "num_optimizer_launches_per_step": float(np.mean(launches)),
             "optimizer_gpu_s": case.per_step(float(np.mean([case.facts(t.rank).optimizer_gpu_s for t in case.ranks]))),
-            "recorder_cost_s": case.recorder.idle_s,
+            **case.recorder.evidence(),
             "optimizer_host_s": case.per_step(float(np.mean([case.facts(t.rank).optimizer_s for t in case.ranks]))),
         },
         changes=("the optimizer's fused=True (or foreach=True)", "torch.compile (rounding)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +16,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     uses_gpu: bool = False
     meeting_file: str | None = None  # where the ranks of one host find each other; None: as torchrun says
     only: tuple[str, ...] = ()  # names of measurements
+    without: dict[str, str] = {}  # keys of measurements in which ranks were lost before, and how
+
+
+def what_of(labels: Mapping[str, Any]) -> str:
+    """`bf16 1024 x 1024 x 1024`, `all 4,096 B`."""
+    words = [str(labels[name]) for name in ("dtype", "group") if labels.get(name)]
+    if labels.get("shape"):
+        words.append(" x ".join(map(str, labels["shape"])))
+    elif labels.get("size"):
+        words.append(f"{labels['size']:,} B")
+    return " ".join(words)
+
+
+def key_of(name: str, labels: Mapping[str, Any]) -> str:
+    """Of a measurement, the same in every set of ranks: `all_reduce fp32 all 4,096 B`."""
+    return f"{name} {what_of(labels)}".strip()
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +50,10 @@ class RawCase(msgspec.Struct, kw_only=True):
     seconds: list[float] = []  # of a call, each repetition
     queued_seconds: list[float | None] = []  # by the device's events, of the same repetitions; empty: not asked for
     wrong: str | None = None
+
+    @property
+    def key(self) -> str:
+        return key_of(self.name, self.labels)
 
 
 class Raw(msgspec.Struct, frozen=True, kw_only=True):

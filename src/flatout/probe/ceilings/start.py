@@ -2,11 +2,16 @@
 
 In: settings. Out: `Raw`. On one host the ranks are started here, and meet through a file. Where torchrun or srun has
 started this command once a rank already, each starts its own worker, and only the first one gets a result.
+
+A rank of ours that is lost in a measurement (the kernel kills it for want of memory, say) takes that measurement with
+it: a fresh set of ranks goes on without, at most `_MAX_SETS` of them and within the time. Where a set had come to a
+result by then, that is kept as it is.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -15,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,11 +29,23 @@ import msgspec
 
 from flatout.errors import FlatoutError, InputError
 from flatout.probe.ceilings.raw import About, Raw, Settings
+from flatout.probe.ceilings.whereabouts import read_whereabouts
 
 _WORKER = (sys.executable, "-m", "flatout.probe.ceilings.worker")
 _ABOUT_LIMIT_S = 120.0
 _PATIENCE_S = 180.0  # beyond the time that was asked for: imports, the last round, the last checks
 _GRACE_S = 5.0
+_MAX_SETS = 4
+_LEAST_S = 5.0  # for another set: of less, its start takes most
+# What a rank says because another one has gone.
+_OF_PEERS = re.compile(r"connection (closed|reset|refused)|broken pipe|timed out|remote process exited|gloo|nccl", re.I)
+
+
+class _RankLostError(FlatoutError):
+    def __init__(self, message: str, *, key: str | None, raw: Raw | None) -> None:
+        super().__init__(message)
+        self.key = key  # of the measurement that it was at
+        self.raw = raw  # what its set had measured by then
 
 
 def about_machine() -> About:
@@ -92,22 +109,75 @@ def run_workers(
     prefix = f".flatout-bench-{os.getpid():x}-{secrets.token_hex(4)}-"
     settings = msgspec.structs.replace(settings, folder_prefix=prefix)
     with tempfile.TemporaryDirectory(prefix="flatout-bench-") as folder:
-        if given is None:
-            settings = msgspec.structs.replace(settings, meeting_file=str(Path(folder, "meeting")))
-            ranks = [
-                {"RANK": str(n), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(n), "LOCAL_WORLD_SIZE": str(num_ranks)}
-                for n in range(num_ranks)
-            ]
-        else:
-            ranks = [given]
-        team = [_start(settings, {**environment, **rank}, Path(folder, rank["RANK"])) for rank in ranks]
+        if given is not None:
+            return _run_set(settings, [given], environment, progress, Path(folder))
+        ranks = [
+            {"RANK": str(n), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(n), "LOCAL_WORLD_SIZE": str(num_ranks)}
+            for n in range(num_ranks)
+        ]
+        return _run_sets(settings, ranks, environment, progress, Path(folder))
+
+
+def _run_sets(
+    settings: Settings,
+    ranks: Sequence[Mapping[str, str]],
+    environment: Mapping[str, str],
+    progress: Callable[[int, int, str], None],
+    folder: Path,
+) -> Raw | None:
+    """Sets of ranks, each without the measurements in which a rank of the ones before was lost."""
+    until = time.monotonic() + settings.time_s
+    without: dict[str, str] = {}
+    for number in range(1, _MAX_SETS + 1):
+        room = folder / f"set-{number}"
+        room.mkdir()
+        now = msgspec.structs.replace(
+            settings,
+            meeting_file=str(room / "meeting"),
+            time_s=max(until - time.monotonic(), _LEAST_S),
+            without=without,
+        )
         try:
-            return _followed(team, progress, Path(folder), settings.time_s + _PATIENCE_S, ranks[0]["RANK"] == "0")
-        finally:
-            _end(team)
-            if settings.allow_write and settings.path is not None:
-                for left in Path(settings.path).glob(f"{prefix}*"):
-                    shutil.rmtree(left, ignore_errors=True)
+            return _run_set(now, ranks, environment, progress, room)
+        except _RankLostError as lost:
+            if lost.key is None:
+                raise
+            if lost.raw is not None:
+                return _but(lost.raw, lost.key, str(lost))
+            if number == _MAX_SETS or until - time.monotonic() < _LEAST_S:
+                raise
+            without = {**without, lost.key: str(lost)}
+    raise AssertionError
+
+
+def _but(raw: Raw, key: str, why: str) -> Raw:
+    """Without the measurement that the set did not survive."""
+    for one in (one for cases in raw.cases for one in cases if one.key == key):
+        one.seconds.clear()
+        one.queued_seconds.clear()
+    lost = {key: why, "a second check of the results": why}
+    return msgspec.structs.replace(raw, not_measured={**raw.not_measured, **lost})
+
+
+def _run_set(
+    settings: Settings,
+    ranks: Sequence[Mapping[str, str]],
+    environment: Mapping[str, str],
+    progress: Callable[[int, int, str], None],
+    folder: Path,
+) -> Raw | None:
+    team: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in ranks:
+            team += [
+                _start(settings, {**environment, **rank}, folder / rank["RANK"])
+            ]  # those before one that fails are ended
+        return _followed(team, progress, folder, settings.time_s + _PATIENCE_S, ranks[0]["RANK"] == "0")
+    finally:
+        _end(team)
+        if settings.allow_write and settings.path is not None:
+            for left in Path(settings.path).glob(f"{settings.folder_prefix}*"):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _start(settings: Settings, environment: Mapping[str, str], said: Path) -> subprocess.Popen[bytes]:
@@ -140,7 +210,7 @@ def _followed(
     reader.start()
     deadline, seen = time.monotonic() + limit_s, 0
     while any(process.poll() is None for process in team):
-        _raise_if_failed(team, folder)
+        _raise_if_failed(team, folder, lines)
         if time.monotonic() > deadline:
             raise FlatoutError(f"the ranks have not ended within {limit_s:.0f} s", hint="see flatout doctor")
         for line in lines[seen:]:
@@ -149,22 +219,32 @@ def _followed(
         seen = len(lines)
         time.sleep(0.05)
     reader.join(_GRACE_S)
-    _raise_if_failed(team, folder)
+    _raise_if_failed(team, folder, lines)
+    found = _last_raw(lines)
+    if found is None and is_first:
+        raise FlatoutError("the ranks ended without a result")
+    return found
+
+
+def _last_raw(lines: Sequence[Mapping[str, Any]]) -> Raw | None:
     found = [line["raw"] for line in lines if "raw" in line]
-    if not found:
-        if is_first:
-            raise FlatoutError("the ranks ended without a result")
-        return None
-    return msgspec.convert(found[0], Raw)
+    return msgspec.convert(found[-1], Raw) if found else None
 
 
-def _raise_if_failed(team: list[subprocess.Popen[bytes]], folder: Path) -> None:
-    """FlatoutError with the last words of a rank that failed by itself: not of one that others brought down."""
+def _raise_if_failed(team: Sequence[subprocess.Popen[bytes]], folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """_RankLostError with the last words of a rank that failed by itself: not of one that others brought down."""
+    if not any(process.poll() for process in team):
+        return
     said = sorted((path for path in folder.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
+    failed = []
     for process, file in zip(team, said, strict=True):
-        if process.poll():
+        if code := process.poll():
             words = _last_line(file.read_text("utf-8", "replace"))
-            raise FlatoutError(f"rank {file.name} ended with code {process.returncode}: {words}")
+            failed.append((code > 0, bool(_OF_PEERS.search(words)), int(file.name), code, words))
+    _, _, rank, code, words = min(failed)
+    how = f"ended with code {code}: {words}" if code > 0 else f"was ended by {signal.Signals(-code).name}: {words}"
+    key = read_whereabouts(folder, rank)
+    raise _RankLostError(f"rank {rank} {how}", key=key, raw=_last_raw(lines))
 
 
 def _read(process: subprocess.Popen[bytes], lines: list[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from flatout.probe.ceilings.bus import COLLECTIVES
 from flatout.probe.ceilings.fit import fitted
-from flatout.probe.ceilings.raw import Raw, RawCase
+from flatout.probe.ceilings.raw import Raw, RawCase, what_of
 from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
 
 # What differs by less matters to no job.
@@ -36,7 +36,7 @@ def ceilings_of(
                 wrong.append(
                     WrongResult(
                         name=ones[0].name,
-                        what=_what(ones[0].labels),
+                        what=what_of(ones[0].labels),
                         ranks=tuple(bad),
                         reason=str(next(iter(bad.values()))),
                     )
@@ -114,16 +114,6 @@ def _queued(ones: list[RawCase]) -> list[float]:
     """Device times of the repetitions in which every rank was ahead of its GPU."""
     rounds = zip(*(one.queued_seconds for one in ones), strict=False)
     return [statistics.fmean(values) for values in rounds if None not in values]
-
-
-def _what(labels: Mapping[str, Any]) -> str:
-    """`bf16 1024 x 1024 x 1024`, `all 4,096 B`."""
-    words = [str(labels[name]) for name in ("dtype", "group") if labels.get(name)]
-    if labels.get("shape"):
-        words.append(" x ".join(map(str, labels["shape"])))
-    elif labels.get("size"):
-        words.append(f"{labels['size']:,} B")
-    return " ".join(words)
 
 
 def _fits(measurements: list[Measurement]) -> list[CollectiveFit]:

@@ -1,8 +1,8 @@
 """One rank of `flatout bench`: `python -m flatout.probe.ceilings.worker`, with the settings as JSON on standard input.
 
-Each repetition goes through all measurements once, so that no measurement has the quiet minutes to itself. The first
-rank decides what is dropped and when it ends; all keep in step over a gloo group. On the first rank, standard output
-has lines of JSON: progress, and in the end every repetition of every rank. Without torch there is one rank, of numpy.
+In: the settings; `_cases` makes of them what is to be measured here, and `rounds` measures it. Out: on the first rank,
+lines of JSON on standard output: progress, and every repetition of every rank, in the end and as soon as they make a
+result. Without torch there is one rank, of numpy.
 """
 
 from __future__ import annotations
@@ -21,63 +21,16 @@ import msgspec
 
 from flatout.probe.ceilings import copy, decode, launch_rate, matmul, storage, transfer
 from flatout.probe.ceilings.bus import COLLECTIVES
-from flatout.probe.ceilings.case import CannotMeasureError, Case, Who
+from flatout.probe.ceilings.case import Case, Who
 from flatout.probe.ceilings.names import concerns
-from flatout.probe.ceilings.queued import calls_of
 from flatout.probe.ceilings.raw import About, Raw, RawCase, Settings
+from flatout.probe.ceilings.rounds import Rounds
+from flatout.probe.ceilings.team import Team, tell
+from flatout.probe.ceilings.whereabouts import Whereabouts
 from flatout.probe.limits import allowed_cores, free_bytes
 
-MIN_ROUNDS, MAX_ROUNDS = 3, 25
-_SHARE_OF_WARMING = 0.4  # of the time, before the first repetition that counts
-_SHARE_OF_CHECKS = 0.1  # of the time, after the last one
-_PASSES = 3  # over what has had no time yet
-_CHEAP = 5  # samples: what costs less than so many is kept, however late it is
-# A first call is made again where it took longer than this and than so many times what the size before it explains.
-_COLD_S, _COLD_TIMES = 0.05, 3.0
-_CPU_SAMPLE_S, _GPU_SAMPLE_S = 0.02, 0.005
+_COLLECTIVES = "collectives"
 _SHARE_OF_MEMORY = 0.5  # of what is free, for the collectives
-
-
-class Team:
-    """The ranks, as one of them sees them; of one rank alone, without torch, nothing has to be agreed."""
-
-    def __init__(self, settings: Settings, torch: Any) -> None:
-        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._dist: Any = None
-        self._control: Any = None
-        if torch is not None and self.size > 1:
-            from datetime import timedelta
-
-            self._dist = torch.distributed
-            method = f"file://{settings.meeting_file}" if settings.meeting_file else "env://"
-            self._dist.init_process_group(
-                "gloo", init_method=method, rank=self.rank, world_size=self.size, timeout=timedelta(minutes=5)
-            )
-            self._control = self._dist.group.WORLD
-        self.hosts = self.gathered(socket.gethostname())
-
-    def wait(self) -> None:
-        if self._dist is not None:
-            self._dist.barrier(group=self._control)
-
-    def gathered(self, value: Any) -> list[Any]:
-        if self._dist is None:
-            return [value]
-        found = [None] * self.size
-        self._dist.all_gather_object(found, value, group=self._control)
-        return found
-
-    def of_first(self, value: Any) -> Any:
-        """What the first rank says."""
-        if self._dist is None:
-            return value
-        box = [value]
-        self._dist.broadcast_object_list(box, src=0, group=self._control)
-        return box[0]
-
-    def leave(self) -> None:
-        if self._dist is not None:
-            self._dist.destroy_process_group()
 
 
 def main() -> int:
@@ -94,30 +47,37 @@ def main() -> int:
         if is_gpu:
             torch.cuda.set_device(device)
             torch.set_num_threads(max(1, int(allowed_cores()) // team.hosts.count(socket.gethostname())))
-    with ExitStack() as stack:
-        not_measured: dict[str, str] = {}
-        cases = _cases(settings, torch, device, team, stack, not_measured)
-        rounds = _Rounds(cases, settings, team, torch, began, is_gpu)
-        rounds.warm()
-        rounds.measure()
-        rounds.check_again()
+    where = Whereabouts(Path(settings.meeting_file).parent if settings.meeting_file else None, team.rank)
+    devices = team.gathered(_device_name(torch, device))
+    not_measured: dict[str, str] = {}
+
+    def tell_result() -> None:
+        """All ranks take part, and the first one tells."""
         found = team.gathered([_bytes(one) for one in rounds.found])
-    missing: dict[str, str] = {}
-    for one in team.gathered(not_measured | rounds.not_measured):
-        missing |= {what: why for what, why in one.items() if concerns(what, settings.only)}
-    about = team.gathered(_device_name(torch, device))
+        missing: dict[str, str] = {}
+        for one in team.gathered(not_measured | rounds.not_measured):
+            missing |= {what: why for what, why in one.items() if concerns(what, settings.only)}
+        if team.rank == 0:
+            raw = Raw(
+                cases=tuple(tuple(msgspec.json.decode(one, type=RawCase) for one in rank) for rank in found),
+                devices=tuple(devices),
+                hosts=tuple(team.hosts),
+                is_gpu=is_gpu,
+                backend="" if team.size == 1 else "nccl" if is_gpu else "gloo",
+                software=_software(torch, is_gpu),
+                not_measured=missing,
+            )
+            tell({"raw": msgspec.to_builtins(raw)})
+
+    with ExitStack() as stack:
+        cases = _cases(settings, torch, device, team, stack, not_measured, where)
+        rounds = Rounds(cases, settings, team, torch, began, is_gpu, where)
+        rounds.warm()
+        rounds.measure(tell_result if settings.meeting_file else _nothing)
+        rounds.check_again()
+        where.at(None)
+    tell_result()
     team.leave()
-    if team.rank == 0:
-        raw = Raw(
-            cases=tuple(tuple(msgspec.json.decode(one, type=RawCase) for one in rank) for rank in found),
-            devices=tuple(about),
-            hosts=tuple(team.hosts),
-            is_gpu=is_gpu,
-            backend="" if team.size == 1 else "nccl" if is_gpu else "gloo",
-            software=_software(torch, is_gpu),
-            not_measured=missing,
-        )
-        _tell({"raw": msgspec.to_builtins(raw)})
     return 0
 
 
@@ -133,13 +93,14 @@ def _torch() -> Any:
     return torch
 
 
-def _tell(what: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(what) + b"\n")
-    sys.stdout.buffer.flush()
-
-
 def _cases(
-    settings: Settings, torch: Any, device: Any, team: Team, stack: ExitStack, not_measured: dict[str, str]
+    settings: Settings,
+    torch: Any,
+    device: Any,
+    team: Team,
+    stack: ExitStack,
+    not_measured: dict[str, str],
+    where: Whereabouts,
 ) -> list[Case]:
     """The same list on every rank: what only the first does is there for the others to wait at."""
     made: list[Case] = []
@@ -179,8 +140,12 @@ def _cases(
             made.append(copy.memcpy_case(who=who, array_bytes=size, threads=threads))
             made += copy.torch_cases(torch, device, who=who, array_bytes=size, threads=threads)
         made.append(launch_rate.torch_case(torch, device))
-    if wants(*COLLECTIVES):
+    if _COLLECTIVES in settings.without:
+        not_measured[_COLLECTIVES] = settings.without[_COLLECTIVES]
+    elif wants(*COLLECTIVES):
+        where.at(_COLLECTIVES)  # their buffers are as large as any
         made += _collectives(torch, device, team, not_measured)
+        where.at(None)
     if wants("decode_jpeg", "decode_zlib"):
         made += decode.cases()
     not_measured |= decode.lacks()
@@ -235,218 +200,6 @@ def _collectives(torch: Any, device: Any, team: Team, not_measured: dict[str, st
 def _array_bytes() -> int:
     """Larger than any cache, and small beside the memory."""
     return min(256 << 20, int(free_bytes() / 16)) // 4096 * 4096
-
-
-class _Rounds:
-    def __init__(
-        self, cases: list[Case], settings: Settings, team: Team, torch: Any, began: float, is_gpu: bool
-    ) -> None:
-        self.cases, self.team, self._torch = cases, team, torch
-        self._began, self._time_s = began, settings.time_s
-        self._sample_s = _GPU_SAMPLE_S if is_gpu else _CPU_SAMPLE_S
-        self._is_gpu = is_gpu
-        self._round_s = self._reserved_s = 0.0
-        self._all_cores = max(1, int(allowed_cores()))
-        self._calls = [0] * len(cases)  # of one repetition; 0: dropped
-        self._cost_s, self._first_s, self._check_s = ([0.0] * len(cases) for _ in range(3))
-        self._check_again: list[int] = []
-        self.not_measured: dict[str, str] = {}
-        self.found = [RawCase(name=case.name, unit=case.unit, work=case.work, checked=case.checked) for case in cases]
-        for case, one in zip(cases, self.found, strict=True):
-            one.labels = dict(case.labels)
-
-    def _takes_part(self, case: Case) -> bool:
-        return case.who != "first" or self.team.rank == 0
-
-    def _threads(self, who: Who) -> None:
-        if self._torch is not None and not self._is_gpu:
-            here = self.team.hosts.count(socket.gethostname())
-            self._torch.set_num_threads(self._all_cores if who == "first" else max(1, self._all_cores // here))
-
-    def _left_s(self) -> float:
-        return self._time_s - (time.monotonic() - self._began)
-
-    def warm(self) -> None:
-        """Each once, with its check; what fails is out, and ends its curve.
-
-        Each curve has a fair part of what is left of the time; what some leave over, others get in another pass.
-        """
-        until = time.monotonic() + self._left_s() * _SHARE_OF_WARMING
-        waiting = list(range(len(self.cases)))
-        failed: dict[str, str] = {}
-        for _ in range(_PASSES):
-            waiting = self._warm(waiting, until, failed)
-        for index in waiting:
-            self._drop(index, "there was no time for it: --time")
-
-    def _warm(self, indexes: list[int], until: float, failed: dict[str, str]) -> list[int]:
-        """Those that there was no time for. The next size of a curve is taken to cost as much more as it has work."""
-        curves = {index: self.cases[index].curve or f"#{index}" for index in indexes}
-        ended: set[str] = set()  # the first rank's counts
-        spent: dict[str, float] = {}
-        left_out: list[int] = []
-        for place, index in enumerate(indexes):
-            case, curve = self.cases[index], curves[index]
-            if curve in failed:
-                self._drop(index, failed[curve])
-                continue
-            before = index - 1 if index and case.curve and self.cases[index - 1].curve == case.curve else None
-            expected_s = 0.0
-            if before is not None:
-                growth = case.work / self.cases[before].work
-                expected_s = growth * (self._first_s[before] + self._check_s[before])
-                later = len({curves[one] for one in indexes[place:]} - ended)
-                left_s = until - time.monotonic() + spent.get(curve, 0.0)
-                if spent.get(curve, 0.0) + expected_s > max(left_s / max(later, 1), 0.0):
-                    ended.add(curve)
-            if self.team.of_first(curve in ended):
-                ended.add(curve)
-                left_out.append(index)
-                continue
-            self._threads(case.who)
-            told = self.team.gathered(self._first_call(index, case))
-            # What started in it (a context, a communicator, a library) is no cost of the next size: it is made again.
-            took_s = max(took + check for took, check, _ in told)
-            has_next = index + 1 < len(self.cases) and case.curve and self.cases[index + 1].curve == case.curve
-            if has_next and took_s > max(_COLD_S, _COLD_TIMES * expected_s):
-                told = self.team.gathered(self._first_call(index, case))
-            problem = next((problem for *_, problem in told if problem), "")
-            if problem:
-                failed[curve] = problem
-                self._drop(index, problem)
-                continue
-            self._first_s[index] = slowest = max(took for took, _, _ in told)
-            self._check_s[index] = max(check for _, check, _ in told)
-            spent[curve] = spent.get(curve, 0.0) + slowest + self._check_s[index]
-            sample_s = max(self._sample_s, case.sample_s)
-            calls = int(min(max(1.0, sample_s / max(slowest, 1e-7)), case.max_calls))
-            self._calls[index] = calls
-            self._cost_s[index] = (calls + 1) * slowest * (self.team.size if case.who == "turns" else 1)
-            if self.team.rank == 0:
-                _tell({"progress": [sum(map(bool, self._calls)), len(self.cases), f"preparing {case.name}"]})
-        return left_out
-
-    def _first_call(self, index: int, case: Case) -> tuple[float, float, str]:
-        """Seconds of a call and of its check, and why it cannot be measured."""
-        if not self._takes_part(case):
-            return 0.0, 0.0, ""
-        try:
-            began = time.perf_counter()
-            wrong = case.check()
-            case.sync()
-            check_s = time.perf_counter() - began
-            case.before()
-            began = time.perf_counter()
-            case.call()
-            case.sync()
-            took = time.perf_counter() - began
-        except CannotMeasureError as error:
-            return 0.0, 0.0, str(error)
-        except (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError, OSError) as error:
-            return 0.0, 0.0, f"it failed: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}"
-        self.found[index].labels = dict(case.labels)  # with what the check has read
-        if wrong:
-            self.found[index].wrong = wrong
-        return took, check_s, ""
-
-    def _drop(self, index: int, why: str) -> None:
-        self._calls[index] = 0
-        case = self.cases[index]
-        kind = case.labels.get("dtype") if case.name == "matmul" else case.labels.get("group")
-        what = f"{case.name} {kind}" if kind else case.name
-        if index and case.curve and self.cases[index - 1].curve == case.curve:
-            if not self._calls[index - 1]:
-                return  # it was said of the one before
-            what += f", the {'shapes' if case.name == 'matmul' else 'sizes'} above"
-        self.not_measured.setdefault(what, why)
-
-    def measure(self) -> None:
-        """Rounds until the time is up; what three rounds have no time for is dropped first, the dearest of all."""
-        self._check_again = self.team.of_first(self._cheapest_checks())
-        for index in self.team.of_first(self._too_dear()):
-            self._drop(index, "there was no time for it: --time")
-        done = 0
-        while self.team.of_first(done < MIN_ROUNDS or self._has_time(done)):
-            round_began = time.monotonic()
-            for index, case in enumerate(self.cases):
-                if self._calls[index]:
-                    self._sample(index, case)
-            done += 1
-            self._round_s = time.monotonic() - round_began
-            if self.team.rank == 0:
-                _tell({"progress": [done, self._num_rounds(done), "measuring"]})
-
-    def _cheapest_checks(self) -> list[int]:
-        """As many as a tenth of the time has room for, the cheapest first: so of a curve its largest are left out."""
-        order = sorted((i for i, calls in enumerate(self._calls) if calls), key=lambda index: self._check_s[index])
-        self._reserved_s, kept = 0.0, []
-        for index in order:
-            if self._reserved_s + self._check_s[index] <= _SHARE_OF_CHECKS * self._time_s:
-                self._reserved_s += self._check_s[index]
-                kept.append(index)
-        return kept
-
-    def _time_for_rounds_s(self) -> float:
-        return self._left_s() - self._reserved_s
-
-    def _too_dear(self) -> list[int]:
-        """The dear upper ends of curves, and what alone would take a third of the time; the rest is worth it."""
-        left = self._time_for_rounds_s() / (MIN_ROUNDS + 1)
-        kept = sorted((i for i, calls in enumerate(self._calls) if calls), key=lambda index: self._cost_s[index])
-        dropped = []
-        for index in reversed(kept):
-            curve = self.cases[index].curve
-            is_lowest = not curve or index == 0 or self.cases[index - 1].curve != curve
-            cost_s = self._cost_s[index]
-            is_dear = cost_s * MIN_ROUNDS > self._time_s / 3 if is_lowest else cost_s > _CHEAP * self._sample_s
-            if is_dear and sum(self._cost_s[one] for one in kept) > left:
-                dropped.append(index)
-                kept.remove(index)
-        return sorted(dropped)
-
-    def _has_time(self, done: int) -> bool:
-        return done < MAX_ROUNDS and self._time_for_rounds_s() > self._round_s * 1.1
-
-    def _num_rounds(self, done: int) -> int:
-        if done < MIN_ROUNDS:
-            return MIN_ROUNDS
-        return min(MAX_ROUNDS, done + max(0, int(self._time_for_rounds_s() / max(self._round_s, 1e-3))))
-
-    def _sample(self, index: int, case: Case) -> None:
-        self._threads(case.who)
-        turns = range(self.team.size) if case.who == "turns" else range(1)
-        for turn in turns:
-            self.team.wait()
-            if case.who == "turns" and turn != self.team.rank:
-                continue
-            if not self._takes_part(case) or case.labels.get("members") == ():
-                continue
-            calls = self._calls[index]
-            if self._cost_s[index] < 1:  # threads asleep, clocks gone down: not what is measured
-                case.call()
-            case.before()
-            case.sync()
-            began = time.perf_counter()
-            for _ in range(calls):
-                case.call()
-            case.sync()
-            took = (time.perf_counter() - began) / calls
-            self.found[index].seconds.append(took)
-            # The slowest rank's first call decides, so that all ranks of a group make the same calls.
-            queued_calls = calls_of(self._first_s[index]) if case.queued is not None else 0
-            if case.queued is not None and queued_calls:
-                try:
-                    self.found[index].queued_seconds.append(case.queued(queued_calls, took))
-                except RuntimeError:  # the time as called stands
-                    self.found[index].queued_seconds.append(None)
-
-    def check_again(self) -> None:
-        """After all repetitions: what was right only once is no better than what was wrong at once."""
-        for index in self._check_again:
-            case = self.cases[index]
-            if self._calls[index] and self._takes_part(case):
-                self._threads(case.who)
-                self.found[index].wrong = self.found[index].wrong or case.check()
 
 
 def _device_name(torch: Any, device: Any) -> str:

@@ -1,0 +1,318 @@
+"""The measuring itself: each case warmed and checked once, then rounds through all of them until the time is up.
+
+Each repetition goes through all measurements once, so that no measurement has the quiet minutes to itself. The first
+rank decides what is dropped and when it ends; all keep in step. What fails on one rank is dropped on all, with the
+reason.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flatout.probe.ceilings.case import CannotMeasureError, Case, Who
+from flatout.probe.ceilings.queued import calls_of
+from flatout.probe.ceilings.raw import RawCase, Settings, key_of
+from flatout.probe.ceilings.team import Team, tell
+from flatout.probe.ceilings.whereabouts import Whereabouts
+from flatout.probe.limits import allowed_cores
+
+MIN_ROUNDS, MAX_ROUNDS = 3, 25
+_SHARE_OF_WARMING = 0.4  # of the time, before the first repetition that counts
+_SHARE_OF_CHECKS = 0.1  # of the time, after the last one
+_PASSES = 3  # over what has had no time yet
+_CHEAP = 5  # samples: what costs less than so many is kept, however late it is
+# A first call is made again where it took longer than this and than so many times what the size before it explains.
+_COLD_S, _COLD_TIMES = 0.05, 3.0
+_CPU_SAMPLE_S, _GPU_SAMPLE_S = 0.02, 0.005
+_FAILURES = (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError, OSError, MemoryError)
+_PEERS_PATIENCE_S = 20.0  # of a rank that failed in a collective: the others may wait for it there
+
+
+class Rounds:
+    def __init__(
+        self,
+        cases: list[Case],
+        settings: Settings,
+        team: Team,
+        torch: Any,
+        began: float,
+        is_gpu: bool,
+        where: Whereabouts,
+    ) -> None:
+        self._where, self._without = where, settings.without
+        self._is_replaced = settings.meeting_file is not None  # by other ranks, if these are lost
+        self._keys = [key_of(case.name, case.labels) for case in cases]
+        self._failed: dict[int, str] = {}  # in this round, on this rank
+        self.cases, self.team, self._torch = cases, team, torch
+        self._began, self._time_s = began, settings.time_s
+        self._sample_s = _GPU_SAMPLE_S if is_gpu else _CPU_SAMPLE_S
+        self._is_gpu = is_gpu
+        self._round_s = self._reserved_s = 0.0
+        self._all_cores = max(1, int(allowed_cores()))
+        self._calls = [0] * len(cases)  # of one repetition; 0: dropped
+        self._cost_s, self._first_s, self._check_s = ([0.0] * len(cases) for _ in range(3))
+        self._check_again: list[int] = []
+        self.not_measured: dict[str, str] = {}
+        self.found = [RawCase(name=case.name, unit=case.unit, work=case.work, checked=case.checked) for case in cases]
+        for case, one in zip(cases, self.found, strict=True):
+            one.labels = dict(case.labels)
+
+    def _takes_part(self, case: Case) -> bool:
+        return case.who != "first" or self.team.rank == 0
+
+    def _threads(self, who: Who) -> None:
+        if self._torch is not None and not self._is_gpu:
+            here = self.team.hosts.count(socket.gethostname())
+            self._torch.set_num_threads(self._all_cores if who == "first" else max(1, self._all_cores // here))
+
+    def _left_s(self) -> float:
+        return self._time_s - (time.monotonic() - self._began)
+
+    def warm(self) -> None:
+        """Each once, with its check; what fails is out, and ends its curve.
+
+        Each curve has a fair part of what is left of the time; what some leave over, others get in another pass.
+        """
+        until = time.monotonic() + self._left_s() * _SHARE_OF_WARMING
+        waiting = list(range(len(self.cases)))
+        failed: dict[str, str] = {}
+        for _ in range(_PASSES):
+            waiting = self._warm(waiting, until, failed)
+        for index in waiting:
+            self._drop(index, "there was no time for it: --time")
+
+    def _warm(self, indexes: list[int], until: float, failed: dict[str, str]) -> list[int]:
+        """Those that there was no time for. The next size of a curve is taken to cost as much more as it has work."""
+        curves = {index: self.cases[index].curve or f"#{index}" for index in indexes}
+        ended: set[str] = set()  # the first rank's counts
+        spent: dict[str, float] = {}
+        left_out: list[int] = []
+        for place, index in enumerate(indexes):
+            case, curve = self.cases[index], curves[index]
+            if curve in failed:
+                self._drop(index, failed[curve])
+                continue
+            before = index - 1 if index and case.curve and self.cases[index - 1].curve == case.curve else None
+            expected_s = 0.0
+            if before is not None:
+                growth = case.work / self.cases[before].work
+                expected_s = growth * (self._first_s[before] + self._check_s[before])
+                later = len({curves[one] for one in indexes[place:]} - ended)
+                left_s = until - time.monotonic() + spent.get(curve, 0.0)
+                if spent.get(curve, 0.0) + expected_s > max(left_s / max(later, 1), 0.0):
+                    ended.add(curve)
+            if self.team.of_first(curve in ended):
+                ended.add(curve)
+                left_out.append(index)
+                continue
+            self._threads(case.who)
+            told = self._first_calls(index, case)
+            # What started in it (a context, a communicator, a library) is no cost of the next size: it is made again.
+            took_s = max(took + check for took, check, _ in told)
+            has_next = index + 1 < len(self.cases) and case.curve and self.cases[index + 1].curve == case.curve
+            if has_next and took_s > max(_COLD_S, _COLD_TIMES * expected_s):
+                told = self._first_calls(index, case)
+            problem = next((problem for *_, problem in told if problem), "")
+            if problem:
+                failed[curve] = problem
+                self._drop(index, problem)
+                continue
+            self._first_s[index] = slowest = max(took for took, _, _ in told)
+            self._check_s[index] = max(check for _, check, _ in told)
+            spent[curve] = spent.get(curve, 0.0) + slowest + self._check_s[index]
+            sample_s = max(self._sample_s, case.sample_s)
+            calls = int(min(max(1.0, sample_s / max(slowest, 1e-7)), case.max_calls))
+            self._calls[index] = calls
+            self._cost_s[index] = (calls + 1) * slowest * (self.team.size if case.who == "turns" else 1)
+            if self.team.rank == 0:
+                tell({"progress": [sum(map(bool, self._calls)), len(self.cases), f"preparing {case.name}"]})
+        return left_out
+
+    def _first_calls(self, index: int, case: Case) -> list[tuple[float, float, str]]:
+        """Of all ranks. One that failed where others wait for it, in a collective, ends itself to free them."""
+        self._where.at(self._keys[index])
+        mine = self._first_call(index, case)
+        timer = None
+        if mine[2] and case.who == "group" and self._is_replaced and self._keys[index] not in self._without:
+            timer = threading.Timer(_PEERS_PATIENCE_S, _end_alone, [mine[2]])
+            timer.daemon = True
+            timer.start()
+        told: list[tuple[float, float, str]] = self.team.gathered(mine)
+        if timer is not None:
+            timer.cancel()
+        self._where.at(None)
+        return told
+
+    def _first_call(self, index: int, case: Case) -> tuple[float, float, str]:
+        """Seconds of a call and of its check, and why it cannot be measured."""
+        if self._keys[index] in self._without:
+            return 0.0, 0.0, self._without[self._keys[index]]
+        if not self._takes_part(case):
+            return 0.0, 0.0, ""
+        try:
+            began = time.perf_counter()
+            wrong = case.check()
+            case.sync()
+            check_s = time.perf_counter() - began
+            case.before()
+            began = time.perf_counter()
+            case.call()
+            case.sync()
+            took = time.perf_counter() - began
+        except CannotMeasureError as error:
+            return 0.0, 0.0, str(error)
+        except _FAILURES as error:
+            return 0.0, 0.0, f"it failed: {_first_line(error)}"
+        self.found[index].labels = dict(case.labels)  # with what the check has read
+        if wrong:
+            self.found[index].wrong = wrong
+        return took, check_s, ""
+
+    def _drop(self, index: int, why: str) -> None:
+        self._calls[index] = 0
+        case = self.cases[index]
+        kind = case.labels.get("dtype") if case.name == "matmul" else case.labels.get("group")
+        what = f"{case.name} {kind}" if kind else case.name
+        if index and case.curve and self.cases[index - 1].curve == case.curve:
+            if not self._calls[index - 1]:
+                return  # it was said of the one before
+            what += f", the {'shapes' if case.name == 'matmul' else 'sizes'} above"
+        self.not_measured.setdefault(what, why)
+
+    def measure(self, told: Callable[[], None]) -> None:
+        """Rounds until the time is up; what three rounds have no time for is dropped first, the dearest of all.
+
+        `told` is called after each round that makes a result: what is known then is not lost with a rank.
+        """
+        self._check_again = self.team.of_first(self._cheapest_checks())
+        for index in self.team.of_first(self._too_dear()):
+            self._drop(index, "there was no time for it: --time")
+        done = 0
+        while self.team.of_first(done < MIN_ROUNDS or self._has_time(done)):
+            round_began = time.monotonic()
+            for index, case in enumerate(self.cases):
+                if self._calls[index]:
+                    self._sample(index, case)
+            self._where.at(None)
+            self._drop_failed()
+            done += 1
+            self._round_s = time.monotonic() - round_began
+            if done >= MIN_ROUNDS:
+                told()
+            if self.team.rank == 0:
+                tell({"progress": [done, self._num_rounds(done), "measuring"]})
+
+    def _drop_failed(self) -> None:
+        """What failed on any rank is no measurement on the others either."""
+        for rank, failed in enumerate(self.team.gathered(self._failed)):
+            for index, why in failed.items():
+                self._calls[index] = 0
+                self.found[index].seconds.clear()
+                self.found[index].queued_seconds.clear()
+                self.not_measured.setdefault(self._keys[index], f"rank {rank} failed in it: {why}")
+        self._failed.clear()
+
+    def _cheapest_checks(self) -> list[int]:
+        """As many as a tenth of the time has room for, the cheapest first: so of a curve its largest are left out."""
+        order = sorted((i for i, calls in enumerate(self._calls) if calls), key=lambda index: self._check_s[index])
+        self._reserved_s, kept = 0.0, []
+        for index in order:
+            if self._reserved_s + self._check_s[index] <= _SHARE_OF_CHECKS * self._time_s:
+                self._reserved_s += self._check_s[index]
+                kept.append(index)
+        return kept
+
+    def _time_for_rounds_s(self) -> float:
+        return self._left_s() - self._reserved_s
+
+    def _too_dear(self) -> list[int]:
+        """The dear upper ends of curves, and what alone would take a third of the time; the rest is worth it."""
+        left = self._time_for_rounds_s() / (MIN_ROUNDS + 1)
+        kept = sorted((i for i, calls in enumerate(self._calls) if calls), key=lambda index: self._cost_s[index])
+        dropped = []
+        for index in reversed(kept):
+            curve = self.cases[index].curve
+            is_lowest = not curve or index == 0 or self.cases[index - 1].curve != curve
+            cost_s = self._cost_s[index]
+            is_dear = cost_s * MIN_ROUNDS > self._time_s / 3 if is_lowest else cost_s > _CHEAP * self._sample_s
+            if is_dear and sum(self._cost_s[one] for one in kept) > left:
+                dropped.append(index)
+                kept.remove(index)
+        return sorted(dropped)
+
+    def _has_time(self, done: int) -> bool:
+        return done < MAX_ROUNDS and self._time_for_rounds_s() > self._round_s * 1.1
+
+    def _num_rounds(self, done: int) -> int:
+        if done < MIN_ROUNDS:
+            return MIN_ROUNDS
+        return min(MAX_ROUNDS, done + max(0, int(self._time_for_rounds_s() / max(self._round_s, 1e-3))))
+
+    def _sample(self, index: int, case: Case) -> None:
+        self._threads(case.who)
+        self._where.at(self._keys[index])
+        turns = range(self.team.size) if case.who == "turns" else range(1)
+        for turn in turns:
+            self.team.wait()
+            if case.who == "turns" and turn != self.team.rank:
+                continue
+            if not self._takes_part(case) or case.labels.get("members") == () or index in self._failed:
+                continue
+            try:
+                self._repeat(index, case)
+            except _FAILURES as error:
+                if case.who == "group":  # the others wait for this rank in it, and end with it
+                    raise
+                self._failed[index] = _first_line(error)
+
+    def _repeat(self, index: int, case: Case) -> None:
+        calls = self._calls[index]
+        if self._cost_s[index] < 1:  # threads asleep, clocks gone down: not what is measured
+            case.call()
+        case.before()
+        case.sync()
+        began = time.perf_counter()
+        for _ in range(calls):
+            case.call()
+        case.sync()
+        took = (time.perf_counter() - began) / calls
+        self.found[index].seconds.append(took)
+        # The slowest rank's first call decides, so that all ranks of a group make the same calls.
+        queued_calls = calls_of(self._first_s[index]) if case.queued is not None else 0
+        if case.queued is not None and queued_calls:
+            try:
+                self.found[index].queued_seconds.append(case.queued(queued_calls, took))
+            except RuntimeError:  # the time as called stands
+                self.found[index].queued_seconds.append(None)
+
+    def check_again(self) -> None:
+        """After all repetitions: what was right only once is no better than what was wrong at once."""
+        for index in self._check_again:
+            case = self.cases[index]
+            if self._calls[index] and self._takes_part(case):
+                self._threads(case.who)
+                self._where.at(self._keys[index])
+                try:
+                    self.found[index].wrong = self.found[index].wrong or case.check()
+                except _FAILURES as error:
+                    if case.who == "group":
+                        raise
+                    self._failed[index] = _first_line(error)
+        self._drop_failed()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+def _end_alone(why: str) -> None:
+    """The other ranks are in a collective that this one has left: nothing but its end brings them out of it."""
+    sys.stderr.write(f"{why}\n")
+    sys.stderr.flush()
+    os._exit(1)

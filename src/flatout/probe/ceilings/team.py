@@ -1,0 +1,60 @@
+"""The ranks of `flatout bench` among each other, over a gloo group, and what the first of them tells the command."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Any
+
+import msgspec
+
+from flatout.probe.ceilings.raw import Settings
+
+
+class Team:
+    """The ranks, as one of them sees them; of one rank alone, without torch, nothing has to be agreed."""
+
+    def __init__(self, settings: Settings, torch: Any) -> None:
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._dist: Any = None
+        self._control: Any = None
+        if torch is not None and self.size > 1:
+            from datetime import timedelta
+
+            self._dist = torch.distributed
+            method = f"file://{settings.meeting_file}" if settings.meeting_file else "env://"
+            self._dist.init_process_group(
+                "gloo", init_method=method, rank=self.rank, world_size=self.size, timeout=timedelta(minutes=5)
+            )
+            self._control = self._dist.group.WORLD
+        self.hosts = self.gathered(socket.gethostname())
+
+    def wait(self) -> None:
+        if self._dist is not None:
+            self._dist.barrier(group=self._control)
+
+    def gathered(self, value: Any) -> list[Any]:
+        if self._dist is None:
+            return [value]
+        found = [None] * self.size
+        self._dist.all_gather_object(found, value, group=self._control)
+        return found
+
+    def of_first(self, value: Any) -> Any:
+        """What the first rank says."""
+        if self._dist is None:
+            return value
+        box = [value]
+        self._dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
+
+    def leave(self) -> None:
+        if self._dist is not None:
+            self._dist.destroy_process_group()
+
+
+def tell(what: dict[str, Any]) -> None:
+    """To the command that started the ranks: a line of JSON."""
+    sys.stdout.buffer.write(msgspec.json.encode(what) + b"\n")
+    sys.stdout.buffer.flush()

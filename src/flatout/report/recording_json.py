@@ -1,0 +1,62 @@
+"""A recording that has no diagnosis as the JSON of the contract `flatout/recording-report`, version 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from flatout.records.events import Quality
+from flatout.records.recording import DeviceFacts, HostUse, Measured, RankRecording, Recording, Run
+from flatout.report.json import enveloped_json
+
+SCHEMA = "flatout/recording-report"
+VERSION = 1
+
+
+class RecordedRank(msgspec.Struct, frozen=True, kw_only=True):
+    rank: int
+    hostname: str
+    device: DeviceFacts | None  # null: the CPU
+    num_steps: int
+    untraced_step_s: float | None  # median of the settled steps; null: the job ended before they had settled
+    num_untraced_steps: int  # that it is the median of
+    ended_by: str | None  # exit, or the name of an exception; null: without a word, as by SIGKILL
+
+
+class RecordingReport(msgspec.Struct, frozen=True, kw_only=True):
+    path: str  # of the recording
+    ranks: tuple[RecordedRank, ...]
+    missing_ranks: tuple[int, ...]
+    traced_ranks: tuple[int, ...]  # whose trace is in the recording, for `flatout diagnose`
+    measured: Measured
+    hosts: tuple[HostUse, ...]
+    runs: tuple[Run, ...]
+    data_quality: tuple[Quality, ...]
+
+
+def recording_json(recording: Recording, command: Sequence[str], *, pretty: bool = True) -> bytes:
+    """The contract object: `schema`, `version`, `tool_version`, `command` (secrets masked), then the report."""
+    report = RecordingReport(
+        path=recording.path,
+        ranks=tuple(_rank(rank) for rank in recording.ranks),
+        missing_ranks=recording.missing_ranks,
+        traced_ranks=recording.traced_ranks,
+        measured=recording.measured,
+        hosts=recording.hosts,
+        runs=recording.runs,
+        data_quality=recording.problems,
+    )
+    return enveloped_json(SCHEMA, VERSION, command, report, pretty=pretty)
+
+
+def _rank(rank: RankRecording) -> RecordedRank:
+    return RecordedRank(
+        rank=rank.rank,
+        hostname=rank.hostname,
+        device=rank.device,
+        num_steps=len(rank.steps.number),
+        untraced_step_s=rank.untraced_step_s,
+        num_untraced_steps=rank.num_untraced_steps,
+        ended_by=rank.ended_by,
+    )
