@@ -25,7 +25,7 @@ from flatout.catalog.prices import Price, Range, all_prices
 from flatout.change.catalogue import FAMILIES, KNOBS
 from flatout.change.fence import FENCES
 from flatout.cli import app
-from flatout.diagnose.explain import explanation, listed
+from flatout.diagnose.explain import Explanation, Explanations, explanation, listed
 from flatout.doctor.checks import CHECKS
 from flatout.plan.counts import num_parameters
 from flatout.records.attempts import LeftOut
@@ -37,6 +37,7 @@ from flatout.records.diagnosis import Blame, Diagnosis, Finding, Job, RankDiagno
 from flatout.records.doctor import FAMILIES as CHECK_FAMILIES
 from flatout.records.doctor import (
     CheckResult,
+    ComparedFact,
     DoctorReport,
     HostDifference,
     HostsReport,
@@ -64,6 +65,7 @@ from flatout.records.replay import (
 from flatout.records.spot import Availability, Outcome, SpotAdvice
 from flatout.records.tuning import Bound
 from flatout.records.verdict import NoiseFloor
+from flatout.report.diff import DiagnosisDiff, DiffSide, FindingChange, PartChange
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
 from flatout.report.recording_json import RecordedRank, RecordingReport
 from flatout.report.tuning_json import AdoptedChange, TriedChange, TuningReport
@@ -132,6 +134,16 @@ def json() -> str:
     """The contract `flatout/diagnosis`, from the records that are written."""
     records = (Diagnosis, Job, RankDiagnosis, StepDiagnosis, Blame, Finding, Quality)
     return _contract("flatout/diagnosis", records)
+
+
+def diff_json() -> str:
+    """The contract `flatout/diff`."""
+    return _contract("flatout/diff", (DiagnosisDiff, DiffSide, PartChange, FindingChange))
+
+
+def explanation_json() -> str:
+    """The contract `flatout/explanation`."""
+    return _contract("flatout/explanation", (Explanations, Explanation))
 
 
 def tuning_json() -> str:
@@ -304,7 +316,7 @@ def ceilings_json() -> str:
 
 def doctor_hosts_json() -> str:
     """The contract `flatout/doctor-hosts`, from the records that are written."""
-    return _contract("flatout/doctor-hosts", (HostsReport, HostDifference))
+    return _contract("flatout/doctor-hosts", (HostsReport, HostDifference, ComparedFact))
 
 
 def _contract(schema: str, records: Sequence[type[msgspec.Struct]]) -> str:
@@ -569,6 +581,8 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         cli,
         findings,
         json,
+        diff_json,
+        explanation_json,
         tuning_json,
         plan_json,
         plan_evaluation_json,

@@ -188,7 +188,8 @@ def test_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
         (["{jobs}", "--region", "us-est-1"], "no grid is known"),
         (["{jobs}", "--terms", "gift"], "`--terms` must be one of"),
         (["{jobs}", "--gpu-type", "h1000"], "`--gpu-type` must be a GPU of the catalogue"),
-        (["{jobs}", "--gpu-price", "-1"], "`--gpu-price` must be USD of 0 or more"),
+        (["{jobs}", "--gpu-price", "-1"], "`--gpu-price` must be USD from 0 to"),
+        (["{jobs}", "--gpu-price", "1e308"], "but is 1e+308"),
         (["{jobs}", "--electricity", "nan"], "`--electricity` must be USD"),
         (["{jobs}", "--budget", "vision"], "`--budget` must be TEAM=USD"),
         (["{jobs}", "--budget", "v=1", "--budget", "v=2"], "`--budget` must be TEAM=USD, once a team"),
@@ -208,3 +209,27 @@ def test_what_makes_no_sense_is_refused_in_one_line(
     assert out == ""
     assert err.startswith("error: ") and message in err.splitlines()[0]
     assert len(err.splitlines()) <= 2
+
+
+def test_the_next_command_is_the_same_with_what_is_missing(
+    jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--gpu-price", "2.5", "--region", "FR", "--budget", "vision=20"]
+    said, _ = run(monkeypatch, capfd, jobs, *asked)
+    assert said.splitlines()[-1] == f"next: flatout cost {jobs} {' '.join(asked)} --usage usage.csv"
+    usage = tmp_path / "usage.csv"
+    usage.write_text("job,busy_share\nanother,0.5\n")  # of none of these jobs: what is unknown stays so
+    said, _ = run(monkeypatch, capfd, jobs, *asked, f"--usage={usage}")
+    assert said.splitlines()[-1] == f"next: flatout cost {jobs} {' '.join(asked)} --usage={usage} --json"
+
+
+def test_where_spot_was_never_lost_no_interval_is_called_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    options = ["spot", str(path), "--work-hours", "10", "--deadline", "20h", "--gpu-type", "h100"]
+    path.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [1] * 720}))
+    text, _ = run(monkeypatch, capfd, *options)
+    assert "a checkpoint every 600.0 min (none but the last: spot was never lost)" in " ".join(text.split())
+    text, _ = run(monkeypatch, capfd, *options, "--checkpoint-interval", "30m")
+    assert "a checkpoint every 30.0 min (as given)" in " ".join(text.split())

@@ -170,3 +170,10 @@ def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("name", ["", "straggler", "exposed-communication"])
+def test_an_explanation_fits_a_terminal(name: str) -> None:
+    said = flatout_command("explain", *name.split()).stdout
+    assert max(map(len, said.splitlines())) <= 80
+    assert len(said.splitlines()) > 14

@@ -99,6 +99,23 @@ def test_every_key_of_the_contract_is_in_the_reference(generate: ModuleType) -> 
     assert "| `ranks` | array of [RankDiagnosis](#rankdiagnosis) |" in text
 
 
+def test_every_record_that_a_contract_names_is_in_the_reference(generate: ModuleType) -> None:
+    text = page("reference/json.md", generate)
+    named = set(re.findall(r"\[(\w+)\]\(#\w+\)", text))
+    assert len(named) > 20
+    assert named - set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == set()
+
+
+def test_every_contract_that_a_verb_prints_is_in_the_reference() -> None:
+    """By the names of schemas in the source; those that are only ever read back from files are not printed."""
+    text = (DOCS / "reference" / "json.md").read_text()
+    printed = set()
+    for file in [*(ROOT / "src/flatout/cli").glob("*.py"), *(ROOT / "src/flatout/report").glob("*.py")]:
+        printed |= set(re.findall(r'"(flatout/[a-z-]+)"', file.read_text()))
+    assert "flatout/explanation" in printed
+    assert [name for name in sorted(printed) if f"## {name}\n" not in text] == []
+
+
 def test_every_key_of_a_tuning_is_in_the_reference(generate: ModuleType) -> None:
     text = page("reference/json.md", generate).split("## flatout/tuning")[1]
     for record in (TuningReport, AdoptedChange, TriedChange):

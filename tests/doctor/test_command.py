@@ -212,3 +212,11 @@ def test_hosts_that_are_alike_have_no_difference(tmp_path: Path) -> None:
     content = json.loads(doctor("--hosts", "--json", tmp_path).stdout)
     assert content["differences"] == []
     assert len(content["hosts"]) == 4
+
+
+def test_of_too_few_hosts_that_all_give_a_number_no_reason_is_made_up(tmp_path: Path) -> None:
+    for number in range(2):
+        host(f"node-{number}", smi(), tmp_path)
+    told = json.loads(doctor("--hosts", "--json", tmp_path).stdout)["not_compared"]
+    assert told["power limit of the GPUs"] == "2 of 2 hosts give it, and 4 are needed"
+    assert told["kernel"].startswith("0 of 2 hosts give it: ")

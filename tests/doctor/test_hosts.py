@@ -140,6 +140,18 @@ def test_a_host_that_never_answers_holds_nothing_up(tmp_path: Path, monkeypatch:
     assert time.monotonic() - began < 10
 
 
+def test_a_slurm_that_cannot_be_asked_is_told_and_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        "#!/bin/sh\necho 'scontrol: error: no DNS' >&2\necho 'scontrol: fatal: no configuration' >&2\nexit 1\n"
+    )
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(UsageError, match=r"the hosts of `node\[1-3\]`: scontrol: fatal: no configuration$") as raised:
+        host_names("node[1-3]")
+    assert "--hosts a,b,c" in raised.value.hint
+
+
 @pytest.mark.parametrize("name", ["-oProxyCommand=sh", "a;b", "a b", "$(id)", ","])
 def test_what_is_no_host_reaches_no_shell(name: str) -> None:
     with pytest.raises(UsageError):

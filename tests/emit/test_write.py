@@ -41,3 +41,11 @@ def test_what_is_no_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "sub" / "tuned.env").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(OutputError, match="no text"):
         diff(NEW, tmp_path)
+
+
+def test_a_file_where_the_folder_should_be_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine\n")
+    with pytest.raises(OutputError, match=r"out is a file; tuned\.env is written into a folder") as raised:
+        write(Emitted(path="tuned.env", text="export A=2\n"), tmp_path / "out")
+    assert raised.value.hint == "give another folder with --out"
+    assert (tmp_path / "out").read_text() == "mine\n"

@@ -134,6 +134,9 @@ def test_another_file_is_an_error_of_one_line(tmp_path: Path, content: str, what
     path.write_text(content)
     with pytest.raises(InputError, match=what):
         read(path)
+    with pytest.raises(InputError, match="gone cannot be read: no such file or directory") as raised:
+        read(tmp_path / "gone")
+    assert "flatout run --ledger" in raised.value.hint
 
 
 def test_the_command_line_prints_text_and_json(tmp_path: Path) -> None:

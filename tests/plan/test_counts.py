@@ -217,7 +217,8 @@ def test_gpt2s_config_json_has_the_published_parameters(tmp_path: Path) -> None:
         ('{"hidden_size": "8"}', "`hidden_size` .* at least 1, but is '8'"),
         ("{", "is no JSON"),
         ("[1]", "must hold one JSON object"),
-        ('{"vocab_size": 5}', "must say `hidden_size`"),
+        ('{"vocab_size": 5}', "must say `hidden_size`, but has only: vocab_size$"),
+        ("{}", "must say `hidden_size`, but has nothing in it"),
     ],
 )
 def test_a_damaged_config_is_one_line(text: str, message: str, tmp_path: Path) -> None:

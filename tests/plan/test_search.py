@@ -105,7 +105,13 @@ def test_a_batch_that_no_replica_count_divides_names_gpus_that_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("h100", "SYSTEMxGPUS"), ("h9000x8", "one of the catalogue"), ("h100x0", "at least 1 GPU")]
+    ("name", "message"),
+    [
+        ("h100", "SYSTEMxGPUS"),
+        ("h9000x8", "one of the catalogue"),
+        ("h100x0", "1 to 1,048,576 GPUs"),
+        ("h100x99999999999", "but `h100x99999999999` has"),
+    ],
 )
 def test_an_unknown_cluster_is_one_line(name: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:

@@ -202,6 +202,16 @@ def test_what_ended_by_itself_is_tuned_anew_with_all_that_was_given() -> None:
     assert words[2 : words.index("--")] == expected
 
 
+def test_files_that_were_to_be_written_are_by_the_next_command_too() -> None:
+    for is_asked in (False, True):
+        given = asked(TuneOptions(budget_s=600.0), None, applies=is_asked)
+        result = msgspec.structs.replace(
+            builder.out_of_budget(), asked=given, why_ended="the budget of 600 s is used up"
+        )
+        words = next_words(result, OUT)
+        assert ("--apply" in words[: words.index("--")]) is is_asked
+
+
 def test_changes_that_are_worse_together_are_not_to_be_used() -> None:
     text = text_of(builder.worse())
     assert joined(text).startswith(

@@ -53,6 +53,9 @@ def test_text_says_what_was_left_out_and_assumed_and_what_is_next(history: Path)
     assert "1 job left out: asks for more than the cluster has" in " ".join(done.stdout.split())
     assert "checkpoint every 1800 s" in " ".join(done.stdout.split())
     assert "Next: flatout schedule replay" in done.stdout
+    assert " on 32 GPUs\n4 nodes, " in done.stdout
+    alone = flatout(str(history), "--nodes", "1", "--gpus-per-node", "1", "--policy", "fifo")
+    assert " on 1 GPU\n1 node, " in alone.stdout
 
 
 def test_failures_are_drawn_again_for_each_seed(history: Path, tmp_path: Path) -> None:
@@ -92,3 +95,14 @@ def test_bad_arguments_end_in_one_line(history: Path, words: list[str], said: st
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_next_command_succeeds_as_it_is(history: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    asked = [str(history), "--nodes", "4", "--gpus-per-node", "8", "--policy", "flatout", "--seeds=2"]
+    done = flatout(*asked, "--html", str(page))
+    assert done.returncode == 0
+    said = done.stdout.rstrip().splitlines()[-1]
+    assert said == f"Next: flatout schedule replay {' '.join(asked)} --failures 2.34"
+    assert flatout(*said.split()[4:]).returncode == 0
+    assert f"{' '.join(asked)} --failures 2.34" in page.read_text()

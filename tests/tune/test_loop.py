@@ -241,10 +241,29 @@ def test_a_knob_of_the_users_own_is_tried_too() -> None:
 
 
 def test_candidates_that_come_late_are_tried_in_later_rounds() -> None:
-    """The user's own knobs have no bound and come last: where nothing before them wins, they still get their turn."""
+    """The second value of a knob comes after the first ones of all others: it still gets its turn."""
     runner = SimulatedRunner({"threads=4": 1.5})
     result = tuned(runner, knobs=("threads/exact={2,4}:--threads={}",), max_screened=4, max_rounds=30)
     assert adopted(result) == {"threads=4"}
+
+
+def test_what_the_user_asked_for_is_tried_first() -> None:
+    """It has no bound, and would come behind what is known to bring next to nothing: a short budget ends before it."""
+    runner = SimulatedRunner({"threads=4": 1.5})
+    result = tuned(runner, knobs=("threads/exact={4,2}:--threads={}",), max_screened=2, max_rounds=1)
+    assert adopted(result) == {"threads=4"} and is_better(result)
+
+
+def test_a_knob_of_the_users_own_that_had_no_turn_is_named() -> None:
+    knob = "threads/exact={2,4}:--threads={}"
+    ended = tuned(SimulatedRunner({}), knobs=(knob,), max_screened=2, max_rounds=1)
+    assert {name: outcomes(ended)[name] for name in ("threads=2", "threads=4")} == {
+        "threads=2": "not better",
+        "threads=4": "not reached",
+    }
+    assert "no trial was made of it" in next(one.reason for one in ended.tried if one.name == "threads=4")
+    to_its_end = tuned(SimulatedRunner({}), knobs=(knob,), max_screened=2, max_rounds=40)
+    assert [one.outcome for one in to_its_end.tried if one.name == "threads=4"] == ["not better"]
 
 
 def test_another_value_of_an_adopted_knob_may_take_its_place() -> None:

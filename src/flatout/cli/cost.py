@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flatout.cli.again import again, has_option
+from flatout.cli.amounts import LARGEST
 from flatout.cli.diagnose import given_path
 
 if TYPE_CHECKING:
@@ -140,8 +143,8 @@ def _prices(path: Path | None, electricity: float | None) -> Prices:
 def _usd(option: str, value: float | None) -> float | None:
     from flatout.errors import UsageError
 
-    if value is not None and not 0 <= value < math.inf:
-        raise UsageError(f"`{option}` must be USD of 0 or more, but is {value}")
+    if value is not None and not 0 <= value <= LARGEST:
+        raise UsageError(f"`{option}` must be USD from 0 to {LARGEST:,.0f}, but is {value:g}")
     return value
 
 
@@ -258,14 +261,17 @@ def time_s(option: str, text: str) -> float:
 
 
 def _print(result: Chargeback, *, json: bool) -> None:
-    from flatout.report.cost_text import chargeback_text
+    from flatout.report.cost_text import chargeback_text, next_options
     from flatout.report.json import enveloped_json
     from flatout.report.terminal import style_of
 
     if json:
         sys.stdout.write(enveloped_json("flatout/cost", 1, ["flatout", *sys.argv[1:]], result).decode())
-    else:
-        print(chargeback_text(result, style=style_of(sys.stdout)))
+        return
+    words, more = again(sys.argv[1:]), next_options(result)
+    if has_option(words, more[0]):  # it was given, and did not tell all
+        more = ["--json"]
+    print(chargeback_text(result, style=style_of(sys.stdout), next_command=shlex.join([*words, *more])))
 
 
 def _power_cap(

@@ -15,11 +15,11 @@ def explain(
 
     Example: flatout explain straggler
     """
+    import sys
+
     from flatout.diagnose.explain import Explanations, explanation, listed
 
     if json:
-        import sys
-
         from flatout.report.json import enveloped_json
 
         found = [explanation(name)] if name else [explanation(entry) for entry, _ in listed()]
@@ -28,14 +28,16 @@ def explain(
             enveloped_json("flatout/explanation", 1, command, Explanations(findings=tuple(found))).decode()
         )
         return
+    from flatout.report.terminal import style_of
+
+    style = style_of(sys.stdout)
     if name is None:
         for entry, summary in listed():
-            print(f"{entry:26s}{summary}")
+            print("\n".join(style.wrapped(summary, label=f"{entry:26s}")))
         print("\nnext: flatout explain " + listed()[0][0])
         return
     found_one = explanation(name)
-    print(f"{found_one.name} ({found_one.code}): {found_one.summary}")
+    print("\n".join(style.wrapped(f"{found_one.name} ({found_one.code}): {found_one.summary}")))
     for heading, text in found_one.sections.items():
         print(f"\n{heading}")
-        for line in text.splitlines():
-            print(f"    {line}".rstrip())
+        print("\n".join(style.wrapped(text, indent="    ")))

@@ -91,7 +91,7 @@ def plan(
             "a plan needs --model and --cluster", hint="flatout plan --model llama3-70b --cluster h100x512 --seq 8192"
         )
     from flatout.cli.plan_goal import wanted_goal, with_goal
-    from flatout.cli.plan_output import again, wanted_output
+    from flatout.cli.plan_output import calibrated, wanted_output
 
     output = wanted_output(html, emit, out, force=force)
     wanted = wanted_goal(goal, global_batch, seq, gpu_price, prices, terms, region)
@@ -107,7 +107,7 @@ def plan(
     from flatout.report.plan_text import plan_text
     from flatout.report.terminal import style_of
 
-    print(plan_text(result, style=style_of(sys.stdout), next_command=shlex.join(again(sys.argv[1:]))))
+    print(plan_text(result, style=style_of(sys.stdout), next_command=shlex.join(calibrated(sys.argv[1:]))))
 
 
 def _setting(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flatout.cli.again import again
+
 if TYPE_CHECKING:
     from flatout.plan.search import Setting
     from flatout.records.plan import Plan
@@ -37,7 +39,7 @@ class Output:
         from flatout.report.plan_html import plan_html
 
         command = ["flatout", *sys.argv[1:]]
-        page = plan_html(plan, details(setting, plan), command, next_command=again(sys.argv[1:]))
+        page = plan_html(plan, details(setting, plan), command, next_command=calibrated(sys.argv[1:]))
         write_new(path, page, force=self.force)
         print(f"page: {path}", file=sys.stderr)
 
@@ -82,14 +84,6 @@ def wanted_output(html: Path | None, emit: Sequence[str] | None, out: Path, *, f
     return Output(html=html, targets=tuple(dict.fromkeys(names)), out=out, force=force)
 
 
-def again(arguments: Sequence[str]) -> list[str]:
+def calibrated(arguments: Sequence[str]) -> list[str]:
     """The same plan, corrected: without what writes files, and with runs of one's own."""
-    kept, skips = [], False
-    for word in arguments:
-        if skips:
-            skips = False
-        elif word.split("=")[0] in _WRITES:
-            skips = "=" not in word
-        elif word not in ("--json", "--force"):
-            kept.append(word)
-    return ["flatout", *kept, "--calibrate", "RUNS.csv"]
+    return [*again(arguments, writes=_WRITES), "--calibrate", "RUNS.csv"]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flatout.cli.again import again, has_option
+
 if TYPE_CHECKING:
     from flatout.schedule.cluster import Cluster
 
@@ -127,15 +129,15 @@ def _cluster(nodes: int | None, gpus_per_node: int | None, path: Path | None) ->
 
 
 def _next(names: list[str]) -> str:
-    """The same command with the policy that is still missing, or as JSON."""
-    words = [word for word in sys.argv[1:] if word != "--json"]
+    """The same command with the policy that is still missing, or with failures, or as JSON."""
+    words = again(sys.argv[1:])
     if "flatout" not in names:
         words += ["--policy", "flatout"]
-    elif "--failures" not in words:
-        words += ["--failures", "2.34", "--seeds", "5"]
+    elif not has_option(words, "--failures"):
+        words += ["--failures", "2.34", *([] if has_option(words, "--seeds") else ["--seeds", "5"])]
     else:
         words += ["--json"]
-    return shlex.join(["flatout", *words])
+    return shlex.join(words)
 
 
 def _list_policies() -> None:

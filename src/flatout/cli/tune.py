@@ -104,7 +104,7 @@ def tune(
         if isinstance(error, _EndedBySignal):
             raise typer.Exit(128 + error.number) from error
         raise
-    result = msgspec.structs.replace(result, asked=asked(options, warmup))
+    result = msgspec.structs.replace(result, asked=asked(options, warmup, applies=apply))
     if began_on is not None:
         result = msgspec.structs.replace(result, tuning=msgspec.structs.replace(result.tuning, date=began_on))
     try:

@@ -123,7 +123,7 @@ def compared(snapshots: Sequence[Snapshot]) -> HostsReport:
     for fact, (text_of, status) in _TEXTS.items():
         texts, why = _given(machines, text_of)
         if len(texts) < 2:
-            not_compared[fact] = f"{len(texts)} of {len(machines)} hosts give it: {why}"
+            not_compared[fact] = f"{len(texts)} of {len(machines)} hosts give it{why}"
             continue
         difference = _by_majority(fact, status, texts)
         facts.append(_fact(fact, len(texts), next(iter(texts.values())), difference))
@@ -131,7 +131,7 @@ def compared(snapshots: Sequence[Snapshot]) -> HostsReport:
     for fact, (number_of, share, written) in _NUMBERS.items():
         numbers, why = _given(machines, number_of)
         if len(numbers) < MIN_PEERS:
-            not_compared[fact] = f"{len(numbers)} of {len(machines)} hosts give it, and {MIN_PEERS} are needed: {why}"
+            not_compared[fact] = f"{len(numbers)} of {len(machines)} hosts give it, and {MIN_PEERS} are needed{why}"
             continue
         difference = _by_spread(fact, numbers, share, written)
         middle, low, high = (written(rule(numbers.values())) for rule in (statistics.median, min, max))
@@ -147,15 +147,16 @@ def compared(snapshots: Sequence[Snapshot]) -> HostsReport:
 
 
 def _given(machines: Mapping[str, Machine], value_of: Callable[[Machine], Value]) -> tuple[dict[str, Value], str]:
+    """By host, and why the last one that lacks it does, behind a colon; nothing where all have it."""
     found: dict[str, Value] = {}
-    why = "-"
+    why = ""
     for name, machine in machines.items():
         try:
             found[name] = value_of(machine)
         except (NotReadError, NotHereError) as error:
-            why = str(error)
+            why = f": {error}"
         except (ValueError, LookupError, TypeError, ArithmeticError) as error:
-            why = f"what was read cannot be understood: {error}"
+            why = f": what was read cannot be understood: {error}"
     return found, why
 
 

@@ -26,6 +26,7 @@ from flatout.records.verdict import Verdict
 
 SCHEMA = "flatout/tuned"
 VERSION = 1
+_HINT = "a tuned.toml is what `flatout tune` writes"
 
 
 # For these the catalogue gives every kind of change.
@@ -67,7 +68,7 @@ class _StoredChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     predicted: _StoredPrediction | None = None
 
 
-class Tuned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Tuned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What the file holds, as read; `change_set` is what a job is started with."""
 
     schema: str
@@ -113,11 +114,11 @@ def read(path: Path) -> Tuned:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", hint=_HINT) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no TOML: {error}") from None
+        raise InputError(f"{path} is no TOML: {error}", hint=_HINT) from None
     if found.get("schema") != SCHEMA:
-        raise InputError(f'{path} must begin with `schema = "{SCHEMA}"`, but has {found.get("schema")!r}')
+        raise InputError(f'{path} must begin with `schema = "{SCHEMA}"`, but has {found.get("schema")!r}', hint=_HINT)
     if found.get("version") != VERSION:
         raise InputError(f"{path} has version {found.get('version')!r}, and this flatout reads {VERSION}")
     try:

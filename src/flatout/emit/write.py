@@ -10,6 +10,8 @@ from pathlib import Path
 from flatout.errors import OutputError
 from flatout.records.tuning import Emitted
 
+_HINT = "give another folder with --out"
+
 
 def diff(emitted: Emitted, folder: Path) -> str:
     """The unified diff from what is there (nothing, where the file does not exist); empty where nothing changes."""
@@ -37,5 +39,7 @@ def write(emitted: Emitted, folder: Path, *, force: bool = False) -> Path:
     except OSError as error:
         with suppress(OSError):
             beside.unlink()
-        raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+        if folder.exists() and not folder.is_dir():
+            raise OutputError(f"{folder} is a file; {path.name} is written into a folder", hint=_HINT) from None
+        raise OutputError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}", hint=_HINT) from None
     return path

@@ -35,6 +35,7 @@ from flatout.keep.within import PARTED
 SCHEMA, VERSION = "flatout/ledger", 1
 _BEGINS = b'{"schema":"flatout/ledger",'
 _HEAD_BYTES = 4096
+_HINT = "a ledger is what `flatout run --ledger FILE` writes"
 _IMPOSSIBLE = 1 << 63  # ns: three centuries, in one line
 _NO_STEPS = "No step was seen in which it could be"
 _NOT_YET = "Before DDP's first timed exchange nothing tells it"  # a line without a reason: by its end it was known
@@ -253,12 +254,12 @@ def read(path: Path) -> Totals:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise InputError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+        raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", hint=_HINT) from error
     totalling = Totalling()
     read = [totalling.add(raw) for raw in lines]
     first = next((line for line in read if line is not None), None)
     if first is None or first.get("schema") != SCHEMA:
-        raise InputError(f"{path} is no ledger", hint="a ledger is what `flatout run --ledger FILE` writes")
+        raise InputError(f"{path} is no ledger", hint=_HINT)
     if first.get("version") != VERSION:
         raise InputError(f"{path} has version {first.get('version')} of the ledger; this Flatout reads {VERSION}")
     return totalling.totals()

@@ -57,7 +57,11 @@ def _expanded(pattern: str) -> list[str]:
         ["scontrol", "show", "hostnames", pattern], capture_output=True, text=True, check=False, timeout=60
     )
     if done.returncode:
-        raise UsageError(f"`{pattern}` is no list of hosts: {' '.join(done.stderr.split())[:200]}")
+        said = done.stderr.strip().splitlines() or [f"code {done.returncode}"]
+        raise UsageError(
+            f"scontrol could not tell the hosts of `{pattern}`: {said[-1][:200]}",
+            hint="name them: flatout doctor --hosts a,b,c",
+        )
     return done.stdout.split()
 
 

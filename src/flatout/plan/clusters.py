@@ -19,6 +19,7 @@ from flatout.records.plan import Cluster
 _NAMED = re.compile(r"(.+?)x(\d+)")
 # SMs of a GPU whose data sheet does not say: the last wave of tiles is then as likely full as another's.
 _ASSUMED_SMS = 148
+MOST_GPUS = 1 << 20  # ten times the largest clusters; the search takes seconds then
 
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -81,8 +82,10 @@ def of_system(
     nic_bytes_per_s: float | None = None,
 ) -> tuple[Cluster, dict[str, float]]:
     """A system of the catalogue with so many GPUs; `nic_bytes_per_s` is of a node."""
-    if num_gpus < 1:
-        raise InputError(f"a cluster must have at least 1 GPU, but `{name}` has {num_gpus}", hint="for example: h100x8")
+    if not 1 <= num_gpus <= MOST_GPUS:
+        raise InputError(
+            f"a cluster must have 1 to {MOST_GPUS:,} GPUs, but `{name}` has {num_gpus:,}", hint="for example: h100x8"
+        )
     facts = _gpu(found.gpu)
     per_node = gpus_per_node or found.gpus_per_node
     node_rate = nic_bytes_per_s or found.nic_gbit_per_s / 8 * 1e9

@@ -141,13 +141,20 @@ def from_config(path: Path) -> Workload:
     return from_dict(path, config)
 
 
+def _some(config: dict[str, Any]) -> str:
+    names = sorted(config)
+    if not names:
+        return "nothing in it"
+    return f"only: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+
+
 def from_dict(path: Path, config: dict[str, Any]) -> Workload:
     """The same of what was read already; `path` is for messages."""
     try:
         return _workload(path, config)
     except KeyError as error:
         raise InputError(
-            f"`{path}` must say `{error.args[0]}`, but has only: {', '.join(sorted(config)[:8])}, ...",
+            f"`{path}` must say `{error.args[0]}`, but has {_some(config)}",
             hint="a transformer's config.json has num_hidden_layers, hidden_size and num_attention_heads",
         ) from error
     except (TypeError, ValueError) as error:

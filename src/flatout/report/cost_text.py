@@ -25,7 +25,7 @@ _PROVENANCE = {
 }
 
 
-def chargeback_text(result: Chargeback, *, style: TextStyle) -> str:
+def chargeback_text(result: Chargeback, *, style: TextStyle, next_command: str) -> str:
     """Lines of each team, their sum, budgets, and what was not read or is not known."""
     total = result.total
     lines = [
@@ -48,7 +48,7 @@ def chargeback_text(result: Chargeback, *, style: TextStyle) -> str:
     if total.total.gpu_ms:
         lines += _basis(result, style)
     lines += _unread(result, style)
-    lines += ["", f"next: {_next(result)}"]
+    lines += ["", f"next: {style.clean(next_command)}"]
     return "\n".join(lines)
 
 
@@ -174,13 +174,13 @@ def _unread(result: Chargeback, style: TextStyle) -> list[str]:
     return lines
 
 
-def _next(result: Chargeback) -> str:
-    source = result.sources[0] if len(result.sources) == 1 and "," not in result.sources[0] else "jobs.txt"
+def next_options(result: Chargeback) -> list[str]:
+    """What would tell most of what is not known yet: to be added to the command."""
     if result.total.total.usd.value is None:
-        return f"flatout cost {source} --gpu-type h100"
+        return ["--gpu-type", "h100"]
     if result.total.idle_held is None:
-        return f"flatout cost {source} --usage usage.csv"
-    return f"flatout cost {source} --json"
+        return ["--usage", "usage.csv"]
+    return ["--json"]
 
 
 def cap_text(result: CapAdvice, *, style: TextStyle) -> str:
@@ -250,7 +250,12 @@ def spot_text(result: SpotAdvice, *, style: TextStyle) -> str:
         if there.mean_time_to_loss_s is not None
         else "never lost"
     )
-    source = "Young's, from the mean time to loss" if result.is_interval_youngs else "as given"
+    if result.is_interval_youngs:
+        source = "Young's, from the mean time to loss"
+    elif there.mean_time_to_loss_s is None and result.checkpoint_interval_s >= result.work_s:
+        source = "none but the last: spot was never lost"
+    else:
+        source = "as given"
     lines = [
         style.bold(
             f"{result.work_s / S_PER_H:g} h of work on {_instances(result.num_instances)}, by {_h(result.deadline_s)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flatout.records.replay import PolicyDifference, PolicyReplay, Replay
+from flatout.report.phrases import counted
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import number, percent
@@ -30,9 +31,11 @@ def load_text(replay: Replay) -> str:
 def replay_text(replay: Replay, *, style: TextStyle, next_command: str) -> str:
     first = replay.policies[0]
     lines = [
-        style.bold(style.clean(f"{replay.source}: {number(first.num_jobs)} jobs on {number(replay.num_gpus)} GPUs")),
+        style.bold(
+            style.clean(f"{replay.source}: {counted(first.num_jobs, 'job')} on {counted(replay.num_gpus, 'GPU')}")
+        ),
         *style.wrapped(
-            f"{number(replay.num_nodes)} nodes, {duration(replay.span_s)} of submissions, {load_text(replay)}"
+            f"{counted(replay.num_nodes, 'node')}, {duration(replay.span_s)} of submissions, {load_text(replay)}"
         ),
         "",
     ]

@@ -1,4 +1,4 @@
-"""Candidates of a round: for what costs most now, those that promise most first."""
+"""Candidates of a round: the user's own arguments, then for what costs most now, those that promise most first."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from flatout.predict.predict import predict_all, situation_of
 from flatout.records.change import Change, JobFacts
 from flatout.records.prediction import Prediction
 from flatout.tune.budget import num_affordable
+from flatout.tune.result import note_open
 from flatout.tune.runner import Profiled
 from flatout.tune.state import State
 
 
 def choose(state: State, profiled: Profiled) -> list[Change]:
-    """Candidates for what costs most now, those that promise most first, each knob with few values."""
+    """The user's own, then those for what costs most now, the most promising first; each knob with few values."""
     own = [change for text in state.options.knobs for change in _own(state, text, profiled.facts)]
     is_for_memory = state.objective == "peak_memory_bytes"
     found = candidates(
@@ -32,7 +33,14 @@ def choose(state: State, profiled: Profiled) -> list[Change]:
     if not is_for_memory:  # a replay tells of time
         found = _predicted(state, found, profiled)
     most = min(state.options.max_screened, num_affordable(state))
-    return spread_over_knobs(found, most, {change.knob.name for change in state.applied})
+    # What the user asked for by name comes first: nothing is known of what it brings, so it could only come last else,
+    # behind what is known to bring next to nothing.
+    found.sort(key=lambda change: change.argument is None)
+    chosen = spread_over_knobs(found, most, {change.knob.name for change in state.applied})
+    for change in found:
+        if change.argument is not None and change not in chosen:  # and it does not go unmentioned
+            note_open(state, change, "no trial was made of it")
+    return chosen
 
 
 def _own(state: State, text: str, facts: JobFacts) -> Sequence[Change]:

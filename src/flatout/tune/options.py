@@ -34,7 +34,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these; None: it runs here
 
 
-def asked(options: TuneOptions, warmup: int | None) -> Asked:
+def asked(options: TuneOptions, warmup: int | None, *, applies: bool = False) -> Asked:
     """What the report needs for the next command: the options that differ from what is taken without them."""
     words: list[str] = []
     for knob in options.knobs:
@@ -52,4 +52,6 @@ def asked(options: TuneOptions, warmup: int | None) -> Asked:
         words += ["--launcher", "slurm"]
     if options.sbatch_options:
         words += ["--sbatch-options", shlex.join(options.sbatch_options)]
+    if applies:
+        words.append("--apply")
     return Asked(budget_s=options.budget_s, max_trials=options.max_trials, options=tuple(words))
