@@ -248,6 +248,9 @@ def test_settings_of_nonsense_are_the_defaults() -> None:
     assert settings is not None
     assert (settings.num_steps, settings.warmup, settings.is_light) == (3, None, False)
     assert read_settings({}) is None
+    assert not settings.has_gradients
+    asked = read_settings({"FLATOUT_RECORDING": "/x", "FLATOUT_GRADIENTS": "1"})
+    assert asked is not None and asked.has_gradients
 
 
 def test_a_large_job_is_traced_for_fewer_steps(tmp_path: Path) -> None:

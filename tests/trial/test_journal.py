@@ -11,6 +11,7 @@ from flatout.change.catalogue import all_changes
 from flatout.change.combine import combine
 from flatout.errors import InputError, OutputError
 from flatout.records.change import JobFacts
+from flatout.records.trial import GradientNorms
 from flatout.trial.journal import Heading, Journal, Profile
 from flatout.tune.runner import trial_key
 
@@ -84,6 +85,14 @@ def test_a_file_that_is_no_journal_of_ours_is_refused_and_left_as_it_is(path: Pa
     with pytest.raises(InputError):
         Journal(path, HEADING)
     assert path.read_bytes() == before
+
+
+def test_norms_of_gradients_that_are_no_finite_numbers_come_back(path: Path) -> None:
+    norms = (1.5, math.nan, math.inf)
+    gradients = (GradientNorms(num_parameters=3, norms=norms, without=(2,), faint=(1, 2), rank_spread=0.5),)
+    Journal(path, HEADING).add("a", trial(0, gradients=gradients))
+    found = Journal(path, HEADING).recall("a")
+    assert found is not None and repr(found.gradients) == repr(gradients)
 
 
 def test_losses_that_are_no_finite_numbers_come_back(path: Path) -> None:

@@ -1,19 +1,20 @@
 """Tiny trainings with known gradients: linear regression over several ranks, right and wrong in known ways.
 
 Each rank has data of its own; the right step uses the mean of all ranks' gradients. Losses are those that a trial has:
-of each step the mean over the ranks, before the update.
+of each step the mean over the ranks, before the update. Gradients are those that a step applies.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from flatout.records.change import Change, ChangeSet, Knob, Safety
-from flatout.records.trial import BASELINE, TrialResult
+from flatout.records.trial import BASELINE, GradientNorms, TrialResult
 
 NUM_RANKS, BATCH, WIDTH = 4, 16, 20
+NUM_CHECKED = 5  # steps whose gradients are kept
 Fault = Literal[
     "none", "no sync", "one rank left out", "sum for mean", "twice", "half", "stale", "frozen", "wrong sign"
 ]
@@ -29,7 +30,16 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-def losses(
+class Trained(NamedTuple):
+    losses: tuple[float, ...]
+    gradients: tuple[GradientNorms, ...]  # of the first steps
+
+
+def losses(fault: Fault = "none", **how: Any) -> tuple[float, ...]:
+    return train(fault, **how).losses
+
+
+def train(
     fault: Fault = "none",
     *,
     seed: int = 0,
@@ -38,14 +48,15 @@ def losses(
     float_noise: float = 0.0,
     noise_seed: int = 0,
     resample_seed: int | None = None,
-) -> tuple[float, ...]:
+) -> Trained:
     """`float_noise`: relative, on each gradient, as sums in another order give; `resample_seed`: other samples."""
     start, noise = np.random.default_rng(seed), np.random.default_rng(noise_seed)
     truth = start.normal(size=WIDTH)
     data = np.random.default_rng(seed + 1 if resample_seed is None else 1000 + resample_seed)
     weights = np.repeat(start.normal(size=(1, WIDTH)), NUM_RANKS, axis=0)
     before = np.zeros_like(weights)
-    found = []
+    found: list[float] = []
+    used: list[np.ndarray] = []
     for _ in range(num_steps):
         inputs = data.normal(size=(NUM_RANKS, BATCH, WIDTH))
         targets = inputs @ truth + data.normal(scale=0.5, size=(NUM_RANKS, BATCH))
@@ -66,13 +77,39 @@ def losses(
             "wrong sign": -mean,
         }[fault]
         before = mean
+        used.append(np.linalg.norm(np.broadcast_to(gradient, weights.shape), axis=1))  # of each rank
         weights = weights - rate * gradient
-    return tuple(found)
+    return Trained(tuple(found), (_norms(np.array(used[:NUM_CHECKED])),))
 
 
-def trial(values: tuple[float, ...], *, index: int = 0, memory: int | None = None) -> TrialResult:
+def _norms(of_ranks: np.ndarray) -> GradientNorms:
+    """As read from a trial of one parameter; `of_ranks`: steps x ranks."""
+    most, least = of_ranks.max(axis=1), of_ranks.min(axis=1)
+    spreads = [float((high - low) / high) for high, low in zip(most, least, strict=True) if high > 0]
+    return GradientNorms(
+        num_parameters=1,
+        norms=tuple(np.sqrt((of_ranks**2).mean(axis=1)).tolist()),
+        without=(0,) if (most == 0).mean() > 0.5 else (),
+        faint=(0,) if (most == 0).any() else (),
+        rank_spread=max(spreads, default=None),
+    )
+
+
+def trial(
+    values: tuple[float, ...],
+    *,
+    index: int = 0,
+    memory: int | None = None,
+    gradients: tuple[GradientNorms, ...] = (),
+) -> TrialResult:
     return TrialResult(
-        index=index, arm=BASELINE, outcome="completed", step_s=(0.1,) * 5, losses=values, peak_memory_bytes=memory
+        index=index,
+        arm=BASELINE,
+        outcome="completed",
+        step_s=(0.1,) * 5,
+        losses=values,
+        gradients=gradients,
+        peak_memory_bytes=memory,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tests.change.jobs import diagnosis, facts
 from tests.trial.recordings import measured, recording
-from tests.trial.training import Fault, losses
+from tests.trial.training import Fault, train
 
 from flatout.errors import FlatoutError
 from flatout.loop import Diagnosed
@@ -43,6 +43,7 @@ class SimulatedRunner:
         profile_fails_with: str | None = None,
         job: JobFacts = FACTS,
         left_over: Mapping[str, float] | None = None,
+        rate: float = 0.02,
     ) -> None:
         self.command = ("torchrun", "--nproc-per-node", "4", "train.py", "--batch", "8")
         self.out = Path("out")
@@ -52,6 +53,7 @@ class SimulatedRunner:
         self.now_s = self.waited_s = 0.0
         self.made: list[tuple[str, TrialResult]] = []
         self.num_profiles = 0
+        self._rate = rate
         self._speedups, self._faults, self._ends = dict(speedups), dict(faults or {}), ends
         self._random = np.random.default_rng(seed)
         self._between_sd, self._step_sd, self._start_s = between_sd, step_sd, start_s
@@ -65,13 +67,16 @@ class SimulatedRunner:
         speedup = float(np.prod([self._speedups.get(name, 1.0) for name in names]))
         run = STEP_S / speedup * np.exp(self._random.normal(0, self._between_sd))
         steps = run * np.exp(self._random.normal(0, self._step_sd, num_steps))
+        noise_seed = int(self._random.integers(1 << 30))
         fault = next((self._faults[name] for name in names if name in self._faults), "none")
+        trained = train(fault, num_steps=20, rate=self._rate, float_noise=2e-4, noise_seed=noise_seed)
         result = {
             "index": index,
             "arm": changes.name,
             "outcome": "completed",
             "step_s": tuple(steps.tolist()),
-            "losses": losses(fault, num_steps=20, float_noise=2e-4, noise_seed=int(self._random.integers(1 << 30))),
+            "losses": trained.losses,
+            "gradients": trained.gradients,
             "start_s": self._start_s,
             "peak_memory_bytes": 1000,
         } | self._ends(index, changes)

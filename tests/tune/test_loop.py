@@ -15,7 +15,7 @@ from flatout.emit import kubernetes, ray_job
 from flatout.errors import InputError
 from flatout.records.change import Change, ChangeSet
 from flatout.records.prediction import Prediction
-from flatout.records.trial import BASELINE
+from flatout.records.trial import BASELINE, GradientNorms, TrialResult
 from flatout.records.tuning import TuneResult
 from flatout.trial.gates import check_losses
 from flatout.tune import confirm
@@ -69,6 +69,17 @@ def test_an_unsafe_change_is_never_adopted_however_fast(fault: str) -> None:
     assert outcomes(result)[SOCKETS] == "unsafe"
     assert SOCKETS not in adopted(result) and WORKERS in adopted(result)
     assert runner.names().count(SOCKETS) == 1  # and it is not tried again
+
+
+@pytest.mark.parametrize("fault", ["no sync", "half", "frozen", "sum for mean", "stale"])
+def test_wrong_gradients_are_not_adopted_where_the_learning_rate_is_still_near_zero(fault: str) -> None:
+    """No loss shows them there."""
+    runner = SimulatedRunner({SOCKETS: 3.0, WORKERS: 1.3}, faults={SOCKETS: fault}, rate=1e-7)  # type: ignore[dict-item]
+    result = tuned(runner, max_screened=10)
+    by_change = dict(runner.made)
+    assert check_losses(by_change[SOCKETS], [by_change["baseline"]], ChangeSet()).is_passed
+    assert outcomes(result)[SOCKETS] == "unsafe"
+    assert SOCKETS not in adopted(result) and WORKERS in adopted(result)
 
 
 def test_what_turns_out_unsafe_in_its_pairs_is_not_adopted() -> None:
@@ -366,6 +377,26 @@ def test_an_exact_change_is_held_to_float_noise_also_where_a_lenient_one_is_on()
     assert check_losses(left_out, spread, made).is_passed  # against the job as it came alone
     gate = check_gates(state, left_out, made)
     assert not gate.is_passed and gate.reason.startswith("against what was on before it: the first 5 losses differ by")
+
+
+def test_gradients_are_held_against_those_of_what_is_on_too() -> None:
+    """What is on may round, and a fifth of the norm hides in its band."""
+    state = State(SimulatedRunner({}), TuneOptions(num_steps=20), lambda line: None)  # type: ignore[arg-type]
+    rounds, wrong = changes("rounding", "kernels").changes[0], changes(family="ddp").changes[0]
+    flat = losses(rate=0.0)
+
+    def of_norm(norm: float, index: int) -> TrialResult:
+        norms = GradientNorms(num_parameters=1, norms=(norm,) * 5)
+        return trial(flat, index=index, gradients=(norms,))
+
+    state.baselines = [of_norm(1.0, index) for index in range(3)]
+    state.applied = [rounds]
+    state.current_trials = [of_norm(0.98, 3)]
+    made = ChangeSet(changes=(rounds, wrong))
+    assert check_gates(state, of_norm(0.98, 4), made).is_passed
+    gate = check_gates(state, of_norm(1.04, 5), made)
+    assert not gate.is_passed
+    assert gate.reason.startswith("against what was on before it: the norm of its first gradients is 1.061 times")
 
 
 def test_a_budget_that_ends_within_the_first_trial_is_no_fault_of_the_command() -> None:

@@ -37,9 +37,13 @@ def test_a_tuning_of_two_ranks_leaves_its_files_in_its_folder_and_nothing_elsewh
     result = json.loads((out / "tuning.json").read_text())
     assert list(result)[:2] == ["schema", "version"] and (result["schema"], result["version"]) == ("flatout/tuning", 1)
     # It accumulates gradients, so its first loss is not known; the gate has the others, and nothing to complain of.
-    assert not [note for note in result["notes"] if "loss" in note]
+    assert not [note for note in result["notes"] if "loss" in note or "gradient" in note]
     kinds = [json.loads(line)["type"] for line in (out / "journal.jsonl").read_text().splitlines()]
     assert kinds == ["heading", "trial", "trial", "trial", "profile", "trial"]
+    lines = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
+    for trial in (line["result"] for line in lines if line["type"] == "trial"):
+        (norms,) = trial["gradients"]
+        assert len(norms["norms"]) == 5 and norms["rank_spread"] == 0.0 and not norms["without"]
     assert (out / "report.html").is_file()
     assert (out / "tuned.toml").exists() == (done.returncode == 0)
     assert [file.name for file in home.iterdir()] == ["train.py"]

@@ -116,6 +116,7 @@ def test_a_trial_is_light_and_is_told_when_to_stop(job: Job, tmp_path: Path) -> 
     assert options.variables["FLATOUT_DIVERT"] == str(tmp_path / "runs" / "trial-000" / "saved")
     assert float(options.variables["FLATOUT_STOP_AFTER_S"]) < job.limits[0]  # it ends itself before it is ended
     assert "FLATOUT_DATA_CHECK" not in options.variables
+    assert options.variables["FLATOUT_GRADIENTS"] == "1"
     assert job.environments == [{"HOME": "/home/user", MARK: made.mark}]
 
 
@@ -154,6 +155,19 @@ def test_the_workers_of_a_trials_loaders_are_in_its_result(
 
     job.during = write
     assert runner(tmp_path).trial(NOTHING, 20).loader_workers == expected
+
+
+@pytest.mark.parametrize("num_written", [2, 1, 0])
+def test_the_gradients_of_all_ranks_are_in_a_trials_result(job: Job, tmp_path: Path, num_written: int) -> None:
+    def write(_: Path) -> None:
+        for number in range(num_written):
+            optimizer = {"num_parameters": 2, "sharded": [], "steps": [[3.0, 4.0], None, ["nan", 1.0]]}
+            content = {"schema": "flatout/gradients", "version": 1, "rank": number, "optimizers": [optimizer]}
+            (tmp_path / f"gradients-rank{number}.json").write_text(json.dumps(content))
+
+    job.during = write
+    found = runner(tmp_path).trial(NOTHING, 20).gradients
+    assert [repr(one.norms) for one in found] == (["(5.0, nan, inf)"] if num_written == 2 else [])
 
 
 def test_how_a_trial_ended_is_in_its_result_and_in_the_journal(job: Job, tmp_path: Path) -> None:

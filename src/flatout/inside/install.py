@@ -19,7 +19,7 @@ import torch
 import torch.amp.grad_scaler
 import torch.optim
 import torch.utils.data.dataloader
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from flatout.inside.attempt import find_attempt
 from flatout.inside.checkpoints import CheckpointHooks
@@ -122,7 +122,9 @@ def install() -> list[Callable[[], None]]:
         return undos
     guarded(note_failures)(settings.recording)
     os.register_at_fork(after_in_child=_after_fork)
-    parts = (_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints)
+    parts = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints]
+    if settings.has_gradients:
+        parts.append(_hook_gradients)
     return [*undos, *(undo for part in parts if (undo := guarded(part)()) is not None)]
 
 
@@ -138,6 +140,24 @@ def _hook_optimizers() -> Callable[[], None]:
             LOG.error("optimizer step")
 
     handle = register_optimizer_step_post_hook(after_step)
+    return lambda: handle.remove()
+
+
+def _hook_gradients() -> Callable[[], None]:
+    """After the patches: what theirs does to gradients before a step comes first."""
+
+    def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if _is_compiling():
+            return None
+        try:
+            active = PROCESS.active or PROCESS.begin()
+            if active is not None and active.gradients is not None:
+                return active.gradients.before_step(optimizer, args, kwargs)
+        except Exception:  # noqa: BLE001 - an error of ours is never the job's
+            LOG.error("gradients")
+        return None
+
+    handle = register_optimizer_step_pre_hook(before_step)
     return lambda: handle.remove()
 
 
@@ -183,6 +203,8 @@ def _hook_scalers() -> Callable[[], None]:
     @guarded
     def skipped(optimizer: Any) -> None:
         if (active := PROCESS.active or PROCESS.begin()) is not None:
+            if active.gradients is not None:
+                active.gradients.skipped(optimizer)
             active.optimizer_stepped(optimizer, is_skipped=True)
 
     @wraps(original_scale)

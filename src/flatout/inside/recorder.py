@@ -26,6 +26,7 @@ from flatout.inside.about import about_process, ended_by, is_gpu_done
 from flatout.inside.at_rest import Kinds, rows_at_rest
 from flatout.inside.batches import Count, count_batch, count_shape
 from flatout.inside.detect import StepDetector
+from flatout.inside.gradients import Gradients
 from flatout.inside.identity import find_identity
 from flatout.inside.log import LOG
 from flatout.inside.losses import Losses, Taken
@@ -57,6 +58,7 @@ class Recorder:
         self._leave = leave
         self._between_steps = between_steps
         self.losses = Losses()
+        self.gradients = Gradients(settings.warmup) if settings.has_gradients else None
         self._pid = os.getpid()
         self._detector = StepDetector()
         self._memory = MemoryReader()
@@ -386,6 +388,8 @@ class Recorder:
         for step in steps:
             phases.add(step.number, (step.end - step.start) / 1e9)
         self._kind = phases.advance(steps[-1].number, source, is_training=self._detector.is_training)
+        if self.gradients is not None and self._is_by_optimizer and phases.is_decided:
+            self.gradients.is_over = True
         if phases.has_exported:
             phases.has_exported = False
             self._write_losses()  # the export has waited for the GPU already
@@ -468,6 +472,8 @@ class Recorder:
             if gpu_is_done:
                 phases.finish()
                 self._write_losses()
+                if self.gradients is not None:
+                    self.gradients.write(self.settings.folder, file.rank)
         except Exception:  # noqa: BLE001 - the rest is still to be written
             LOG.error("finish")
         file.event(

@@ -13,6 +13,7 @@ STEPS = "FLATOUT_STEPS"  # how many steps to trace, 3
 WARMUP = "FLATOUT_WARMUP"  # trace after this many steps; empty: when step times have settled
 LIGHT = "FLATOUT_LIGHT"  # 1: no trace
 FACTS = "FLATOUT_FACTS"  # 1: write down what the job is, also without a trace
+GRADIENTS = "FLATOUT_GRADIENTS"  # 1: measure the norms of the first steps' gradients
 STOP_AFTER = "FLATOUT_STOP_AFTER"  # end the job after so many settled steps, at a step boundary of all ranks
 STOP_AFTER_S = "FLATOUT_STOP_AFTER_S"  # the same, after so many seconds
 # Those that need no recording: FLATOUT_PATCHES (patches/apply.py), FLATOUT_DIVERT (divert.py), FLATOUT_SAFE_SAVE
@@ -30,6 +31,7 @@ class Settings:
     warmup: int | None = None
     is_light: bool = False
     has_facts: bool = True
+    has_gradients: bool = False
     stop_after: int | None = None
     stop_after_s: int | None = None
     attempt: int = 0
@@ -57,6 +59,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings | Non
         warmup=_whole(environment.get(WARMUP)),
         is_light=environment.get(LIGHT) == "1",
         has_facts=environment.get(LIGHT) != "1" or environment.get(FACTS) == "1",
+        has_gradients=environment.get(GRADIENTS) == "1",
         stop_after=_whole(environment.get(STOP_AFTER)),
         stop_after_s=_whole(environment.get(STOP_AFTER_S)),
         attempt=_whole(environment.get(RESTARTS)) or 0,

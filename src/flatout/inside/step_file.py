@@ -39,6 +39,7 @@ class StepFile:
     def __init__(self, recording: Path, rank: int, header: dict[str, Any]) -> None:
         """Raises FileExistsError where another process is this rank already."""
         path = recording / f"rank{rank}.steps.jsonl"
+        self.rank = rank
         self.num_lost = 0
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
         self._held: list[str] = [json.dumps({"schema": SCHEMA, "version": VERSION, **header, "columns": COLUMNS})]

@@ -30,6 +30,21 @@ class Covariates(msgspec.Struct, frozen=True, kw_only=True):
     job: str | None = None  # the scheduler's number of it
 
 
+class GradientNorms(msgspec.Struct, frozen=True, kw_only=True):
+    """The gradients of one optimizer in its first steps, as it was about to use them, of all ranks together.
+
+    A parameter's norm is the root of the mean square over the ranks, or of sharded ones that of the whole.
+    """
+
+    num_parameters: int | None  # None: nothing is known of it
+    norms: tuple[float, ...]  # of all parameters, each step; NaN: not known
+    without: tuple[int, ...] = ()  # parameters, by their place in the optimizer, with no gradient in most of the steps
+    faint: tuple[int, ...] = ()  # parameters with none, or less than 1e-4 of the whole norm, in any of the steps
+    rank_spread: float | None = (
+        None  # of a parameter's norm over the ranks, the largest, relative; None: nothing to compare
+    )
+
+
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """One trial. Its order among all trials is `index`: drift is judged by it."""
 
@@ -44,6 +59,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     energy_j_per_step: float | None = None  # of all GPUs
     wrong_data: str | None = None  # what the known-answer check of the collectives found; None: nothing, or not asked
     losses: tuple[float, ...] = ()  # of each step from the first, for the gates
+    gradients: tuple[GradientNorms, ...] = ()  # of each optimizer, in the order of their first steps; (): not known
     loader_workers: int | None = None  # of a rank's DataLoader: with others, random augmentation draws other samples
     start_s: float | None = None  # from the start of the command to the first settled step
     covariates: Covariates = Covariates()

@@ -76,8 +76,8 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
     if any(np.array_equal(mine, losses) for losses in together):
         return GateResult(is_passed=True, reason=f"the losses of {length} steps are bitwise the same")
     mean = together.mean(axis=0)
-    may_resample = _may_resample(changes) or _has_other_workers(candidate, baselines)
-    if changes.safety == "exact" and not may_resample:
+    is_resampled = may_resample(candidate, baselines, changes)
+    if changes.safety == "exact" and not is_resampled:
         size = max(float(np.abs(mean[:NUM_FIRST]).mean()), 1e-12)  # losses may fall fast
         first = float(np.abs(mine - mean)[:NUM_FIRST].max()) / size
         allowed = max(FLOAT_NOISE, SPREADS * float(np.abs(together - mean)[:, :NUM_FIRST].max()) / size)
@@ -92,7 +92,7 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
         parts += _windows(length)
     found = []
     for where, part, band in parts:
-        difference, allowed = _difference(mine, together, part, band, may_resample=may_resample)
+        difference, allowed = _difference(mine, together, part, band, is_resampled=is_resampled)
         if difference > allowed:
             return GateResult(
                 is_passed=False,
@@ -116,7 +116,7 @@ def _windows(length: int) -> list[tuple[str, slice, float]]:
 
 
 def _difference(
-    mine: NDArray[np.float64], together: NDArray[np.float64], part: slice, band: float, *, may_resample: bool
+    mine: NDArray[np.float64], together: NDArray[np.float64], part: slice, band: float, *, is_resampled: bool
 ) -> tuple[float, float]:
     """How much the mean loss of a part of the steps differs from the baselines', relative, and how much it may."""
     mean = together.mean(axis=0)
@@ -130,8 +130,8 @@ def _difference(
     # Few means may be alike by chance; they are no surer than losses that differ from run to run let them be.
     sd = float(((together - mean) ** 2).sum() / max((len(together) - 1) * len(mean), 1)) ** 0.5
     own_spread = max(MEAN_SPREADS * farthest, SPREADS * sd / size / len(mine[part]) ** 0.5)
-    noise = _step_noise(mean) / size / len(mine[part]) ** 0.5
-    return difference, max(band, own_spread, SPREADS * noise if may_resample else 0.0)
+    noise = step_noise(mean) / size / len(mine[part]) ** 0.5
+    return difference, max(band, own_spread, SPREADS * noise if is_resampled else 0.0)
 
 
 def check_memory(candidate: TrialResult, baselines: Sequence[TrialResult]) -> GateResult:
@@ -196,8 +196,9 @@ def _known(trial: TrialResult, start: int) -> NDArray[np.float64]:
     return losses[: int(unknown[0])] if len(unknown) else losses
 
 
-def _may_resample(changes: ChangeSet) -> bool:
-    return any(change.family in RESAMPLES for change in changes.changes)
+def may_resample(candidate: TrialResult, baselines: Sequence[TrialResult], changes: ChangeSet) -> bool:
+    """Whether a script's own random augmentation may draw other samples."""
+    return any(change.family in RESAMPLES for change in changes.changes) or _has_other_workers(candidate, baselines)
 
 
 def _has_other_workers(candidate: TrialResult, baselines: Sequence[TrialResult]) -> bool:
@@ -206,6 +207,6 @@ def _has_other_workers(candidate: TrialResult, baselines: Sequence[TrialResult])
     return candidate.loader_workers is not None and None not in before and candidate.loader_workers not in before
 
 
-def _step_noise(losses: NDArray[np.float64]) -> float:
+def step_noise(losses: NDArray[np.float64]) -> float:
     """How much losses differ from batch to batch: from differences of neighbours, which a trend hardly touches."""
     return float(np.diff(losses).std() / 2**0.5) if len(losses) > 2 else 0.0

@@ -8,6 +8,7 @@ as after a typo in its command, its journal gives way.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
     took_s: float
 
 
-# Losses may be no numbers or infinite, for which JSON has no word: they are written as texts.
+# Losses and norms may be no numbers or infinite, for which JSON has no word: they are written as texts.
 _LINE = msgspec.json.Decoder(Heading | Entry | Profile, strict=False)
 
 
@@ -48,6 +49,10 @@ def _says_something(result: TrialResult) -> bool:
 
 def _is_worth_keeping(line: Heading | Entry | Profile) -> bool:
     return isinstance(line, Profile) or (isinstance(line, Entry) and _says_something(line.result))
+
+
+def _as_texts(numbers: Sequence[float]) -> list[float | str]:
+    return [number if math.isfinite(number) else str(number) for number in numbers]
 
 
 class Journal:
@@ -107,7 +112,9 @@ class Journal:
     def _write(self, line: Heading | Entry | Profile) -> None:
         made: dict[str, Any] = msgspec.to_builtins(line)
         if isinstance(line, Entry):
-            made["result"]["losses"] = [loss if math.isfinite(loss) else str(loss) for loss in line.result.losses]
+            made["result"]["losses"] = _as_texts(line.result.losses)
+            for optimizer in made["result"]["gradients"]:
+                optimizer["norms"] = _as_texts(optimizer["norms"])
         try:
             with self.path.open("ab") as file:
                 file.write(msgspec.json.encode(made) + b"\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flatout.errors import InputError
 from flatout.records.verdict import Objective
 from flatout.trial.gates import loss_note
+from flatout.trial.gradient_gate import gradient_note
 from flatout.trial.result import NO_STEP
 from flatout.tune.budget import OutOfBudgetError, used_up, warn_of_budget
 from flatout.tune.options import OBJECTIVES
@@ -39,9 +40,10 @@ def measure_noise(state: State) -> None:
         state.baselines.append(made)
         state.objective = _objective(state)
     state.current_trials = list(state.baselines)
-    if (told := loss_note(state.baselines)) is not None:
-        state.notes.append(told)
-        state.say(told)
+    for told in (loss_note(state.baselines), gradient_note(state.baselines)):
+        if told is not None:
+            state.notes.append(told)
+            state.say(told)
     state.floor = noise_floor(state.baselines, objective=state.objective)
     if state.options.num_steps is None:
         plan = plan_trials(state.floor, effect=WANTED_EFFECT, min_effect=state.options.min_effect, max_steps=MAX_STEPS)

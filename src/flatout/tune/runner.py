@@ -28,6 +28,7 @@ from flatout.records.recording import Recording
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.trial.command import trial_command
 from flatout.trial.data import check_data
+from flatout.trial.gradients import read_gradients
 from flatout.trial.journal import Journal, Profile
 from flatout.trial.outputs import Outputs, settle_outputs
 from flatout.trial.patches import unapplied
@@ -153,7 +154,11 @@ class Runner:
     def _run(self, changes: ChangeSet, num_steps: int, index: int) -> TrialResult:
         folder = self._folder(f"trial-{index:03d}")
         limit_s = self._limit_s()
-        variables = {"FLATOUT_STOP_AFTER": str(num_steps), "FLATOUT_STOP_AFTER_S": str(int(limit_s))}
+        variables = {
+            "FLATOUT_STOP_AFTER": str(num_steps),
+            "FLATOUT_STOP_AFTER_S": str(int(limit_s)),
+            "FLATOUT_GRADIENTS": "1",
+        }
         if "data" in changes.gates:
             variables["FLATOUT_DATA_CHECK"] = "1"
         options = Options(is_light=True, warmup=self._warmup)
@@ -177,6 +182,9 @@ class Runner:
         data = check_data(folder / "recording", len(recording.ranks) if recording is not None else 0)
         if not data.is_passed:
             result = msgspec.structs.replace(result, wrong_data=data.reason)
+        if recording is not None:
+            gradients = read_gradients(Path(recording.traces_path), len(recording.ranks))
+            result = msgspec.structs.replace(result, gradients=gradients)
         missing = unapplied(folder / "recording", changes)
         if result.is_complete and missing:
             result = msgspec.structs.replace(result, outcome="failed", problem=f"not applied: {missing[0]}")

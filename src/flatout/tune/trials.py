@@ -11,6 +11,7 @@ from flatout.records.trial import BASELINE, Pair, TrialResult
 from flatout.records.tuning import TriedOutcome
 from flatout.records.verdict import Verdict
 from flatout.trial.gates import GateResult, check_losses, check_memory
+from flatout.trial.gradient_gate import check_gradients
 from flatout.tune.budget import OutOfBudgetError, check, check_final
 from flatout.tune.result import note
 from flatout.tune.state import State
@@ -138,12 +139,14 @@ def check_gates(state: State, made: TrialResult, changes: ChangeSet) -> GateResu
     if made.wrong_data is not None:
         return GateResult(is_passed=False, reason=made.wrong_data)
     losses = check_losses(made, state.baselines, changes)
-    if not losses.is_passed:
-        return losses
+    for gate in (losses, check_gradients(made, state.baselines, changes)):
+        if not gate.is_passed:
+            return gate
     added = state.added(changes)
     if state.applied and added:
-        on_top = check_losses(made, state.current_trials, ChangeSet(changes=added))
-        if not on_top.is_passed:
-            return msgspec.structs.replace(on_top, reason=f"against what was on before it: {on_top.reason}")
+        alone, now = ChangeSet(changes=added), state.current_trials
+        for gate in (check_losses(made, now, alone), check_gradients(made, now, alone, others=state.baselines)):
+            if not gate.is_passed:
+                return msgspec.structs.replace(gate, reason=f"against what was on before it: {gate.reason}")
     memory = check_memory(made, state.baselines)
     return memory if not memory.is_passed else losses

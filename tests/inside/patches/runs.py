@@ -55,6 +55,7 @@ class Done:
 def run(
     recording: Path,
     *arguments: object,
+    job: Path = JOB,
     patches: Patches = (),
     ranks: int = 1,
     is_recorded: bool = False,
@@ -68,7 +69,7 @@ def run(
     if patches:
         environment["FLATOUT_PATCHES"] = json.dumps([{"name": name, "parameters": given} for name, given in patches])
     start = _run_warm if is_warm else _run_cold
-    found = start(recording, [str(JOB), *map(str, arguments)], environment, ranks)
+    found = start(recording, [str(job), *map(str, arguments)], environment, ranks)
     for line in found.lines("patches-*.jsonl"):
         found.reports[line["patch"], line["rank"]] = line
     return found

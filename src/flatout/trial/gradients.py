@@ -1,0 +1,98 @@
+"""What each rank wrote down of its first gradients -> `GradientNorms` of each optimizer.
+
+Ranks that hold parts of a parameter (DTensor's shards) add up to its norm. Of a parameter that each rank has whole, the
+ranks' norms are the same to the bit where its gradient was reduced: what they differ by is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.records.trial import GradientNorms
+
+FAINT = 1e-4  # of the norm of all parameters: less may be no more than rounding, as of a bias before a batch norm
+
+
+class _Optimizer(msgspec.Struct, frozen=True, kw_only=True):
+    num_parameters: int | None  # None: no step is known
+    sharded: tuple[int, ...]
+    steps: tuple[tuple[float, ...] | None, ...]  # of each parameter
+
+
+class _Rank(msgspec.Struct, frozen=True, kw_only=True):
+    rank: int
+    optimizers: tuple[_Optimizer, ...]
+
+
+# What is no number or infinite is written as a text.
+_FILE = msgspec.json.Decoder(_Rank, strict=False)
+
+
+def read_gradients(folder: Path, num_ranks: int) -> tuple[GradientNorms, ...]:
+    """Of the ranks that wrote to that folder; none where one of them did not, or where nothing is known."""
+    ranks = []
+    for file in sorted(folder.glob("gradients-rank*.json")):
+        try:
+            ranks.append(_FILE.decode(file.read_bytes()))
+        except (OSError, msgspec.DecodeError):
+            continue  # cut short by the end of its process
+    if not ranks or len(ranks) != num_ranks:
+        return ()
+    found = tuple(_together(optimizers) for optimizers in zip(*(rank.optimizers for rank in ranks), strict=False))
+    return found if any(one.num_parameters is not None for one in found) else ()
+
+
+def _together(ranks: Sequence[_Optimizer]) -> GradientNorms:
+    """Of one optimizer; nothing is known where no step is, or where its ranks hold unlike parameters."""
+    known = {(rank.num_parameters, rank.sharded) for rank in ranks if rank.num_parameters is not None}
+    if len(known) != 1:
+        return GradientNorms(num_parameters=None, norms=(np.nan,) * min(len(rank.steps) for rank in ranks))
+    (num_parameters, sharded), *_ = known
+    assert num_parameters is not None
+    is_sharded = np.zeros(num_parameters, dtype=np.bool_)
+    is_sharded[list(sharded)] = True
+    steps = [_of_step(of_ranks, is_sharded) for of_ranks in zip(*(rank.steps for rank in ranks), strict=False)]
+    finite = [step for step in steps if step is not None and np.isfinite(step.norms).all()]
+    is_zero = [step.norms == 0 for step in finite]
+    is_faint = [step.norms <= FAINT * step.norm for step in finite]
+    spreads = [step.spread for step in finite if step.spread is not None]
+    return GradientNorms(
+        num_parameters=num_parameters,
+        norms=tuple(np.nan if step is None else step.norm for step in steps),
+        without=_places(np.sum(is_zero, axis=0) > len(finite) / 2) if finite else (),
+        faint=_places(np.any(is_faint, axis=0)) if finite else (),
+        rank_spread=max(spreads, default=None),
+    )
+
+
+class _Step(NamedTuple):
+    norms: NDArray[np.float64]  # of each parameter, of all ranks together
+    norm: float  # of all parameters; infinite where one is, or is no number
+    spread: float | None  # as GradientNorms.rank_spread
+
+
+def _of_step(of_ranks: Sequence[tuple[float, ...] | None], is_sharded: NDArray[np.bool_]) -> _Step | None:
+    if any(norms is None for norms in of_ranks):
+        return None
+    each = np.array(of_ranks, dtype=np.float64)  # ranks x parameters
+    each[np.isnan(each)] = np.inf
+    norms = np.sqrt(np.where(is_sharded, (each**2).sum(axis=0), (each**2).mean(axis=0)))
+    norm = float(np.sqrt((norms**2).sum()))
+    return _Step(norms, norm, _spread(each, ~is_sharded & (norms > FAINT * norm)) if np.isfinite(norm) else None)
+
+
+def _spread(each: NDArray[np.float64], compared: NDArray[np.bool_]) -> float | None:
+    if len(each) < 2 or not compared.any():
+        return None
+    most, least = each[:, compared].max(axis=0), each[:, compared].min(axis=0)
+    return float(((most - least) / most).max())
+
+
+def _places(chosen: NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(chosen).tolist())

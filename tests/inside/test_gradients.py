@@ -1,0 +1,280 @@
+"""Norms of gradients as real trainings use them: right and wrong ones are told apart before any loss could."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.inside.patches.runs import Done, run
+from tests.trial.training import changes, trial
+
+from flatout.inside.gradients import NUM_STEPS, Gradients
+from flatout.records.trial import GradientNorms, TrialResult
+from flatout.trial.gates import check_losses
+from flatout.trial.gradient_gate import check_gradients, gradient_note
+from flatout.trial.gradients import read_gradients
+
+JOB = Path(__file__).with_name("gradient_job.py")
+RANKS = dict.fromkeys(("ranks", "passes", "clipped", "sharded", "whole"), 2)
+
+
+def started(folder: Path, how: str, fault: str = "", patches: Any = (), **more: str) -> Done:
+    variables = {"FLATOUT_LIGHT": "1", "FLATOUT_GRADIENTS": "1"} | more
+    done = run(folder, how, fault, job=JOB, patches=patches, ranks=RANKS.get(how, 1), is_recorded=True, **variables)
+    assert done.code == 0, done.errors
+    assert done.log == ""
+    return done
+
+
+def made(folder: Path, how: str, fault: str = "", patches: Any = ()) -> TrialResult:
+    done = started(folder, how, fault, patches)
+    for name, _ in patches:
+        assert all(report["applied"] for report in done.reports.values() if report["patch"] == name), done.reports
+    return trial(tuple(done.losses), gradients=read_gradients(done.recording, RANKS.get(how, 1)))
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of a script with a seed, once for each way: repeated, it is the same to the bit."""
+
+    @cache
+    def of(how: str) -> TrialResult:
+        return made(tmp_path_factory.mktemp(how) / "recording", how)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("how", "fault", "why"),
+    [
+        ("alone", "half", "the norm of its first gradients is 0.5 times the job's"),
+        ("alone", "dropped", "1 of 8 parameters get no gradient (the first of them is number 8 of the optimizer)"),
+        ("alone", "none at all", "there are no gradients in its step 1"),
+        ("ranks", "half", "the norm of its first gradients is 0.5 times the job's"),
+        ("ranks", "unreduced", "between ranks, and they agree in the job: not all gradients are reduced"),
+        ("ranks", "one rank", "between ranks, and they agree in the job: not all gradients are reduced"),
+        ("ranks", "dropped", "1 of 8 parameters get no gradient"),
+        ("passes", "unreduced", "between ranks, and they agree in the job: not all gradients are reduced"),
+        ("sharded", "half", "the norm of its first gradients is 0.5 times the job's"),
+        ("closure", "half", "the norm of its first gradients is 0.5 times the job's"),
+        ("scaler", "half", "the norm of its first gradients is 0.5 times the job's"),
+    ],
+)
+def test_wrong_gradients_are_refused_while_the_learning_rate_warms_up(
+    baseline: Any, tmp_path: Path, how: str, fault: str, why: str
+) -> None:
+    base, wrong = baseline(how), made(tmp_path / "recording", how, fault)
+    assert check_losses(wrong, [base] * 3, changes()).is_passed  # they tell nothing
+    for safety in ("exact", "rounding"):
+        gate = check_gradients(wrong, [base] * 3, changes(safety))  # type: ignore[arg-type]
+        assert not gate.is_passed and why in gate.reason
+
+
+def test_missing_reductions_and_parameters_are_found_without_a_seed(tmp_path: Path) -> None:
+    base = [made(tmp_path / f"{number}", "ranks", "unseeded") for number in range(3)]
+    assert len({trial.losses for trial in base}) == 3
+    other = made(tmp_path / "other", "ranks", "unseeded", patches=[("ddp", {"bucket_cap_mb": 1})])
+    gate = check_gradients(other, base, changes())
+    assert gate.is_passed, gate.reason
+    for fault, why in (("unreduced", "not all gradients are reduced"), ("dropped", "1 of 8 parameters")):
+        gate = check_gradients(made(tmp_path / fault, "ranks", f"{fault} unseeded"), base, changes())
+        assert not gate.is_passed and why in gate.reason
+
+
+@pytest.mark.parametrize(
+    ("how", "patches"),
+    [
+        ("alone", [("optimizer", {"fused": True}), ("zero_grad_to_none", {}), ("channels_last", {})]),
+        ("alone", [("optimizer", {"foreach": True}), ("dataloader", {"num_workers": 1})]),
+        ("scaler", [("optimizer", {"fused": True})]),
+        ("closure", [("optimizer", {"fused": True})]),
+        ("ranks", [("ddp", {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, "static_graph": True})]),
+        ("passes", [("ddp_no_sync", {"passes": 2}), ("zero_grad_to_none", {})]),
+        ("sharded", [("fsdp2", {"reshard_after_forward": False})]),
+    ],
+)
+def test_changes_that_train_the_same_pass(baseline: Any, tmp_path: Path, how: str, patches: Any) -> None:
+    base, candidate = baseline(how), made(tmp_path / "recording", how, patches=patches)
+    assert len(candidate.gradients[0].norms) == NUM_STEPS and all(map(math.isfinite, candidate.gradients[0].norms))
+    gate = check_gradients(candidate, [base] * 3, changes())
+    assert gate.is_passed and "times the job's" in gate.reason, gate.reason
+    assert candidate.gradients[0].norms == pytest.approx(base.gradients[0].norms, rel=1e-4)
+
+
+def test_bf16_passes_as_rounding(baseline: Any, tmp_path: Path) -> None:
+    rounded = made(tmp_path / "recording", "ranks", patches=[("autocast", {"dtype": "bfloat16"})])
+    assert check_gradients(rounded, [baseline("ranks")] * 3, changes("rounding")).is_passed
+
+
+@pytest.mark.parametrize("how", ["alone", "passes", "scaler", "closure", "sharded"])
+def test_the_training_is_the_same_to_the_bit_with_the_measurement_and_without(
+    baseline: Any, tmp_path: Path, how: str
+) -> None:
+    """Its losses, its weights, and the next random number."""
+    with_it = started(tmp_path / "with", how)
+    without = started(tmp_path / "without", how, FLATOUT_GRADIENTS="0")
+    assert with_it.output == without.output and len(with_it.losses) == 12
+    assert not list(without.recording.glob("gradients-*")) and list(with_it.recording.glob("gradients-*"))
+
+
+def test_ranks_agree_to_the_bit_and_shards_sum_to_the_whole(baseline: Any) -> None:
+    sharded, whole = (baseline(how).gradients[0] for how in ("sharded", "whole"))
+    assert sharded.norms == pytest.approx(whole.norms, rel=1e-5)
+    assert (sharded.num_parameters, sharded.rank_spread) == (4, None)
+    assert whole.rank_spread == baseline("ranks").gradients[0].rank_spread == 0.0
+    assert baseline("alone").gradients[0].rank_spread is None
+
+
+def test_clipping_hides_the_size_and_not_what_ranks_differ_by(baseline: Any, tmp_path: Path) -> None:
+    clipped = baseline("clipped")
+    assert clipped.gradients[0].norms == pytest.approx([0.01] * NUM_STEPS, rel=1e-3)
+    told = gradient_note([clipped] * 3)
+    assert told is not None and "as clipping leaves them" in told
+    assert check_gradients(made(tmp_path / "half", "clipped", "half"), [clipped] * 3, changes()).is_passed
+    gate = check_gradients(made(tmp_path / "unreduced", "clipped", "unreduced"), [clipped] * 3, changes())
+    assert not gate.is_passed and "between ranks" in gate.reason
+
+
+def test_sparse_gradients_are_not_known(tmp_path: Path) -> None:
+    assert made(tmp_path / "recording", "sparse").gradients == ()
+
+
+# The measurement itself, in this process.
+
+
+def measured(tmp_path: Path, gradients: Gradients, num_ranks: int = 1) -> tuple[GradientNorms, ...]:
+    gradients.write(tmp_path, 0)
+    return read_gradients(tmp_path, num_ranks)
+
+
+def sgd(*gradients: torch.Tensor | None) -> torch.optim.Optimizer:
+    parameters = [torch.nn.Parameter(torch.zeros(3) if one is None else torch.zeros_like(one)) for one in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    return torch.optim.SGD(parameters)
+
+
+def test_norms_are_those_of_all_gradients_and_a_missing_one_is_none(tmp_path: Path) -> None:
+    gradients = Gradients(None)
+    optimizer = sgd(torch.tensor([3.0, 0.0]), None, torch.tensor([[4.0]]), torch.zeros(2))
+    for _ in range(NUM_STEPS + 3):
+        assert gradients.before_step(optimizer, (optimizer,), {}) is None
+    (found,) = measured(tmp_path, gradients)
+    assert found.norms == (5.0,) * NUM_STEPS
+    assert (found.num_parameters, found.without, found.faint) == (4, (1, 3), (1, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_short_gradients_are_summed_in_longer_numbers(tmp_path: Path, dtype: torch.dtype) -> None:
+    gradients, optimizer = Gradients(None), sgd(torch.full((1 << 16,), 300.0, dtype=dtype))
+    gradients.before_step(optimizer, (optimizer,), {})
+    (found,) = measured(tmp_path, gradients)
+    assert found.norms == pytest.approx([300.0 * 256], rel=1e-3)  # its square is beyond float16
+
+
+def test_the_scale_of_a_fused_optimizers_scaler_is_divided_out_and_its_skipped_steps_are_unknown(
+    tmp_path: Path,
+) -> None:
+    gradients, optimizer = Gradients(None), sgd(torch.tensor([3.0, 4.0]))
+    scale = torch.tensor(2.0)
+    for found_inf in (0.0, 1.0):
+        optimizer.grad_scale, optimizer.found_inf = scale, torch.tensor(found_inf)  # type: ignore[attr-defined]
+        gradients.before_step(optimizer, (optimizer,), {})
+        scale.mul_(8)  # a GradScaler updates it in place
+    gradients.skipped(optimizer)
+    del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+    gradients.before_step(optimizer, (optimizer,), {})
+    (found,) = measured(tmp_path, gradients)
+    assert [norm if math.isfinite(norm) else None for norm in found.norms] == [2.5, None, None, 5.0]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_gradient_that_is_no_number_is_known_to_be_none(tmp_path: Path, value: float) -> None:
+    gradients, optimizer = Gradients(None), sgd(torch.tensor([1.0, value]))
+    gradients.before_step(optimizer, (optimizer,), {})
+    (found,) = measured(tmp_path, gradients)
+    assert found.norms == (math.inf,)
+
+
+def test_optimizers_are_measured_each_by_itself_and_not_once_steps_count(tmp_path: Path) -> None:
+    gradients = Gradients(2)  # the third step after the first is the first that counts
+    first, second, late = sgd(torch.ones(4)), sgd(torch.ones(9)), sgd(torch.ones(1))
+    for _ in range(NUM_STEPS):
+        for optimizer in (first, second):
+            gradients.before_step(optimizer, (optimizer,), {})
+    gradients.is_over = True
+    gradients.before_step(late, (late,), {})
+    assert [one.norms for one in measured(tmp_path, gradients)] == [(2.0,) * 3, (3.0,) * 3]
+
+
+def test_sparse_gradients_of_one_optimizer_leave_the_other_known(tmp_path: Path) -> None:
+    gradients = Gradients(None)
+    sparse, dense = sgd(torch.eye(3).to_sparse()), sgd(torch.ones(9))
+    for optimizer in (sparse, dense):
+        gradients.before_step(optimizer, (optimizer,), {})
+    found = measured(tmp_path, gradients)
+    assert [(one.num_parameters, repr(one.norms)) for one in found] == [(None, "(nan,)"), (1, "(3.0,)")]
+
+
+def test_a_gradient_of_an_unknown_class_is_unknown_and_an_error_is_no_error_of_the_job(tmp_path: Path) -> None:
+    class Own(torch.Tensor):
+        pass
+
+    optimizer = sgd(torch.ones(2))
+    gradients = Gradients(None)
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(2).as_subclass(Own)
+    gradients.before_step(optimizer, (optimizer,), {})
+    assert measured(tmp_path, gradients) == ()
+    optimizer.param_groups[0]["params"] = [3]
+    gradients.before_step(optimizer, (optimizer,), {})
+    assert gradients.is_over
+
+
+def test_a_rank_without_a_word_leaves_the_norms_unknown(tmp_path: Path) -> None:
+    gradients, optimizer = Gradients(None), sgd(torch.ones(4))
+    gradients.before_step(optimizer, (optimizer,), {})
+    assert measured(tmp_path, gradients, num_ranks=2) == ()
+    (tmp_path / "gradients-rank1.json").write_text('{"rank": 1, "optim')
+    assert read_gradients(tmp_path, 2) == ()
+
+
+def test_parts_of_hybrid_shards_are_counted_once_and_what_is_not_reduced_yet_is_unknown(tmp_path: Path) -> None:
+    """Four ranks, of which this one is the first: two copies of two shards."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    try:
+        from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    except ImportError:  # before torch 2.5
+        from torch.distributed._tensor import DTensor, Replicate, Shard
+        from torch.distributed._tensor.placement_types import Partial
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (2, 2))
+        placed = {
+            "shards": (Replicate(), Shard(0)),
+            "copies": (Replicate(), Replicate()),
+            "partial": (Replicate(), Partial()),
+        }
+        gradients = Gradients(None)
+        optimizers = []
+        for placements in placed.values():
+            optimizers.append(sgd(None))
+            (parameter,) = optimizers[-1].param_groups[0]["params"]
+            whole = DTensor.from_local(torch.tensor([0.0, 0.0]), mesh, placements, run_check=False)
+            parameter = optimizers[-1].param_groups[0]["params"][0] = torch.nn.Parameter(whole)
+            parameter.grad = DTensor.from_local(torch.tensor([3.0, 4.0]), mesh, placements, run_check=False)
+            gradients.before_step(optimizers[-1], (optimizers[-1],), {})
+    finally:
+        torch.distributed.destroy_process_group()
+    gradients.write(tmp_path, 0)
+    made = json.loads((tmp_path / "gradients-rank0.json").read_text())["optimizers"]
+    shards, copies, partial = made
+    assert (shards["sharded"], shards["steps"]) == ([0], [[pytest.approx(5 / math.sqrt(2))]])
+    assert (copies["sharded"], copies["steps"]) == ([], [[5.0]])
+    assert (partial["num_parameters"], partial["steps"]) == (None, [None])

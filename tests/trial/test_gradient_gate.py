@@ -1,0 +1,210 @@
+"""Wrong gradients are refused while no loss shows them, and those of the same training pass; the truth is known."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from tests.trial.training import FAULTS, Fault, changes, losses, train, trial
+
+from flatout.records.change import Change, ChangeSet, Knob, Patch, Safety
+from flatout.records.trial import GradientNorms, TrialResult
+from flatout.trial.gates import check_losses
+from flatout.trial.gradient_gate import check_gradients, gradient_note
+
+WARM_UP = 1e-7  # a learning rate at which no step changes anything
+
+
+def made(fault: Fault = "none", **how: object) -> TrialResult:
+    trained = train(fault, **how)  # type: ignore[arg-type]
+    return trial(trained.losses, gradients=trained.gradients)
+
+
+def of_norms(*norms: float, **values: object) -> TrialResult:
+    values = {"num_parameters": 10, "rank_spread": 0.0} | values
+    return trial((), gradients=(GradientNorms(norms=norms, **values),))  # type: ignore[arg-type]
+
+
+SEEDED = [made(rate=WARM_UP) for _ in range(3)]
+NOISY = [made(rate=WARM_UP, float_noise=5e-4, noise_seed=seed) for seed in range(3)]
+UNSEEDED = [made(rate=WARM_UP, seed=seed, resample_seed=seed) for seed in range(3)]
+
+
+@pytest.mark.parametrize("safety", ["exact", "rounding"])
+@pytest.mark.parametrize("baselines", [SEEDED, NOISY], ids=["deterministic", "noisy"])
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "wrong sign"])
+def test_wrong_gradients_are_refused_in_the_warm_up_of_the_learning_rate(
+    baselines: list[TrialResult], fault: Fault, safety: Safety
+) -> None:
+    candidate = made(fault, rate=WARM_UP, float_noise=5e-4, noise_seed=9)
+    assert check_losses(candidate, baselines, changes(safety)).is_passed  # the hole
+    gate = check_gradients(candidate, baselines, changes(safety))
+    assert not gate.is_passed, gate.reason
+
+
+@pytest.mark.parametrize("fault", ["no sync", "frozen"])
+def test_ranks_that_differ_and_gradients_that_are_missing_are_refused_in_scripts_without_a_seed(fault: Fault) -> None:
+    gate = check_gradients(made(fault, rate=WARM_UP, seed=20), UNSEEDED, changes())
+    assert not gate.is_passed, gate.reason
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("baselines", [SEEDED, NOISY], ids=["deterministic", "noisy"])
+def test_sums_in_another_order_pass(baselines: list[TrialResult], seed: int) -> None:
+    gate = check_gradients(made(rate=WARM_UP, float_noise=5e-4, noise_seed=100 + seed), baselines, changes())
+    assert gate.is_passed, gate.reason
+
+
+@pytest.mark.parametrize("seed", range(50, 70))
+def test_another_run_of_a_script_without_a_seed_passes(seed: int) -> None:
+    gate = check_gradients(made(rate=WARM_UP, seed=seed, resample_seed=seed), UNSEEDED, changes())
+    assert gate.is_passed, gate.reason
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_other_samples_pass_where_the_loader_may_draw_them(seed: int) -> None:
+    other = made(rate=WARM_UP, resample_seed=seed)
+    assert check_gradients(other, SEEDED, changes(family="dataloader")).is_passed
+    workers = [msgspec.structs.replace(one, loader_workers=0) for one in SEEDED]
+    assert check_gradients(msgspec.structs.replace(other, loader_workers=4), workers, changes()).is_passed
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_half_and_twice_are_refused_also_where_the_loader_may_draw_other_samples(factor: float, seed: int) -> None:
+    base = [of_norms(1.0, 1.02, 0.98, 0.99, 1.01)] * 3
+    noise = np.random.default_rng(seed).normal(0, 0.02, 5)
+    same, wrong = (of_norms(*(times * np.exp(noise))) for times in (1.0, factor))
+    assert check_gradients(same, base, changes(family="dataloader")).is_passed
+    assert not check_gradients(wrong, base, changes(family="dataloader")).is_passed
+
+
+@pytest.mark.parametrize(
+    ("safety", "factor", "is_passed"),
+    [
+        ("exact", 1.003, True),
+        ("exact", 1.02, False),
+        ("rounding", 1.05, True),
+        ("rounding", 0.95, True),
+        ("rounding", 1.25, False),
+        ("semantic", 7.0, True),
+    ],
+)
+def test_the_classes_have_their_bands(safety: Safety, factor: float, is_passed: bool) -> None:
+    gate = check_gradients(of_norms(*[factor] * 5), [of_norms(*[1.0] * 5)] * 3, changes(safety))
+    assert gate.is_passed == is_passed, gate.reason
+
+
+def test_the_reason_says_by_how_much() -> None:
+    base = [of_norms(4.0, 4.0)] * 3
+    gate = check_gradients(of_norms(2.0, 2.0), base, changes())
+    assert gate.reason == ("the norm of its first gradients is 0.5 times the job's, and 0.99 to 1.01 is allowed")
+    late = check_gradients(of_norms(4.0, *[2.0] * 4), [of_norms(*[4.0] * 5)] * 3, changes())
+    assert late.reason == (
+        "the norm of its gradients is 0.574 times the job's, the mean over 5 steps, and 0.952 to 1.05 is allowed"
+    )
+
+
+def test_a_rank_whose_gradients_are_not_reduced_is_told_also_where_clipping_hides_their_size() -> None:
+    base = [of_norms(1.0, 1.0, rank_spread=0.0)] * 3
+    gate = check_gradients(of_norms(1.0, 1.0, rank_spread=0.2), base, changes("rounding"))
+    assert not gate.is_passed and gate.reason == (
+        "the norm of a parameter's gradient differs by 20 % between ranks, and they agree in the job: not all gradients"
+        " are reduced"
+    )
+    assert check_gradients(of_norms(1.0, 1.0, rank_spread=1e-5), base, changes()).is_passed  # unlike GPUs
+
+
+def test_ranks_that_train_apart_in_the_job_may_do_so_with_a_change() -> None:
+    base = [of_norms(1.0, 1.0, rank_spread=spread) for spread in (0.2, 0.1, 0.15)]
+    assert check_gradients(of_norms(1.0, 1.0, rank_spread=0.9), base, changes()).is_passed
+
+
+def test_a_parameter_that_is_left_out_is_told_also_where_its_share_of_the_norm_is_small() -> None:
+    base = [of_norms(1.0, 1.1, faint=(7,)), of_norms(1.2, 0.9), of_norms(0.9, 1.3)]
+    gate = check_gradients(of_norms(1.0, 1.1, without=(3, 5), faint=(3, 5)), base, changes("rounding"))
+    assert not gate.is_passed and gate.reason == (
+        "2 of 10 parameters get no gradient (the first of them is number 4 of the optimizer), and they do in the job"
+    )
+    # One that has next to none in the job may have none at all: a bias before a batch norm.
+    assert check_gradients(of_norms(1.0, 1.1, without=(7,), faint=(7,)), base, changes()).is_passed
+
+
+def test_gradients_that_are_not_finite_are_refused_where_the_jobs_are() -> None:
+    gate = check_gradients(of_norms(1.0, math.inf), [of_norms(1.0, 1.0)] * 3, changes("rounding"))
+    assert not gate.is_passed and gate.reason == "the gradients of its step 2 are not finite, and the job's are"
+    assert check_gradients(of_norms(1.0, math.inf), [of_norms(1.0, math.inf)] * 3, changes()).is_passed
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    gate = check_gradients(of_norms(1.0, num_parameters=9), [of_norms(1.0)] * 3, changes())
+    assert not gate.is_passed and gate.reason == "the optimizer has 9 parameters, and 10 in the job"
+
+
+def test_each_optimizer_is_held_against_its_own() -> None:
+    """A small one beside a large one."""
+
+    def both(large: float, small: float) -> TrialResult:
+        return trial((), gradients=of_norms(*[large] * 5).gradients + of_norms(*[small] * 5).gradients)
+
+    gate = check_gradients(both(100.0, 0.05), [both(100.0, 0.1)] * 3, changes())
+    assert not gate.is_passed and gate.reason.startswith("optimizer 2: the norm of its first gradients is 0.5 times")
+    # One that is not seen in each trial, as it steps late, is not compared.
+    assert check_gradients(of_norms(*[100.0] * 5), [both(100.0, 0.1)] * 3, changes()).is_passed
+
+
+def test_an_optimizer_of_which_nothing_is_known_keeps_no_other_from_being_checked() -> None:
+    unknown = GradientNorms(num_parameters=None, norms=(math.nan,) * 5)
+
+    def beside(norm: float) -> TrialResult:
+        return trial((), gradients=(unknown, *of_norms(*[norm] * 5).gradients))
+
+    gate = check_gradients(beside(0.5), [beside(1.0)] * 3, changes())
+    assert not gate.is_passed and gate.reason.startswith("optimizer 2: the norm of its first gradients is 0.5 times")
+    assert check_gradients(beside(1.0), [beside(1.0)] * 3, changes()).is_passed
+    note = gradient_note([beside(1.0)] * 3)
+    assert note is not None and note.startswith("the gradients of the job's optimizer 1 are not known")
+    known = trial((), gradients=of_norms(1.0, 1.0).gradients * 2)
+    assert check_gradients(known, [beside(1.0)] * 3, changes()).is_passed
+
+
+def test_what_is_not_known_is_not_checked_and_says_so() -> None:
+    unknown = trial(losses())
+    for candidate, baselines in ((unknown, [of_norms(1.0)]), (of_norms(1.0), [unknown])):
+        gate = check_gradients(candidate, baselines, changes())
+        assert gate.is_passed and "not known" in gate.reason
+    never = check_gradients(of_norms(math.nan, 1.0), [of_norms(1.0, math.nan)] * 3, changes())
+    assert never.is_passed and "not known in the same steps" in never.reason
+    # Steps that a GradScaler left out in one of them.
+    assert not check_gradients(of_norms(math.nan, 0.5), [of_norms(1.0, 1.0)] * 3, changes()).is_passed
+    note = gradient_note([unknown] * 3)
+    assert note == "the job's gradients are not known: whether changes leave them as they are is not checked"
+
+
+@pytest.mark.parametrize(("hook", "is_passed"), [("bf16", False), ("powersgd", True), ("topk", True)])
+def test_compression_that_sends_the_rest_later_is_only_held_to_ranks_that_agree(hook: str, is_passed: bool) -> None:
+    knob = Knob(name="ddp-compression", family="ddp", summary="", safety="rounding", doc="", source="")
+    patch = Patch(name="ddp_hook", parameters={"hook": hook})
+    compressed = ChangeSet(changes=(Change(name=hook, knob=knob, patch=patch),))
+    base = [of_norms(1.0, 1.0)] * 3
+    assert check_gradients(of_norms(1.0, 0.3, without=(2,)), base, compressed).is_passed == is_passed
+    assert not check_gradients(of_norms(1.0, 0.3, rank_spread=0.5), base, compressed).is_passed
+
+
+def test_few_trials_of_what_is_on_are_judged_by_what_the_job_itself_differs_by() -> None:
+    random = np.random.default_rng(0)
+    runs = [of_norms(*np.exp(random.normal(0, 0.1) + random.normal(0, 0.02, 5))) for _ in range(9)]
+    on, jobs = runs[:1], runs[4:]
+    other = of_norms(*[1.35] * 5)
+    assert not check_gradients(other, on, changes()).is_passed
+    assert check_gradients(other, on, changes(), others=jobs).is_passed
+
+
+def test_a_job_that_clips_or_differs_from_run_to_run_is_told_what_the_gate_does_not_see() -> None:
+    assert gradient_note(SEEDED) is None and gradient_note(NOISY) is None
+    clipped = gradient_note([of_norms(*[1.0] * 5)] * 3)
+    assert clipped is not None and clipped.startswith("the job's gradients have the norm 1 in each of its first steps")
+    wild = gradient_note([of_norms(*[norm, norm * 1.1, norm]) for norm in (1.0, 1.6, 0.7)])
+    assert wild is not None and "only beyond a factor of" in wild
