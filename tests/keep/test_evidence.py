@@ -10,11 +10,20 @@ import pytest
 from tests.keep.beating import Clock, Rank
 
 from flatout.keep.beats import Beats
-from flatout.keep.evidence import Failure, evidence_of, failures_of
+from flatout.keep.evidence import Death, Failure, evidence_of, failures_of
+from flatout.keep.rules import judge
 from flatout.launch import Ended
 
 
-def noted(folder: Path, pid: int, *, rank: int = 0, has_torch: bool = False, exception: str = "ImportError") -> None:
+def noted(
+    folder: Path,
+    pid: int,
+    *,
+    rank: int = 0,
+    has_torch: bool = False,
+    exception: str = "ImportError",
+    message: str = "no",
+) -> None:
     failure = Failure(
         rank=rank,
         hostname=os.uname().nodename,
@@ -23,7 +32,7 @@ def noted(folder: Path, pid: int, *, rank: int = 0, has_torch: bool = False, exc
         kind="error",
         where=None,
         exception=exception,
-        message="no",
+        message=message,
         has_torch=has_torch,
         age_s=1.0,
     )
@@ -63,6 +72,57 @@ def test_without_torch_it_is_the_cause_only_if_the_job_ended_as_by_it(
 ) -> None:
     ended = Ended(code=code, signal=signal, start_unix_s=0.0, end_unix_s=1.0)
     noted(tmp_path, 1, exception=exception)
-    assert bool(evidence_of(ended, [], tmp_path, gone={}).failures) is is_cause
+    assert bool(evidence_of(ended, [], tmp_path, deaths={}).failures) is is_cause
     noted(tmp_path, 2, exception=exception, has_torch=True)
-    assert evidence_of(ended, [], tmp_path, gone={}).failures[-1].pid == 2
+    assert evidence_of(ended, [], tmp_path, deaths={}).failures[-1].pid == 2
+
+
+@pytest.mark.parametrize(
+    ("deaths", "killed"),
+    [
+        # Rank 0 raised, as rank 1 had gone: whether the kernel still tells how each ended is a matter of the moment.
+        ((0, 9), (1,)),
+        ((0, None), (1,)),
+        ((15, None), (1,)),
+        ((None, None), (1,)),
+        ((15, 15), (1,)),
+        ((0, 0), (1,)),
+    ],
+)
+def test_a_killed_rank_is_found_beside_one_that_says_that_it_has_gone(
+    deaths: tuple[int | None, int | None], killed: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (0, 1):
+        Rank(tmp_path, rank, 2, Clock(), monkeypatch)
+    pulses = [msgspec.structs.replace(one, pid=10 + one.rank) for one in Beats(tmp_path).read() if one.rank is not None]
+    noted(tmp_path, 10, has_torch=True, exception="DistNetworkError", message="Connection closed by peer")
+    evidence = evidence_of(
+        Ended(code=1, signal=None, start_unix_s=0.0, end_unix_s=1.0),
+        pulses,
+        tmp_path,
+        deaths={one.name: Death(0.25 * one.rank, deaths[one.rank]) for one in pulses if one.rank is not None},
+    )
+    assert evidence.killed == killed and judge(evidence).rule == "killed"
+    assert evidence.host == os.uname().nodename
+
+
+@pytest.mark.parametrize(
+    ("deaths", "killed"),
+    [
+        ({0: Death(1.0, 15), 1: Death(1.0, 9)}, (1,)),
+        ({0: Death(1.0, 15), 1: Death(2.0, None)}, (1,)),
+        ({0: Death(1.0, None), 1: Death(2.0, None)}, (0,)),
+        ({0: Death(1.0, None), 1: Death(1.0, None)}, (0, 1)),
+        ({0: Death(1.0, 9), 1: Death(2.0, 9)}, (0,)),
+        ({0: Death(1.0, 15), 1: Death(2.0, 15)}, (0,)),
+    ],
+)
+def test_of_ranks_without_a_word_the_first_that_the_launcher_did_not_end_is_the_cause(
+    deaths: dict[int, Death], killed: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (0, 1):
+        Rank(tmp_path, rank, 2, Clock(), monkeypatch)
+    pulses = Beats(tmp_path).read()
+    named = {one.name: deaths[one.rank] for one in pulses if one.rank is not None}
+    ended = Ended(code=1, signal=None, start_unix_s=0.0, end_unix_s=1.0)
+    assert evidence_of(ended, pulses, tmp_path, deaths=named).killed == killed

@@ -17,7 +17,7 @@ import psutil
 
 from flatout.keep.beats import Beats, Pulse, ranks_of
 from flatout.keep.busy import work_of
-from flatout.keep.evidence import Evidence, count_oom_kills, evidence_of, failures_of
+from flatout.keep.evidence import Death, Evidence, count_oom_kills, evidence_of, failures_of
 from flatout.keep.flight import ask_flight, dumps_since
 from flatout.keep.hang import Hang, HangWatch
 from flatout.keep.nodes import Nodes
@@ -31,7 +31,6 @@ _LOOK_EVERY_S = 0.25
 _GRACE_S = 5.0  # for a job that hangs, between being asked to end and being made to
 _SHOWN = 120  # characters of a command
 _LINGER_S = 2.0  # of helpers of a job that has ended
-_TAKES_DOWN = 15  # SIGTERM: what launchers send to the ranks that are left
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +142,7 @@ class Watched:
                 ended,
                 ranks,
                 folder,
-                gone=deaths.found(),
+                deaths=deaths.found,
                 hang=hang,
                 was_asked_to_end=self.was_asked_to_end,
                 oom_kills=(before, count_oom_kills()),
@@ -183,11 +182,11 @@ class _Deaths:
 
     def __init__(self) -> None:
         self._alive: dict[str, int] = {}
-        self._gone: dict[str, tuple[float, int | None]] = {}
+        self.found: dict[str, Death] = {}  # by the process's name
 
     def follow(self, pulses: Sequence[Pulse]) -> None:
         for pulse in pulses:
-            if pulse.rank is not None and pulse.name not in self._gone and pulse.is_local:
+            if pulse.rank is not None and pulse.name not in self.found and pulse.is_local:
                 self._alive[pulse.name] = pulse.pid
 
     def look(self) -> None:
@@ -196,13 +195,7 @@ class _Deaths:
             is_gone, number = _end_of(pid)
             if is_gone:
                 del self._alive[name]
-                self._gone[name] = (now, number)
-
-    def found(self) -> dict[str, float]:
-        """Where one was ended by something else than the launcher's own signal, these are passed over."""
-        others = {name: at for name, (at, number) in self._gone.items() if number not in (None, _TAKES_DOWN)}
-        unknown = {name: at for name, (at, number) in self._gone.items() if number != _TAKES_DOWN}
-        return others or unknown or {name: at for name, (at, _) in self._gone.items()}
+                self.found[name] = Death(now, number)
 
 
 def _end_of(pid: int) -> tuple[bool, int | None]:

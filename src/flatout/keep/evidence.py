@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +19,7 @@ from flatout.keep.hang import Hang
 from flatout.launch import Ended
 
 _CGROUP = Path("/sys/fs/cgroup")
+_TAKES_DOWN = 15  # SIGTERM: what launchers send to the ranks that are left
 _VMSTAT = Path("/proc/vmstat")
 EXIT = "exit"  # the kind of failure where a script ends itself by `sys.exit(text)`, as in `inside/failures.py`
 _REFUSED = "SystemExit"  # as that notes what argparse refuses
@@ -106,22 +108,33 @@ def _ended_it(failure: Failure, ended: Ended) -> bool:
     return failure.has_torch or ended.code in codes
 
 
-def killed_ranks(pulses: Sequence[Pulse], failures: Sequence[Failure], *, when: dict[str, float]) -> tuple[int, ...]:
+class Death(NamedTuple):
+    """How a rank's process ended, as far as it was seen from outside."""
+
+    at: float  # seconds of any clock, when it was first seen to have ended
+    signal: int | None  # 0: by none; None: not known, as its parent had asked the kernel before
+
+
+def killed_ranks(pulses: Sequence[Pulse], failures: Sequence[Failure], deaths: Mapping[str, Death]) -> tuple[int, ...]:
     """Ranks that ended without a word, the first ones only: the launcher then kills the others, which is no evidence.
 
-    `when`: the process's name -> when it was first seen to have ended.
+    Where one was ended by something else than the launcher's own signal, those that it may have ended are passed over.
+    `deaths`: by the process's name.
     """
     told = {(failure.hostname, failure.pid) for failure in failures}
     silent = [
-        (when[pulse.name], pulse.rank)
+        (deaths[pulse.name], pulse.rank)
         for pulse in pulses
-        if pulse.name in when
+        if pulse.name in deaths
         and pulse.rank is not None
         and not pulse.has_ended
         and (pulse.hostname, pulse.pid) not in told
     ]
-    first = min((at for at, _ in silent), default=0.0)
-    return tuple(sorted(rank for at, rank in silent if at <= first))
+    sure = [one for one in silent if one[0].signal not in (None, _TAKES_DOWN)]
+    unknown = [one for one in silent if one[0].signal is None]
+    causes = sure or unknown or silent
+    first = min((death.at for death, _ in causes), default=0.0)
+    return tuple(sorted(rank for death, rank in causes if death.at <= first))
 
 
 def count_oom_kills() -> int | None:
@@ -151,7 +164,7 @@ def evidence_of(
     pulses: Sequence[Pulse],
     folder: Path,
     *,
-    gone: dict[str, float],
+    deaths: Mapping[str, Death],
     hang: Hang | None = None,
     was_asked_to_end: bool = False,
     oom_kills: tuple[int | None, int | None] = (None, None),
@@ -161,7 +174,7 @@ def evidence_of(
 ) -> Evidence:
     failures = tuple(one for one in failures_of(folder, pulses) if _ended_it(one, ended))
     before, after = oom_kills
-    killed = killed_ranks(pulses, failures, when=gone) if ended.code != 0 and hang is None else ()
+    killed = killed_ranks(pulses, failures, deaths) if ended.code != 0 and hang is None else ()
     # Where the failing rank was: the others may have come a step further, or not.
     where = {failures[0].rank} if failures else set(hang.late if hang is not None else killed)
     ranks = [pulse for pulse in pulses if not where or pulse.rank in where]
