@@ -6,7 +6,7 @@ The model of issue 4: the log of a step's time is that of the job, plus a run's 
 step (sd 2 %), plus a drift of 3 % per 1,000 steps that goes on through all trials of a tuning (warm-ups included); 2 %
 of the steps are spikes, 1.5 to 5 times as long. Trials have 100 settled steps after 20 of warm-up, pairs alternate
 AB BA. Each tuning is judged by `flatout.verdict` itself, at every look. The other procedures judge the same trials.
-Seeds are fixed. Four minutes on one core.
+Seeds are fixed. Minutes on one core. How far quoted gains are from the truth: `quoted_gains.py`.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def summary(verdicts: list[Verdict], true_speedup: float) -> dict[str, Any]:
         "standard_error": math.sqrt(max(counts["better"] + counts["worse"], 1 / total) / total),
         "interval_misses_truth": missed / total,
         "mean_pairs": sum(v.num_pairs for v in verdicts) / total,
-        "mean_speedup_when_better": mean_or_none([v.speedup or 1 for v in verdicts if v.verdict == "better"]),
+        "mean_speedup_when_better": mean_or_none([v.mean_speedup or 1 for v in verdicts if v.verdict == "better"]),
     }
 
 

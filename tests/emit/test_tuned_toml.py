@@ -37,6 +37,7 @@ def test_a_whole_tuning_comes_back(tmp_path: Path) -> None:
     assert (found.date, found.num_trials) == (made.date, made.num_trials)
     assert found.measured is not None
     assert (found.measured.verdict, found.measured.speedup, found.measured.interval) == ("better", 3.21, (3.1, 3.33))
+    assert found.measured.mean_speedup == 3.22
     assert all(stored.predicted and stored.predicted.speedup == 2.5 for stored in found.change)
     back = found.change_set()
     assert (back.environment, back.launch, back.patches) == (

@@ -20,6 +20,7 @@ VERDICT = Verdict(
     verdict="better",
     objective="step_s",
     speedup=3.21,
+    mean_speedup=3.22,
     interval=(3.1, 3.33),
     best_case=3.15,
     error_rate=0.05,

@@ -109,6 +109,13 @@ def test_predictions_stand_beside_measurements() -> None:
     assert "5.9 %" in section.text
 
 
+def test_a_prediction_stands_beside_the_plain_mean_and_what_won_has_the_gain_to_quote() -> None:
+    page = page_of(builder.corrected())
+    (label,) = (svg.attributes.get("aria-label", "") for svg in page.section("predictions").all("svg")[-1:])
+    assert label == "ddp-bucket=50: predicted 1.06x (1.00-1.12), measured 1.05x (1.01-1.10)"
+    assert "1.03x (1.01-1.10)" in page.section("changes").text
+
+
 def test_of_memory_no_prediction_is_compared() -> None:
     assert "Predictions are of time" in page_of(builder.memory()).section("predictions").text
 

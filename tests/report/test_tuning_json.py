@@ -18,9 +18,9 @@ def found(result: TuneResult) -> Any:
 
 def test_keys_are_those_of_the_contract() -> None:
     data = found(builder.better())
-    assert list(data)[:8] == [
+    assert list(data)[:9] == [
         *("schema", "version", "tool_version", "command"),
-        *("verdict", "speedup", "interval", "changes"),
+        *("verdict", "speedup", "mean_speedup", "interval", "changes"),
     ]
     assert (data["schema"], data["version"]) == ("flatout/tuning", 1)
     assert (data["verdict"], data["speedup"], data["interval"]) == ("better", 3.21, [3.13, 3.29])
@@ -59,11 +59,22 @@ def test_equivalent_is_said_where_it_was_measured() -> None:
     assert (data["verdict"], data["speedup"]) == ("equivalent", 1.001)
 
 
+def test_a_gain_that_is_quoted_lower_has_its_plain_mean_beside_it_and_predictions_are_held_against_that() -> None:
+    data = found(builder.corrected())
+    assert (data["verdict"], data["speedup"], data["mean_speedup"]) == ("better", 1.031, 1.049)
+    (adopted,), (way,) = data["changes"], data["tried"]
+    for one in (adopted, way):
+        assert (one["speedup"], one["mean_speedup"], one["interval"]) == (1.031, 1.049, [1.012, 1.096])
+    assert data["median_prediction_error"] == pytest.approx(1.06 / 1.049 - 1)
+
+
 def test_an_unsafe_change_has_a_reason_and_no_speed() -> None:
     (one,) = found(builder.unsafe())["tried"]
     assert one["outcome"] == "unsafe"
     assert one["reason"].startswith("the mean loss differs")
-    assert [one[key] for key in ("verdict", "speedup", "interval", "screened_speedup", "num_pairs")] == [None] * 5
+    assert [
+        one[key] for key in ("verdict", "speedup", "mean_speedup", "interval", "screened_speedup", "num_pairs")
+    ] == [None] * 6
 
 
 def test_nothing_that_was_tried_is_left_out() -> None:

@@ -348,7 +348,12 @@ def test_durations_are_in_words(value_s: float, text: str) -> None:
 
 
 def test_only_a_better_verdict_is_better() -> None:
-    assert [name for name, make in builder.ALL.items() if is_better(make())] == ["better", "memory", "hostile"]
+    assert [name for name, make in builder.ALL.items() if is_better(make())] == [
+        "better",
+        "corrected",
+        "memory",
+        "hostile",
+    ]
 
 
 def test_what_was_tried_and_not_reached_is_told_and_not_called_untried() -> None:
@@ -375,6 +380,16 @@ def test_pairs_of_an_undecided_change_that_were_left_out_are_told_with_the_reaso
     one = builder.tried("dataloader-workers=1", "not confirmed", screened=2.1, verdict=found, reason=found.reason)
     text = joined(text_of(msgspec.structs.replace(builder.nothing(), tried=(one,))))
     assert "(3 pairs left out: others kept 1.2 cores busy)" in re.sub(r"\s+", " ", text)
+
+
+def test_a_gain_that_is_quoted_lower_than_the_mean_of_its_pairs_says_so() -> None:
+    text = re.sub(r"\s+", " ", joined(text_of(builder.corrected())))
+    assert "1.03x faster (1.01-1.10), confirmed on 20 fresh pairs" in text
+    assert (
+        "The pairs of what is called better overstate it on average, and that is taken out of the ratio; their plain"
+        " mean is 1.05x faster."
+    ) in text
+    assert "plain mean" not in joined(text_of(builder.better()))
 
 
 def test_the_error_of_predictions_is_told_with_and_without_what_was_learned_and_beside_single_trials() -> None:

@@ -155,6 +155,11 @@ def test_what_has_pairs_is_learned_from_them_alone_and_what_is_unsafe_never(tmp_
     assert {one.change for one in found if one.measured == 9.0} == {"other"}
 
 
+def test_what_is_learned_is_the_plain_mean_of_pairs_and_not_what_is_quoted_of_the_lucky_ones() -> None:
+    (one,) = outcomes_of(builder.corrected())
+    assert one.measured == 1.049
+
+
 def test_what_was_tuned_for_energy_teaches_nothing_of_time() -> None:
     made = msgspec.structs.replace(builder.better(), objective="j_per_sample")
     assert outcomes_of(made) == []

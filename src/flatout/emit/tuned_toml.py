@@ -37,6 +37,7 @@ _ANY_JOB = tuple(msgspec.structs.replace(_HOST, device=device) for device in ("c
 class _StoredVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     verdict: str
     speedup: float | None = None
+    mean_speedup: float | None = None
     interval: tuple[float, float] | None = None
     num_pairs: int = 0
     order: str = ""
@@ -158,6 +159,7 @@ def _verdict(verdict: Verdict | None) -> _StoredVerdict | None:
     return _StoredVerdict(
         verdict=verdict.verdict,
         speedup=verdict.speedup,
+        mean_speedup=verdict.mean_speedup,
         interval=verdict.interval,
         num_pairs=verdict.num_pairs,
         order=verdict.order,

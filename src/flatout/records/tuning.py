@@ -154,17 +154,17 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def predicted_and_measured(self) -> tuple[tuple[Prediction, float], ...]:
-        """Of each change that has pairs, its prediction and the measured speedup.
+        """Of each change that has pairs, its prediction and the plain mean of its pairs, whatever the verdict.
 
         What is predicted is time, so there are none for another objective; an unsafe change has no speed.
         """
         if self.objective not in TIMES:
             return ()
         return tuple(
-            (one.prediction, one.verdict.speedup)
+            (one.prediction, one.verdict.mean_speedup)
             for one in self.tried
             if one.prediction is not None
             and one.verdict is not None
-            and one.verdict.speedup is not None
+            and one.verdict.mean_speedup is not None
             and one.outcome != "unsafe"
         )

@@ -14,6 +14,9 @@ Objective = Literal["step_s", "s_per_sample", "s_per_token", "peak_memory_bytes"
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate against the baseline. `speedup` is the baseline's cost over the candidate's: above 1 is better.
 
+    Of what is called better or worse it is corrected for that (`verdict.corrected`), and is what to quote;
+    `mean_speedup` is the plain mean of the pairs, for all that takes in verdicts of every name. Else the two are equal.
+
     The interval holds at all looks together: the chance that it misses the truth at any look is at most
     `error_rate`, however many pairs were run before someone stopped.
     """
@@ -21,6 +24,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     verdict: VerdictName
     objective: Objective
     speedup: float | None  # None before two pairs
+    mean_speedup: float | None  # None before two pairs
     interval: tuple[float, float] | None  # of the speedup; None before the first look
     best_case: float | None  # the speedup is above this with a chance of 10 % only: for stopping early, no claim
     error_rate: float  # that the interval holds to

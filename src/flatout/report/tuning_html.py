@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from flatout import __version__, units
 from flatout.records.change import Change
 from flatout.records.prediction import Prediction
@@ -222,11 +224,14 @@ def _axis(axis: RatioAxis) -> dict[str, object]:
 
 
 def _compared(result: TuneResult) -> dict[str, object] | None:
-    """Every prediction that has a measurement, the two above one another on one axis."""
+    """Every prediction that has a measurement, the two above one another on one axis.
+
+    Measured is the plain mean here, as nothing was chosen by its result.
+    """
     pairs: list[tuple[Tried, Prediction, Verdict]] = [
-        (one, one.prediction, one.verdict)
+        (one, one.prediction, msgspec.structs.replace(one.verdict, speedup=one.verdict.mean_speedup))
         for one in result.tried
-        if one.prediction is not None and one.verdict is not None and one.verdict.speedup is not None
+        if one.prediction is not None and one.verdict is not None and one.verdict.mean_speedup is not None
         if one.outcome != "unsafe" and has_predictions(result)
     ]
     if not pairs:

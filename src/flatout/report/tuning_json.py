@@ -33,6 +33,7 @@ class AdoptedChange(msgspec.Struct, frozen=True, kw_only=True):
     predicted_interval: tuple[float, float] | None
     verdict: VerdictName | None  # against what was on before it, on pairs of its own
     speedup: float | None
+    mean_speedup: float | None
     interval: tuple[float, float] | None
     num_pairs: int | None
     measured_in: str | None  # the name in `tried` of the changes that it was measured together with; null: alone
@@ -58,6 +59,7 @@ class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
     screened_speedup: float | None  # an estimate from one trial, no claim
     verdict: VerdictName | None  # null where no pairs were run, and where it is unsafe
     speedup: float | None
+    mean_speedup: float | None
     interval: tuple[float, float] | None  # null before the first look
     num_pairs: int | None
     num_void: int | None  # pairs that were left out
@@ -66,6 +68,7 @@ class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
 class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     verdict: VerdictName  # of all changes together against the job as it came; `undecided` where that was not measured
     speedup: float | None  # the cost as it came over the cost with the changes; null where it was not measured
+    mean_speedup: float | None  # the plain mean of the pairs
     interval: tuple[float, float] | None  # null where it was not measured, or before the first look
     changes: tuple[AdoptedChange, ...]  # empty: nothing won
     num_trials: int
@@ -117,6 +120,7 @@ def tuning_report(result: TuneResult) -> TuningReport:
     return TuningReport(
         verdict=verdict.verdict if verdict is not None else "undecided",
         speedup=verdict.speedup if verdict is not None else None,
+        mean_speedup=verdict.mean_speedup if verdict is not None else None,
         interval=verdict.interval if verdict is not None else None,
         changes=tuple(change for row in adopted_rows(result) for change in _changes(row)),
         num_trials=result.num_trials,
@@ -171,6 +175,7 @@ def _changes(row: Adopted) -> list[AdoptedChange]:
             predicted_interval=_interval(row.prediction),
             verdict=verdict.verdict if verdict is not None else None,
             speedup=verdict.speedup if verdict is not None else None,
+            mean_speedup=verdict.mean_speedup if verdict is not None else None,
             interval=verdict.interval if verdict is not None else None,
             num_pairs=verdict.num_pairs if verdict is not None else None,
             measured_in=None if is_alone else row.name,
@@ -199,6 +204,7 @@ def _tried(one: Tried) -> TriedChange:
         screened_speedup=_finite(one.screened) if one.outcome != "unsafe" else None,
         verdict=verdict.verdict if verdict is not None else None,
         speedup=verdict.speedup if verdict is not None else None,
+        mean_speedup=verdict.mean_speedup if verdict is not None else None,
         interval=verdict.interval if verdict is not None else None,
         num_pairs=verdict.num_pairs if verdict is not None else None,
         num_void=verdict.num_void if verdict is not None else None,

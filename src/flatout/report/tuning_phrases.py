@@ -332,6 +332,12 @@ def final_sentences(verdict: Verdict) -> list[str]:
     found = [f"{text}."]
     if verdict.num_void:
         found.append(f"Left out of it: {counted(verdict.num_void, 'pair')} ({'; '.join(verdict.void_reasons)}).")
+    mean = gain(msgspec.structs.replace(verdict, speedup=verdict.mean_speedup))
+    if mean != gain(verdict):
+        found.append(
+            f"The pairs of what is called {verdict.verdict} overstate it on average, and that is taken out of the "
+            f"ratio; their plain mean is {mean.partition(' (')[0]}."
+        )
     if verdict.interval is not None:
         risk = units.percent(verdict.error_rate)
         found.append(f"The interval holds at all looks together: it misses the truth with a chance of at most {risk}.")

@@ -195,7 +195,9 @@ def outcomes_of(result: TuneResult) -> list[Outcome]:
     """Pairs that count where there are some, else the trial of its own, each with its noise.
 
     Losers of the screening count too: without them only changes that looked good would be learned from, and a
-    prediction that promised too much never. Of an unsafe change nothing is learned.
+    prediction that promised too much never. So it is the plain mean of pairs, too, whatever their verdict: `speedup`
+    takes out what choosing the lucky ones adds, and here nothing is chosen by its result. Of an unsafe change nothing
+    is learned.
     """
     if result.objective not in TIMES:  # what is predicted is time
         return []
@@ -203,12 +205,16 @@ def outcomes_of(result: TuneResult) -> list[Outcome]:
     pair_sd = result.floor.pair_sd(result.num_steps) if result.floor is not None else 0.0
     in_pairs = [
         outcome(
-            one.prediction, one.verdict.speedup, machine, date, sd=pair_sd / math.sqrt(max(one.verdict.num_pairs, 1))
+            one.prediction,
+            one.verdict.mean_speedup,
+            machine,
+            date,
+            sd=pair_sd / math.sqrt(max(one.verdict.num_pairs, 1)),
         )
         for one in result.tried
         if one.prediction is not None
         and one.verdict is not None
-        and one.verdict.speedup is not None
+        and one.verdict.mean_speedup is not None
         and one.outcome != "unsafe"
     ]
     alone = [outcome(one.prediction, one.speedup, machine, date, sd=one.sd) for one in result.screened_alone]

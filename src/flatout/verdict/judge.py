@@ -17,6 +17,7 @@ from flatout.errors import UsageError
 from flatout.records.trial import Pair
 from flatout.records.verdict import NoiseFloor, Objective, Verdict, VerdictName
 from flatout.units import percent
+from flatout.verdict.corrected import corrected
 from flatout.verdict.cost import TIMES, TrialCost, are_spikes_rare, trial_cost
 from flatout.verdict.looks import DEFAULT_LOOKS, Look, Looks
 from flatout.verdict.paired import Estimate, estimate
@@ -73,10 +74,17 @@ def judge(
     following = looks.after(num_pairs)
     seen = marked if name == "undecided" else marked[: positions[num_pairs - 1] + 1]
     void = [pair.void_reason for pair in seen if pair.void_reason is not None]
+    mean = math.exp(found.mean) if found is not None else _rough_speedup(used, objective)
+    speedup = mean
+    if found is not None and name in ("better", "worse"):
+        # Had a planned look not decided, the later ones would have followed; after one that a budget forced, none.
+        is_planned = any(look.num_pairs == num_pairs for look in looks.looks)
+        speedup = _quoted(found, looks.looks if is_planned else due, costs, used, floor, min_effect)
     return Verdict(
         verdict=name,
         objective=objective,
-        speedup=math.exp(found.mean) if found is not None else _rough_speedup(used, objective),
+        speedup=speedup,
+        mean_speedup=mean,
         interval=interval,
         best_case=math.exp(found.mean + found.half_width(2 * HOPE_LEVEL)) if found is not None else None,
         error_rate=looks.error_rate,
@@ -132,14 +140,32 @@ def _at(
     drop_spikes = objective in TIMES and are_spikes_rare((a for a, _ in costs), (b for _, b in costs))
     found = estimate(_log_ratios(costs, drop_spikes=drop_spikes), orders)
     if floor is not None and len(costs) < TRUSTED_PAIRS:
-        num_steps = min(cost.num_steps for pair in costs for cost in pair)
-        found = found.with_other_sd(floor.pair_sd(num_steps), floor.degrees_of_freedom)
+        found = found.with_other_sd(floor.pair_sd(_num_steps(costs)), floor.degrees_of_freedom)
     name, reason = _claim(found, look, min_effect)
     if drop_spikes and name != "undecided":
         everything = estimate(_log_ratios(costs, drop_spikes=False), orders)
         if _is_opposite(name, everything, min_effect):
             return "undecided", "typical steps and the mean with all long steps say different things", found
     return name, reason, found
+
+
+def _quoted(
+    found: Estimate,
+    looks: Sequence[Look],
+    costs: Sequence[tuple[TrialCost, TrialCost]],
+    pairs: Sequence[Pair],
+    floor: NoiseFloor | None,
+    min_effect: float,
+) -> float:
+    """The speedup to quote of a claim."""
+    spread = (floor.pair_sd(_num_steps(costs)), floor.degrees_of_freedom) if floor is not None else None
+    orders = [pair.order for pair in pairs]
+    return math.exp(corrected(found, looks, orders, min_effect=min_effect, floor=spread, floor_below=TRUSTED_PAIRS))
+
+
+def _num_steps(costs: Sequence[tuple[TrialCost, TrialCost]]) -> int:
+    """Of the shortest trial."""
+    return min(cost.num_steps for pair in costs for cost in pair)
 
 
 def _claim(found: Estimate, look: Look, min_effect: float) -> tuple[VerdictName, str]:

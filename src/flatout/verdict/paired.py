@@ -14,8 +14,11 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from flatout.verdict.student import t_quantile
+
+Floats = NDArray[np.float64]
 
 FEWEST_FOR_DRIFT = 5  # balanced pairs
 
@@ -49,22 +52,24 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 def estimate(log_ratios: Sequence[float], orders: Sequence[str]) -> Estimate:
     """From at least 3 pairs; `orders` has `AB` or `BA` for each."""
-    y = np.asarray(log_ratios, dtype=np.float64)
-    s = np.array([1.0 if order == "BA" else -1.0 for order in orders])
+    mean, sd, weight, freedom = fit(np.asarray(log_ratios, dtype=np.float64)[:, None], orders)
+    return Estimate(mean=float(mean[0]), sd=float(sd[0]), weight=weight, degrees_of_freedom=freedom)
+
+
+def fit(y: Floats, orders: Sequence[str]) -> tuple[Floats, Floats, float, int]:
+    """Means, sds, the weight and degrees of freedom of many comparisons at once; `y` has the shape (pairs, many)."""
+    s = np.array([1.0 if order == "BA" else -1.0 for order in orders])[:, None]
     assert len(y) == len(s) >= 3
     balance = float(s.mean())
     if abs(balance) == 1 or (balance == 0 and len(y) < FEWEST_FOR_DRIFT):
-        residuals, mean, parameters = y - y.mean(), float(y.mean()), 1
+        mean, parameters = y.mean(axis=0), 1
+        residuals = y - mean
     else:
         centred = s - balance
-        slope = float(centred @ y / (centred @ centred))
-        mean, parameters = float(y.mean()) - slope * balance, 2
+        slope = (centred * y).sum(axis=0) / (centred**2).sum()
+        mean, parameters = y.mean(axis=0) - slope * balance, 2
         residuals = y - mean - slope * s
     freedom = len(y) - parameters
-    return Estimate(
-        mean=mean,
-        sd=float((residuals @ residuals / freedom) ** 0.5),
-        # Variance of the intercept over that of one pair: 1 / n + m^2 / sum((s - m)^2), with sum = n (1 - m^2).
-        weight=len(y) * (1 - balance**2) if parameters == 2 else float(len(y)),
-        degrees_of_freedom=freedom,
-    )
+    # Variance of the intercept over that of one pair: 1 / n + m^2 / sum((s - m)^2), with sum = n (1 - m^2).
+    weight = len(y) * (1 - balance**2) if parameters == 2 else float(len(y))
+    return mean, ((residuals**2).sum(axis=0) / freedom) ** 0.5, weight, freedom
