@@ -78,4 +78,10 @@ def test_the_next_command_of_a_diff(job: Path) -> None:
     assert saved.returncode == 0, saved.stderr
     assert "flatout diagnose" not in saved.stdout
     traces = flatout("diff", "saved.json", "../the job", cwd=job)
-    assert "Next: flatout diagnose '../the job'" in traces.stdout
+    assert "next: flatout diagnose '../the job'" in traces.stdout
+
+
+def test_the_next_command_has_what_was_given(job: Path) -> None:
+    done = flatout("diagnose", "rank0.json", "--rank=rank0.json=3", "--untraced-step", "0.5", "--force", cwd=job)
+    said = " ".join(done.stdout.split())
+    assert said.endswith("next: flatout diagnose rank0.json --rank=rank0.json=3 --untraced-step 0.5 --html report.html")

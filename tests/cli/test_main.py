@@ -177,3 +177,26 @@ def test_an_explanation_fits_a_terminal(name: str) -> None:
     said = flatout_command("explain", *name.split()).stdout
     assert max(map(len, said.splitlines())) <= 80
     assert len(said.splitlines()) > 14
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (("tune", "--budgt=3m", "--", "train.py"), "no such option: --budgt", "flatout tune --help"),
+        (("tune", "--budget"), "option '--budget' requires an argument", "flatout tune --help"),
+        (("tune",), "missing argument 'command'", "flatout tune --help"),
+        (("--light",), "no such option: --light", "flatout --help"),
+        (("tun",), "no such command 'tun'", "flatout --help"),
+        (("schedule", "nosuch"), "no such command 'nosuch'", "flatout schedule --help"),
+        (("explain", "straggler", "more"), "got unexpected extra argument", "flatout explain --help"),
+        (("plan", "--seq", "many"), "invalid value for '--seq': 'many' is not a valid int", "flatout plan --help"),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line_with_the_way_out(
+    arguments: tuple[str, ...], error: str, hint: str
+) -> None:
+    done = flatout_command(*arguments)
+    first, second = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert first.lower().startswith(f"error: {error}")
+    assert second == f"hint: {hint}"

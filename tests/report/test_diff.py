@@ -130,7 +130,7 @@ def test_text_fits_80_columns_and_is_safe(first: str, second: str) -> None:
         assert max(map(len, text.splitlines())) <= 80
         assert "\x1b" not in text
         assert style.has_unicode or text.isascii()
-        assert text.endswith("Next: flatout explain straggler\n")
+        assert text.endswith("next: flatout explain straggler\n")
 
 
 def test_json_has_the_schema_and_the_record() -> None:

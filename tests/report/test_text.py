@@ -88,13 +88,13 @@ def test_a_finding_shows_cost_ranks_evidence_changes_safety_and_confidence() -> 
         "ranks 0, 1, 3 wait 46.2 ms a step for rank 2: compute",
     ):
         assert expected in text
-    assert text.endswith("Next: flatout explain straggler")
+    assert text.endswith("next: flatout explain straggler")
 
 
 def test_a_healthy_job_says_so() -> None:
     text = diagnosis_text(builder.healthy(), next_command="flatout diagnose traces --html report.html")
     assert "No finding above 2 % of the step." in text
-    assert text.endswith("Next: flatout diagnose traces --html report.html\n")
+    assert text.endswith("next: flatout diagnose traces --html report.html\n")
 
 
 def test_many_ranks_share_a_row_and_outliers_have_their_own() -> None:

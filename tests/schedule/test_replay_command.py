@@ -52,7 +52,7 @@ def test_text_says_what_was_left_out_and_assumed_and_what_is_next(history: Path)
     assert done.returncode == 0
     assert "1 job left out: asks for more than the cluster has" in " ".join(done.stdout.split())
     assert "checkpoint every 1800 s" in " ".join(done.stdout.split())
-    assert "Next: flatout schedule replay" in done.stdout
+    assert "next: flatout schedule replay" in done.stdout
     assert " on 32 GPUs\n4 nodes, " in done.stdout
     alone = flatout(str(history), "--nodes", "1", "--gpus-per-node", "1", "--policy", "fifo")
     assert " on 1 GPU\n1 node, " in alone.stdout
@@ -103,6 +103,6 @@ def test_the_next_command_succeeds_as_it_is(history: Path, tmp_path: Path) -> No
     done = flatout(*asked, "--html", str(page))
     assert done.returncode == 0
     said = done.stdout.rstrip().splitlines()[-1]
-    assert said == f"Next: flatout schedule replay {' '.join(asked)} --failures 2.34"
+    assert said == f"next: flatout schedule replay {' '.join(asked)} --failures 2.34"
     assert flatout(*said.split()[4:]).returncode == 0
     assert f"{' '.join(asked)} --failures 2.34" in page.read_text()

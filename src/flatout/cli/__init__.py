@@ -16,7 +16,7 @@ import os
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -39,6 +39,9 @@ class _Verbs(TyperGroup):
         except (BrokenPipeError, KeyboardInterrupt) as error:
             sys.exit(_report(error))
 
+
+# What the parser raises; it moved from click into typer in 0.26.
+_UsageError = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     cls=_Verbs,
@@ -77,13 +80,13 @@ def main() -> int:
     _open_closed_streams()
     try:
         try:
-            app(prog_name="flatout")
+            code = app(prog_name="flatout", standalone_mode=False)
         except SystemExit as stop:
             sys.stdout.flush()
             return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place that ends the process
         return _report(error)
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _open_closed_streams() -> None:
@@ -104,11 +107,27 @@ def _report(error: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 141
+    if isinstance(error, _UsageError):
+        return _refuse(error)
     shown = error if isinstance(error, FlatoutError) else _as_ours(error)
     print(f"error: {shown}", file=sys.stderr)
     if shown.hint:
         print(f"hint: {shown.hint}", file=sys.stderr)
     return shown.exit_code
+
+
+def _refuse(error: Any) -> int:
+    """What the parser has against the arguments, in one line, with where they are explained."""
+    message = error.format_message().strip()
+    if "\n" in message:  # no argument was given: it is the help itself
+        error.show()
+        return 2
+    verb = next((word for word in sys.argv[1:2] if word in (*VERBS, "schedule")), "")
+    # Of an option without its value the parser does not say whose it is.
+    command = error.ctx.command_path if error.ctx is not None else f"flatout {verb}".strip()
+    print(f"error: {message[:1].lower()}{message[1:].rstrip('.')}", file=sys.stderr)
+    print(f"hint: {command} --help", file=sys.stderr)
+    return 2
 
 
 def _as_ours(error: BaseException) -> FlatoutError:

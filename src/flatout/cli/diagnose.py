@@ -96,7 +96,7 @@ def diagnose(
         from flatout.report.terminal import style_of
         from flatout.report.text import diagnosis_text
 
-        print(diagnosis_text(done.diagnosis, style=style_of(sys.stdout), next_command=_next_command(paths, html, done)))
+        print(diagnosis_text(done.diagnosis, style=style_of(sys.stdout), next_command=_next_command(html, done)))
     for target, what in ((html, "report"), (perfetto, "trace for ui.perfetto.dev")):
         if target is not None:
             print(f"wrote the {what}: {target}", file=sys.stderr)
@@ -199,12 +199,12 @@ def _write_perfetto(target: Path, done: Diagnosed, force: bool) -> dict[int, int
     return write_perfetto(target, perfetto_ranks(done), origin_ns=origin_ns(done), force=force)
 
 
-def _next_command(paths: list[Path], html: Path | None, done: Diagnosed) -> str:
+def _next_command(html: Path | None, done: Diagnosed) -> str:
     import shlex
 
-    shown = " ".join(shlex.quote(str(path)) for path in paths)
-    if html is None:
-        return f"flatout diagnose {shown} --html report.html"
-    if done.diagnosis.findings:
+    from flatout.cli.again import again
+
+    if html is not None and done.diagnosis.findings:
         return f"flatout explain {done.diagnosis.findings[0].name}"
-    return f"flatout diagnose {shown} --perfetto trace.json.gz"
+    more = ["--html", "report.html"] if html is None else ["--perfetto", "trace.json.gz"]
+    return shlex.join([*again(sys.argv[1:], writes=("--html", "--perfetto")), *more])

@@ -202,7 +202,7 @@ def diff_text(
     sections = [head, _change_lines(result, style), _part_lines(result, style), _finding_lines(result, style)]
     sections.append([line for note in _caveats(result) for line in style.wrapped(note, label="- ")])
     if next_command:
-        sections.append([style.bold(line) for line in style.wrapped(next_command, label="Next: ")])
+        sections.append([style.bold(line) for line in style.wrapped(next_command, label="next: ")])
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 

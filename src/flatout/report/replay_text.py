@@ -84,7 +84,7 @@ def replay_text(replay: Replay, *, style: TextStyle, next_command: str) -> str:
     ]
     for text in (*left_out, *replay.assumptions, *notes):
         lines += style.wrapped(text, indent="  ", label="- ")
-    lines += ["", f"Next: {style.clean(next_command)}"]
+    lines += ["", f"next: {style.clean(next_command)}"]
     return "\n".join(lines)
 
 

@@ -51,7 +51,7 @@ def diagnosis_text(diagnosis: Diagnosis, *, style: TextStyle | None = None, next
     if next_command is None and diagnosis.findings:
         next_command = f"flatout explain {diagnosis.findings[0].name}"
     if next_command:
-        sections.append([style.bold(line) for line in style.wrapped(next_command, label="Next: ")])
+        sections.append([style.bold(line) for line in style.wrapped(next_command, label="next: ")])
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
