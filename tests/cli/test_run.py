@@ -91,6 +91,19 @@ def test_variables_patches_and_arguments_reach_the_command(tmp_path: Path) -> No
     assert not any(name.startswith(("FLATOUT_STOP", "FLATOUT_DIVERT")) for name in variables)
 
 
+@pytest.mark.parametrize(("script", "is_told"), [("train.py", False), ("other/train.py", False), ("eval.py", True)])
+def test_another_script_than_the_tuned_one_is_told_as_its_arguments_are(
+    tmp_path: Path, script: str, is_told: bool
+) -> None:
+    (tmp_path / script).parent.mkdir(exist_ok=True)
+    (tmp_path / script).write_text("import sys; print(sys.argv[1:])")
+    tuned = TUNED.replace("version = 1\n", 'version = 1\ncommand = ["python", "train.py", "--threads=1"]\n', 1)
+    done = run(tmp_path, "--", sys.executable, script, tuned=tuned)
+    assert (done.returncode, done.stdout) == (0, "['--threads=2']\n")
+    told = "flatout: tuned on train.py: eval.py gets its arguments --threads=2 all the same"
+    assert (told in done.stderr.splitlines()) is is_told
+
+
 def test_nothing_is_written_beside_the_command(tmp_path: Path) -> None:
     run(tmp_path, "--", sys.executable, "-c", "")
     assert [file.name for file in tmp_path.iterdir()] == ["tuned.toml"]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flatout.cli.run_kept import keep, say
+
+if TYPE_CHECKING:
+    from flatout.records.change import ChangeSet
 
 
 def run(
@@ -127,7 +131,8 @@ def run(
         )
     is_kept = bool(max_restarts) or watches_hangs or ledger is not None or metrics_port is not None
     is_kept = is_kept or checkpoint_folder is not None or machine_code is not None
-    changes = tuned_toml.read(config).change_set() if config is not None else ChangeSet(changes=())
+    tuned = tuned_toml.read(config) if config is not None else None
+    changes = tuned.change_set() if tuned is not None else ChangeSet(changes=())
     if max_restarts:
         command = _without_own_restarts(command, max_restarts)
     made = trial_command(command, changes, folder)
@@ -136,9 +141,10 @@ def run(
         loads = {"PYTHONPATH": environment["PYTHONPATH"]} if changes.patches else {}
         print(describe(loads | made.variables, made.words))
         return
-    if config is not None:
+    if tuned is not None:
         names = ", ".join(change.name for change in changes.changes)
         say(f"with {names or 'no change'}")
+        _tell_of_another_script(tuned.command, command, changes)
     if keeps_outputs_apart(command):
         say(f"{TRIAL_DIR} is this folder: {folder}")
     with TemporaryDirectory(prefix="flatout-") as reports:
@@ -172,6 +178,18 @@ def run(
             say(f"not applied on this host: {line}")
     sys.stdout.flush()
     raise typer.Exit(end_like(ended))
+
+
+def _tell_of_another_script(before: Sequence[str], command: Sequence[str], changes: ChangeSet) -> None:
+    """Arguments were tried on one script; the same words may mean something else to another one."""
+    tried, given = ({Path(word).name for word in words if word.endswith(".py")} for words in (before, command))
+    own = [change.argument for change in changes.changes if change.argument is not None]
+    arguments = [word for argument in own for words in argument.words for word in words]
+    if arguments and tried and given and tried.isdisjoint(given):
+        say(
+            f"tuned on {', '.join(sorted(tried))}: {', '.join(sorted(given))} gets its arguments"
+            f" {shlex.join(arguments)} all the same"
+        )
 
 
 def _without_own_restarts(command: list[str], max_restarts: int) -> list[str]:
