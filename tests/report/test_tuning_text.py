@@ -91,6 +91,19 @@ def test_changes_that_were_confirmed_together_share_a_row() -> None:
     assert "measured only together" in won
 
 
+def test_changes_that_were_predicted_together_show_that_and_no_part_of_them_does() -> None:
+    result = builder.better()
+    together = next(one for one in result.tried if len(one.changes) == 2)
+    known = msgspec.structs.replace(together, prediction=builder.prediction(together.name, 1.25, 1.1, 1.4))
+    tried = tuple(known if one is together else one for one in result.tried)
+    won = section(text_of(msgspec.structs.replace(result, tried=tried)), "What won")
+    assert re.search(r"ddp-bucket-mb=100 \+ +exact +1.25x \(1.10-1.40\) +1.18x \(1.15-1.21\)\n  optimizer-fused\n", won)
+    report = json.loads(tuning_json(msgspec.structs.replace(result, tried=tried), ["flatout"]))
+    parts = [one for one in report["changes"] if one["measured_in"] is not None]
+    assert [one["predicted_speedup"] for one in parts] == [None, None], "of each by itself it is not known"
+    assert next(one for one in report["tried"] if one["name"] == together.name)["predicted_speedup"] == 1.25
+
+
 def test_an_unsafe_change_is_called_unsafe_and_has_no_speed() -> None:
     text = text_of(builder.unsafe())
     assert text.startswith("No change can be used: 1 unsafe")

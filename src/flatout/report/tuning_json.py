@@ -163,16 +163,16 @@ def tuning_report(result: TuneResult) -> TuningReport:
 
 def _changes(row: Adopted) -> list[AdoptedChange]:
     is_alone = len(row.changes) == 1
-    verdict = row.verdict if is_alone else None
+    verdict, prediction = (row.verdict, row.prediction) if is_alone else (None, None)
     return [
         AdoptedChange(
             name=change.name,
             safety=change.safety,
             family=change.family,
             summary=change.knob.summary,
-            bound=_bound(row.prediction, row.bound if is_alone else change.predicted_speedup),
-            predicted_speedup=_finite(row.prediction.speedup) if row.prediction is not None else None,
-            predicted_interval=_interval(row.prediction),
+            bound=_bound(prediction, row.bound if is_alone else change.predicted_speedup),
+            predicted_speedup=_finite(prediction.speedup) if prediction is not None else None,
+            predicted_interval=_interval(prediction),
             verdict=verdict.verdict if verdict is not None else None,
             speedup=verdict.speedup if verdict is not None else None,
             mean_speedup=verdict.mean_speedup if verdict is not None else None,

@@ -22,6 +22,7 @@ from flatout.report.command import masked_command
 from flatout.report.phrases import counted
 
 UNKNOWN = "unknown"
+TOLD = 0.02  # of a gain: what it is corrected by, where that is more
 LONGEST_REASON = 200  # characters; the JSON has all of it
 
 # As `--objective` has them. Energy of a step is no objective that can be asked for.
@@ -87,8 +88,8 @@ def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
         if verdict is None and way is not None:
             names = [other for other in way.changes if other in final and other not in shown]
             verdict = way.verdict
-        prediction = alone.prediction if alone is not None else None
-        if way is not None and len(way.changes) == 1:
+        prediction = alone.prediction if alone is not None and len(names) == 1 else None
+        if way is not None and sorted(way.changes) == sorted(names):  # of some of them alone it is not known
             prediction = prediction or way.prediction
         shown.update(names)
         bound = way.bound if way is not None and len(names) == 1 else None
@@ -96,7 +97,7 @@ def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
             Adopted(
                 changes=tuple(final[other] for other in names),
                 verdict=verdict,
-                prediction=prediction if len(names) == 1 else None,
+                prediction=prediction,
                 bound=bound if bound is not None or len(names) > 1 else final[name].predicted_speedup,
                 not_shown=tuple(n for n in names if n in tuned and not tuned[n].is_shown_alone),
             )
@@ -333,7 +334,7 @@ def final_sentences(verdict: Verdict) -> list[str]:
     if verdict.num_void:
         found.append(f"Left out of it: {counted(verdict.num_void, 'pair')} ({'; '.join(verdict.void_reasons)}).")
     mean = gain(msgspec.structs.replace(verdict, speedup=verdict.mean_speedup))
-    if mean != gain(verdict):
+    if _is_corrected(verdict):
         found.append(
             f"The pairs of what is called {verdict.verdict} overstate it on average, and that is taken out of the "
             f"ratio; their plain mean is {mean.partition(' (')[0]}."
@@ -342,6 +343,14 @@ def final_sentences(verdict: Verdict) -> list[str]:
         risk = units.percent(verdict.error_rate)
         found.append(f"The interval holds at all looks together: it misses the truth with a chance of at most {risk}.")
     return found
+
+
+def _is_corrected(verdict: Verdict) -> bool:
+    """By enough to be told."""
+    if not verdict.speedup or not verdict.mean_speedup:
+        return False
+    quoted, mean = abs(math.log(verdict.speedup)), abs(math.log(verdict.mean_speedup))
+    return mean - quoted > TOLD * mean
 
 
 def has_predictions(result: TuneResult) -> bool:
