@@ -163,6 +163,16 @@ def test_a_result_that_was_there_is_the_result_but_for_what_was_lost(monkeypatch
     assert found.not_measured == {"three": "no", "two": "loss 1", "a second check of the results": "loss 1"}
 
 
+def test_a_result_stays_where_a_rank_is_lost_at_its_end(tmp_path: Path) -> None:
+    """As where a library crashes while it is unloaded."""
+    inject = "import atexit, os\nif os.environ.get('RANK') == '1':\n    atexit.register(os.abort)\n"
+    done = bench("--ranks", "2", "--time", "10s", "--json", "--only=memory_copy", inject=inject, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = content(done)
+    assert {one["name"] for one in found["measurements"]} == {"memory_copy"}
+    assert "rank 1 was ended by SIGABRT" in found["not_measured"]["the end of the ranks"]
+
+
 def test_where_a_rank_is_is_known_without_its_help(tmp_path: Path) -> None:
     where = Whereabouts(tmp_path, 3)
     assert read_whereabouts(tmp_path, 3) is None

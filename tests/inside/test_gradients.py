@@ -268,6 +268,7 @@ def test_parts_of_hybrid_shards_are_counted_once_and_what_is_not_reduced_yet_is_
             (parameter,) = optimizers[-1].param_groups[0]["params"]
             whole = DTensor.from_local(torch.tensor([0.0, 0.0]), mesh, placements, run_check=False)
             parameter = optimizers[-1].param_groups[0]["params"][0] = torch.nn.Parameter(whole)
+            gradients.before_step(optimizers[-1], (optimizers[-1],), {})  # the first step does not use it
             parameter.grad = DTensor.from_local(torch.tensor([3.0, 4.0]), mesh, placements, run_check=False)
             gradients.before_step(optimizers[-1], (optimizers[-1],), {})
     finally:
@@ -275,6 +276,45 @@ def test_parts_of_hybrid_shards_are_counted_once_and_what_is_not_reduced_yet_is_
     gradients.write(tmp_path, 0)
     made = json.loads((tmp_path / "gradients-rank0.json").read_text())["optimizers"]
     shards, copies, partial = made
-    assert (shards["sharded"], shards["steps"]) == ([0], [[pytest.approx(5 / math.sqrt(2))]])
-    assert (copies["sharded"], copies["steps"]) == ([], [[5.0]])
-    assert (partial["num_parameters"], partial["steps"]) == (None, [None])
+    assert (shards["sharded"], shards["steps"]) == ([0], [[0.0], [pytest.approx(5 / math.sqrt(2))]])
+    assert (copies["sharded"], copies["steps"]) == ([], [[0.0], [5.0]])
+    assert (partial["num_parameters"], partial["steps"]) == (1, [[0.0], None])
+
+
+@pytest.mark.parametrize("counts", [(2, 2, 3, 3), (2, 3, 2, 3)], ids=["a group is added", "groups step one by one"])
+def test_steps_of_other_parameters_than_the_first_steps_are_unknown(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    gradients, optimizer = Gradients(None), sgd(torch.ones(4), torch.zeros(1), torch.ones(5))
+    group = optimizer.param_groups[0]
+    parameters = list(group["params"])
+    for count in counts:  # DeepSpeed's ZeRO exchanges the groups, too
+        group["params"] = parameters[:count]
+        gradients.before_step(optimizer, (optimizer,), {})
+    (found,) = measured(tmp_path, gradients)
+    assert [norm if math.isfinite(norm) else None for norm in found.norms] == [2 if n == 2 else None for n in counts]
+    assert (found.num_parameters, found.without) == (2, (1,))
+
+
+def test_a_parameter_that_is_without_a_gradient_now_and_then_is_told_from_one_that_always_is(tmp_path: Path) -> None:
+    gradients, optimizer = Gradients(None), sgd(torch.ones(4), torch.ones(1), None)
+    now_and_then = optimizer.param_groups[0]["params"][1]
+    for step in range(NUM_STEPS):
+        now_and_then.grad = None if step == 1 else torch.ones(1)
+        gradients.before_step(optimizer, (optimizer,), {})
+    (found,) = measured(tmp_path, gradients)
+    assert (found.without, found.absent) == ((2,), (1, 2))
+
+
+def test_parts_of_fsdp1_sum_to_the_whole_also_where_a_rank_has_none(tmp_path: Path) -> None:
+    """FSDP1 itself needs a GPU; its mark does not."""
+    from torch.distributed.fsdp._common_utils import _set_fsdp_flattened
+
+    whole = torch.arange(1.0, 7.0)
+    for rank, part in enumerate((whole[:4], whole[4:])):
+        gradients, optimizer = Gradients(None), sgd(part, None if rank else torch.full((3,), 2.0))
+        for parameter in optimizer.param_groups[0]["params"]:
+            _set_fsdp_flattened(parameter)
+        gradients.before_step(optimizer, (optimizer,), {})
+        gradients.write(tmp_path, rank)
+    (found,) = read_gradients(tmp_path, 2)
+    assert found.norms == pytest.approx([math.sqrt(float(whole.square().sum()) + 12)])
+    assert (found.without, found.rank_spread) == ((), None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.trial.training import FAULTS, Fault, changes, losses, train, trial
 
-from flatout.records.change import Change, ChangeSet, Knob, Patch, Safety
+from flatout.records.change import Argument, Change, ChangeSet, Knob, Patch, Safety
 from flatout.records.trial import GradientNorms, TrialResult
 from flatout.trial.gates import check_losses
 from flatout.trial.gradient_gate import check_gradients, gradient_note
@@ -208,3 +208,51 @@ def test_a_job_that_clips_or_differs_from_run_to_run_is_told_what_the_gate_does_
     assert clipped is not None and clipped.startswith("the job's gradients have the norm 1 in each of its first steps")
     wild = gradient_note([of_norms(*[norm, norm * 1.1, norm]) for norm in (1.0, 1.6, 0.7)])
     assert wild is not None and "only beyond a factor of" in wild
+
+
+def test_parameters_that_are_used_by_chance_may_be_others_in_each_run() -> None:
+    """A router without a seed: of 64 experts, other ones are never chosen in each run, nor in the candidate."""
+
+    def routed(unused: set[int]) -> TrialResult:
+        places = tuple(sorted(unused))
+        return of_norms(1.0, 1.0, num_parameters=64, without=places, absent=places, faint=places)
+
+    base = [routed({1, 2, 3}), routed({3, 4, 5}), routed({5, 6, 7})]
+    assert check_gradients(routed({8, 9, 10}), base, changes()).is_passed
+    assert check_gradients(routed({8}), base, changes(), others=[routed({3})] * 3).is_passed
+    assert not check_gradients(routed(set(range(8, 20))), base, changes()).is_passed  # more than chance takes
+    # The same ones in each run, as before a weight that begins at 0: one more is no chance.
+    gate = check_gradients(routed({1, 2, 3, 8}), [routed({1, 2, 3})] * 3, changes())
+    assert not gate.is_passed and "1 of 64 parameters get no gradient (the first of them is number 9" in gate.reason
+
+
+def test_other_samples_may_choose_other_experts_of_a_seeded_job() -> None:
+    seldom = GradientNorms(num_parameters=64, norms=(1.0,) * 5, absent=(1, 2), faint=(1, 2), rank_spread=0.0)
+    base = [trial((), gradients=(seldom,))] * 3
+    candidate = trial((), gradients=(msgspec.structs.replace(seldom, without=(8,), absent=(1, 8), faint=(1, 8)),))
+    assert check_gradients(candidate, base, changes(family="dataloader")).is_passed
+    assert not check_gradients(candidate, base, changes()).is_passed
+
+
+def test_an_argument_that_shards_otherwise_may_give_the_optimizer_other_parameters() -> None:
+    base = [of_norms(1.0, 1.0)] * 3
+    knob = Knob(name="shard", family="arguments", summary="how it is sharded", safety="exact", doc="", source="")
+    change = Change(name="shard=full", knob=knob, argument=Argument(words=(("--shard=full",),)))
+    flattened = of_norms(0.7, 0.7, num_parameters=3, rank_spread=0.5)
+    gate = check_gradients(flattened, base, ChangeSet(changes=(change,)))
+    assert gate.is_passed and "not compared" in gate.reason
+    assert not check_gradients(flattened, base, changes()).is_passed
+
+
+def test_norms_of_runs_that_diverge_by_more_than_a_number_holds_are_no_error() -> None:
+    base = [of_norms(1e-150, 1e-150), of_norms(1e150, 1e150)]
+    assert check_gradients(of_norms(1e150, 1e150), base, changes()).is_passed
+    assert "beyond a factor of inf" in (gradient_note(base) or "")
+
+
+def test_a_scaler_that_skips_a_step_less_has_other_weights_behind_the_next_ones() -> None:
+    skipped = math.nan
+    base = [of_norms(skipped, skipped, 1.0, 0.9, 0.8)] * 3
+    assert check_gradients(of_norms(skipped, 1.0, 0.9, 0.8, 0.72), base, changes()).is_passed
+    assert not check_gradients(of_norms(skipped, skipped, 0.9, 0.8, 0.72), base, changes()).is_passed
+    assert not check_gradients(of_norms(skipped, 0.5, 0.45, 0.4, 0.36), base, changes()).is_passed

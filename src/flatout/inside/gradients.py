@@ -30,6 +30,8 @@ SCHEMA, VERSION = "flatout/gradients", 1
 NUM_STEPS = 5
 _MAX_OPTIMIZERS = 16  # one for each layer, or for each parameter, may be hundreds
 _DIGITS = 8
+# How FullyShardedDataParallel marks parameters that it shards by plain tensors (torch.distributed.fsdp._common_utils).
+_FSDP1 = "_fsdp_flattened"
 _Changed = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -100,12 +102,16 @@ class Gradients:
             return
         made = []
         for watched in self._watched:
-            known = [norms for norms in watched.steps if norms is not None]
-            fetched = [None if norms is None else norms.fetch() for norms in watched.steps]
+            counts = [norms.num_parameters for norms in watched.steps if norms is not None]
+            # Places of parameters are of the first step's: groups may be added, or stepped one by one (DeepSpeed).
+            steps = [one if one is not None and one.num_parameters == counts[0] else None for one in watched.steps]
+            known = [norms for norms in steps if norms is not None]
+            fetched = [None if norms is None else norms.fetch() for norms in steps]
             made.append(
                 {
-                    "num_parameters": known[0].num_parameters if known else None,
-                    "sharded": known[0].sharded if known else [],
+                    "num_parameters": counts[0] if counts else None,
+                    # Of all steps: one that has no gradient in the first may get one later.
+                    "sharded": sorted({place for norms in known for place in norms.sharded}),
                     "steps": [None if one is None else [_number(norm) for norm in one] for one in fetched],
                 }
             )
@@ -160,14 +166,15 @@ def _norms(optimizer: Any) -> _Norms | None:
     parts: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[torch.Tensor]]] = {}
     for place, parameter in enumerate(parameters):
         gradient = parameter.grad
+        if _is_sharded(parameter if gradient is None else gradient) or getattr(parameter, _FSDP1, False):
+            sharded.append(place)  # also where this rank's part has no gradient, and those of others have
         if gradient is None:
             continue
         num_replicas = 1
         if hasattr(gradient, "placements"):
             if any(placement.is_partial() for placement in gradient.placements):
                 return None
-            if not all(placement.is_replicate() for placement in gradient.placements):
-                sharded.append(place)
+            if _is_sharded(gradient):
                 num_replicas = _num_replicas(gradient)
             gradient = gradient.to_local()
         if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
@@ -185,6 +192,11 @@ def _norms(optimizer: Any) -> _Norms | None:
     found_inf = getattr(optimizer, "found_inf", None)
     flag = found_inf.detach().clone() if isinstance(found_inf, torch.Tensor) else None
     return _Norms(len(parameters), sharded, together, flag)
+
+
+def _is_sharded(tensor: Any) -> bool:
+    """Of a DTensor: whether each rank holds a part."""
+    return not all(placement.is_replicate() for placement in getattr(tensor, "placements", ()))
 
 
 def _num_replicas(gradient: Any) -> int:

@@ -4,7 +4,7 @@ Losses say little while the learning rate warms up, or where a script sets no se
 or wrong from the first step on. Four things are looked at, of each optimizer by itself:
 
 - ranks whose gradients agree in the baseline agree in the candidate: else not all of them are reduced;
-- a parameter that has a gradient in the baseline has one in the candidate;
+- a parameter that has a gradient in the baseline has one in the candidate, unless it is up to chance which ones have;
 - no gradient is infinite or not a number where the baseline's are finite;
 - the norm of all gradients, its mean over the first steps: a band, as the losses have one, or what repeated baselines
   differ by. Where those agree, also the first step's by itself, which no update has touched.
@@ -15,6 +15,7 @@ What a script does to its gradients before the step is in all of this: where it 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,6 +41,7 @@ RANKS_DIFFER = 0.01  # more than that in the baseline: its ranks train, or hold,
 RANK_SPREADS = 10.0
 MIN_CLIPPED = 3  # steps with the same norm
 CLIPPED = 1e-3
+_MOST_LOG = math.log(sys.float_info.max)
 LOSSY_HOOKS = {"powersgd", "topk"}  # of `ddp_hook`: what they leave out of a step's gradient they add to a later one
 
 
@@ -66,9 +68,12 @@ def check_gradients(
         repeated = [[of[place] for of in group if len(of) > place] for group in groups]
         where = f"optimizer {place + 1}: " if len(candidate.gradients) > 1 else ""
         mine = candidate.gradients[place]
-        refused, passed = _whole(mine, repeated[0], is_lossy=_is_lossy(changes)), ""
-        if refused is None and not _is_lossy(changes):
-            is_resampled = may_resample(candidate, baselines, changes)
+        if _is_laid_out_otherwise(mine, repeated[0], changes):
+            found.append(f"{where}it has other parameters by an argument of the script: not compared")
+            continue
+        is_lossy, is_resampled = _is_lossy(changes), may_resample(candidate, baselines, changes)
+        refused, passed = _whole(mine, repeated, is_lossy=is_lossy, is_resampled=is_resampled), ""
+        if refused is None and not is_lossy:
             refused, passed = _size(mine, repeated, changes, is_resampled=is_resampled)
         if refused is not None:
             return GateResult(is_passed=False, reason=f"{where}{refused}")
@@ -91,20 +96,26 @@ def gradient_note(baselines: Sequence[TrialResult]) -> str | None:
         clipped = logs.shape[1] >= MIN_CLIPPED and float(np.ptp(logs)) <= CLIPPED
         if clipped:
             return (
-                f"the job's gradients have the norm {math.exp(logs.mean()):.4g} in each of its first steps, as clipping"
+                f"the job's gradients have the norm {_times(logs.mean()):.4g} in each of its first steps, as clipping"
                 " leaves them: a change that scales them does not show in it"
             )
         allowed = MEAN_SPREADS * _mean_sd([logs])
         if allowed > math.log(BLUNT):
             return (
                 "the norms of the gradients differ from run to run of the very same job: wrong ones show in them only"
-                f" beyond a factor of {math.exp(allowed):.1f}; a script that sets its seeds is checked more sharply"
+                f" beyond a factor of {_times(allowed):.1f}; a script that sets its seeds is checked more sharply"
             )
     return None
 
 
-def _whole(mine: GradientNorms, base: Sequence[GradientNorms], *, is_lossy: bool) -> str | None:
-    """Why something of the gradients is missing or wrong, whatever their size; None: it is not."""
+def _whole(
+    mine: GradientNorms, groups: Sequence[Sequence[GradientNorms]], *, is_lossy: bool, is_resampled: bool
+) -> str | None:
+    """Why something of the gradients is missing or wrong, whatever their size; None: it is not.
+
+    `groups`: as in `_size`.
+    """
+    base = groups[0]
     counts = {one.num_parameters for one in base}
     if None not in {mine.num_parameters, *counts} and len(counts) == 1 and mine.num_parameters not in counts:
         return f"the optimizer has {mine.num_parameters} parameters, and {counts.pop()} in the job"
@@ -123,12 +134,27 @@ def _whole(mine: GradientNorms, base: Sequence[GradientNorms], *, is_lossy: bool
                 " agree in the job: not all gradients are reduced"
             )
     lost = set(mine.without).difference(*(one.faint for one in base))
-    if lost and not is_lossy:
+    if len(lost) > max(_num_changing(runs, is_resampled=is_resampled) for runs in groups) and not is_lossy:
         return (
             f"{len(lost)} of {mine.num_parameters} parameters get no gradient (the first of them is number"
             f" {min(lost) + 1} of the optimizer), and they do in the job"
         )
     return None
+
+
+def _num_changing(runs: Sequence[GradientNorms], *, is_resampled: bool) -> int:
+    """Parameters that have a gradient in each step of one run of the very same job, and not of another one.
+
+    So are experts that a router seldom chooses, and layers that are left out by chance, in scripts without a seed: a
+    run may be without others of them than those before it. Where the same ones are without in each run, as before a
+    weight that begins at 0, nothing is up to chance. Where other samples may be drawn, each run is one draw: those
+    count that have none in some of its steps.
+    """
+    if not runs:
+        return 0
+    absent = [set(one.absent) for one in runs]
+    always = [set(one.without) for one in runs] if is_resampled else absent
+    return len(absent[0].union(*absent[1:]) - always[0].intersection(*always[1:]))
 
 
 def _size(
@@ -147,6 +173,10 @@ def _size(
     repeated = [logs for logs in repeated if len(logs) > 1 and logs.shape[1]]
     deviations = [float(np.abs(logs - logs.mean(axis=0)).max()) for logs in repeated]
     is_repeatable = bool(deviations) and max(deviations) <= REPEATABLE and not is_resampled
+    # A GradScaler that left out other steps than the job's has weights of fewer or more updates behind each step.
+    length = min(len(one.norms) for one in (mine, *groups[0]))
+    known = {tuple(math.isfinite(norm) for norm in one.norms[:length]) for one in (mine, *groups[0])}
+    is_repeatable = is_repeatable and len(known) == 1
     if is_repeatable and not (first := _first(own, base, FIRST_BAND[changes.safety]))[0]:
         return first[1], ""
     band = math.log1p(BAND[changes.safety] if is_repeatable else max(BAND[changes.safety], UNSEEDED_BAND))
@@ -155,8 +185,8 @@ def _size(
         allowed = max(allowed, SPREADS * step_noise(base.mean(axis=0)) / num_steps**0.5)
     difference = float((own - base.mean(axis=0)).mean())
     words = (
-        f"the norm of its gradients is {math.exp(difference):.3g} times the job's, the mean over"
-        f" {num_steps} step{'s' * (num_steps > 1)}, and {math.exp(-allowed):.3g} to {math.exp(allowed):.3g} is allowed"
+        f"the norm of its gradients is {_times(difference):.3g} times the job's, the mean over"
+        f" {num_steps} step{'s' * (num_steps > 1)}, and {_times(-allowed):.3g} to {_times(allowed):.3g} is allowed"
     )
     return (words, "") if abs(difference) > allowed else (None, words)
 
@@ -166,8 +196,8 @@ def _first(own: NDArray[np.float64], base: NDArray[np.float64], band: float) -> 
     difference = float(own[0] - base[:, 0].mean())
     allowed = max(math.log1p(band), SPREADS * float(np.abs(base[:, 0] - base[:, 0].mean()).max()))
     return abs(difference) <= allowed, (
-        f"the norm of its first gradients is {math.exp(difference):.4g} times the job's, and {math.exp(-allowed):.3g}"
-        f" to {math.exp(allowed):.3g} is allowed"
+        f"the norm of its first gradients is {_times(difference):.4g} times the job's, and {_times(-allowed):.3g}"
+        f" to {_times(allowed):.3g} is allowed"
     )
 
 
@@ -178,6 +208,11 @@ def _logs(norms: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     length = min(map(len, norms))
     values = np.array([one[:length] for one in norms], dtype=np.float64)
     return np.log(values[:, (np.isfinite(values) & (values > 0)).all(axis=0)])
+
+
+def _times(log: float) -> float:
+    """Beyond what a number can be: infinite, as float64's norms of trainings that diverge may differ."""
+    return math.exp(log) if log < _MOST_LOG else math.inf
 
 
 def _mean_sd(groups: Sequence[NDArray[np.float64]]) -> float:
@@ -193,6 +228,13 @@ def _mean_sd(groups: Sequence[NDArray[np.float64]]) -> float:
     means = sum(float(((logs.mean(axis=1) - logs.mean()) ** 2).sum()) for logs in repeated) / degrees
     steps = sum(float(((logs - logs.mean(axis=0)) ** 2).mean(axis=1).sum() / logs.shape[1]) for logs in repeated)
     return math.sqrt(max(means, steps / degrees))
+
+
+def _is_laid_out_otherwise(mine: GradientNorms, base: Sequence[GradientNorms], changes: ChangeSet) -> bool:
+    """By an argument that the user calls safe, as one that shards by another library or in other units."""
+    counts = {one.num_parameters for one in base}
+    is_other = None not in {mine.num_parameters, *counts} and mine.num_parameters not in counts
+    return is_other and any(change.argument is not None for change in changes.changes)
 
 
 def _is_lossy(changes: ChangeSet) -> bool:

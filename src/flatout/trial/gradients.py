@@ -66,6 +66,7 @@ def _together(ranks: Sequence[_Optimizer]) -> GradientNorms:
         num_parameters=num_parameters,
         norms=tuple(np.nan if step is None else step.norm for step in steps),
         without=_places(np.sum(is_zero, axis=0) > len(finite) / 2) if finite else (),
+        absent=_places(np.any(is_zero, axis=0)) if finite else (),
         faint=_places(np.any(is_faint, axis=0)) if finite else (),
         rank_spread=max(spreads, default=None),
     )

@@ -35,7 +35,9 @@ _WORKER = (sys.executable, "-m", "flatout.probe.ceilings.worker")
 _ABOUT_LIMIT_S = 120.0
 _PATIENCE_S = 180.0  # beyond the time that was asked for: imports, the last round, the last checks
 _GRACE_S = 5.0
+_REST_S = 0.5  # until what the first rank has said before another one failed is read
 _MAX_SETS = 4
+_SIGNALS = {one.value: one.name for one in signal.Signals}  # of real-time ones, only the first and the last
 _LEAST_S = 5.0  # for another set: of less, its start takes most
 # What a rank says because another one has gone.
 _OF_PEERS = re.compile(r"connection (closed|reset|refused)|broken pipe|timed out|remote process exited|gloo|nccl", re.I)
@@ -140,18 +142,20 @@ def _run_sets(
         try:
             return _run_set(now, ranks, environment, progress, room)
         except _RankLostError as lost:
-            if lost.key is None:
-                raise
             if lost.raw is not None:
                 return _but(lost.raw, lost.key, str(lost))
+            if lost.key is None:
+                raise
             if number == _MAX_SETS or until - time.monotonic() < _LEAST_S:
                 raise
             without = {**without, lost.key: str(lost)}
     raise AssertionError
 
 
-def _but(raw: Raw, key: str, why: str) -> Raw:
-    """Without the measurement that the set did not survive."""
+def _but(raw: Raw, key: str | None, why: str) -> Raw:
+    """Without the measurement that the set did not survive; None: it was at none, as where its libraries end."""
+    if key is None:
+        return msgspec.structs.replace(raw, not_measured={**raw.not_measured, "the end of the ranks": why})
     for one in (one for cases in raw.cases for one in cases if one.key == key):
         one.seconds.clear()
         one.queued_seconds.clear()
@@ -210,6 +214,8 @@ def _followed(
     reader.start()
     deadline, seen = time.monotonic() + limit_s, 0
     while any(process.poll() is None for process in team):
+        if any(process.poll() for process in team):
+            reader.join(_REST_S)
         _raise_if_failed(team, folder, lines)
         if time.monotonic() > deadline:
             raise FlatoutError(f"the ranks have not ended within {limit_s:.0f} s", hint="see flatout doctor")
@@ -242,7 +248,11 @@ def _raise_if_failed(team: Sequence[subprocess.Popen[bytes]], folder: Path, line
             words = _last_line(file.read_text("utf-8", "replace"))
             failed.append((code > 0, bool(_OF_PEERS.search(words)), int(file.name), code, words))
     _, _, rank, code, words = min(failed)
-    how = f"ended with code {code}: {words}" if code > 0 else f"was ended by {signal.Signals(-code).name}: {words}"
+    how = (
+        f"ended with code {code}: {words}"
+        if code > 0
+        else f"was ended by {_SIGNALS.get(-code, f'signal {-code}')}: {words}"
+    )
     key = read_whereabouts(folder, rank)
     raise _RankLostError(f"rank {rank} {how}", key=key, raw=_last_raw(lines))
 
