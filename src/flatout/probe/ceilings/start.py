@@ -248,11 +248,8 @@ def _raise_if_failed(team: Sequence[subprocess.Popen[bytes]], folder: Path, line
             words = _last_line(file.read_text("utf-8", "replace"))
             failed.append((code > 0, bool(_OF_PEERS.search(words)), int(file.name), code, words))
     _, _, rank, code, words = min(failed)
-    how = (
-        f"ended with code {code}: {words}"
-        if code > 0
-        else f"was ended by {_SIGNALS.get(-code, f'signal {-code}')}: {words}"
-    )
+    ended_by = _SIGNALS.get(-code, f"signal {-code}")
+    how = f"ended with code {code}: {words}" if code > 0 else f"was ended by {ended_by}: {words}"
     key = read_whereabouts(folder, rank)
     raise _RankLostError(f"rank {rank} {how}", key=key, raw=_last_raw(lines))
 
