@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -218,6 +219,16 @@ def test_json_of_a_job_without_a_step_says_why(tmp_path: Path, script: str, code
     assert (report["schema"], report["ranks"]) == ("flatout/recording-report", [])
     assert report["data_quality"] and report["measured"]["reasons"]["step_s"] == "no rank was recorded"
     assert report["runs"][0]["signal"] == (9 if code == 137 else None)
+
+
+def test_a_full_disk_under_standard_output_is_not_called_a_broken_recording(tmp_path: Path) -> None:
+    command = [*profiling(tmp_path / "r", "--light", "--json"), sys.executable, "-c", "raise SystemExit(3)"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.returncode == 3
+    said = f"flatout: the recording is in {tmp_path / 'r'}, but standard output failed: No space left on device"
+    assert said in done.stderr.splitlines()
+    assert "Traceback" not in done.stderr
 
 
 def test_json_where_the_traces_cannot_be_read_is_what_was_recorded(tmp_path: Path) -> None:

@@ -110,6 +110,18 @@ def test_a_gzip_bomb_of_one_trace(tmp_path: Path) -> None:
         bomb.read(2 << 20)
 
 
+def test_an_archive_that_was_cut_before_its_first_trace_began_is_damaged_and_that_trace_is_not_called_empty(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "job.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.addfile(member("rank0.json", size=5000), io.BytesIO(b" " * 5000))
+    path.write_bytes(path.read_bytes()[:512])
+    with pytest.raises(InputError, match="is a damaged archive: ") as caught, open_sources([path]):
+        pass
+    assert caught.value.hint == "copy or pack it again"
+
+
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_of_a_damaged_archive_what_comes_before_the_damage_is_read(tmp_path: Path, mode: str) -> None:
     noise = random.Random(0).randbytes(1 << 20)

@@ -52,7 +52,10 @@ def profile(
         if recorded.is_first:
             _tell(recorded.path, recorded.ended, light=light, json=json)
     except Exception as error:  # noqa: BLE001 - whatever fails here, the job's own code is what counts
-        print(f"flatout: the recording is in {recorded.path}, but reading it failed: {error}", file=sys.stderr)
+        what = f"reading it failed: {error}"
+        if isinstance(error, OSError) and error.filename is None:
+            what = f"standard output failed: {error.strerror or error}"
+        print(f"flatout: the recording is in {recorded.path}, but {what}", file=sys.stderr)
     sys.stdout.flush()
     raise typer.Exit(end_like(recorded.ended))
 

@@ -81,7 +81,7 @@ def _in_archive(path: Path, stack: ExitStack, limits: Limits) -> list[TraceSourc
     files = sorted(folder.rglob("*.json*"))
     notes = [_repeated(path, name) for name in unpacked.repeated_names]
     if unpacked.problem is not None:
-        if not files:
+        if not any(file.stat().st_size for file in files):
             raise InputError(f"{path} is a damaged archive: {unpacked.problem}", hint="copy or pack it again")
         notes.append(_damaged(path, unpacked.problem))
     sources = _in_folder(folder, files, str(path), limits, notes)

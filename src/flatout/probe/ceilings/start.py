@@ -144,9 +144,7 @@ def _run_sets(
         except _RankLostError as lost:
             if lost.raw is not None:
                 return _but(lost.raw, lost.key, str(lost))
-            if lost.key is None:
-                raise
-            if number == _MAX_SETS or until - time.monotonic() < _LEAST_S:
+            if lost.key is None or number == _MAX_SETS or until - time.monotonic() < _LEAST_S:
                 raise
             without = {**without, lost.key: str(lost)}
     raise AssertionError
@@ -173,9 +171,8 @@ def _run_set(
     team: list[subprocess.Popen[bytes]] = []
     try:
         for rank in ranks:
-            team += [
-                _start(settings, {**environment, **rank}, folder / rank["RANK"])
-            ]  # those before one that fails are ended
+            # One by one: where one fails to start, those before it are in the team, and are ended.
+            team.append(_start(settings, {**environment, **rank}, folder / rank["RANK"]))  # noqa: PERF401
         return _followed(team, progress, folder, settings.time_s + _PATIENCE_S, ranks[0]["RANK"] == "0")
     finally:
         _end(team)
