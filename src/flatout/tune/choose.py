@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
+import msgspec
+
 from flatout.change.arguments import knob_changes, parse_knob
 from flatout.change.candidates import candidates
 from flatout.errors import UsageError
@@ -21,6 +23,7 @@ def choose(state: State, profiled: Profiled) -> list[Change]:
     """The user's own, then those for what costs most now, the most promising first; each knob with few values."""
     own = [change for text in state.options.knobs for change in _own(state, text, profiled.facts)]
     is_for_memory = state.objective == "peak_memory_bytes"
+    state.promises = {}
     found = candidates(
         profiled.done.diagnosis,
         profiled.facts,
@@ -30,6 +33,9 @@ def choose(state: State, profiled: Profiled) -> list[Change]:
         for_memory=is_for_memory,
     )
     found = [change for change in found if change.name not in state.refused]
+    for name in (state.waiting & state.open.keys()).difference(change.name for change in found):
+        reason = "another change for the same cause brought far more, and beside that it is no candidate"
+        state.open[name] = msgspec.structs.replace(state.open[name], reason=reason)
     if not is_for_memory:  # a replay tells of time
         found = _predicted(state, found, profiled)
     most = min(state.options.max_screened, num_affordable(state))
@@ -85,6 +91,7 @@ def _predicted(state: State, found: Sequence[Change], profiled: Profiled) -> lis
             return math.sqrt(change.predicted_speedup or 1.0)
         return math.sqrt(prediction.speedup * min(prediction.high, prediction.bound or prediction.high))
 
+    state.promises = {change.name: promise(change) for change in found if change.argument is None}
     return sorted(found, key=lambda change: -promise(change))
 
 

@@ -51,7 +51,7 @@ def improve(state: State) -> bool:
     is_adopted = bool(screened) and confirm(state, screened)
     state.profiled = None if is_adopted else profiled  # of a job that did not change
     if not is_adopted:
-        state.refused.update(change.name for change in chosen)
+        state.refused.update(change.name for change in chosen if change.name not in state.waiting)
     return True
 
 

@@ -44,17 +44,23 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
         note_open(state, change, "no trial was made of it")
     trials = [fresh_baseline(state)]
     sets: dict[str, ChangeSet] = {}
-    for number, change in enumerate(chosen):
+    num_tried = 0
+    for change in chosen:
         made = state.with_added([change], facts)
         if made is None:
             note_open(state, change, "it does not go together with what is on")
             continue
+        if (shown := _shown_for(change, state, sets, trials)) > state.promises.get(change.name, math.inf):
+            state.waiting.add(change.name)
+            note_open(state, change, f"it waited: for the same cause another one had shown {shown:.2f}x or more")
+            continue
+        num_tried += 1
         tried = trial(state, made)
         note_open(state, change, "a trial was made of it, and no baseline after it to hold it against")
         if is_fit(state, tried, made, [change]):
             trials.append(tried)
             sets[made.name] = made
-        if number % CANDIDATES_BETWEEN_BASELINES == CANDIDATES_BETWEEN_BASELINES - 1:
+        if num_tried % CANDIDATES_BETWEEN_BASELINES == 0:
             trials.append(fresh_baseline(state))
     at_baselines = {one.session for one in trials if one.arm == BASELINE}
     if any(one.session not in at_baselines for one in trials):  # the journal ended between them
@@ -87,6 +93,20 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
             good.append(Candidate(made=together, estimate=speedup, not_shown=not_shown))
             good.sort(key=lambda one: -one.estimate)
     return good
+
+
+def _shown_for(change: Change, state: State, sets: Mapping[str, ChangeSet], trials: Sequence[TrialResult]) -> float:
+    """The speedup beyond noise that another knob for the same cause has shown in its trial; 1 where none has."""
+
+    def shares(other: Change) -> bool:
+        return other.knob.name != change.knob.name and not causes.isdisjoint(other.predicted_from)
+
+    causes = set(change.predicted_from)
+    rivals = {name for name, made in sets.items() if shares(made.changes[-1])}
+    if not rivals or not any(one.is_complete and one.arm == BASELINE for one in trials):
+        return 1.0
+    best = max((one.speedup for one in screen(trials, objective=state.objective) if one.arm in rivals), default=1.0)
+    return max(best / least_shown(state), 1.0)
 
 
 def _keep(state: State, sets: Iterable[ChangeSet], estimates: Mapping[str, float]) -> None:

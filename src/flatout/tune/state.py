@@ -36,6 +36,8 @@ class State:
         self.screened: list[Screened] = []  # changes by themselves, good and bad
         self.open: dict[str, Tried] = {}  # what was chosen to be tried, until it is known what came of it
         self.refused: set[str] = set()  # names of changes that are not tried again
+        self.promises: dict[str, float] = {}  # the speedup that a trial may show, of the changes of this round
+        self.waiting: set[str] = set()  # names of changes of this round that gave way to a far better one
         self.baselines: list[TrialResult] = []  # of the job as it came
         self.current_trials: list[TrialResult] = []  # of what is on now
         self.last_pairs: list[Pair] = []
