@@ -57,7 +57,7 @@ def test_other_transports_get_their_own() -> None:
 
 def test_socket_threads_take_no_more_cores_than_a_rank_has() -> None:
     few = candidates(SLOW_NETWORK, facts(cores_allowed=8.0))
-    assert [c.value for c in few if c.knob.name == "nccl-sockets"] == ["2x2+8", "2x8+8"]
+    assert [c.value for c in few if c.knob.name == "nccl-sockets"] == ["2x2+8", "1x1+16", "2x8+8"]
 
 
 # ---- safety ----

@@ -312,7 +312,7 @@ def test_what_promises_less_than_was_shown_for_the_same_cause_waits_for_the_next
     runner = SimulatedRunner(speedups, left_over={"exposed-communication": 0.05})
     result = tuned(runner, max_screened=10)
     first = runner.names()[: runner.names().index(f"{SOCKETS} + {WORKERS}")]
-    assert {SOCKETS, WORKERS, "nccl-sockets=4x1+8"} <= set(first)
+    assert {SOCKETS, WORKERS, "nccl-sockets=1x1+16"} <= set(first)
     assert not any(name.startswith(("ddp-bucket", "nccl-buffer", "nccl-channels")) for name in first)
     assert adopted(result) == {SOCKETS, WORKERS, BUCKET}
     (excluded,) = (one for one in result.tried if one.name == "nccl-channels=8")

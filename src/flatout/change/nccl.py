@@ -13,8 +13,8 @@ from flatout.records.change import Change, JobFacts, Knob, Need, ValidRange
 
 FAMILY = "nccl"
 MIB = 1 << 20
-# Threads x sockets a thread + channels; the first was measured best on H200 over TCP.
-SOCKETS = ((2, 2, 8), (4, 1, 8), (4, 4, 8), (2, 8, 8))
+# Threads x sockets a thread + channels; the first two were measured best on H200 over TCP.
+SOCKETS = ((2, 2, 8), (1, 1, 16), (4, 1, 8), (4, 4, 8), (2, 8, 8))
 _DOCS = "NCCL documentation, environment variables"
 _NCCL = Need(fact="backend", relation="is", value="nccl")
 _SEVERAL = Need(fact="num_ranks", relation="at least", value=2)
@@ -39,10 +39,12 @@ SOCKET = Knob(
     gates=("loss", "data"),
     doc=(
         "The value is threads x sockets a thread + channels. One TCP stream cannot fill a fast network: all-reduce of"
-        " 256 MB on four H200 over TCP, 3.0 GB/s by default and 13.5 GB/s with 2x2+8. Each thread takes a core. For"
+        " 256 MB on four H200 over TCP, 3.0 GB/s by default and 13.5 with 2x2+8; of 28 MB on two, 2.9, 9.2, and 14.3 with"
+        " 1x1+16. By default one thread of a rank serves all its sockets; else each channel has so many for each"
+        " direction, and where those outnumber the cores far, as with 4x4+8 and few cores, it gets slower again. For"
         " messages of 16 KB the default is the fastest, so it is proposed from 1 MiB on."
     ),
-    source=f"{_DOCS}; measured on 4 H200 over TCP",
+    source=f"{_DOCS}; measured on 4 and 2 H200 over TCP",
 )
 CHANNELS = Knob(
     name="nccl-channels",

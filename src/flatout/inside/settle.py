@@ -1,7 +1,7 @@
 """When the warm-up is over: a rule on the step times so far. Knows no torch.
 
-Settled: ten steps and a second (or fifty steps), and the medians of the last five and of the five before agree within
-a tenth. Step times that never settle end the warm-up after a hundred steps and half a minute, or after two minutes.
+Settled: eleven steps and a second (or fifty steps), and the medians of the last five and of the five before agree
+within a tenth. Step times that never settle end the warm-up after a hundred steps and half a minute, or after two minutes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ _AGREEMENT = 0.1
 _MIN_S, _MIN_STEPS_WITHOUT_TIME = 1.0, 50
 _MAX_STEPS, _MAX_S, _LONGEST_S, _FEWEST_STEPS = 100, 30.0, 120.0, 3
 
+# DistributedDataParallel times its first ten iterations itself, and waits for the GPU in each. In the step after them
+# the host gets ahead of the GPU again, so that it is short: it counts as warm-up, too.
+_DDP_STEPS = 11
+
 # Steps that are no optimizer steps may turn out to be a part of one (an evaluation before the training, gradients that
 # are accumulated over many batches), so they must have gone on for longer.
-MIN_STEPS = {Source.OPTIMIZER: 2 * _HALF, Source.BATCH: 20, Source.BACKWARD: 64}
+MIN_STEPS = {Source.OPTIMIZER: _DDP_STEPS, Source.BATCH: 20, Source.BACKWARD: 64}
 
 
 class Settling:
