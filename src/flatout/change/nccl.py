@@ -39,8 +39,8 @@ SOCKET = Knob(
     gates=("loss", "data"),
     doc=(
         "The value is threads x sockets a thread + channels. One TCP stream cannot fill a fast network: all-reduce of"
-        " 256 MB on four H200 over TCP, 3.0 GB/s by default and 13.5 with 2x2+8; of 28 MB on two, 2.9, 9.2, and 14.3 with"
-        " 1x1+16. By default one thread of a rank serves all its sockets; else each channel has so many for each"
+        " 256 MB on four H200 over TCP, 3.0 GB/s by default and 13.5 with 2x2+8; of 28 MB on two, 2.9, 9.2, and 14.3"
+        " with 1x1+16. By default one thread of a rank serves all its sockets; else each channel has so many for each"
         " direction, and where those outnumber the cores far, as with 4x4+8 and few cores, it gets slower again. For"
         " messages of 16 KB the default is the fastest, so it is proposed from 1 MiB on."
     ),

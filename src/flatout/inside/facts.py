@@ -2,7 +2,8 @@
 
 Looked at once, in steps that the recorder disturbs anyhow: from the FLOPs step to the end of the window, the first
 `zero_grad` and the first `autocast` are noted; then the live objects are looked through for the model, its wrapper, the
-optimizer and the loaders. Other steps cost nothing. Unknown is null.
+optimizer and the loaders. Other steps cost nothing. In a trial of a tuning, whose steps are compared, this is at the
+end, and nothing is noted before. Unknown is null.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Phases:
                 self._window.start(following)
                 return "traced" if self._window.state is State.TRACING else self._end_window()
             return "traced" if self._window.next_step() else self._end_window()
-        if following == plan.flops_step:
+        if following == plan.flops_step and not self._settings.is_trial:
             if self._facts is not None:
                 guarded(self._facts.watch)()
             self._flops = FlopsStep()
@@ -147,6 +147,8 @@ class Phases:
         if window_begins is None:
             if ended >= plan.flops_step:
                 self.is_over = True
+                if self._settings.is_trial:
+                    return ""
                 self._recovery = NUM_RECOVERY_STEPS - 1
                 self._write_facts()
                 return "recovery"
@@ -191,6 +193,7 @@ class Phases:
     def _stop(self, step: int) -> None:
         """End the process after this step. Never returns."""
         self._file.event("stop", after_step=step, reason=self._stopping.reason)
+        self._write_facts()
         guarded(check_data)(self._settings.recording, self._identity)
         end_now(self._settings.state, self._identity)
 

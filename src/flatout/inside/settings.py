@@ -37,6 +37,11 @@ class Settings:
     attempt: int = 0
 
     @property
+    def is_trial(self) -> bool:
+        """Of a tuning, whose steps are compared: nothing is done in or between them that could be done at the end."""
+        return self.is_light and self.stop_after is not None
+
+    @property
     def folder(self) -> Path:
         """Where the ranks of this attempt write: the first one to the recording itself."""
         return self.recording / "attempts" / str(self.attempt) if self.attempt else self.recording

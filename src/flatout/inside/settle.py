@@ -1,7 +1,8 @@
 """When the warm-up is over: a rule on the step times so far. Knows no torch.
 
-Settled: eleven steps and a second (or fifty steps), and the medians of the last five and of the five before agree
-within a tenth. Step times that never settle end the warm-up after a hundred steps and half a minute, or after two minutes.
+Settled: eleven steps and a second (or fifty steps), and the medians of the last five and of the five before them agree
+within a tenth. Step times that never settle end the warm-up after a hundred steps and half a minute, or after two
+minutes.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ class Stopping:
         self.step: int | None = None  # the step that does not begin any more
         self.reason = ""
         self._steps, self._limit_s = settings.stop_after, settings.stop_after_s
+        self._is_trial = settings.is_trial
         self._identity = identity
         self._path: Path = settings.state / f"stop-{generation}"
         self._next_look = 0.0
@@ -51,7 +52,8 @@ class Stopping:
         if self._steps is None:
             return
         step = max(plan.settled + self._steps, plan.flops_step)
-        if step > plan.flops_step or plan.start is not None:  # a trace that is asked for is made
+        is_disturbed = step > plan.flops_step or plan.start is not None  # a trace that is asked for is made
+        if is_disturbed and not self._is_trial:
             first_ordinary = plan.flops_step + 1 if plan.start is None else plan.start + plan.num_steps
             step += first_ordinary + NUM_RECOVERY_STEPS - plan.flops_step
         self._stop_before(step, "steps")
