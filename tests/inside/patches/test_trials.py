@@ -49,6 +49,8 @@ def test_all_ranks_stop_after_the_same_step_quietly_with_code_0(
     ordinary = [row for row in rows if isinstance(row, list) and row[0] >= plans[0]["settled"] and row[9] == ""]
     assert len(ordinary) == max(40, plans[0]["flops_step"] - plans[0]["settled"])
     assert (done.recording / "rank0.json").exists() == (light == "0")
+    # Nothing is counted, traced or looked through where steps are compared.
+    assert ({row[9] for row in rows if isinstance(row, list)} == {"first", ""}) == (light == "1")
 
 
 def test_a_time_limit_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
@@ -102,6 +104,16 @@ def test_facts_of_the_job_are_written_once_the_window_is_over(tmp_path: Path) ->
     assert (facts["has_convolutions"], facts["has_batch_norm"], facts["has_transformers"]) == (True, True, False)
     assert (facts["backend"], facts["device"], facts["threads_per_rank"]) == ("gloo", "cpu", 1)
     assert facts["gradient_bytes"] == 4 * (4 * 8 * 3 + 8 + 8 + 8 + 48 * 4 + 4)
+    assert done.log == ""
+
+
+def test_facts_of_a_trial_are_written_at_its_stop(tmp_path: Path) -> None:
+    done = run(tmp_path / "recording", "long", "ranks", ranks=2, is_recorded=True, FLATOUT_STOP_AFTER="10",
+               FLATOUT_LIGHT="1", FLATOUT_FACTS="1")  # fmt: skip
+    assert done.code == 0, done.errors
+    facts = json.loads((done.recording / "facts-rank1.json").read_text())["facts"]
+    assert (facts["wrapper"], facts["optimizer"], facts["loader_workers"]) == ("ddp", "AdamW", 1)
+    assert facts["zero_grad_sets_to_none"] is None
     assert done.log == ""
 
 
