@@ -71,7 +71,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         name: diagnosis_html(make(), ["flatout", "diagnose", "traces"], explain={"straggler": "x " * 50})
         for name, make in builder.ALL.items()
     }
-    pages |= {f"tuning_{name}": tuning_html(make(), ["flatout", "tune"]) for name, make in tuning_builder.ALL.items()}
+    pages |= {
+        f"tuning_{name}": tuning_html(make(), ["flatout", "tune"], "out") for name, make in tuning_builder.ALL.items()
+    }
     pages |= {f"doctor_{name}": doctor_html(make(), ["flatout", "doctor"]) for name, make in doctor_builder.ALL.items()}
     pages |= {f"hosts_{name}": hosts_html(make(), ["flatout", "doctor"]) for name, make in doctor_builder.HOSTS.items()}
     pages |= {

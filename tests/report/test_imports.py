@@ -44,7 +44,7 @@ print(" ".join(sorted({{name.split(".")[0] for name in sys.modules}} & {{"jinja2
         ("from flatout.report.tuning_text import tuning_text\ntuning_text(tuning_builder.better(), 'out')", ""),
         ("from flatout.report.tuning_json import tuning_json\ntuning_json(tuning_builder.better(), [])", ""),
         (
-            "from flatout.report.tuning_html import tuning_html\ntuning_html(tuning_builder.better(), [])",
+            'from flatout.report.tuning_html import tuning_html\ntuning_html(tuning_builder.better(), [], "out")',
             "jinja2 markupsafe",
         ),
     ],

@@ -7,14 +7,14 @@ import pytest
 from tests.report import tuning_builder as builder
 from tests.report.page import Node, read_page
 
-from flatout.records.tuning import Bound, TuneResult
+from flatout.records.tuning import Asked, Bound, TuneResult
 from flatout.report.tuning_html import MOST_TRIED, tuning_html
 
 COMMAND = ["flatout", "tune", "--", "train.py", "--api-key", "hunter2"]
 
 
 def page_of(result: TuneResult) -> Node:
-    return read_page(tuning_html(result, COMMAND))
+    return read_page(tuning_html(result, COMMAND, "out"))
 
 
 @pytest.fixture(params=sorted(builder.ALL), scope="module")
@@ -44,13 +44,13 @@ def test_every_place_is_on_the_axis(page: Node) -> None:
 def test_the_page_is_under_1_mb_however_much_was_tried() -> None:
     many = builder.many()
     huge = msgspec.structs.replace(many, tried=many.tried * 100, notes=many.notes * 100, bounds=many.bounds * 100)
-    text = tuning_html(huge, COMMAND)
+    text = tuning_html(huge, COMMAND, "out")
     assert len(text.encode()) < 500_000
     assert f"And {6000 - MOST_TRIED} more, in tuning.json." in text
 
 
 def test_hostile_texts_are_shown_and_do_nothing() -> None:
-    text = tuning_html(builder.hostile(), COMMAND)
+    text = tuning_html(builder.hostile(), COMMAND, "out")
     assert "<script" not in text
     assert "<img" not in text
     assert "\x1b" not in text
@@ -63,7 +63,7 @@ def test_the_headline_and_the_answers() -> None:
     assert page.all("h1")[0].text.startswith("3.21x faster (3.13-3.29) , confirmed on 6 fresh pairs")
     answers = page.all("dl", "answers")[0].text
     assert "What it brings 3.21x faster 3.13-3.29" in answers
-    assert "flatout run --config tuned.toml -- torchrun" in answers
+    assert "flatout run --config out/tuned.toml -- torchrun" in answers
 
 
 def test_bars_are_as_long_as_the_times() -> None:
@@ -121,7 +121,7 @@ def test_of_memory_no_prediction_is_compared() -> None:
 
 
 def test_no_speed_of_an_unsafe_change_is_on_the_page() -> None:
-    text = tuning_html(builder.unsafe(), COMMAND)
+    text = tuning_html(builder.unsafe(), COMMAND, "out")
     for speed in ("8.88", "8.80", "8.96", "7.77"):
         assert speed not in text
     row = page_of(builder.unsafe()).section("tried").all("tr")[1]
@@ -139,9 +139,16 @@ def test_without_any_change_the_page_says_so() -> None:
 
 def test_spaces_around_code_stay() -> None:
     result = msgspec.structs.replace(builder.nothing(), notes=("files of `torch.save` were diverted",))
-    assert "files of <code>torch.save</code> were diverted" in tuning_html(result, COMMAND)
+    assert "files of <code>torch.save</code> were diverted" in tuning_html(result, COMMAND, "out")
 
 
 def test_a_bound_of_no_gain_has_an_empty_bar() -> None:
     result = msgspec.structs.replace(builder.nothing(), bounds=(Bound(finding="x", speedup=1.0),))
     assert page_of(result).section("bounds").all("i")[0].width == 0
+
+
+def test_a_tuning_that_a_budget_cut_goes_on_in_its_own_folder() -> None:
+    made = builder.nothing()
+    given = Asked(budget_s=600.0, max_trials=None, options=())
+    cut = msgspec.structs.replace(made, why_ended="the budget of 600 s is used up", asked=given)
+    assert "flatout tune --out out --budget 20m -- torchrun" in page_of(cut).all("dl", "answers")[0].text

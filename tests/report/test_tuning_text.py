@@ -137,7 +137,7 @@ def test_what_was_not_shown_by_itself_is_said() -> None:
     ]
     made = msgspec.structs.replace(made, tuning=msgspec.structs.replace(made.tuning, each=tuple(each)))
     assert "Not shown by itself: optimizer-fused." in joined(text_of(made))
-    page = tuning_html(made, ["flatout", "tune"])
+    page = tuning_html(made, ["flatout", "tune"], "out")
     assert "Not shown by itself: optimizer-fused." in joined(page)
     changes = json.loads(tuning_json(made, ["flatout", "tune"]))["changes"]
     assert {one["name"]: one["is_shown_alone"] for one in changes}["optimizer-fused"] is False

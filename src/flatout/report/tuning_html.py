@@ -1,6 +1,6 @@
 """A tuning as one self-contained HTML file: no script, no outside reference, under 1 MB however much was tried.
 
-In: a `TuneResult`, the command line, and optionally the folder of the tuning. Out: a string. Texts from the job are
+In: a `TuneResult`, the command line, and the folder of the tuning. Out: a string. Texts from the job are
 hostile: the template escapes all of them, and a content policy in the page forbids scripts and outside references.
 """
 
@@ -60,8 +60,8 @@ VERDICT_MEANINGS = {
 }
 
 
-def tuning_html(result: TuneResult, command: Sequence[str], *, folder: Path | str = "") -> str:
-    """The page. `folder` is the tuning's `--out` as the next command names it; empty: where the page lies."""
+def tuning_html(result: TuneResult, command: Sequence[str], folder: Path | str) -> str:
+    """The page. `folder` is the tuning's `--out`, as the next command names it."""
     return rendered("tuning.html.j2", page_content(result, command, folder))
 
 
@@ -304,8 +304,8 @@ def _how(result: TuneResult) -> list[dict[str, str]]:
         ("Trials", f"Fresh processes each, {counted(result.num_steps, 'settled step')}; the warm-up does not count."),
         (
             "Gates",
-            "Losses and peak memory of each trial are held against those of the job as it came. What differs by more "
-            "than it may is unsafe.",
+            "Losses, first gradients and peak memory of each trial are held against those of the job as it came. What "
+            "differs by more than it may is unsafe.",
         ),
         ("Noise floor", noise_sentence(result)),
         ("Step times", "Means over all trials of that kind. Ratios come from pairs only, so the two differ a little."),

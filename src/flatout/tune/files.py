@@ -233,7 +233,7 @@ def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Seq
     from flatout.report.tuning_html import tuning_html
     from flatout.report.tuning_json import tuning_json
 
-    write_new(folder / "report.html", tuning_html(result, command), force=True)
+    write_new(folder / "report.html", tuning_html(result, command, folder), force=True)
     lines = [f"wrote {folder / 'report.html'}"]
     if is_better(result):
         lines.append(f"wrote {write(tuned_toml.emit(_masked(result.tuning)), folder, force=True)}")
