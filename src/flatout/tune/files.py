@@ -90,7 +90,8 @@ def open_tuning(
             may_replace=not has_results,
         )
     except OSError as error:
-        raise OutputError(f"{folder} cannot be written to: {(error.strerror or str(error)).lower()}") from error
+        reason = (error.strerror or str(error)).lower()
+        raise OutputError(f"{folder} cannot be written to: {reason}", hint="choose another --out") from error
     runs = f"{folder / 'runs'}{os.sep}"
     if num_left := end_marked(lambda environment: environment.get("FLATOUT_RECORDING", "").startswith(runs)):
         say(f"ended {num_left} process{'es' * (num_left > 1)} that a former tuning left")

@@ -24,7 +24,7 @@ def sockets(situation: Situation, change: Change) -> Scenarios | str:
         situation,
         large=measured or 0.3,
         worst=0.6 if measured else 1.0,
-        best=0.8 * min(SOCKET_LARGE.values()),
+        best=0.8 * (measured or SOCKET_LARGE["2x2+8"]),
         how="large messages move over more sockets at once",
         assumption="large messages gain as on H200 over TCP, 3 to 14 GB/s; small ones do not",
     )
