@@ -3,9 +3,10 @@
     python benchmarks/gradient_gate.py [--runs 60] [--draws 1000] [--seeds 10] [--out FILE]
 
 Small trainings are really run, many times each: a GPT, an LSTM and a ResNet with batch norms, with much and with little
-data in a step, at their full learning rate and in its warm-up. Without a seed: of the norms of their first gradients
-some are drawn as baselines, and another run's as the candidate's, as they are, halved and doubled. With a seed: how far
-the norms of the same training are apart where it rounds otherwise. One process, on the CPU; no time is measured.
+data in a step, at their full learning rate, in its warm-up, and with clipped gradients. Without a seed: of the norms of
+their first gradients some are drawn as baselines, and another run's as the candidate's, as they are, halved and
+doubled; where they are clipped, before that. With a seed: how far the norms of the same training are apart where it
+rounds otherwise. One process, on the CPU; no time is measured.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from flatout.trial.gradient_gate import check_gradients
 
 CONTEXT, WIDTH = 32, 64
 WARM_UP = 2000  # steps, as nanoGPT's
+MAX_NORM = 0.1  # where a job clips: far below what most of its steps have
 NUM_BASELINES = (3, 6)  # as when a tuning begins, and after three pairs
 FACTORS = (1.0, 0.5, 2.0)
 
@@ -109,6 +111,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     size: int  # samples a step
     warm_up: int = 1  # steps; 1: the full learning rate from the first step on
     seed: int | None = None
+    max_norm: float | None = None
     is_fused: bool = False
     is_channels_last: bool = False
     is_bf16: bool = False
@@ -122,7 +125,7 @@ class Job:
         self.model, self.batch, self.optimizer, self.rate = model, batch, optimizer, rate
 
     def norms(self, way: Way) -> list[float]:
-        """Of its first steps."""
+        """Of its first steps, before clipping."""
         torch.seed() if way.seed is None else torch.manual_seed(way.seed)
         model = self.model()
         if way.is_channels_last:
@@ -138,6 +141,8 @@ class Job:
             loss.backward()
             norms = [torch.linalg.vector_norm(one.grad) for one in model.parameters() if one.grad is not None]
             found.append(float(torch.linalg.vector_norm(torch.stack(norms))))
+            if way.max_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), way.max_norm)
             optimizer.step()
         return found
 
@@ -153,8 +158,13 @@ def jobs() -> dict[str, tuple[Job, tuple[int, int]]]:
     }
 
 
-def trial(norms: Sequence[float]) -> TrialResult:
-    gradients = (GradientNorms(num_parameters=1, norms=tuple(norms)),)
+def trial(norms: Sequence[float], max_norm: float | None) -> TrialResult:
+    """With a `max_norm` as the optimizer gets them, and before."""
+    used = GradientNorms(num_parameters=1, norms=tuple(norms))
+    if max_norm is not None:
+        clipped = tuple(min(norm, max_norm) for norm in norms)
+        used = GradientNorms(num_parameters=1, norms=clipped, unclipped=used.norms)
+    gradients = (used,)
     return TrialResult(index=0, arm=BASELINE, outcome="completed", gradients=gradients)
 
 
@@ -172,7 +182,9 @@ def without_a_seed(job: Job, way: Way, num_runs: int, num_draws: int) -> dict[st
         for factor in FACTORS:
             refused = [
                 not check_gradients(
-                    trial(factor * runs[one]), [trial(runs[other]) for other in others], ChangeSet()
+                    trial(factor * runs[one], way.max_norm),
+                    [trial(runs[other], way.max_norm) for other in others],
+                    ChangeSet(),
                 ).is_passed
                 for one, *others in drawn
             ]
@@ -214,9 +226,13 @@ def main() -> int:
     for name, (job, sizes) in jobs().items():
         seeded[f"{name}, {sizes[0]} a step"] = with_a_seed(job, sizes[0], arguments.seeds)
         for size in sizes:
-            for warm_up in (1, WARM_UP):
-                case = f"{name}, {size} a step, {'warm-up' if warm_up > 1 else 'full rate'}"
-                way = Way(size=size, warm_up=warm_up)
+            ways = {
+                "full rate": Way(size=size),
+                "warm-up": Way(size=size, warm_up=WARM_UP),
+                "clipped": Way(size=size, max_norm=MAX_NORM),
+            }
+            for word, way in ways.items():
+                case = f"{name}, {size} a step, {word}"
                 unseeded[case] = without_a_seed(job, way, arguments.runs, arguments.draws)
                 print(case, unseeded[case], file=sys.stderr, flush=True)
     document = {

@@ -1,9 +1,9 @@
 """A training in the warm-up of its learning rate, with right or wrong gradients. Usage: gradient_job.py HOW [FAULT]
 
-HOW: `alone`, `ranks` (DistributedDataParallel over gloo), `passes` (that with two passes a step), `clipped` (that
-with clipped gradients), `sharded` (fully_shard), `whole` (the same model with DistributedDataParallel), `scaler` (a
-GradScaler), `closure`, or `sparse`. FAULT: see `spoil` and `wrapped`, or `unreduced`; `unseeded` as a second word or
-alone. Prints the losses and the sums of the weights, to the last bit. Knows nothing of Flatout.
+HOW: `alone`, `ranks` (DistributedDataParallel over gloo), `passes` (that with two passes a step), `sharded`
+(fully_shard), `whole` (the same model with DistributedDataParallel), `scaler` (a GradScaler), `closure`, or `sparse`;
+as a second word how gradients are clipped, see `clip`. FAULT: see `spoil` and `wrapped`, or `unreduced`; `unseeded` as
+a second word or alone. Prints the losses and the sums of the weights, to the last bit. Knows nothing of Flatout.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, TensorDataset
 
 NUM_STEPS, NUM_WARMING = 12, 2000
@@ -32,7 +33,7 @@ def model_of(how: str) -> nn.Module:
 
 
 def wrapped(model: nn.Module, how: str, fault: str) -> nn.Module:
-    if how in ("ranks", "passes", "clipped", "whole"):
+    if how in ("ranks", "passes", "whole"):
         made = nn.parallel.DistributedDataParallel(model)
         if fault == "one rank":  # which keeps its own
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -56,9 +57,9 @@ def wrapped(model: nn.Module, how: str, fault: str) -> nn.Module:
 
 def spoil(model: nn.Module, fault: str) -> None:
     parameters = list(model.parameters())
-    if fault == "half":
+    if fault in ("half", "doubled"):
         for parameter in parameters:
-            parameter.grad *= 0.5
+            parameter.grad *= 0.5 if fault == "half" else 2.0
     elif fault.startswith("dropped"):
         parameters[-1].grad = None
     elif fault == "none at all":
@@ -66,7 +67,34 @@ def spoil(model: nn.Module, fault: str) -> None:
             parameter.grad = None
 
 
+def clip(model: nn.Module, way: str) -> None:
+    """So that little is left of any gradient."""
+    parameters = list(model.parameters())
+    if way == "clipped":
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    elif way == "named":
+        clip_grad_norm_(parameters, 0.01, foreach=True)
+    elif way == "layers":
+        for layer in model.modules():
+            if own := list(layer.parameters(recurse=False)):
+                nn.utils.clip_grad.clip_grad_norm_(own, 0.002, foreach=False)
+    elif way == "each":
+        for parameter in parameters:
+            clip_grad_norm_(parameter, 1e-9)
+    elif way == "part":
+        clip_grad_norm_((one for one in parameters[:-1]), 1e-4, error_if_nonfinite=True)
+    elif way == "twice":
+        clip_grad_norm_(iter(parameters), 0.01, norm_type=float("inf"))
+        clip_grad_norm_(parameters[2:], max_norm=0.001)
+    elif way == "apart":  # as torchtitan
+        total = nn.utils.get_total_norm([one.grad for one in parameters])
+        nn.utils.clip_grads_with_norm_(model.parameters(), max_norm=0.01, total_norm=total)
+    elif way == "reused":  # what is returned is the script's
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01).zero_()
+
+
 def main(how: str, fault: str = "") -> None:
+    how, _, way = how.partition(" ")
     if "RANK" in os.environ:
         atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see tests/jobs/ends_later.py
         dist.init_process_group("gloo")
@@ -100,14 +128,15 @@ def main(how: str, fault: str = "") -> None:
                 scaler.scale(loss).backward()
                 total += loss.detach()
             spoil(model, fault)
+            if way and how == "scaler":
+                scaler.unscale_(optimizer)
+            clip(model, way)
             return total
 
         if how == "closure":
             total = optimizer.step(passes)
         else:
             total = passes()
-            if how == "clipped":
-                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             scaler.step(optimizer)
             scaler.update()
         losses.append(float(total))

@@ -20,12 +20,17 @@ from flatout.trial.gradient_gate import check_gradients, gradient_note
 from flatout.trial.gradients import read_gradients
 
 JOB = Path(__file__).with_name("gradient_job.py")
-RANKS = dict.fromkeys(("ranks", "passes", "clipped", "sharded", "whole"), 2)
+RANKS = dict.fromkeys(("ranks", "passes", "sharded", "whole"), 2)
+BEFORE = "the norm of its first gradients before clipping is"
+
+
+def num_ranks(how: str) -> int:
+    return RANKS.get(how.split()[0], 1)
 
 
 def started(folder: Path, how: str, fault: str = "", patches: Any = (), **more: str) -> Done:
     variables = {"FLATOUT_LIGHT": "1", "FLATOUT_GRADIENTS": "1"} | more
-    done = run(folder, how, fault, job=JOB, patches=patches, ranks=RANKS.get(how, 1), is_recorded=True, **variables)
+    done = run(folder, how, fault, job=JOB, patches=patches, ranks=num_ranks(how), is_recorded=True, **variables)
     assert done.code == 0, done.errors
     assert done.log == ""
     return done
@@ -35,7 +40,7 @@ def made(folder: Path, how: str, fault: str = "", patches: Any = ()) -> TrialRes
     done = started(folder, how, fault, patches)
     for name, _ in patches:
         assert all(report["applied"] for report in done.reports.values() if report["patch"] == name), done.reports
-    return trial(tuple(done.losses), gradients=read_gradients(done.recording, RANKS.get(how, 1)))
+    return trial(tuple(done.losses), gradients=read_gradients(done.recording, num_ranks(how)))
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +68,16 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ("sharded", "half", "the norm of its first gradients is 0.5 times the job's"),
         ("closure", "half", "the norm of its first gradients is 0.5 times the job's"),
         ("scaler", "half", "the norm of its first gradients is 0.5 times the job's"),
+        ("ranks clipped", "half", f"{BEFORE} 0.5 times the job's"),
+        ("ranks clipped", "doubled", f"{BEFORE} 2 times the job's"),
+        ("ranks clipped", "unreduced", "between ranks, and they agree in the job: not all gradients are reduced"),
+        ("ranks layers", "doubled", f"{BEFORE} 2 times the job's"),
+        ("ranks each", "half", f"{BEFORE} 0.5 times the job's"),
+        ("ranks each", "unreduced", "between ranks, and they agree in the job: not all gradients are reduced"),
+        ("passes named", "half", f"{BEFORE} 0.5 times the job's"),
+        ("sharded clipped", "half", f"{BEFORE} 0.5 times the job's"),
+        ("scaler clipped", "half", f"{BEFORE} 0.5 times the job's"),
+        ("closure clipped", "half", f"{BEFORE} 0.5 times the job's"),
     ],
 )
 def test_wrong_gradients_are_refused_while_the_learning_rate_warms_up(
@@ -96,6 +111,12 @@ def test_missing_reductions_and_parameters_are_found_without_a_seed(tmp_path: Pa
         ("ranks", [("ddp", {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, "static_graph": True})]),
         ("passes", [("ddp_no_sync", {"passes": 2}), ("zero_grad_to_none", {})]),
         ("sharded", [("fsdp2", {"reshard_after_forward": False})]),
+        ("ranks clipped", [("ddp", {"bucket_cap_mb": 1, "static_graph": True}), ("optimizer", {"fused": True})]),
+        ("ranks layers", [("ddp", {"bucket_cap_mb": 1, "gradient_as_bucket_view": True})]),
+        ("passes clipped", [("ddp_no_sync", {"passes": 2}), ("zero_grad_to_none", {})]),
+        ("sharded clipped", [("fsdp2", {"reshard_after_forward": False})]),
+        ("scaler clipped", [("optimizer", {"fused": True})]),
+        ("closure clipped", [("optimizer", {"foreach": True})]),
     ],
 )
 def test_changes_that_train_the_same_pass(baseline: Any, tmp_path: Path, how: str, patches: Any) -> None:
@@ -104,6 +125,8 @@ def test_changes_that_train_the_same_pass(baseline: Any, tmp_path: Path, how: st
     gate = check_gradients(candidate, [base] * 3, changes())
     assert gate.is_passed and "times the job's" in gate.reason, gate.reason
     assert candidate.gradients[0].norms == pytest.approx(base.gradients[0].norms, rel=1e-4)
+    assert candidate.gradients[0].unclipped == pytest.approx(base.gradients[0].unclipped, rel=1e-4)
+    assert ("the norm of its gradients before clipping is 1 times" in gate.reason) == (" " in how)
 
 
 def test_bf16_passes_as_rounding(baseline: Any, tmp_path: Path) -> None:
@@ -111,7 +134,22 @@ def test_bf16_passes_as_rounding(baseline: Any, tmp_path: Path) -> None:
     assert check_gradients(rounded, [baseline("ranks")] * 3, changes("rounding")).is_passed
 
 
-@pytest.mark.parametrize("how", ["alone", "passes", "scaler", "closure", "sharded"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "alone",
+        "passes",
+        "scaler",
+        "closure",
+        "sharded",
+        "ranks clipped",
+        "passes layers",
+        "sharded named",
+        "scaler twice",
+        "closure each",
+        "alone part",
+    ],
+)
 def test_the_training_is_the_same_to_the_bit_with_the_measurement_and_without(
     baseline: Any, tmp_path: Path, how: str
 ) -> None:
@@ -130,14 +168,39 @@ def test_ranks_agree_to_the_bit_and_shards_sum_to_the_whole(baseline: Any) -> No
     assert baseline("alone").gradients[0].rank_spread is None
 
 
-def test_clipping_hides_the_size_and_not_what_ranks_differ_by(baseline: Any, tmp_path: Path) -> None:
-    clipped = baseline("clipped")
-    assert clipped.gradients[0].norms == pytest.approx([0.01] * NUM_STEPS, rel=1e-3)
-    told = gradient_note([clipped] * 3)
-    assert told is not None and "as clipping leaves them" in told
-    assert check_gradients(made(tmp_path / "half", "clipped", "half"), [clipped] * 3, changes()).is_passed
-    gate = check_gradients(made(tmp_path / "unreduced", "clipped", "unreduced"), [clipped] * 3, changes())
-    assert not gate.is_passed and "between ranks" in gate.reason
+@pytest.mark.parametrize(
+    "how",
+    [
+        "ranks clipped",
+        "passes named",
+        "ranks layers",
+        "ranks each",
+        "ranks part",
+        "ranks twice",
+        "ranks reused",
+        "sharded clipped",
+        "sharded layers",
+        "scaler clipped",
+        "closure layers",
+        "alone apart",
+    ],
+)
+def test_norms_before_clipping_are_those_of_the_same_job_without_it(baseline: Any, how: str) -> None:
+    if "apart" in how and not hasattr(torch.nn.utils, "get_total_norm"):
+        pytest.skip("this torch has no total norm by itself")
+    (clipped,), (free,) = baseline(how).gradients, baseline(how.split()[0]).gradients
+    assert clipped.unclipped[0] == pytest.approx(free.norms[0], rel=1e-6)
+    assert clipped.unclipped == pytest.approx(free.norms, rel=1e-2)  # clipped steps lead to other weights
+    assert clipped.norms[0] < 0.6 * clipped.unclipped[0] and free.unclipped == ()
+    assert clipped.rank_spread in (None, 0.0)
+    assert gradient_note([baseline(how)] * 3) is None
+
+
+def test_a_candidate_that_clips_no_more_and_one_that_does_so_by_itself_are_refused(baseline: Any) -> None:
+    free, clipped = baseline("ranks"), baseline("ranks clipped")
+    for candidate, base in ((free, clipped), (clipped, free)):
+        gate = check_gradients(candidate, [base] * 3, changes("rounding"))
+        assert not gate.is_passed and gate.reason.startswith("the norm of its first gradients is")
 
 
 def test_sparse_gradients_are_not_known(tmp_path: Path) -> None:

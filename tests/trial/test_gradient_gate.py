@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 import numpy as np
@@ -29,6 +30,8 @@ def of_norms(*norms: float, **values: object) -> TrialResult:
 
 SEEDED = [made(rate=WARM_UP) for _ in range(3)]
 NOISY = [made(rate=WARM_UP, float_noise=5e-4, noise_seed=seed) for seed in range(3)]
+CLIPPED = [made(rate=WARM_UP, max_norm=1e-3) for _ in range(3)]
+NOISY_CLIPPED = [made(rate=WARM_UP, float_noise=5e-4, noise_seed=seed, max_norm=1e-3) for seed in range(3)]
 UNSEEDED = [made(rate=WARM_UP, seed=seed, resample_seed=seed) for seed in range(3)]
 
 
@@ -42,6 +45,52 @@ def test_wrong_gradients_are_refused_in_the_warm_up_of_the_learning_rate(
     assert check_losses(candidate, baselines, changes(safety)).is_passed  # the hole
     gate = check_gradients(candidate, baselines, changes(safety))
     assert not gate.is_passed, gate.reason
+
+
+@pytest.mark.parametrize("baselines", [CLIPPED, NOISY_CLIPPED], ids=["deterministic", "noisy"])
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "wrong sign"])
+def test_wrong_gradients_are_refused_though_the_script_clips_them(baselines: list[TrialResult], fault: Fault) -> None:
+    candidate = made(fault, rate=WARM_UP, float_noise=5e-4, noise_seed=9, max_norm=1e-3)
+    for safety in ("exact", "rounding"):
+        gate = check_gradients(candidate, baselines, changes(safety))  # type: ignore[arg-type]
+        assert not gate.is_passed, gate.reason
+    if fault == "half":
+        assert candidate.gradients[0].norms == pytest.approx(baselines[0].gradients[0].norms, rel=1e-3)  # the hole
+        assert re.match(r"the norm of its first gradients before clipping is 0\.(5|4999) times the job's", gate.reason)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_training_passes_where_it_clips(seed: int) -> None:
+    for baselines in (CLIPPED, NOISY_CLIPPED):
+        other = made(rate=WARM_UP, float_noise=5e-4, noise_seed=100 + seed, max_norm=1e-3)
+        gate = check_gradients(other, baselines, changes())
+        assert gate.is_passed and "; the norm of its gradients before clipping is 1 times the job's" in gate.reason
+    unseeded = [made(rate=WARM_UP, seed=one, resample_seed=one, max_norm=1e-3) for one in (0, 1, 2, 50 + seed)]
+    gate = check_gradients(unseeded[3], unseeded[:3], changes())
+    assert gate.is_passed, gate.reason
+
+
+def test_norms_before_clipping_are_held_against_those_that_are_known() -> None:
+    def clipped(*before: float, norm: float = 1.0) -> TrialResult:
+        return of_norms(*[norm] * 5, unclipped=before)
+
+    base = [clipped(*[4.0] * 5), clipped(), clipped(math.nan, *[4.0] * 4)]
+    passed = check_gradients(clipped(*[4.0] * 5), base, changes())
+    assert passed.is_passed and "before clipping is 1 times the job's, the mean over 4 steps" in passed.reason
+    gate = check_gradients(clipped(math.nan, *[2.0] * 4), base, changes())
+    assert not gate.is_passed and "the norm of its gradients before clipping is 0.5 times" in gate.reason
+    # The size that is left is held against the job's as ever: it clips no more, or to another norm.
+    for norm in (4.0, 0.5):
+        gate = check_gradients(clipped(*[4.0] * 5, norm=norm), base, changes())
+        assert not gate.is_passed and gate.reason.startswith(f"the norm of its first gradients is {norm:g} times")
+    unknown = check_gradients(clipped(), base, changes())
+    assert unknown.is_passed and unknown.reason.endswith("; what it was before clipping is not known: not checked")
+    never = check_gradients(clipped(2.0, *[math.nan] * 4), [base[2]] * 3, changes())
+    assert never.is_passed and "before clipping are not known in the same steps" in never.reason
+    # What only the candidate clips is seen in what it leaves.
+    assert check_gradients(clipped(2.0, 2.0), [clipped()] * 3, changes()).is_passed
+    on = check_gradients(clipped(*[2.0] * 5), [clipped(*[4.0] * 5)], changes(), others=[clipped(), *base])
+    assert not on.is_passed
 
 
 @pytest.mark.parametrize("fault", ["no sync", "frozen"])
@@ -206,6 +255,12 @@ def test_a_job_that_clips_or_differs_from_run_to_run_is_told_what_the_gate_does_
     assert gradient_note(SEEDED) is None and gradient_note(NOISY) is None
     clipped = gradient_note([of_norms(*[1.0] * 5)] * 3)
     assert clipped is not None and clipped.startswith("the job's gradients have the norm 1 in each of its first steps")
+    assert gradient_note(CLIPPED) is None and gradient_note(NOISY_CLIPPED) is None  # their norms before are known
+    for unclipped in ((), (math.nan,) * 5):
+        untold = gradient_note([of_norms(*[1.0] * 5, unclipped=unclipped)] * 3)
+        assert untold is not None and "what it was before is not known" in untold
+    differing = [of_norms(*[1.0] * 3, unclipped=(norm, norm * 1.1, norm)) for norm in (1.0, 1.6, 0.7)]
+    assert "only beyond a factor of" in (gradient_note(differing) or "")
     wild = gradient_note([of_norms(*[norm, norm * 1.1, norm]) for norm in (1.0, 1.6, 0.7)])
     assert wild is not None and "only beyond a factor of" in wild
 

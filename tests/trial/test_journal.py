@@ -89,10 +89,22 @@ def test_a_file_that_is_no_journal_of_ours_is_refused_and_left_as_it_is(path: Pa
 
 def test_norms_of_gradients_that_are_no_finite_numbers_come_back(path: Path) -> None:
     norms = (1.5, math.nan, math.inf)
-    gradients = (GradientNorms(num_parameters=3, norms=norms, without=(2,), faint=(1, 2), rank_spread=0.5),)
+    clipped = GradientNorms(num_parameters=3, norms=norms, unclipped=norms[::-1], faint=(1, 2), rank_spread=0.5)
+    gradients = (clipped, GradientNorms(num_parameters=3, norms=norms, without=(2,), faint=(1, 2), rank_spread=0.5))
     Journal(path, HEADING).add("a", trial(0, gradients=gradients))
     found = Journal(path, HEADING).recall("a")
     assert found is not None and repr(found.gradients) == repr(gradients)
+
+
+def test_a_journal_from_before_norms_were_known_before_clipping_is_read(path: Path) -> None:
+    gradients = (GradientNorms(num_parameters=3, norms=(1.0, 2.0)),)
+    Journal(path, HEADING).add("a", trial(0, gradients=gradients))
+    text = path.read_text()
+    assert '"unclipped":[],' in text
+    path.write_text(text.replace('"unclipped":[],', ""))
+    again = Journal(path, HEADING)
+    found = again.recall("a")
+    assert again.num_damaged == 0 and found is not None and found.gradients == gradients
 
 
 def test_losses_that_are_no_finite_numbers_come_back(path: Path) -> None:

@@ -48,8 +48,11 @@ def train(
     float_noise: float = 0.0,
     noise_seed: int = 0,
     resample_seed: int | None = None,
+    max_norm: float | None = None,
 ) -> Trained:
-    """`float_noise`: relative, on each gradient, as sums in another order give; `resample_seed`: other samples."""
+    """`float_noise`: relative, on each gradient, as sums in another order give; `resample_seed`: other samples;
+    `max_norm`: each rank clips its gradient.
+    """
     start, noise = np.random.default_rng(seed), np.random.default_rng(noise_seed)
     truth = start.normal(size=WIDTH)
     data = np.random.default_rng(seed + 1 if resample_seed is None else 1000 + resample_seed)
@@ -57,6 +60,7 @@ def train(
     before = np.zeros_like(weights)
     found: list[float] = []
     used: list[np.ndarray] = []
+    unclipped: list[np.ndarray] = []
     for _ in range(num_steps):
         inputs = data.normal(size=(NUM_RANKS, BATCH, WIDTH))
         targets = inputs @ truth + data.normal(scale=0.5, size=(NUM_RANKS, BATCH))
@@ -77,22 +81,34 @@ def train(
             "wrong sign": -mean,
         }[fault]
         before = mean
-        used.append(np.linalg.norm(np.broadcast_to(gradient, weights.shape), axis=1))  # of each rank
+        gradient = np.broadcast_to(gradient, weights.shape)
+        of_ranks = np.linalg.norm(gradient, axis=1)
+        unclipped.append(of_ranks)
+        if max_norm is not None:
+            gradient = gradient * np.minimum(1.0, max_norm / (of_ranks + 1e-6))[:, None]
+        used.append(np.linalg.norm(gradient, axis=1))
         weights = weights - rate * gradient
-    return Trained(tuple(found), (_norms(np.array(used[:NUM_CHECKED])),))
+    first = np.array(used[:NUM_CHECKED])
+    return Trained(tuple(found), (_norms(first, np.array(unclipped[:NUM_CHECKED]) if max_norm is not None else None),))
 
 
-def _norms(of_ranks: np.ndarray) -> GradientNorms:
-    """As read from a trial of one parameter; `of_ranks`: steps x ranks."""
-    most, least = of_ranks.max(axis=1), of_ranks.min(axis=1)
+def _norms(of_ranks: np.ndarray, unclipped: np.ndarray | None) -> GradientNorms:
+    """As read from a trial of one parameter; steps x ranks."""
+    both = of_ranks if unclipped is None else np.concatenate([of_ranks, unclipped])
+    most, least = both.max(axis=1), both.min(axis=1)
     spreads = [float((high - low) / high) for high, low in zip(most, least, strict=True) if high > 0]
     return GradientNorms(
         num_parameters=1,
-        norms=tuple(np.sqrt((of_ranks**2).mean(axis=1)).tolist()),
+        norms=_of_all(of_ranks),
+        unclipped=() if unclipped is None else _of_all(unclipped),
         without=(0,) if (most == 0).mean() > 0.5 else (),
         faint=(0,) if (most == 0).any() else (),
         rank_spread=max(spreads, default=None),
     )
+
+
+def _of_all(of_ranks: np.ndarray) -> tuple[float, ...]:
+    return tuple(np.sqrt((of_ranks**2).mean(axis=1)).tolist())
 
 
 def trial(

@@ -44,6 +44,7 @@ class SimulatedRunner:
         job: JobFacts = FACTS,
         left_over: Mapping[str, float] | None = None,
         rate: float = 0.02,
+        max_norm: float | None = None,
     ) -> None:
         self.command = ("torchrun", "--nproc-per-node", "4", "train.py", "--batch", "8")
         self.out = Path("out")
@@ -53,7 +54,7 @@ class SimulatedRunner:
         self.now_s = self.waited_s = 0.0
         self.made: list[tuple[str, TrialResult]] = []
         self.num_profiles = 0
-        self._rate = rate
+        self._rate, self._max_norm = rate, max_norm
         self._speedups, self._faults, self._ends = dict(speedups), dict(faults or {}), ends
         self._random = np.random.default_rng(seed)
         self._between_sd, self._step_sd, self._start_s = between_sd, step_sd, start_s
@@ -69,7 +70,8 @@ class SimulatedRunner:
         steps = run * np.exp(self._random.normal(0, self._step_sd, num_steps))
         noise_seed = int(self._random.integers(1 << 30))
         fault = next((self._faults[name] for name in names if name in self._faults), "none")
-        trained = train(fault, num_steps=20, rate=self._rate, float_noise=2e-4, noise_seed=noise_seed)
+        how = {"rate": self._rate, "max_norm": self._max_norm, "noise_seed": noise_seed}
+        trained = train(fault, num_steps=20, float_noise=2e-4, **how)  # type: ignore[arg-type]
         result = {
             "index": index,
             "arm": changes.name,

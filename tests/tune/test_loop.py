@@ -8,7 +8,7 @@ import math
 import msgspec
 import pytest
 from tests.change.jobs import facts
-from tests.trial.training import changes, losses, trial
+from tests.trial.training import Fault, changes, losses, trial
 from tests.tune.simulated import BUCKET, FACTS, SOCKETS, STEP_S, WORKERS, SimulatedRunner, tuned
 
 from flatout.emit import kubernetes, ray_job
@@ -71,10 +71,14 @@ def test_an_unsafe_change_is_never_adopted_however_fast(fault: str) -> None:
     assert runner.names().count(SOCKETS) == 1  # and it is not tried again
 
 
+@pytest.mark.parametrize("max_norm", [None, 1e-3], ids=["as they are", "clipped"])
 @pytest.mark.parametrize("fault", ["no sync", "half", "frozen", "sum for mean", "stale"])
-def test_wrong_gradients_are_not_adopted_where_the_learning_rate_is_still_near_zero(fault: str) -> None:
+def test_wrong_gradients_are_not_adopted_where_the_learning_rate_is_still_near_zero(
+    fault: Fault, max_norm: float | None
+) -> None:
     """No loss shows them there."""
-    runner = SimulatedRunner({SOCKETS: 3.0, WORKERS: 1.3}, faults={SOCKETS: fault}, rate=1e-7)  # type: ignore[dict-item]
+    faults = {SOCKETS: fault}
+    runner = SimulatedRunner({SOCKETS: 3.0, WORKERS: 1.3}, faults=faults, rate=1e-7, max_norm=max_norm)
     result = tuned(runner, max_screened=10)
     by_change = dict(runner.made)
     assert check_losses(by_change[SOCKETS], [by_change["baseline"]], ChangeSet()).is_passed

@@ -161,13 +161,16 @@ def test_the_workers_of_a_trials_loaders_are_in_its_result(
 def test_the_gradients_of_all_ranks_are_in_a_trials_result(job: Job, tmp_path: Path, num_written: int) -> None:
     def write(_: Path) -> None:
         for number in range(num_written):
-            optimizer = {"num_parameters": 2, "sharded": [], "steps": [[3.0, 4.0], None, ["nan", 1.0]]}
+            steps = [[3.0, 4.0], None, ["nan", 1.0]]
+            unclipped = [None, None, [30.0, 40.0]]
+            optimizer = {"num_parameters": 2, "sharded": [], "steps": steps, "unclipped": unclipped}
             content = {"schema": "flatout/gradients", "version": 1, "rank": number, "optimizers": [optimizer]}
             (tmp_path / f"gradients-rank{number}.json").write_text(json.dumps(content))
 
     job.during = write
     found = runner(tmp_path).trial(NOTHING, 20).gradients
-    assert [repr(one.norms) for one in found] == (["(5.0, nan, inf)"] if num_written == 2 else [])
+    norms = ["(5.0, nan, inf)", "(nan, nan, 50.0)"] if num_written == 2 else []
+    assert [repr(of) for one in found for of in (one.norms, one.unclipped)] == norms
 
 
 def test_how_a_trial_ended_is_in_its_result_and_in_the_journal(job: Job, tmp_path: Path) -> None:

@@ -8,22 +8,24 @@ drawn. A parameter without a gradient has the norm 0, as one with zeros has. Out
 A step is unknown (null) where a GradScaler left it out, where a gradient is sparse, of a tensor class that only a
 library knows or not reduced yet (DTensor's Partial), and inside the capture of a CUDA graph. Of a fused optimizer that
 is to undo a GradScaler's scale, that scale is divided out. What the script does to gradients before the step is in
-them: where it clips, the scale that they had is not.
+them. Where it clips by `torch.nn.utils.clip_grad_norm_`, the norms that they had before are there beside
+(`clipping.py`); null: nothing was clipped, or it is not known.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from flatout.inside.clipping import Clipping
 from flatout.inside.log import LOG
+from flatout.inside.norms import is_sharded, norm_of
 from flatout.inside.step_rows import json_number
 
 SCHEMA, VERSION = "flatout/gradients", 1
@@ -41,17 +43,29 @@ class _Norms(NamedTuple):
     num_parameters: int
     sharded: list[int]  # parameters of which each rank holds a part
     parts: list[tuple[list[int], torch.Tensor]]  # which parameters, and their norms: one for each device and type
+    unclipped: list[tuple[list[int], torch.Tensor]] | None  # before clipping; None: nothing was clipped, or not known
     found_inf: torch.Tensor | None  # of a GradScaler, for a fused optimizer: not 0 where it will change nothing
 
-    def fetch(self) -> list[float] | None:
-        """With a synchronisation."""
+    def fetch(self) -> tuple[list[float] | None, list[float] | None]:
+        """Of each parameter, as used and before clipping; with a synchronisation."""
         if self.found_inf is not None and float(self.found_inf.item()):
-            return None
+            return None, None
+        return self._spread_out(self.parts), None if self.unclipped is None else self._spread_out(self.unclipped)
+
+    def _spread_out(self, parts: list[tuple[list[int], torch.Tensor]]) -> list[float]:
         norms = [0.0] * self.num_parameters
-        for places, values in self.parts:
+        for places, values in parts:
             for place, value in zip(places, values.tolist(), strict=True):
                 norms[place] = value
         return norms
+
+
+class _Part(NamedTuple):
+    """Of the parameters on one device and of one type."""
+
+    places: list[int]
+    norms: list[torch.Tensor]
+    unclipped: list[torch.Tensor]
 
 
 class _Watched:
@@ -71,6 +85,21 @@ class Gradients:
         self._num_steps = NUM_STEPS if warmup is None else min(NUM_STEPS, warmup + 1)
         self._watched: list[_Watched] = []
         self._by_id: dict[int, _Watched] = {}
+        self._clipping = Clipping()
+
+    def clips(self, parameters: Sequence[Any]) -> bool:
+        """Their gradients are about to be clipped: whether `clipped` is to follow."""
+        if self.is_over or (self._watched and all(len(one.steps) >= self._num_steps for one in self._watched)):
+            return False
+        return self._guarded(lambda: self._clipping.begins(parameters))
+
+    def clipped(self) -> None:
+        self._guarded(self._clipping.ended)
+
+    def unscales(self, optimizer: Any) -> None:
+        """A GradScaler is about to change the optimizer's gradients, which no tensor counts."""
+        if not self.is_over:
+            self._guarded(lambda: self._clipping.forget(_parameters(optimizer)))
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Changed | None:
         """A hook of torch's, before the step: other arguments where it is given a closure, which makes the gradients.
@@ -106,13 +135,14 @@ class Gradients:
             # Places of parameters are of the first step's: groups may be added, or stepped one by one (DeepSpeed).
             steps = [one if one is not None and one.num_parameters == counts[0] else None for one in watched.steps]
             known = [norms for norms in steps if norms is not None]
-            fetched = [None if norms is None else norms.fetch() for norms in steps]
+            fetched = [(None, None) if norms is None else norms.fetch() for norms in steps]
             made.append(
                 {
                     "num_parameters": counts[0] if counts else None,
                     # Of all steps: one that has no gradient in the first may get one later.
                     "sharded": sorted({place for norms in known for place in norms.sharded}),
-                    "steps": [None if one is None else [_number(norm) for norm in one] for one in fetched],
+                    "steps": [_numbers(used) for used, _ in fetched],
+                    "unclipped": [_numbers(unclipped) for _, unclipped in fetched],
                 }
             )
         content = {"schema": SCHEMA, "version": VERSION, "rank": rank, "optimizers": made}
@@ -146,64 +176,62 @@ class Gradients:
         return measured
 
     def _measure(self, watched: _Watched, optimizer: Any) -> None:
-        try:
+        def measure() -> None:
             with torch.no_grad():
-                watched.steps.append(_norms(optimizer))
+                watched.steps.append(_norms(optimizer, self._clipping))
+
+        self._guarded(measure)
+
+    def _guarded(self, measure: Callable[[], None]) -> bool:
+        try:
+            measure()
         except Exception:  # noqa: BLE001 - an error of ours is never the job's, and one is enough
             self.is_over = True
             LOG.error("gradients")
+        return not self.is_over
 
 
-def _norms(optimizer: Any) -> _Norms | None:
+def _norms(optimizer: Any, clipping: Clipping) -> _Norms | None:
     """Of the gradients that are there now, without a synchronisation; None: not known."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return None
     scale = getattr(optimizer, "grad_scale", None)
     if scale is not None and not isinstance(scale, torch.Tensor):
         return None
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    sharded = []
-    parts: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[torch.Tensor]]] = {}
+    parameters = _parameters(optimizer)
+    sharded, is_clipped, is_known = [], False, True
+    parts: dict[tuple[torch.device, torch.dtype], _Part] = {}
     for place, parameter in enumerate(parameters):
         gradient = parameter.grad
-        if _is_sharded(parameter if gradient is None else gradient) or getattr(parameter, _FSDP1, False):
+        if is_sharded(parameter if gradient is None else gradient) or getattr(parameter, _FSDP1, False):
             sharded.append(place)  # also where this rank's part has no gradient, and those of others have
         if gradient is None:
             continue
-        num_replicas = 1
-        if hasattr(gradient, "placements"):
-            if any(placement.is_partial() for placement in gradient.placements):
-                return None
-            if _is_sharded(gradient):
-                num_replicas = _num_replicas(gradient)
-            gradient = gradient.to_local()
-        if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
+        norm = norm_of(gradient)
+        if norm is None:
             return None
-        is_short = gradient.is_floating_point() and gradient.element_size() < 4
-        norm = torch.linalg.vector_norm(gradient, dtype=torch.float32 if is_short else None)
-        if num_replicas > 1:
-            norm = norm / math.sqrt(num_replicas)  # so that the squares of all ranks sum to that of the whole
-        places, norms = parts.setdefault((norm.device, norm.dtype), ([], []))
-        places.append(place)
-        norms.append(norm)
-    together = [(places, torch.stack(norms)) for places, norms in parts.values()]
-    if scale is not None:
-        together = [(places, norms / scale.to(norms.device, non_blocking=True)) for places, norms in together]
+        was_clipped, before = clipping.take(gradient)
+        is_clipped, is_known = is_clipped or was_clipped, is_known and (before is not None or not was_clipped)
+        part = parts.setdefault((norm.device, norm.dtype), _Part([], [], []))
+        part.places.append(place)
+        part.norms.append(norm)
+        part.unclipped.append(norm if before is None else before)
+    together = [(part.places, _stacked(part.norms, scale)) for part in parts.values()]
+    unclipped = [(part.places, _stacked(part.unclipped, scale)) for part in parts.values()]
     found_inf = getattr(optimizer, "found_inf", None)
     flag = found_inf.detach().clone() if isinstance(found_inf, torch.Tensor) else None
-    return _Norms(len(parameters), sharded, together, flag)
+    return _Norms(len(parameters), sharded, together, unclipped if is_clipped and is_known else None, flag)
 
 
-def _is_sharded(tensor: Any) -> bool:
-    """Of a DTensor: whether each rank holds a part."""
-    return not all(placement.is_replicate() for placement in getattr(tensor, "placements", ()))
+def _parameters(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _num_replicas(gradient: Any) -> int:
-    """How often each part of a DTensor is there: as with hybrid sharding."""
-    sizes = [gradient.device_mesh.size(dim) for dim, one in enumerate(gradient.placements) if one.is_replicate()]
-    return math.prod(sizes)
+def _stacked(norms: list[torch.Tensor], scale: torch.Tensor | None) -> torch.Tensor:
+    """`scale`: of a GradScaler, where the step itself divides by it."""
+    stacked = torch.stack(norms)
+    return stacked if scale is None else stacked / scale.to(stacked.device, non_blocking=True)
 
 
-def _number(norm: float) -> float | str | None:
-    return json_number(float(f"{norm:.{_DIGITS}g}"))
+def _numbers(norms: list[float] | None) -> list[float | str | None] | None:
+    return None if norms is None else [json_number(float(f"{norm:.{_DIGITS}g}")) for norm in norms]

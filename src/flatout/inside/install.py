@@ -19,6 +19,7 @@ import torch
 import torch.amp.grad_scaler
 import torch.optim
 import torch.utils.data.dataloader
+from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from flatout.inside.attempt import find_attempt
@@ -111,11 +112,13 @@ def install() -> list[Callable[[], None]]:
         LOG.folder = settings.recording
     guarded(divert)(LOG.folder)
     guarded(save_safely)()
+    # Before the patches: what theirs does to gradients that are about to be clipped comes first.
+    unhook_clipping = guarded(_hook_clipping)() if settings is not None and settings.has_gradients else None
     guarded(apply_patches)(LOG.folder)
-    undos: list[Callable[[], None]] = []
+    undos: list[Callable[[], None]] = [unhook_clipping] if unhook_clipping is not None else []
     if heartbeat := os.environ.get(HEARTBEAT):
         LOG.folder = LOG.folder or Path(heartbeat)
-        undos = guarded(start_heartbeat)() or []
+        undos += guarded(start_heartbeat)() or []
         if settings is None:
             guarded(note_failures)(Path(heartbeat))
     if settings is None:
@@ -159,6 +162,53 @@ def _hook_gradients() -> Callable[[], None]:
 
     handle = register_optimizer_step_pre_hook(before_step)
     return lambda: handle.remove()
+
+
+def _hook_clipping() -> Callable[[], None]:
+    """Where gradients are scaled down, also for scripts that have imported a function which ends there by its name."""
+    name, public = "_clip_grads_with_norm_", "clip_grads_with_norm_"
+    if not hasattr(clip_grad, name):  # before torch 2.6 it was a part of this one
+        name = public = "clip_grad_norm_"
+    original = getattr(clip_grad, name)
+
+    @wraps(original)
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_compiling():
+            return original(parameters, *args, **kwargs)
+        if not isinstance(parameters, (torch.Tensor, list, tuple)):
+            parameters = list(parameters)  # that can be read only once
+        gradients = None
+        try:
+            if (active := PROCESS.active or PROCESS.begin()) is not None and active.gradients is not None:
+                some = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+                gradients = active.gradients if active.gradients.clips(some) else None
+        except Exception:  # noqa: BLE001 - an error of ours is never the job's
+            LOG.error("clipping")
+        result = original(parameters, *args, **kwargs)
+        if gradients is not None:
+            gradients.clipped()
+        return result
+
+    scaler_class = torch.amp.grad_scaler.GradScaler
+    original_unscale = scaler_class.unscale_
+
+    @wraps(original_unscale)
+    def unscale_(self: Any, optimizer: Any) -> Any:
+        active = PROCESS.active
+        if self.is_enabled() and active is not None and active.gradients is not None:
+            active.gradients.unscales(optimizer)
+        return original_unscale(self, optimizer)
+
+    setattr(clip_grad, name, clip)
+    setattr(torch.nn.utils, public, clip)
+    scaler_class.unscale_ = unscale_
+
+    def undo() -> None:
+        setattr(clip_grad, name, original)
+        setattr(torch.nn.utils, public, original)
+        scaler_class.unscale_ = original_unscale
+
+    return undo
 
 
 def _hook_backward() -> Callable[[], None]:

@@ -38,11 +38,12 @@ class GradientNorms(msgspec.Struct, frozen=True, kw_only=True):
 
     num_parameters: int | None  # None: nothing is known of it
     norms: tuple[float, ...]  # of all parameters, each step; NaN: not known
+    unclipped: tuple[float, ...] = ()  # the same before the script clipped them; NaN, (): not clipped, or not known
     without: tuple[int, ...] = ()  # parameters, by their place in the optimizer, with no gradient in most of the steps
     absent: tuple[int, ...] = ()  # parameters with no gradient in at least one of the steps
     faint: tuple[int, ...] = ()  # parameters with none, or less than 1e-4 of the whole norm, in any of the steps
     rank_spread: float | None = (
-        None  # of a parameter's norm over the ranks, the largest, relative; None: nothing to compare
+        None  # of a parameter's norm over the ranks, clipped or not, the largest, relative; None: nothing to compare
     )
 
 

@@ -9,7 +9,8 @@ or wrong from the first step on. Four things are looked at, of each optimizer by
 - the norm of all gradients, its mean over the first steps: a band, as the losses have one, or what repeated baselines
   differ by. Where those agree, also the first step's by itself, which no update has touched.
 
-What a script does to its gradients before the step is in all of this: where it clips them, their size is not seen.
+What a script does to its gradients before the step is in all of this. Where it clips them by their norm, the norm that
+they had before is held to the same bands as the one that is left, where both the job and the candidate have it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ REPEATABLE = 0.01  # relative: baselines that differ by no more in any step are 
 # Of unseeded runs, where three may be alike by chance: half the gradient, or twice, is far beyond.
 UNSEEDED_BAND = 0.25
 SPREADS = 4.0
-# In standard deviations of a run's mean. Of small trainings without a seed, against three others, at most two in a
-# thousand were farther (benchmarks/gradient_gate.py).
+# In standard deviations of a run's mean. Of small trainings without a seed, against three others, at most three in
+# a thousand were farther (benchmarks/gradient_gate.py).
 MEAN_SPREADS = 5.0
 BLUNT = 1.5  # a gate that lets the norm differ by a larger factor is told to see little
 RANKS_AGREE = 1e-3  # relative: reduced gradients are the same to the bit, unless unlike devices took their norms
@@ -41,6 +42,8 @@ RANKS_DIFFER = 0.01  # more than that in the baseline: its ranks train, or hold,
 RANK_SPREADS = 10.0
 MIN_CLIPPED = 3  # steps with the same norm
 CLIPPED = 1e-3
+_BEFORE = " before clipping"
+_Norms = Sequence[float]
 _MOST_LOG = math.log(sys.float_info.max)
 LOSSY_HOOKS = {"powersgd", "topk"}  # of `ddp_hook`: what they leave out of a step's gradient they add to a later one
 
@@ -93,11 +96,13 @@ def gradient_note(baselines: Sequence[TrialResult]) -> str | None:
                 f"the gradients of the job's optimizer {place + 1} are not known: whether changes leave them as they"
                 " are is not checked"
             )
-        clipped = logs.shape[1] >= MIN_CLIPPED and float(np.ptp(logs)) <= CLIPPED
-        if clipped:
+        before = _logs([of[place].unclipped for of in known if of[place].unclipped])
+        if before.shape[1]:
+            logs = before
+        elif logs.shape[1] >= MIN_CLIPPED and float(np.ptp(logs)) <= CLIPPED:
             return (
                 f"the job's gradients have the norm {_times(logs.mean()):.4g} in each of its first steps, as clipping"
-                " leaves them: a change that scales them does not show in it"
+                " leaves them, and what it was before is not known: a change that scales them does not show in it"
             )
         allowed = MEAN_SPREADS * _mean_sd([logs])
         if allowed > math.log(BLUNT):
@@ -164,20 +169,35 @@ def _size(
 
     `groups`: runs of one job each, those of the baseline first.
     """
-    together = _logs([mine.norms, *(one.norms for one in groups[0])])
+    norms = [[one.norms for one in group] for group in groups]
+    refused, passed = _size_of("", mine.norms, norms, changes, is_resampled=is_resampled)
+    unclipped = [[one.unclipped for one in group if one.unclipped] for group in groups]
+    if refused is not None or not unclipped[0]:
+        return refused, passed
+    if not mine.unclipped:
+        return None, f"{passed}; what it was before clipping is not known: not checked"
+    refused, of_unclipped = _size_of(_BEFORE, mine.unclipped, unclipped, changes, is_resampled=is_resampled)
+    return refused, f"{passed}; {of_unclipped}"
+
+
+def _size_of(
+    when: str, mine: _Norms, groups: Sequence[Sequence[_Norms]], changes: ChangeSet, *, is_resampled: bool
+) -> tuple[str | None, str]:
+    """Of the norms as they are used (`when`: nothing), or as they were before clipping."""
+    together = _logs([mine, *groups[0]])
     num_steps = together.shape[1]
     if not num_steps:
-        return None, "the norms of the gradients are not known in the same steps: not checked"
+        return None, f"the norms of the gradients{when} are not known in the same steps: not checked"
     own, base = together[0], together[1:]
-    repeated = [base, *(_logs([one.norms for one in group]) for group in groups[1:])]
+    repeated = [base, *(_logs(group) for group in groups[1:])]
     repeated = [logs for logs in repeated if len(logs) > 1 and logs.shape[1]]
     deviations = [float(np.abs(logs - logs.mean(axis=0)).max()) for logs in repeated]
     is_repeatable = bool(deviations) and max(deviations) <= REPEATABLE and not is_resampled
     # A GradScaler that left out other steps than the job's has weights of fewer or more updates behind each step.
-    length = min(len(one.norms) for one in (mine, *groups[0]))
-    known = {tuple(math.isfinite(norm) for norm in one.norms[:length]) for one in (mine, *groups[0])}
+    length = min(map(len, (mine, *groups[0])))
+    known = {tuple(math.isfinite(norm) for norm in one[:length]) for one in (mine, *groups[0])}
     is_repeatable = is_repeatable and len(known) == 1
-    if is_repeatable and not (first := _first(own, base, FIRST_BAND[changes.safety]))[0]:
+    if is_repeatable and not (first := _first(when, own, base, FIRST_BAND[changes.safety]))[0]:
         return first[1], ""
     band = math.log1p(BAND[changes.safety] if is_repeatable else max(BAND[changes.safety], UNSEEDED_BAND))
     allowed = max(band, MEAN_SPREADS * _mean_sd(repeated) * (1 + 1 / len(base)) ** 0.5)
@@ -185,23 +205,23 @@ def _size(
         allowed = max(allowed, SPREADS * step_noise(base.mean(axis=0)) / num_steps**0.5)
     difference = float((own - base.mean(axis=0)).mean())
     words = (
-        f"the norm of its gradients is {_times(difference):.3g} times the job's, the mean over"
+        f"the norm of its gradients{when} is {_times(difference):.3g} times the job's, the mean over"
         f" {num_steps} step{'s' * (num_steps > 1)}, and {_times(-allowed):.3g} to {_times(allowed):.3g} is allowed"
     )
     return (words, "") if abs(difference) > allowed else (None, words)
 
 
-def _first(own: NDArray[np.float64], base: NDArray[np.float64], band: float) -> tuple[bool, str]:
+def _first(when: str, own: NDArray[np.float64], base: NDArray[np.float64], band: float) -> tuple[bool, str]:
     """Of the first step: whether it passes, and the words if not."""
     difference = float(own[0] - base[:, 0].mean())
     allowed = max(math.log1p(band), SPREADS * float(np.abs(base[:, 0] - base[:, 0].mean()).max()))
     return abs(difference) <= allowed, (
-        f"the norm of its first gradients is {_times(difference):.4g} times the job's, and {_times(-allowed):.3g}"
+        f"the norm of its first gradients{when} is {_times(difference):.4g} times the job's, and {_times(-allowed):.3g}"
         f" to {_times(allowed):.3g} is allowed"
     )
 
 
-def _logs(norms: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+def _logs(norms: Sequence[_Norms]) -> NDArray[np.float64]:
     """Trials x steps, of the steps in which all are known, finite and not 0."""
     if not norms:
         return np.zeros((0, 0))

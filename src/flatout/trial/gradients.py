@@ -1,7 +1,8 @@
 """What each rank wrote down of its first gradients -> `GradientNorms` of each optimizer.
 
 Ranks that hold parts of a parameter (DTensor's shards) add up to its norm. Of a parameter that each rank has whole, the
-ranks' norms are the same to the bit where its gradient was reduced: what they differ by is kept.
+ranks' norms are the same to the bit where its gradient was reduced: what they differ by is kept, before clipping and
+after.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class _Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int | None  # None: no step is known
     sharded: tuple[int, ...]
     steps: tuple[tuple[float, ...] | None, ...]  # of each parameter
+    unclipped: tuple[tuple[float, ...] | None, ...]  # the same before clipping; None: not clipped, or not known
 
 
 class _Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,13 +60,16 @@ def _together(ranks: Sequence[_Optimizer]) -> GradientNorms:
     is_sharded = np.zeros(num_parameters, dtype=np.bool_)
     is_sharded[list(sharded)] = True
     steps = [_of_step(of_ranks, is_sharded) for of_ranks in zip(*(rank.steps for rank in ranks), strict=False)]
+    before = [_of_step(of_ranks, is_sharded) for of_ranks in zip(*(rank.unclipped for rank in ranks), strict=False)]
     finite = [step for step in steps if step is not None and np.isfinite(step.norms).all()]
     is_zero = [step.norms == 0 for step in finite]
     is_faint = [step.norms <= FAINT * step.norm for step in finite]
-    spreads = [step.spread for step in finite if step.spread is not None]
+    # Where each layer is clipped by itself, its norm may be the same on all ranks whatever it was.
+    spreads = [step.spread for step in (*steps, *before) if step is not None and step.spread is not None]
     return GradientNorms(
         num_parameters=num_parameters,
-        norms=tuple(np.nan if step is None else step.norm for step in steps),
+        norms=_norms(steps),
+        unclipped=_norms(before) if any(step is not None for step in before) else (),
         without=_places(np.sum(is_zero, axis=0) > len(finite) / 2) if finite else (),
         absent=_places(np.any(is_zero, axis=0)) if finite else (),
         faint=_places(np.any(is_faint, axis=0)) if finite else (),
@@ -86,6 +91,10 @@ def _of_step(of_ranks: Sequence[tuple[float, ...] | None], is_sharded: NDArray[n
     norms = np.sqrt(np.where(is_sharded, (each**2).sum(axis=0), (each**2).mean(axis=0)))
     norm = float(np.sqrt((norms**2).sum()))
     return _Step(norms, norm, _spread(each, ~is_sharded & (norms > FAINT * norm)) if np.isfinite(norm) else None)
+
+
+def _norms(steps: Sequence[_Step | None]) -> tuple[float, ...]:
+    return tuple(np.nan if step is None else step.norm for step in steps)
 
 
 def _spread(each: NDArray[np.float64], compared: NDArray[np.bool_]) -> float | None:

@@ -114,7 +114,8 @@ class Journal:
         if isinstance(line, Entry):
             made["result"]["losses"] = _as_texts(line.result.losses)
             for optimizer in made["result"]["gradients"]:
-                optimizer["norms"] = _as_texts(optimizer["norms"])
+                for name in ("norms", "unclipped"):
+                    optimizer[name] = _as_texts(optimizer[name])
         try:
             with self.path.open("ab") as file:
                 file.write(msgspec.json.encode(made) + b"\n")
