@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.profile.runs import job, recorded
+from tests.trial.recordings import rank as made_rank
 
+from flatout.profile.measure import measure
 from flatout.records.recording import RankRecording
 
 
@@ -117,3 +119,10 @@ def test_ten_steps_are_enough_for_a_trace_where_the_warm_up_is_given(tmp_path: P
     recording, _ = recorded(tmp_path / "r", command, "--warmup", "0", "--steps", "2")
     assert [len(rank.traced_steps) for rank in recording.ranks] == [2, 2]
     assert recording.ranks[0].traced_steps == recording.ranks[1].traced_steps
+
+
+@pytest.mark.parametrize(("settled", "why"), [(1, "the operations of no step were counted"), (None, "had settled")])
+def test_why_operations_are_unknown_is_told(settled: int | None, why: str) -> None:
+    measured = measure([made_rank(settled=settled)])
+    assert measured.flops_per_step is measured.mfu is None
+    assert why in measured.reasons["flops_per_step"] and why in measured.reasons["mfu"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -64,18 +65,22 @@ def test_a_heading_that_was_cut_short_is_written_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "how"),
     [
-        {"command": ("python", "other.py")},
-        {"tool_version": "2"},
-        {"options": {"num_steps": "31"}},
+        ({"command": ("python", "other.py")}, f": its command is {shlex.join(HEADING.command)}"),
+        ({"tool_version": "2"}, f": flatout {HEADING.tool_version} made it, and this is 2"),
+        ({"options": {"num_steps": "31"}}, ", with other --steps"),
+        ({"options": {**HEADING.options, "warmup": "s3cr3t"}}, ", with other --warmup"),
     ],
 )
-def test_the_journal_of_another_tuning_is_refused_and_left_as_it_is(path: Path, other: dict[str, object]) -> None:
+def test_the_journal_of_another_tuning_is_refused_and_left_as_it_is(
+    path: Path, other: dict[str, object], how: str
+) -> None:
     Journal(path, HEADING).add("a", trial(0))
     before = path.read_bytes()
-    with pytest.raises(InputError, match="is the journal of another tuning"):
+    with pytest.raises(InputError) as caught:
         Journal(path, msgspec.structs.replace(HEADING, **other))
+    assert str(caught.value) == f"{path} is the journal of another tuning{how}"
     assert path.read_bytes() == before
 
 

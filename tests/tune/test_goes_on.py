@@ -82,6 +82,33 @@ def test_it_makes_no_trial_again_and_tears_no_pair(tmp_path: Path, seed: int, mo
             assert one.verdict.num_void <= 1, one.verdict.void_reasons
 
 
+class InterruptedRunner(JournalledRunner):
+    """In its first session: after that many trials."""
+
+    most = 14
+
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
+        if self.journal.session == 0 and self.num_trials == self.most:
+            raise KeyboardInterrupt
+        return super().trial(changes, num_steps, place)
+
+
+def test_of_a_journal_with_more_candidates_in_a_round_new_ones_are_held_against_baselines_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has baselines left when the old candidates are through, of a machine that was 15 % faster."""
+    late, speedups = "nccl-sockets=1x1+16", {SOCKETS: 2.5, "nccl-sockets=1x1+16": 2.0}
+    with monkeypatch.context() as patch:
+        patch.setattr("flatout.tune.screening._outdone_by", lambda *_: None)  # none gave way to another one
+        with pytest.raises(KeyboardInterrupt):
+            tuned(InterruptedRunner(tmp_path / "journal", speedups, 0), max_screened=6)
+    runner = InterruptedRunner(tmp_path / "journal", speedups, 0)
+    result = tuned(runner, max_screened=10, max_rounds=1)
+    assert result.num_resumed >= 9 and runner.names().count(late) == 1
+    (told,) = (one for one in result.tried if one.name == late)
+    assert told.screened == pytest.approx(2.0, rel=0.06)
+
+
 def test_a_real_tuning_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     out = tmp_path / "out"

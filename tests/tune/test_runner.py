@@ -107,6 +107,23 @@ def test_a_trial_has_a_folder_of_its_own_and_what_the_script_wrote_there_is_dele
         assert sorted(file.name for file in folder.parent.iterdir()) == ["output.log", "recording"]
 
 
+def test_what_a_script_wrote_into_its_trials_folder_is_not_told_as_left(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+
+    def during(folder: Path) -> None:
+        (folder.parent / "saved" / ".began").touch()
+        written = [folder.parent / "files" / "log.csv", tmp_path / "runs" / "log.csv"]
+        for file in written:
+            file.write_text("1\n")
+        lines = [json.dumps({"path": str(file), "kind": "new", "existed": False}) for file in written]
+        (folder / "diverted-host-1.jsonl").write_text("\n".join(lines) + "\n")
+
+    job.during = during
+    made = runner(tmp_path)
+    made.trial(NOTHING, 3)
+    assert made.outputs.wrote == {str(tmp_path / "runs" / "log.csv")}
+
+
 def test_a_trial_is_light_and_is_told_when_to_stop(job: Job, tmp_path: Path) -> None:
     made = runner(tmp_path)
     made.trial(NOTHING, 25)

@@ -3,7 +3,8 @@
 Looked at once, in steps that the recorder disturbs anyhow: from the FLOPs step to the end of the window, the first
 `zero_grad` and the first `autocast` are noted; then the live objects are looked through for the model, its wrapper, the
 optimizer and the loaders. Other steps cost nothing. In a trial of a tuning, whose steps are compared, this is at the
-end, and nothing is noted before. Unknown is null.
+end, and nothing is noted before, but for the loaders after the first step: a job that ends before its trial has stopped
+it has none any more. Unknown is null.
 """
 
 from __future__ import annotations
@@ -34,12 +35,18 @@ class Facts:
         self.uses_autocast = False
         self._undo: list[Callable[[], None]] = []
         self._is_watching = False
+        self._loaders: dict[str, Any] | None = None
 
     def watch(self) -> None:
         """Note what the following steps do, until `write`."""
         self._is_watching = True
         self._watch_zero_grad()
         self._watch_autocast()
+
+    def look_at_loaders(self) -> None:
+        """Once: what `write` falls back on where they are gone by then."""
+        if self._loaders is None:
+            self._loaders = _of_loaders(_live(loaders._BaseDataLoaderIter))
 
     def write(self, recording: Path, identity: Identity, optimizers: Iterable[Any]) -> None:
         for undo in self._undo:
@@ -51,7 +58,12 @@ class Facts:
             "rank": identity.rank,
             "world_size": identity.world_size,
             "hostname": os.uname().nodename,
-            "facts": {**_of_process(identity), **self._of_steps(), **_of_objects(list(optimizers))},
+            "facts": {
+                **_of_process(identity),
+                **self._of_steps(),
+                **(self._loaders or {}),
+                **_of_objects(list(optimizers)),
+            },
             "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
         }
         path = recording / f"facts-rank{identity.rank}.json"
@@ -133,13 +145,17 @@ def _nccl_version() -> str | None:
 
 def _of_objects(optimizers: list[Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {}
-    objects = [one for one in gc.get_objects() if issubclass(type(one), (torch.nn.Module, loaders._BaseDataLoaderIter))]
+    objects = _live(torch.nn.Module, loaders._BaseDataLoaderIter)
     parameters = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
     facts |= _of_optimizers(optimizers, parameters)
     facts |= _of_models([one for one in objects if isinstance(one, torch.nn.Module)], {id(one) for one in parameters})
     facts |= _of_loaders([one for one in objects if isinstance(one, loaders._BaseDataLoaderIter)])
     facts["device"] = parameters[0].device.type if parameters else ("cuda" if torch.cuda.is_initialized() else None)
     return facts
+
+
+def _live(*kinds: type) -> list[Any]:
+    return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
 
 
 def _of_optimizers(optimizers: list[Any], parameters: list[Any]) -> dict[str, Any]:

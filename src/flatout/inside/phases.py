@@ -96,6 +96,8 @@ class Phases:
         plan = self._plan
         if plan is None:
             self._source = source
+            if self._facts is not None and self._settings.is_trial:
+                guarded(self._facts.look_at_loaders)()
             self._decide(step, source, is_training)
             return ""
         began = time.perf_counter_ns()

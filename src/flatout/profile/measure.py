@@ -19,6 +19,7 @@ from flatout.records.ceilings import Ceilings
 from flatout.records.recording import Measured, RankRecording, Recording
 
 _NOT_SETTLED = "the job ended before its step times had settled"
+_NOT_COUNTED = "the operations of no step were counted: the job ended before, or it was a trial of a tuning"
 
 
 def with_ceilings(recording: Recording, by_host: Mapping[str, Ceilings]) -> Recording:
@@ -116,7 +117,8 @@ def _flops(ranks: Sequence[RankRecording], reasons: dict[str, str]) -> float | N
     missing = [rank for rank in ranks if rank.flops_by_type is None]
     if missing or not ranks:
         reason = missing[0].flops_problem if missing else None
-        reasons["flops_per_step"] = reasons["mfu"] = reason or _NOT_SETTLED
+        not_counted = _NOT_SETTLED if not ranks or missing[0].settled_step is None else _NOT_COUNTED
+        reasons["flops_per_step"] = reasons["mfu"] = reason or not_counted
         return None
     total = sum(sum(rank.flops_by_type.values()) for rank in ranks if rank.flops_by_type is not None)
     if not total:

@@ -8,6 +8,7 @@ as after a typo in its command, its journal gives way.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
     took_s: float
 
 
+# Options of a heading as users write them, where that is not their name.
+_WORDS = {
+    "allowed_safety": "--allow",
+    "knobs": "--knob",
+    "num_steps": "--steps",
+    "sbatch_options": "--sbatch-options",
+    "uses_history": "--no-history",
+}
 # Losses and norms may be no numbers or infinite, for which JSON has no word: they are written as texts.
 _LINE = msgspec.json.Decoder(Heading | Entry | Profile, strict=False)
 
@@ -53,6 +62,19 @@ def _is_worth_keeping(line: Heading | Entry | Profile) -> bool:
 
 def _as_texts(numbers: Sequence[float]) -> list[float | str]:
     return [number if math.isfinite(number) else str(number) for number in numbers]
+
+
+def _difference(before: Heading, now: Heading) -> str:
+    """In what, without the values of options, in which there may be secrets."""
+    if before.command != now.command:
+        return f": its command is {shlex.join(before.command)}"
+    if before.tool_version != now.tool_version:
+        return f": flatout {before.tool_version} made it, and this is {now.tool_version}"
+    names = [
+        name for name in before.options.keys() | now.options.keys() if before.options.get(name) != now.options.get(name)
+    ]
+    others = sorted(_WORDS.get(name, f"--{name}") for name in names)
+    return f", with other {', '.join(others)}"
 
 
 class Journal:
@@ -78,8 +100,9 @@ class Journal:
             text, decoded, headings, lines = b"", [], [], []
         is_foreign = not headings and (len(lines) > 1 or bool(decoded))
         if is_foreign or (headings and headings[0] != heading):
+            how = _difference(headings[0], heading) if headings else ""
             raise InputError(
-                f"{path} is the journal of another tuning", hint="choose another --out, or replace it with --force"
+                f"{path} is the journal of another tuning{how}", hint="choose another --out, or replace it with --force"
             )
         if text and not text.endswith(b"\n"):  # cut short by an interruption
             with path.open("ab") as file:

@@ -23,7 +23,7 @@ def choose(state: State, profiled: Profiled) -> list[Change]:
     """The user's own, then those for what costs most now, the most promising first; each knob with few values."""
     own = [change for text in state.options.knobs for change in _own(state, text, profiled.facts)]
     is_for_memory = state.objective == "peak_memory_bytes"
-    state.promises = {}
+    state.promises, state.most = {}, {}
     found = candidates(
         profiled.done.diagnosis,
         profiled.facts,
@@ -34,7 +34,7 @@ def choose(state: State, profiled: Profiled) -> list[Change]:
     )
     found = [change for change in found if change.name not in state.refused]
     for name in (state.waiting & state.open.keys()).difference(change.name for change in found):
-        reason = "another change for the same cause brought far more, and beside that it is no candidate"
+        reason = "another change for the same cause brought more than it promised, and beside that it is no candidate"
         state.open[name] = msgspec.structs.replace(state.open[name], reason=reason)
     if not is_for_memory:  # a replay tells of time
         found = _predicted(state, found, profiled)
@@ -85,13 +85,19 @@ def _predicted(state: State, found: Sequence[Change], profiled: Profiled) -> lis
     state.predictions = {name: one for name, one in made.items() if isinstance(one, Prediction)}
     state.situation = situation_of(profiled.done.job, profiled.facts, step_s)
 
-    def promise(change: Change) -> float:
+    def most(change: Change) -> float:
         prediction = state.predictions.get(change.name)
         if prediction is None:
-            return math.sqrt(change.predicted_speedup or 1.0)
-        return math.sqrt(prediction.speedup * min(prediction.high, prediction.bound or prediction.high))
+            return change.predicted_speedup or 1.0
+        return min(prediction.high, prediction.bound or prediction.high)
 
-    state.promises = {change.name: promise(change) for change in found if change.argument is None}
+    def promise(change: Change) -> float:
+        prediction = state.predictions.get(change.name)
+        return math.sqrt((prediction.speedup if prediction is not None else 1.0) * most(change))
+
+    ours = [change for change in found if change.argument is None]  # of the user's own nothing is known
+    state.promises = {change.name: promise(change) for change in ours}
+    state.most = {change.name: most(change) for change in ours}
     return sorted(found, key=lambda change: -promise(change))
 
 

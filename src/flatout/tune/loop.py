@@ -24,35 +24,33 @@ from flatout.tune.state import State
 def tune(runner: Runner, options: TuneOptions, say: Say, calibration: Calibration | None = None) -> TuneResult:
     """One tuning, to its end. Raises InputError where the command does not succeed by itself."""
     state = State(runner, options, say, calibration)
-    why_ended = "no change is left that promises 1 % or more"
     try:
         measure_noise(state)
-        while state.round < options.max_rounds:
+        why_ended = ""
+        while not why_ended and state.round < options.max_rounds:
             state.round += 1
-            if not improve(state):
-                break
-        else:
-            why_ended = f"{state.round} rounds were made, the most that are"
+            why_ended = improve(state)
+        why_ended = why_ended or f"{state.round} rounds were made, the most that are"
     except OutOfBudgetError as end:
         why_ended = str(end)
     verdict = final_verdict(state) if state.applied else None
     return tune_result(state, verdict, why_ended)
 
 
-def improve(state: State) -> bool:
-    """One round: whether another one may bring more, as something was adopted, or candidates are left."""
+def improve(state: State) -> str:
+    """One round: why it is the last; empty where another one may bring more, as candidates are left."""
     profiled = _profile(state)
     if profiled is None:
-        return False
+        return "what is on now was not profiled again"
     chosen = choose(state, profiled)
     if not chosen:
-        return False
+        return "no change is left that promises 1 % or more"
     screened = screen_candidates(state, chosen, profiled.facts)
     is_adopted = bool(screened) and confirm(state, screened)
     state.profiled = None if is_adopted else profiled  # of a job that did not change
     if not is_adopted:
         state.refused.update(change.name for change in chosen if change.name not in state.waiting)
-    return True
+    return ""
 
 
 def _profile(state: State) -> Profiled | None:

@@ -67,9 +67,14 @@ def _tried(
 
 
 def _prediction_of(state: State, added: Sequence[Change]) -> Prediction | None:
-    """Of several changes from one replay with all of them: they share what they save."""
+    """Of several changes from one replay with all of them: they share what they save.
+
+    None where one of them has none: what it brings is unknown, and is in what is measured.
+    """
     if len(added) == 1:
         return state.predictions.get(added[0].name)
+    if not state.predictions.keys() >= {change.name for change in added}:
+        return None
     if state.situation is None or isinstance(state.situation, NoPrediction):
         return None
     made = predict_together(state.situation, added, state.calibration)

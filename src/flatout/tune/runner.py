@@ -254,9 +254,9 @@ class Runner:
 
     def _clear(self, folder: Path) -> None:
         """What the script saved is of a few steps, and worth nothing."""
+        shutil.rmtree(folder / "files", ignore_errors=True)  # first, so that none of it is told as left
         self.outputs |= settle_outputs(folder / "recording", folder / "saved")
-        for name in ("saved", "files"):
-            shutil.rmtree(folder / name, ignore_errors=True)
+        shutil.rmtree(folder / "saved", ignore_errors=True)
 
     def _tell(self, result: TrialResult) -> None:
         from flatout.units import seconds

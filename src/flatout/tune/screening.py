@@ -50,11 +50,13 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
         if made is None:
             note_open(state, change, "it does not go together with what is on")
             continue
-        if (shown := _shown_for(change, state, sets, trials)) > state.promises.get(change.name, math.inf):
+        if (shown := _outdone_by(change, state, sets, trials)) is not None:
             state.waiting.add(change.name)
-            note_open(state, change, f"it waited: for the same cause another one had shown {shown:.2f}x or more")
+            reason = f"another change for the same cause had shown {shown:.2f}x or more"
+            note_open(state, change, f"it waited for a next round: {reason}")
             continue
         num_tried += 1
+        state.waiting.discard(change.name)
         tried = trial(state, made)
         note_open(state, change, "a trial was made of it, and no baseline after it to hold it against")
         if is_fit(state, tried, made, [change]):
@@ -62,9 +64,7 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
             sets[made.name] = made
         if num_tried % CANDIDATES_BETWEEN_BASELINES == 0:
             trials.append(fresh_baseline(state))
-    at_baselines = {one.session for one in trials if one.arm == BASELINE}
-    if any(one.session not in at_baselines for one in trials):  # the journal ended between them
-        trials.append(fresh_baseline(state))
+    _add_baselines_of_now(state, trials)
     if not sets or not any(one.is_complete and one.arm == BASELINE for one in trials):
         return []
     estimates = {one.arm: one.speedup for one in screen(trials, objective=state.objective)}
@@ -88,6 +88,7 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
         tried = trial(state, together)
         if is_fit(state, tried, together, state.added(together)):
             trials += [tried, fresh_baseline(state)]
+            _add_baselines_of_now(state, trials)
             speedup = next(s.speedup for s in screen(trials, objective=state.objective) if s.arm == together.name)
             not_shown = frozenset() if clear else frozenset(change.name for change in state.added(together))
             good.append(Candidate(made=together, estimate=speedup, not_shown=not_shown))
@@ -95,18 +96,44 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
     return good
 
 
-def _shown_for(change: Change, state: State, sets: Mapping[str, ChangeSet], trials: Sequence[TrialResult]) -> float:
-    """The speedup beyond noise that another knob for the same cause has shown in its trial; 1 where none has."""
+def _add_baselines_of_now(state: State, trials: list[TrialResult]) -> None:
+    """Where what was tried last is of a later session than all baselines, which are of a machine as it was then.
+
+    The journal may first give back some more of before, where it had other candidates in that round.
+    """
+    if state.objective == "peak_memory_bytes":
+        return
+    while max(one.session for one in trials if one.arm == BASELINE) < max(one.session for one in trials):
+        trials.append(fresh_baseline(state))
+
+
+def _outdone_by(
+    change: Change, state: State, sets: Mapping[str, ChangeSet], trials: Sequence[TrialResult]
+) -> float | None:
+    """The speedup beyond noise that another knob for the same cause has shown in its trial, where that is more than
+    `change` promises; None where none has.
+
+    What cannot be on beside the other has no next turn: there the most counts that it may bring.
+    """
 
     def shares(other: Change) -> bool:
         return other.knob.name != change.knob.name and not causes.isdisjoint(other.predicted_from)
 
     causes = set(change.predicted_from)
-    rivals = {name for name, made in sets.items() if shares(made.changes[-1])}
-    if not rivals or not any(one.is_complete and one.arm == BASELINE for one in trials):
-        return 1.0
-    best = max((one.speedup for one in screen(trials, objective=state.objective) if one.arm in rivals), default=1.0)
-    return max(best / least_shown(state), 1.0)
+    rivals = {name: made.changes[-1] for name, made in sets.items() if shares(made.changes[-1])}
+    is_known = change.name in state.promises and any(one.is_complete and one.arm == BASELINE for one in trials)
+    if not rivals or not is_known:
+        return None
+    least = least_shown(state)
+    for one in screen(trials, objective=state.objective):
+        other = rivals.get(one.arm)
+        if other is None:
+            continue
+        is_either_or = other.knob.name in change.knob.excludes or change.knob.name in other.knob.excludes
+        promised = (state.most if is_either_or else state.promises)[change.name]
+        if one.speedup / least > max(promised, 1.0):
+            return one.speedup / least
+    return None
 
 
 def _keep(state: State, sets: Iterable[ChangeSet], estimates: Mapping[str, float]) -> None:

@@ -37,7 +37,8 @@ class State:
         self.open: dict[str, Tried] = {}  # what was chosen to be tried, until it is known what came of it
         self.refused: set[str] = set()  # names of changes that are not tried again
         self.promises: dict[str, float] = {}  # the speedup that a trial may show, of the changes of this round
-        self.waiting: set[str] = set()  # names of changes of this round that gave way to a far better one
+        self.most: dict[str, float] = {}  # the most that it may show
+        self.waiting: set[str] = set()  # names of changes that gave way to a far better one, and had no turn since
         self.baselines: list[TrialResult] = []  # of the job as it came
         self.current_trials: list[TrialResult] = []  # of what is on now
         self.last_pairs: list[Pair] = []

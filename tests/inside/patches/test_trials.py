@@ -117,6 +117,18 @@ def test_facts_of_a_trial_are_written_at_its_stop(tmp_path: Path) -> None:
     assert done.log == ""
 
 
+def test_the_loader_of_a_trial_whose_job_ends_before_the_stop_is_known(tmp_path: Path) -> None:
+    """It is gone by then, and its workers decide how the losses are compared."""
+    done = run(tmp_path / "recording", "long", "alone", 80, is_recorded=True, FLATOUT_STOP_AFTER="500",
+               FLATOUT_LIGHT="1", FLATOUT_FACTS="1")  # fmt: skip
+    assert (done.code, done.said("own_end")) == (0, "80")
+    facts = json.loads((done.recording / "facts-rank0.json").read_text())["facts"]
+    assert (facts["loader_workers"], facts["loader_prefetch"]) == (1, 2)
+    rows = [json.loads(line) for line in (done.recording / "rank0.steps.jsonl").read_text().splitlines()]
+    assert {row[9] for row in rows if isinstance(row, list)} == {"first", ""}
+    assert done.log == ""
+
+
 @pytest.mark.parametrize("how", ["ranks", "ranks-corrupt"])
 def test_wrong_numbers_of_collectives_are_found_at_the_stop(tmp_path: Path, how: str) -> None:
     done = run(tmp_path / "recording", "long", how, ranks=2, is_recorded=True, FLATOUT_STOP_AFTER="10",
