@@ -30,7 +30,9 @@ demo: $(VENV)/torch.stamp
 	@echo "Its report: build/tuning/report.html"
 	@echo "On your own job:   docs/how-to/tune.md"
 
+# The tests start many Pythons, each of which would compile Flatout where PYTHONDONTWRITEBYTECODE is set.
 test: lint
+	@$(BIN)/python -m compileall -q src tests/jobs
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 	$(MAKE) --no-print-directory docs
 
