@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from tests.change.jobs import facts
+from tests.change.jobs import diagnosis, facts
 from tests.trial.training import Fault, changes, losses, trial
 from tests.tune.simulated import BUCKET, FACTS, SOCKETS, STEP_S, WORKERS, SimulatedRunner, tuned
 
@@ -25,6 +25,7 @@ from flatout.tune.files import outcomes_of
 from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
 from flatout.tune.result import is_better
+from flatout.tune.runner import Profiled
 from flatout.tune.state import State
 from flatout.tune.trials import check_gates
 
@@ -331,6 +332,23 @@ def test_what_cannot_be_on_beside_another_one_is_tried_where_it_may_bring_more()
     runner = SimulatedRunner({SOCKETS: 1.4, channels: 1.65}, left_over={"exposed-communication": 0.0})
     result = tuned(runner, max_screened=10)
     assert channels in adopted(result) and SOCKETS not in adopted(result)
+
+
+class ComputingRunner(SimulatedRunner):
+    """Nearly all of its step is compute, which no finding is about."""
+
+    def profile(self, changes: ChangeSet) -> Profiled:
+        found = super().profile(changes)
+        computing = diagnosis({}, step_s=STEP_S, parts={"compute": 0.2})
+        return msgspec.structs.replace(found, done=msgspec.structs.replace(found.done, diagnosis=computing))
+
+
+def test_changes_that_speed_up_compute_wait_for_no_other() -> None:
+    speedups = {"autocast=bfloat16": 2.2, "compile=default": 1.3}
+    runner = ComputingRunner(speedups, job=facts(is_autocast=False))
+    result = tuned(runner, max_screened=10, allowed_safety="rounding")
+    together = next(one for one in result.tried if one.outcome == "adopted")
+    assert together.round == 1 and speedups.keys() <= set(together.changes) <= adopted(result)
 
 
 def _predict(speedup: float, high: float, but: str = "") -> Callable[..., dict[str, Prediction]]:

@@ -119,7 +119,8 @@ def _outdone_by(
     def shares(other: Change) -> bool:
         return other.knob.name != change.knob.name and not causes.isdisjoint(other.predicted_from)
 
-    causes = set(change.predicted_from)
+    # Of a part of the step, as compute, each takes its share: their gains multiply.
+    causes = change.knob.answers.keys() & set(change.predicted_from)
     rivals = {name: made.changes[-1] for name, made in sets.items() if shares(made.changes[-1])}
     is_known = change.name in state.promises and any(one.is_complete and one.arm == BASELINE for one in trials)
     if not rivals or not is_known:
