@@ -240,6 +240,14 @@ def test_baselines_that_fail_beside_the_candidates_end_the_round() -> None:
     assert not is_better(result)
 
 
+def test_baselines_without_a_reading_of_power_end_the_round() -> None:
+    def ends(index: int, changes: ChangeSet) -> dict[str, object]:
+        return {"energy_j_per_step": None if 3 <= index < 12 and not changes.changes else 70.0}
+
+    result = tuned(SimulatedRunner({}, ends=ends), objective="j_per_step")
+    assert not is_better(result) and result.why_ended == "no change is left that promises 1 % or more"
+
+
 def test_an_objective_that_the_job_does_not_show_is_one_line() -> None:
     said = "the job cannot be tuned for that: a trial of baseline has no number of"
     with pytest.raises(InputError, match=said) as error:

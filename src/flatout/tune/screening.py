@@ -17,6 +17,7 @@ from flatout.tune.budget import CANDIDATES_BETWEEN_BASELINES
 from flatout.tune.result import note, note_open
 from flatout.tune.state import State
 from flatout.tune.trials import fresh_baseline, is_fit, trial
+from flatout.verdict.cost import missing
 from flatout.verdict.noise import noise_floor
 from flatout.verdict.screening import screen
 from flatout.verdict.student import t_quantile
@@ -65,7 +66,7 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
         if num_tried % CANDIDATES_BETWEEN_BASELINES == 0:
             trials.append(fresh_baseline(state))
     _add_baselines_of_now(state, trials)
-    if not sets or not any(one.is_complete and one.arm == BASELINE for one in trials):
+    if not sets or not _has_baseline(state, trials):
         return []
     estimates = {one.arm: one.speedup for one in screen(trials, objective=state.objective)}
     _keep(state, sets.values(), estimates)
@@ -96,6 +97,11 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
     return good
 
 
+def _has_baseline(state: State, trials: Sequence[TrialResult]) -> bool:
+    """With what the objective needs, as a complete one may lack the GPUs' energy."""
+    return any(one.arm == BASELINE and missing(one, state.objective) is None for one in trials)
+
+
 def _add_baselines_of_now(state: State, trials: list[TrialResult]) -> None:
     """Where what was tried last is of a later session than all baselines, which are of a machine as it was then.
 
@@ -122,8 +128,7 @@ def _outdone_by(
     # Of a part of the step, as compute, each takes its share: their gains multiply.
     causes = change.knob.answers.keys() & set(change.predicted_from)
     rivals = {name: made.changes[-1] for name, made in sets.items() if shares(made.changes[-1])}
-    is_known = change.name in state.promises and any(one.is_complete and one.arm == BASELINE for one in trials)
-    if not rivals or not is_known:
+    if not rivals or change.name not in state.promises or not _has_baseline(state, trials):
         return None
     least = least_shown(state)
     for one in screen(trials, objective=state.objective):
