@@ -33,9 +33,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tunings learn from tests is not the user's."""
+    """What tunings and benches learn from tests is not the user's, nor the next module's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
@@ -46,6 +46,7 @@ def _process_as_it_was() -> Iterator[None]:
     """What a library leaves behind in this process is not what the next module's tests meet.
 
     Ray replaces `print`, handles SIGTERM, sets variables and puts packages of its own before all others, for good.
+    Where something was once compiled, torch counts it for good, and we count no FLOPs.
     """
     printer, handlers = builtins.print, {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     variables, path = dict(os.environ), list(sys.path)
@@ -57,6 +58,8 @@ def _process_as_it_was() -> Iterator[None]:
         del os.environ[name]
     os.environ.update(variables)
     sys.path[:] = path
+    if "torch._dynamo.utils" in sys.modules:
+        sys.modules["torch._dynamo.utils"].counters.clear()
 
 
 # A shell starts what it puts into the background deaf to SIGINT, and programs inherit that, which tests interrupt.

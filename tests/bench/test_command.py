@@ -24,14 +24,6 @@ from flatout.probe.ceilings.raw import About
 from flatout.probe.ceilings.start import given_rank
 from flatout.probe.ceilings.storage import storage_cases
 
-# In each rank: enough for a result, where how exact it is does not matter. Else all of the time is used.
-FEW_REPETITIONS = """\
-import os
-if "RANK" in os.environ:
-    import flatout.probe.ceilings.rounds
-    flatout.probe.ceilings.rounds.MAX_ROUNDS = 5
-"""
-
 
 def bench(
     *arguments: str | Path, inject: str = "", folder: Path | None = None, prefix: tuple[str, ...] = ()
@@ -73,11 +65,7 @@ def files_of_a_user(folder: Path) -> Path:
 def test_everything_that_a_cpu_has_is_measured_and_saved(tmp_path: Path) -> None:
     data, out = files_of_a_user(tmp_path), tmp_path / "out.json"
     before = {path: path.stat().st_mtime_ns for path in [data, *data.iterdir()]}
-    done = bench(
-        *("--ranks", "2", "--time", "20s", "--path", data, "--out", out, "--json"),
-        inject=FEW_REPETITIONS,
-        folder=tmp_path,
-    )
+    done = bench("--ranks", "2", "--time", "20s", "--path", data, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     found = content(done)
     assert json.loads(out.read_text()) == found
@@ -106,16 +94,10 @@ def test_everything_that_a_cpu_has_is_measured_and_saved(tmp_path: Path) -> None
     assert "host_to_device, device_to_host" in found["not_measured"]
 
 
-def test_writing_is_done_in_a_folder_of_our_own_that_is_gone_afterwards(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_writing_is_done_in_a_folder_of_our_own_that_is_gone_afterwards(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     names = [f"--only=storage_{what}" for what in ("sequential_write", "sequential_read", "random_read", "small_files")]
-    done = bench(
-        *("--ranks", "1", "--time", "20s", "--path", tmp_path, "--allow-write", "--json", *names),
-        inject=FEW_REPETITIONS,
-        folder=tmp_path_factory.mktemp("inject"),
-    )
+    done = bench("--ranks", "1", "--time", "20s", "--path", tmp_path, "--allow-write", "--json", *names)
     found = content(done)
     assert {one["name"] for one in found["measurements"]} == {name.removeprefix("--only=") for name in names}
     assert all(one["note"] for one in found["measurements"])
@@ -124,7 +106,10 @@ def test_writing_is_done_in_a_folder_of_our_own_that_is_gone_afterwards(
 
 
 def test_a_collective_that_does_nothing_is_a_failure(tmp_path: Path) -> None:
-    inject = FEW_REPETITIONS + ("    import torch.distributed as d\n    d.all_reduce = lambda *_, **__: None\n")
+    inject = (
+        "import os\nif 'RANK' in os.environ:\n    import torch.distributed as d\n"
+        "    d.all_reduce = lambda *_, **__: None\n"
+    )
     done = bench(
         "--ranks", "2", "--time", "10s", "--only", "all_reduce", "--only", "broadcast", "--json",
         inject=inject, folder=tmp_path,
@@ -165,8 +150,8 @@ def test_without_torch_numpy_measures_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_slow_rank_is_found_among_four(tmp_path: Path) -> None:
-    slow = FEW_REPETITIONS + (
-        "if os.environ.get('RANK') == '2':\n    import time, torch\n    real = torch.add\n"
+    slow = (
+        "import os\nif os.environ.get('RANK') == '2':\n    import time, torch\n    real = torch.add\n"
         "    torch.add = lambda *a, **k: (time.sleep(1), real(*a, **k))[1]\n"
     )
     done = bench("--ranks", "4", "--time", "40s", "--only", "memory_triad", "--json", inject=slow, folder=tmp_path)
@@ -193,9 +178,6 @@ def test_a_rank_that_dies_is_one_line(tmp_path: Path) -> None:
     assert done.stderr == "error: rank 1 ended with code 7: no such device\n"
 
 
-NO_COLLECTIVES = "nothing of `--only all_reduce` was measured\nhint: collectives: they need 2 ranks or more\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -205,7 +187,8 @@ NO_COLLECTIVES = "nothing of `--only all_reduce` was measured\nhint: collectives
         (["--allow-write"], "needs a folder to write to"),
         (["--only", "matmul", "--only", "nonsense"], "`nonsense` is nothing that can be measured"),
         (["--only", "storage_random_read"], "needs a folder whose storage is meant\nhint: --path DIR\n"),
-        (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], NO_COLLECTIVES),
+        (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "nothing of `--only all_reduce`"),
+        (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "hint: collectives: they need 2 ranks or more\n"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], said: str) -> None:
