@@ -89,7 +89,7 @@ def _measurement(ranks: tuple[int, ...], ones: list[RawCase], raw: Raw) -> Measu
     low, high = np.percentile(rates, [25, 75])
     return Measurement(
         name=ones[0].name,
-        value=statistics.median(rates),
+        value=ones[0].work / statistics.median(seconds),  # so that both are of the same repetition
         unit=ones[0].unit,  # type: ignore[arg-type]
         spread=float(high - low),
         device=raw.devices[ranks[0]],
