@@ -7,6 +7,7 @@ that was not tried then is taken for one that does not run.
 
 from __future__ import annotations
 
+import math
 import re
 import tarfile
 from pathlib import Path
@@ -142,6 +143,10 @@ def test_nanogpt_over_tcp_gets_three_times_as_fast_in_one_go(tmp_path: Path) -> 
     assert verdict.speedup == pytest.approx(3.01, abs=0.01)
     assert verdict.interval == pytest.approx((2.50, 3.64), abs=0.01)
     assert result.tuned_step_s == pytest.approx(0.0586, abs=1e-4)
+    # By hand: the plain mean of each trial's steps, and the geometric mean of the four ratios.
+    step_s = [sum(one.step_s) / len(one.step_s) for one in recorded(tmp_path / "nanogpt_tcp_whole") if one.step_s]
+    ratios = [step_s[5] / step_s[6], step_s[8] / step_s[7], step_s[9] / step_s[10], step_s[12] / step_s[11]]
+    assert verdict.mean_speedup == pytest.approx(math.prod(ratios) ** 0.25, rel=1e-9)
     (waited,) = (one for one in result.tried if one.name == "nccl-channels=8")
     assert "nccl-channels=8" not in runner.arms and "brought more than it promised" in waited.reason
 
