@@ -31,7 +31,7 @@ import msgspec
 from flatout.change.candidates import candidates
 from flatout.change.catalogue import all_changes
 from flatout.change.collectives import with_collectives
-from flatout.loop import diagnose_paths
+from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.predict.calibrate import REFERENCE, Calibration, calibrate
 from flatout.predict.predict import predict_together, situation_of
 from flatout.records.change import JobFacts

@@ -13,8 +13,8 @@ import pytest
 from flatout.cli.profile import _words
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.recorder import Untraced
+from flatout.diagnosis_pipeline import with_known_ceilings
 from flatout.inside.step_file import COLUMNS, SCHEMA
-from flatout.loop import with_known_ceilings
 from flatout.probe.ceilings.saved import saved_path
 from flatout.profile import read_recording
 from flatout.records.ceilings import Ceilings, Measurement

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flatout.attribute.job import attribute_job
 from flatout.change.collectives import with_collectives
-from flatout.loop import diagnose_paths
+from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.records.change import JobFacts
 
 STRAGGLER = Path(__file__).parents[2] / "examples" / "traces" / "straggler.tar.xz"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flatout.loop import Diagnosed, diagnose_paths
+from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
 
 SHARED = Path(__file__).parents[3] / "shared"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.loop import diagnose_paths
+from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.records.diagnosis import Diagnosis
 
 JOB = Path(__file__).parents[1] / "jobs" / "gloo_job.py"

@@ -10,7 +10,7 @@ import pytest
 
 from flatout.attribute.job import attribute_job
 from flatout.attribute.rank import attribute_rank
-from flatout.loop import diagnose_paths
+from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.records.diagnosis import Diagnosis
 from flatout.testing import TraceBuilder
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.errors import InputError
-from flatout.loop import diagnose_paths
 from flatout.profile import read_recording
 
 GOLDEN = Path(__file__).with_name("golden")

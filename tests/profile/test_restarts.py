@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.profile.runs import job, profiling, run, torchrun
 
+from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.errors import OutputError
-from flatout.loop import diagnose_paths
 from flatout.profile import read_recording
 from flatout.profile.folder import open_folder
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.profile.runs import JOB, environment
 
-from flatout.loop import diagnose_paths
+from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.profile import read_recording
 
 NAMES = ("node-a", "node-b")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths, origin_ns, perfetto_ranks
 from flatout.errors import OutputError
-from flatout.loop import Diagnosed, diagnose_paths, origin_ns, perfetto_ranks
 from flatout.read.originals import Originals
 from flatout.read.sources import TraceSource
 from flatout.records.diagnosis import Part

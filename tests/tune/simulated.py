@@ -10,8 +10,8 @@ from tests.change.jobs import diagnosis, facts
 from tests.trial.recordings import measured, recording
 from tests.trial.training import Fault, train
 
+from flatout.diagnosis_pipeline import Diagnosed
 from flatout.errors import FlatoutError
-from flatout.loop import Diagnosed
 from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.trial import TrialResult
 from flatout.records.tuning import TuneResult

@@ -12,10 +12,10 @@ from tests.change.jobs import diagnosis, facts
 from tests.trial.recordings import START_UNIX_S, measured, rank, recording
 
 import flatout.tune.runner as module
+from flatout.diagnosis_pipeline import Diagnosed
 from flatout.errors import FlatoutError, InputError
 from flatout.launch import Ended
 from flatout.launch.guard import MARK
-from flatout.loop import Diagnosed
 from flatout.profile.record import Options, Recorded
 from flatout.records.change import Change, ChangeSet, Knob, Patch
 from flatout.records.recording import Recording

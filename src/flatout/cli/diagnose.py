@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from flatout.loop import Diagnosed
+    from flatout.diagnosis_pipeline import Diagnosed
     from flatout.records.diagnosis import Finding
 
 
@@ -67,7 +67,7 @@ def diagnose(
     Example: flatout diagnose traces/ --html report.html
     """
     from flatout.cli.progress import Progress
-    from flatout.loop import diagnose_paths
+    from flatout.diagnosis_pipeline import diagnose_paths
     from flatout.report.files import check_new
 
     _check_different(html, perfetto)
@@ -193,7 +193,7 @@ def _write_html(target: Path, done: Diagnosed, force: bool) -> None:
 
 
 def _write_perfetto(target: Path, done: Diagnosed, force: bool) -> dict[int, int]:
-    from flatout.loop import origin_ns, perfetto_ranks
+    from flatout.diagnosis_pipeline import origin_ns, perfetto_ranks
     from flatout.report.perfetto import write_perfetto
 
     return write_perfetto(target, perfetto_ranks(done), origin_ns=origin_ns(done), force=force)

@@ -52,7 +52,7 @@ def _next_command(after: Path, diagnosis: Diagnosis) -> str:
 def _diagnosis(path: Path) -> Diagnosis:
     """A saved diagnosis is read, anything else diagnosed."""
     from flatout.cli.progress import Progress
-    from flatout.loop import diagnose_paths
+    from flatout.diagnosis_pipeline import diagnose_paths
     from flatout.report.json import is_diagnosis, read_diagnosis
 
     if is_diagnosis(path):

@@ -61,7 +61,7 @@ def profile(
 
 
 def _tell(path: Path, ended: Ended, *, light: bool, json: bool) -> None:
-    from flatout.loop import with_known_ceilings
+    from flatout.diagnosis_pipeline import with_known_ceilings
     from flatout.profile import read_recording
 
     recording = with_known_ceilings(read_recording(path))
@@ -83,7 +83,7 @@ def _tell(path: Path, ended: Ended, *, light: bool, json: bool) -> None:
 def _diagnose(path: Path, recording: Recording, *, json: bool) -> None:
     """The diagnosis of the recording: JSON to standard output, text to standard error, where the job's words went."""
     from flatout.cli.progress import Progress
-    from flatout.loop import diagnose_paths
+    from flatout.diagnosis_pipeline import diagnose_paths
 
     try:
         with Progress("reading traces") as progress:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 def recorded(path: Path) -> Recorded:
     """Shares of the step, of all ranks' whole steps together. Raises InputError where there is none."""
+    from flatout.diagnosis_pipeline import diagnose_paths
     from flatout.errors import InputError
     from flatout.keep.within import Recorded
-    from flatout.loop import diagnose_paths
 
     diagnosis = diagnose_paths([path]).diagnosis
     steps = [step for rank in diagnosis.ranks for step in rank.steps]

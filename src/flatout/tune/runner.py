@@ -17,10 +17,10 @@ import msgspec
 
 from flatout.change.collectives import with_collectives
 from flatout.change.transport import with_transport
+from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
 from flatout.errors import FlatoutError, InputError
 from flatout.launch import Ended, Launcher, LocalLauncher
 from flatout.launch.guard import MARK
-from flatout.loop import Diagnosed, diagnose_paths
 from flatout.profile import Options, read_recording, record
 from flatout.profile.read_facts import read_facts
 from flatout.records.change import ChangeSet, JobFacts

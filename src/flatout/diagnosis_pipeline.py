@@ -1,6 +1,7 @@
-"""The closed loop, as far as it is built: profile -> read -> attribute -> diagnose.
+"""The diagnosis of a job: read its traces, attribute its time, and name what costs it.
 
-Each function composes stages and holds no rule of its own.
+In: trace files, folders, archives, or the folder of a recording. Out: a `Diagnosed`. This module composes the stages
+`read`, `attribute` and `diagnose` and holds no rule of its own.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from flatout.attribute.rank import attribute_rank
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.recorded import with_recording
 from flatout.diagnose.recorder import Untraced
-from flatout.engine import map_ranks, num_cores
 from flatout.errors import InputError
+from flatout.rank_executor import map_ranks, num_cores
 from flatout.read import TraceSource, assign_ranks, open_sources, read_trace
 from flatout.records.diagnosis import Diagnosis
 from flatout.records.events import Quality
@@ -31,25 +32,25 @@ if TYPE_CHECKING:
     from flatout.records.recording import Recording
     from flatout.report.perfetto import PerfettoRank
 
-Progress = Callable[[int, int], None]  # traces read, of all
+Progress = Callable[[int, int], None]  # traces read so far, and their total
 
 
 class Diagnosed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A diagnosis with what it was made from."""
+    """A diagnosis, together with the data it was made from."""
 
     diagnosis: Diagnosis
     job: JobAttribution
-    sources: dict[int, TraceSource]  # by rank; files of an archive are gone once `diagnose_paths` has returned
+    sources: dict[int, TraceSource]  # by rank; files unpacked from an archive are deleted when `diagnose_paths` returns
 
 
 def perfetto_ranks(done: Diagnosed) -> Iterator[PerfettoRank]:
-    """Events, parts and blame of each rank on the common clock, to be drawn. Reads the traces again, one at a time."""
+    """Yield each rank's events, parts and blame on the common clock, to draw them. Reads the traces again."""
     from flatout.read.originals import Originals
     from flatout.report.perfetto import PerfettoRank
 
     for timeline in done.job.timelines:
         rank = timeline.rank
-        offset_ns = done.job.clock_offset_ns.get(rank, 0)  # which `timeline` has in its times already
+        offset_ns = done.job.clock_offset_ns.get(rank, 0)  # already included in the times of `timeline`
         yield PerfettoRank(
             rank=rank,
             originals=Originals(
@@ -64,7 +65,7 @@ def perfetto_ranks(done: Diagnosed) -> Iterator[PerfettoRank]:
 
 
 def origin_ns(done: Diagnosed) -> int:
-    """An hour before the first event that was analysed, on the common clock: an earlier time can only be wrong."""
+    """Return the time one hour before the first analysed event, on the common clock. An earlier time must be wrong."""
     return min(t.first_event_ns for t in done.job.timelines) - 3600 * NS_PER_S
 
 
@@ -84,43 +85,45 @@ def diagnose_paths(
     then: Callable[[Diagnosed], None] | None = None,
     with_tracks: bool = False,
 ) -> Diagnosed:
-    """Read, attribute and diagnose the traces of one job: files, folders, archives, or a recording's folder.
+    """Read, attribute and diagnose the traces of one job: files, folders, archives, or the folder of a recording.
 
-    `with_tracks` keeps what `predict/` replays.
-    `then` is called with the result while unpacked archives still exist. Raises InputError where nothing can be read;
-    of several traces those that cannot be read are left out and told in the data quality.
+    `then` is called with the result while unpacked archives still exist. `with_tracks` keeps the tracks that `predict/`
+    replays. Traces that cannot be read are skipped and reported in the data quality; InputError if none can be read.
     """
     recording = _recording(paths, ceilings)
     untraced = None if untraced_step_s is None else Untraced(step_s=untraced_step_s)
     if recording is not None:
         untraced = untraced or _untraced(recording)
-        _check_traced(recording)
+        _require_traces(recording)
     traces = paths if recording is None else [Path(recording.traces_path)]
     with open_sources(traces) as sources:
-        timelines, quality, kept = _read_all(sources, engine, given_ranks, progress, with_tracks)
+        timelines, quality, source_of_rank = _read_all(sources, engine, given_ranks, progress, with_tracks)
         job = attribute_job(timelines)
-        known = _known_ceilings({timeline.meta.hostname or "" for timeline in timelines}, ceilings)
-        diagnosis = diagnose(job, untraced=untraced, quality=quality, ceilings=known)
+        hosts = {timeline.meta.hostname or "" for timeline in timelines}
+        diagnosis = diagnose(job, untraced=untraced, quality=quality, ceilings=_known_ceilings(hosts, ceilings))
         if recording is not None:
             diagnosis = with_recording(diagnosis, recording)
         diagnosis = _with_hosts(diagnosis, timelines, recording)
-        result = Diagnosed(diagnosis=diagnosis, job=job, sources=kept)
+        result = Diagnosed(diagnosis=diagnosis, job=job, sources=source_of_rank)
         if then is not None:
             then(result)
     return result
 
 
 def _with_hosts(diagnosis: Diagnosis, timelines: Sequence[RankTimeline], recording: Recording | None) -> Diagnosis:
-    """The machines of the ranks, where they are known and several."""
-    known = {t.meta.hostname for t in timelines} | {rank.hostname for rank in (recording.ranks if recording else ())}
-    hosts = tuple(sorted(host for host in known if host))
+    """Add the host names of the ranks to the job, if there are at least two."""
+    hostnames = {timeline.meta.hostname for timeline in timelines}
+    if recording is not None:
+        hostnames |= {rank.hostname for rank in recording.ranks}
+    hosts = tuple(sorted(hostname for hostname in hostnames if hostname))
     if len(hosts) < 2:
         return diagnosis
-    return msgspec.structs.replace(diagnosis, job=msgspec.structs.replace(diagnosis.job, hosts=hosts))
+    job = msgspec.structs.replace(diagnosis.job, hosts=hosts)
+    return msgspec.structs.replace(diagnosis, job=job)
 
 
 def _recording(paths: Sequence[Path], ceilings: Path | None) -> Recording | None:
-    """What `flatout profile` recorded beside the traces, if the path is such a folder."""
+    """Read the recording of `flatout profile`, if the only path is the folder of one."""
     if len(paths) != 1 or not (paths[0] / "recording.json").is_file():
         return None
     from flatout.profile.read_recording import read_recording
@@ -129,17 +132,24 @@ def _recording(paths: Sequence[Path], ceilings: Path | None) -> Recording | None
 
 
 def with_known_ceilings(recording: Recording, ceilings: Path | None = None) -> Recording:
-    """Its MFU against the file `ceilings`, else what `flatout bench` saved here of its hosts, else as it was."""
+    """Add the MFU of the recording, from the file `ceilings` or from what `flatout bench` saved for its hosts.
+
+    Without ceilings for its hosts, the recording is returned unchanged.
+    """
     from flatout.profile.measure import with_ceilings
 
-    found = _known_ceilings({rank.hostname for rank in recording.ranks}, ceilings)
-    return with_ceilings(recording, found) if found else recording
+    ceilings_by_host = _known_ceilings({rank.hostname for rank in recording.ranks}, ceilings)
+    if not ceilings_by_host:
+        return recording
+    return with_ceilings(recording, ceilings_by_host)
 
 
-def _known_ceilings(hosts: set[str], given: Path | None) -> dict[str, Ceilings]:
+def _known_ceilings(hosts: set[str], ceilings: Path | None) -> dict[str, Ceilings]:
     from flatout.probe.ceilings.saved import known_ceilings, load_ceilings
 
-    return known_ceilings(hosts) if given is None else dict.fromkeys(hosts, load_ceilings(given))
+    if ceilings is None:
+        return known_ceilings(hosts)
+    return dict.fromkeys(hosts, load_ceilings(ceilings))
 
 
 def _untraced(recording: Recording) -> Untraced | None:
@@ -149,14 +159,14 @@ def _untraced(recording: Recording) -> Untraced | None:
     return Untraced(step_s=measured.step_s, spread_s=measured.step_spread_s, num_steps=measured.num_untraced_steps)
 
 
-def _check_traced(recording: Recording) -> None:
-    """InputError where nothing was traced, with the reason that the recording knows."""
+def _require_traces(recording: Recording) -> None:
+    """Raise InputError if no rank was traced, with the reason that the recording gives."""
     if recording.traced_ranks:
         return
-    why = next((note.problem for note in recording.problems), "it was recorded with --light")
+    reason = next((note.problem for note in recording.problems), "it was recorded with --light")
     raise InputError(
-        f"{recording.path} is a recording without a trace: {why}",
-        hint="record more steps, or begin earlier: flatout profile --warmup 2 -- COMMAND",
+        f"{recording.path} is a recording without a trace: {reason}",
+        hint="record more steps, or start earlier: flatout profile --warmup 2 -- COMMAND",
     )
 
 
@@ -167,37 +177,40 @@ def _read_all(
     progress: Progress | None,
     with_tracks: bool,
 ) -> tuple[list[RankTimeline], list[Quality], dict[int, TraceSource]]:
-    # Of several traces a whole process works on each; on a lone one all cores do.
-    read = partial(_attributed, num_workers=num_cores() if len(sources) == 1 else 1, with_track=with_tracks)
-    made: list[RankTimeline] = []
-    good: list[TraceSource] = []
-    quality: list[Quality] = []
-    failed: _Unreadable | None = None
+    """Return the timelines of the readable traces with their ranks, notes on data quality, and each rank's source."""
+    # One trace is read by all cores; several traces are read in parallel, each by one process.
+    num_workers = num_cores() if len(sources) == 1 else 1
+    attribute_source = partial(_attribute_source, num_workers=num_workers, with_track=with_tracks)
     unpacked = [source.archive for source in sources if source.archive is not None]
-    results = map_ranks(read, sources, engine=engine, unpacked=unpacked)
+    results = map_ranks(attribute_source, sources, engine=engine, unpacked=unpacked)
+
+    readable: list[tuple[TraceSource, RankTimeline]] = []
+    unreadable: list[_Unreadable] = []
+    quality: list[Quality] = []
     for number, (source, result) in enumerate(zip(sources, results, strict=True), 1):
         if progress is not None:
             progress(number, len(sources))
         quality += source.quality
         if isinstance(result, _Unreadable):
-            failed = failed or result
-            quality.append(Quality(problem=result.message, effect="this file was left out"))
+            unreadable.append(result)
+            quality.append(Quality(problem=result.message, effect="this file was skipped"))
         else:
-            made.append(result)
-            good.append(source)
-    if not made:
-        assert failed is not None
-        raise InputError(failed.message, hint=failed.hint)
-    assigned = assign_ranks([t.meta for t in made], given=given_ranks)
-    timelines, kept = [], {}
-    for timeline, source, rank in zip(made, good, assigned.ranks, strict=True):
+            readable.append((source, result))
+    if not readable:
+        first = unreadable[0]
+        raise InputError(first.message, hint=first.hint)
+
+    assignment = assign_ranks([timeline.meta for _, timeline in readable], given=given_ranks)
+    timelines: list[RankTimeline] = []
+    source_of_rank: dict[int, TraceSource] = {}
+    for (source, timeline), rank in zip(readable, assignment.ranks, strict=True):
         if rank is not None:
             timelines.append(msgspec.structs.replace(timeline, rank=rank))
-            kept[rank] = source
-    return timelines, [*quality, *assigned.quality], kept
+            source_of_rank[rank] = source
+    return timelines, [*quality, *assignment.quality], source_of_rank
 
 
-def _attributed(source: TraceSource, *, num_workers: int, with_track: bool) -> RankTimeline | _Unreadable:
+def _attribute_source(source: TraceSource, *, num_workers: int, with_track: bool) -> RankTimeline | _Unreadable:
     try:
         return attribute_rank(read_trace(source, num_workers=num_workers), with_track=with_track)
     except InputError as error:

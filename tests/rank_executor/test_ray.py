@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from flatout.engine import map_ranks
+from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.errors import UsageError
-from flatout.loop import diagnose_paths
+from flatout.rank_executor import map_ranks
 
 ARCHIVE = Path(__file__).parents[2] / "examples/traces/healthy_fsdp.tar.xz"
 
