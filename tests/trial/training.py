@@ -6,6 +6,7 @@ of each step the mean over the ranks, before the update. Gradients are those tha
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ def losses(fault: Fault = "none", **how: Any) -> tuple[float, ...]:
     return train(fault, **how).losses
 
 
+@cache
 def train(
     fault: Fault = "none",
     *,
