@@ -158,6 +158,16 @@ def test_after_both_were_level_only_what_came_since_counts() -> None:
     assert blame(*level_twice()) == {(0, 1, "data_loading"): 300, (1, 0, "host_launch"): 200}
 
 
+def test_ranks_that_pause_for_30_us_after_a_collective_are_level() -> None:
+    """Rank 1 loads data for 300 us; both are level at 450. Then it computes 100 us longer before the second."""
+    a, b = (TraceBuilder(rank).step(1, 0, 1000) for rank in (0, 1))
+    a.launch("gemm", 0, 5, 5, 90).collective("allreduce", 5, 100, 350)
+    b.data_loading(0, 300).launch("gemm", 300, 5, 305, 90).collective("allreduce", 305, 400, 50)
+    a.launch("gemm", 451, 4, 455, 20).collective("allreduce", 456, 480, 150)
+    b.launch("gemm", 451, 4, 455, 120).collective("allreduce", 456, 580, 50)
+    assert blame(a, b) == {(0, 1, "data_loading"): 300, (0, 1, "compute"): 100}
+
+
 def test_lateness_from_before_a_collective_that_levelled_nobody_keeps_its_cause() -> None:
     """Rank 1 is late by loading at the first all-reduce, where rank 0 computes on, and by compute later as well."""
     early, late = (TraceBuilder(rank).step(1, 0, 1500) for rank in (0, 1))
@@ -362,11 +372,31 @@ def test_a_stage_is_not_slow_because_it_works_at_another_time() -> None:
     assert blame_us(job) == {}
 
 
-def test_among_equal_stages_none_is_the_slow_one() -> None:
+def test_a_stage_that_computes_a_fifth_longer_sets_the_pace_of_the_others() -> None:
+    """Three stages, one microbatch: 100 us forward and 200 us backward each, and the last one 360 us for both.
+
+    Two thirds of the 1000 us may be bubble. The first stage's GPU is idle for 680, between its forward and its
+    backward pass: 13.3 beyond the bubble. It waits for the second stage, which computes no longer than it does itself.
+    """
+    a, b, c = (TraceBuilder(rank, 3).step(1, 0, 1000) for rank in range(3))
+    now = {"launch_duration": 0}
+    a.launch("gemm", 0, 0, 0, 100).collective("send", 0, 100, 10, root=1, **now)
+    b.collective("recv", 0, 0, 110, root=0, **now).launch("gemm", 0, 0, 110, 100)
+    b.collective("send", 0, 210, 10, root=2, **now)
+    c.collective("recv", 0, 0, 220, root=1, **now).launch("gemm", 0, 0, 220, 360)
+    c.collective("send", 0, 580, 10, root=1, **now)
+    b.collective("recv", 0, 220, 370, root=2, **now).launch("gemm", 0, 0, 590, 200)
+    b.collective("send", 0, 790, 10, root=0, **now)
+    a.collective("recv", 0, 110, 690, root=1, **now).launch("gemm", 0, 0, 800, 200)
+    assert blame_us(attributed(a, b, c)) == {(0, 2, "compute"): pytest.approx(680 - 2000 / 3, abs=0.001)}
+
+
+@pytest.mark.parametrize("more", [0, 6], ids=["equal", "2 % more"])
+def test_among_equal_stages_none_is_the_slow_one(more: float) -> None:
     """The first stage loads data for 500 us, so that the second waits 810 of 1000: 300 beyond its bubble."""
     first, last = (TraceBuilder(rank).step(1, 0, 1000) for rank in (0, 1))
-    first.data_loading(0, 500).launch("gemm", 500, 0, 500, 300)
-    first.collective("send", 500, 800, 10, root=1, launch_duration=0)
+    first.data_loading(0, 500).launch("gemm", 500, 0, 500, 300 + more)
+    first.collective("send", 500, 800 + more, 10 - more, root=1, launch_duration=0)
     last.collective("recv", 0, 0, 810, root=0, launch_duration=0).launch("gemm", 0, 0, 810, 190)
     last.launch("gemm", 0, 0, 1000, 110)
     charges = blame(first, last)

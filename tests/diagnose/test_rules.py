@@ -10,7 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.attribute.strategies import group_traces, traces
-from tests.diagnose.jobs import GEMM, STEP, attributed, diagnosed, found, free_of_recorder_cost, times, total_cost_s
+from tests.diagnose.jobs import (
+    GEMM,
+    STEP,
+    attributed,
+    diagnosed,
+    found,
+    free_of_recorder_cost,
+    names,
+    times,
+    total_cost_s,
+)
 from tests.diagnose.simulate import programs, simulated
 
 from flatout.diagnose.explain import HEADINGS, explanation, explanations, listed
@@ -18,6 +28,7 @@ from flatout.diagnose.find import diagnose
 from flatout.diagnose.rules import RULES
 from flatout.errors import InputError
 from flatout.records.diagnosis import Diagnosis
+from flatout.report.text import diagnosis_text
 from flatout.testing import TraceBuilder
 
 NAMES = {
@@ -234,6 +245,25 @@ def test_without_steps_the_recording_stands_for_one() -> None:
     assert found(diagnosis, "data-loading").cost_s_per_step == pytest.approx(3000e-6)
     assert found(diagnosis, "data-loading").share_of_step == pytest.approx(0.3)
     assert any("no ProfilerStep" in note.problem for note in diagnosis.data_quality)
+
+
+def test_without_steps_no_printed_title_speaks_of_a_step() -> None:
+    """Costs are of the whole recording: 40 calls in it must not be printed as 40 per step."""
+    traces = [TraceBuilder(0), TraceBuilder(1)]
+    for trace, more in zip(traces, (0, 2000), strict=True):
+        time = 5.0
+        for _ in range(40):
+            trace.launch(GEMM, time - 5, 5, time, 150).op("aten::item", time + 2, 150)
+            trace.sync("cudaStreamSynchronize", time + 3, 148)
+            time += 200
+        trace.launch(GEMM, time - 5, 5, time, 1000 + more)
+        trace.collective("allreduce", time, time + 1000 + more, 4000 - more)
+    diagnosis = free_of_recorder_cost(*traces)
+    assert {"host-sync", "straggler"} <= set(names(diagnosis))
+    printed = " ".join(diagnosis_text(diagnosis).split())
+    for finding in diagnosis.findings:
+        assert finding.title in printed
+        assert not re.search(r"\b(a|each|every|per|the) step\b", finding.title)
 
 
 def test_an_empty_recording_has_no_finding() -> None:

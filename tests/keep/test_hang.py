@@ -229,6 +229,19 @@ def test_a_rank_that_computes_or_writes_gets_on_and_so_does_who_waits_for_it() -
     assert hang is not None and hang.late == (0,)
 
 
+@pytest.mark.parametrize(("cores", "bytes_per_s", "is_hang"), [(1 / 8, 0, False), (0.02, 2048, True), (0, 1e5, False)])
+def test_a_rank_with_a_small_part_of_a_core_or_of_a_disk_gets_on(
+    cores: float, bytes_per_s: float, is_hang: bool
+) -> None:
+    """64 processes on 8 cores get an eighth each; a thread that polls, or a line in a log now and then, is no work."""
+    ranks = [pulse(0, sequences={"0": 51}), pulse(1)]
+
+    def work(pid: int, now: float) -> Work:
+        return Work(cpu_s=now * cores, moved_bytes=int(now * bytes_per_s))
+
+    assert (watch(ranks, {0: SLEEPING, 1: BARRIER}, for_s=600, work=work)[0] is not None) == is_hang
+
+
 def test_one_process_alone_or_one_without_a_stack_may_be_at_rest_for_longer() -> None:
     alone = [pulse(0, world_size=1, sequences={})]
     assert watch(alone, {0: SLEEPING}, for_s=55)[0] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,22 @@ def test_the_front_trades_time_for_memory(planned: Plan) -> None:
         assert not better.any()
         tokens = planned.global_batch * planned.seq
         assert one.gpu_hours_per_billion_tokens == pytest.approx(one.step_time_s * 16 / 3600 / tokens * 1e9)
+
+
+def test_every_layout_that_fits_has_one_in_the_front_as_fast_and_no_larger_by_a_per_cent() -> None:
+    """By brute force, of a job small enough that the front is complete."""
+    setting = setting_of("llama3-8b", "h100x4")
+    columns = all_layouts(setting.job)
+    times, totals = search.evaluate_layouts(setting, columns)
+    safe = out_of_memory_probability(setting.case(columns, slice(None)), MemoryConstants(), totals) < SAFE
+    front = search.plan(setting).pareto
+    assert len(front) < search.MOST_IN_FRONT
+    for time, total in zip(times[safe], totals[safe], strict=True):
+        assert any(one.step_time_s <= time * (1 + 1e-9) and one.memory_bytes <= total * 1.01 for one in front), (
+            f"{time} s, {total} bytes"
+        )
+    for before, after in pairwise(front):
+        assert after.memory_bytes < before.memory_bytes * 0.9951, "half a per cent is no gain"
 
 
 def test_three_different_layouts_are_worth_measuring(planned: Plan) -> None:

@@ -126,6 +126,15 @@ def test_a_job_whose_runs_differ_much_is_told_how_little_the_gate_sees() -> None
     assert re.match(r"runs of the very same job differ by 50 % .* only beyond 600 %", loss_note(wild) or "")
 
 
+@pytest.mark.parametrize(("spread", "passes"), [(0.002, False), (0.012, False), (0.03, True), (0.06, True)])
+def test_a_note_is_written_wherever_a_loss_that_is_a_fifth_too_high_passes(spread: float, passes: bool) -> None:
+    """Baselines differ by `spread` in their means; the candidate's loss is 22 % higher, as of a broken training."""
+    baselines = [trial(tuple(factor * loss for loss in losses())) for factor in (1 - spread, 1.0, 1 + spread)]
+    gate = check_losses(trial(tuple(1.22 * loss for loss in losses())), baselines, changes("rounding"))
+    assert gate.is_passed == passes
+    assert (loss_note(baselines) is not None) == passes
+
+
 def test_a_job_without_losses_is_not_checked_and_says_so() -> None:
     for unknown in ((), (math.nan, math.nan)):
         gate = check_losses(trial(losses()), [trial(unknown)] * 3, changes())

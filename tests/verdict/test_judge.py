@@ -292,6 +292,13 @@ def test_a_pair_in_which_a_clock_fell_is_void() -> None:
     assert verdict.order == "AB BA AB BA BA AB"
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_one_odd_pair_at_the_start_does_not_void_those_after_it(odd: int) -> None:
+    """It is the usual difference that counts, and one or two pairs do not say what is usual."""
+    verdict = judge(with_covariates({odd: (clock(1.9e9), clock(1.5e9))}, (clock(1.9e9), clock(1.9e9))))
+    assert verdict.num_void == 0
+
+
 def test_clocks_that_the_change_itself_lowers_are_its_effect() -> None:
     assert judge(with_covariates({}, (clock(1.9e9), clock(1.6e9)))).num_void == 0
 

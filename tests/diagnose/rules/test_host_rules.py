@@ -184,6 +184,12 @@ def test_the_lead_lost_by_them_is_theirs_where_the_host_is_else_fast_enough() ->
     assert costs == pytest.approx({"host-sync": 1600 + 1200}, rel=0.01)
 
 
+def test_one_call_a_step_has_not_lost_the_rest_of_the_lead() -> None:
+    """A step that ends by waiting for its loss begins with an empty queue anyway: 1200 us are the host's own."""
+    costs = costs_us(free_of_recorder_cost(synchronising(1, 400, host=1200)))
+    assert costs == pytest.approx({"host-sync": 400, "host-bound": 1200}, rel=0.01)
+
+
 def test_of_a_host_that_is_slower_than_the_gpu_the_rest_is_not_theirs() -> None:
     """The GPU works for 3000 us; the host works for 6950 besides its two calls of 20 us."""
     trace = TraceBuilder(0, 1)
