@@ -7,7 +7,7 @@ import pytest
 from tests.report import tuning_builder as builder
 from tests.report.page import Node, read_page
 
-from flatout.records.tuning import Asked, Bound, TuneResult
+from flatout.records.tuning import Bound, TuneRequest, TuneResult
 from flatout.report.tuning_html import MOST_TRIED, tuning_html
 
 COMMAND = ["flatout", "tune", "--", "train.py", "--api-key", "hunter2"]
@@ -149,6 +149,6 @@ def test_a_bound_of_no_gain_has_an_empty_bar() -> None:
 
 def test_a_tuning_that_a_budget_cut_goes_on_in_its_own_folder() -> None:
     made = builder.nothing()
-    given = Asked(budget_s=600.0, max_trials=None, options=())
-    cut = msgspec.structs.replace(made, why_ended="the budget of 600 s is used up", asked=given)
+    given = TuneRequest(budget_s=600.0, max_trials=None, options=())
+    cut = msgspec.structs.replace(made, end=builder.OUT_OF_TIME, request=given)
     assert "flatout tune --out out --budget 20m -- torchrun" in page_of(cut).all("dl", "answers")[0].text

@@ -3,11 +3,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from tests.report import tuning_builder as builder
 
-from flatout.records.tuning import TuneResult
+from flatout.records.tuning import TuneRequest, TuneResult, TuningEnd
+from flatout.report import tuning_json as tuning_report
+from flatout.report import tuning_phrases
 from flatout.report.tuning_json import tuning_json
+from flatout.report.tuning_phrases import next_words
 
 COMMAND = ["flatout", "tune", "--json", "--", "train", "--api-key", "hunter2"]
 
@@ -92,3 +96,30 @@ def test_secrets_are_masked_and_every_result_is_an_object() -> None:
 
 def test_without_pretty_it_is_one_line() -> None:
     assert b"\n" not in tuning_json(builder.better(), COMMAND, pretty=False)
+
+
+ENDS = [
+    (TuningEnd(ended_by="time_budget", limit=600), True),
+    (TuningEnd(ended_by="time_budget", limit=600, interrupts="noise_floor"), True),
+    (TuningEnd(ended_by="trial_budget", limit=40, num_reserved=8), True),
+    (TuningEnd(ended_by="trial_budget", limit=40, interrupts="confirmation"), True),
+    (TuningEnd(ended_by="max_rounds", limit=6), False),
+    (TuningEnd(ended_by="no_candidates"), False),
+    (TuningEnd(ended_by="not_profiled"), False),
+]
+
+
+@pytest.mark.parametrize(("end", "is_cut_short"), ENDS)
+@pytest.mark.parametrize("sentence", ["the budget", "all ", "another sentence"])
+def test_what_ended_a_tuning_is_a_type_however_it_is_worded(
+    end: TuningEnd, is_cut_short: bool, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = msgspec.structs.replace(builder.nothing(), end=end, request=TuneRequest(budget_s=600.0, max_trials=40))
+    as_it_is, next_command = found(result), next_words(result, "out")
+    assert (as_it_is["ended_by"], as_it_is["is_cut_short"]) == (end.ended_by, is_cut_short)
+    assert ("--out" in next_command) is is_cut_short
+    assert ("80" in next_command) is (end.ended_by == "trial_budget")
+    for module in (tuning_phrases, tuning_report):
+        monkeypatch.setattr(module, "why_ended", lambda end: sentence)
+    assert found(result) == as_it_is | {"why_ended": sentence}
+    assert next_words(result, "out") == next_command

@@ -9,7 +9,7 @@ import pytest
 from tests.report import tuning_builder as builder
 
 from flatout import units
-from flatout.records.tuning import Screened, Tried, TuneResult
+from flatout.records.tuning import Screened, TriedSet, TuneResult, TuningEnd
 from flatout.records.verdict import Verdict
 from flatout.report.terminal import TextStyle
 from flatout.report.tuning_html import tuning_html
@@ -26,7 +26,7 @@ from flatout.report.tuning_phrases import (
     ratio_with_range,
 )
 from flatout.report.tuning_text import MOST_TRIED, tuning_text
-from flatout.tune.options import OBJECTIVES, TuneOptions, asked
+from flatout.tune.options import OBJECTIVES, TuneOptions, tune_request
 
 OUT = "flatout-out/tune-1"
 
@@ -121,7 +121,7 @@ def test_nothing_better_is_a_normal_end_with_the_next_safety_class() -> None:
 
 
 def test_a_budget_that_ended_says_nothing_of_what_was_not_reached() -> None:
-    cut = msgspec.structs.replace(builder.nothing(), why_ended="the budget of 600 s is used up")
+    cut = msgspec.structs.replace(builder.nothing(), end=builder.OUT_OF_TIME)
     text = text_of(cut)
     assert joined(text).startswith("No change was shown to help before it ended: the budget of 600 s is used up")
     assert "No change helps" not in text and "flatout tune --budget 20m" in text
@@ -159,7 +159,7 @@ def test_what_is_open_is_given_more_time(make: object) -> None:
     assert words[:3] == ("flatout", "tune", "--budget")
 
 
-GIVEN = asked(
+GIVEN = tune_request(
     TuneOptions(
         budget_s=600.0,
         max_trials=40,
@@ -176,10 +176,10 @@ GIVEN = asked(
 def test_what_its_budget_ended_goes_on_in_its_folder_with_all_that_was_given() -> None:
     result = msgspec.structs.replace(
         builder.out_of_budget(),
-        asked=GIVEN,
+        request=GIVEN,
         allowed_safety="rounding",
         took_s=590.0,
-        why_ended="the budget of 600 s is used up",
+        end=builder.OUT_OF_TIME,
     )
     words = next_words(result, "my out")
     options, command = words[2 : words.index("--")], words[words.index("--") + 1 :]
@@ -202,25 +202,25 @@ def test_what_its_budget_ended_goes_on_in_its_folder_with_all_that_was_given() -
 
 
 def test_what_its_trials_ended_is_given_more_trials() -> None:
-    made = msgspec.structs.replace(builder.out_of_budget(), asked=GIVEN, why_ended="all 40 trials were made")
+    made = msgspec.structs.replace(
+        builder.out_of_budget(), request=GIVEN, end=TuningEnd(ended_by="trial_budget", limit=40)
+    )
     words = next_words(made, OUT)
     assert words[words.index("--trials") + 1] == "80"
     assert words[words.index("--budget") + 1] == "20m"
 
 
 def test_what_ended_by_itself_is_tuned_anew_with_all_that_was_given() -> None:
-    given = asked(TuneOptions(budget_s=600.0, knobs=("batch={8}:--b={}",)), None)
-    words = next_words(msgspec.structs.replace(builder.nothing(), asked=given), OUT)
+    given = tune_request(TuneOptions(budget_s=600.0, knobs=("batch={8}:--b={}",)), None)
+    words = next_words(msgspec.structs.replace(builder.nothing(), request=given), OUT)
     expected = ("--budget", "600s", "--allow", "rounding", "--knob", "batch={8}:--b={}")
     assert words[2 : words.index("--")] == expected
 
 
 def test_files_that_were_to_be_written_are_by_the_next_command_too() -> None:
     for is_asked in (False, True):
-        given = asked(TuneOptions(budget_s=600.0), None, applies=is_asked)
-        result = msgspec.structs.replace(
-            builder.out_of_budget(), asked=given, why_ended="the budget of 600 s is used up"
-        )
+        given = tune_request(TuneOptions(budget_s=600.0), None, applies=is_asked)
+        result = msgspec.structs.replace(builder.out_of_budget(), request=given, end=builder.OUT_OF_TIME)
         words = next_words(result, OUT)
         assert ("--apply" in words[: words.index("--")]) is is_asked
 
@@ -250,7 +250,7 @@ def test_objectives_are_named_as_the_option_names_them() -> None:
 
 
 def test_every_outcome_has_a_meaning() -> None:
-    outcomes = msgspec.inspect.type_info(Tried).fields  # type: ignore[attr-defined]
+    outcomes = msgspec.inspect.type_info(TriedSet).fields  # type: ignore[attr-defined]
     outcome = next(field.type for field in outcomes if field.name == "outcome")
     assert set(outcome.values) == set(OUTCOME_MEANINGS)
 
@@ -373,7 +373,7 @@ def test_what_was_tried_and_not_reached_is_told_and_not_called_untried() -> None
     one = builder.tried("ddp-bucket=50", "not reached", reason="1.37x in a trial of its own; no pairs were run",
                         screened=1.37)  # fmt: skip
     failed = builder.tried("dataloader-workers=1", "failed", reason="exit code 1: ValueError: no workers")
-    cut = {"why_ended": "the budget of 50 s is used up"}
+    cut = {"end": TuningEnd(ended_by="time_budget", limit=50)}
     alone = msgspec.structs.replace(builder.nothing(), tried=(one,), **cut)
     assert headline(alone) == "no change was shown to help before it ended: the budget of 50 s is used up"
     assert re.search(r"ddp-bucket=50 +exact +not reached +1.37x in a trial of its own", text_of(alone))

@@ -10,10 +10,11 @@ from tests.report.builder import HOSTILE
 
 from flatout.records.change import Argument, Change, ChangeSet, Knob, Patch
 from flatout.records.prediction import Prediction
-from flatout.records.tuning import Bound, Tried, TunedChange, TuneResult, Tuning
+from flatout.records.tuning import Bound, TriedSet, TunedChange, TuneResult, Tuning, TuningEnd
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 
 COMMAND = ("torchrun", "--standalone", "--nproc-per-node", "4", "train.py", "--out", "{trial_dir}")
+OUT_OF_TIME = TuningEnd(ended_by="time_budget", limit=600)
 
 
 def change(name: str, *, safety: Any = "exact", **fields: Any) -> Change:
@@ -64,7 +65,7 @@ def prediction(name: str, speedup: float, low: float, high: float) -> Prediction
     return Prediction(change=name, family="ddp", speedup=speedup, low=low, high=high, how="The trace was replayed.")
 
 
-def tried(name: str, outcome: Any, **fields: Any) -> Tried:
+def tried(name: str, outcome: Any, **fields: Any) -> TriedSet:
     defaults: dict[str, Any] = {
         "changes": tuple(name.split(" + ")),
         "safety": "exact",
@@ -72,7 +73,7 @@ def tried(name: str, outcome: Any, **fields: Any) -> Tried:
         "bound": None,
         "reason": "",
     }
-    return Tried(name=name, outcome=outcome, **(defaults | fields))
+    return TriedSet(name=name, outcome=outcome, **(defaults | fields))
 
 
 def floor(objective: Objective = "s_per_sample", **fields: Any) -> NoiseFloor:
@@ -113,7 +114,7 @@ def tuning(
         "num_trials": 34,
         "num_resumed": 0,
         "took_s": 598.0,
-        "why_ended": "no further change promises 1 % or more",
+        "end": TuningEnd(ended_by="no_candidates"),
     }
     return TuneResult(
         tuning=Tuning(
@@ -162,7 +163,7 @@ def better() -> TuneResult:
                   prediction=prediction("nccl-sockets=2x2x8", 2.9, 2.2, 3.6)),
             tried("nccl-protocol=LL128", "unsafe", bound=6.8, screened=2.95, verdict=verdict("better", 3.4, 3.2, 3.6),
                   reason="the first 5 losses differ by 3.1e-01 of their size, and float noise is at most 2.0e-03"),
-            tried("cpu-binding", "not applied", reason="not applied: numactl is not installed"),
+            tried("cpu-binding", "not applied", reason="numactl is not installed"),
             tried("ddp-static-graph", "failed", reason="RuntimeError: Expected to have finished reduction"),
             tried("ddp-bucket-mb=1000", "out of memory", bound=6.8, reason="rank 2 ran out of GPU memory"),
             tried("ddp-bucket-mb=100 + optimizer-fused", "adopted", round=2, screened=1.2,
@@ -217,7 +218,7 @@ def undecided() -> TuneResult:
         tried=(tried(one.name, "adopted", verdict=alone, bound=1.3, prediction=prediction(one.name, 1.1, 1.0, 1.2)),),
         floor=floor("step_s", spike_share=0.0),
         tuned_step_s=None,
-        why_ended="the budget of 600 s is used up",
+        end=OUT_OF_TIME,
     )
 
 
@@ -231,7 +232,7 @@ def out_of_budget() -> TuneResult:
         tuned_peak_memory_bytes=None,
         num_trials=2,
         took_s=31.4,
-        why_ended="all 2 trials were made",
+        end=TuningEnd(ended_by="trial_budget", limit=2),
     )
 
 
@@ -302,7 +303,6 @@ def hostile() -> TuneResult:
         ),
         bounds=(Bound(finding=HOSTILE, speedup=2.0),),
         notes=(HOSTILE, "`code` and `more"),
-        why_ended=HOSTILE,
     )
     machine = {"device": HOSTILE, "num_ranks": HOSTILE}
     return msgspec.structs.replace(result, tuning=msgspec.structs.replace(result.tuning, machine=machine))

@@ -17,7 +17,7 @@ from tests.verdict.trials import trial
 from flatout.errors import InputError, OutputError, UsageError
 from flatout.predict.history import read_history
 from flatout.records.prediction import Prediction
-from flatout.records.tuning import Asked, Screened, TuneResult
+from flatout.records.tuning import Screened, TuneRequest, TuneResult
 from flatout.tune import files
 from flatout.tune.files import learn, learned, open_tuning, outcomes_of, write_results
 from flatout.tune.options import TuneOptions
@@ -41,7 +41,8 @@ def finished(folder: Path, made: TuneResult, **asked: object) -> None:
     """A tuning of `COMMAND` in `folder`, at its end."""
     spent: dict[str, object] = {"budget_s": 600.0} | asked
     start(folder, **spent).journal.add("key", trial(0))
-    write_results(msgspec.structs.replace(made, asked=Asked(**spent)), folder, apply=False, command=["flatout", "tune"])  # type: ignore[arg-type]
+    result = msgspec.structs.replace(made, request=TuneRequest(**spent))  # type: ignore[arg-type]
+    write_results(result, folder, apply=False, command=["flatout", "tune"])
 
 
 def start(folder: Path, *, force: bool = False, **options: object) -> Runner:
@@ -109,8 +110,8 @@ def test_results_are_not_taken_over_though_no_trial_succeeded(tmp_path: Path) ->
     """As of a budget that was too small: the report is there."""
     failed = msgspec.structs.replace(trial(0), outcome="timed_out", step_s=())
     start(tmp_path / "out", budget_s=600.0).journal.add("key", failed)
-    asked = Asked(budget_s=600.0)
-    made = msgspec.structs.replace(builder.out_of_budget(), asked=asked)
+    asked = TuneRequest(budget_s=600.0)
+    made = msgspec.structs.replace(builder.out_of_budget(), request=asked)
     write_results(made, tmp_path / "out", apply=False, command=["flatout", "tune"])
     with pytest.raises(InputError, match="is the journal of another tuning"):
         start(tmp_path / "out", budget_s=900.0, num_steps=7)

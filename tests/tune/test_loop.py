@@ -17,7 +17,7 @@ from flatout.errors import InputError
 from flatout.records.change import Change, ChangeSet
 from flatout.records.prediction import Prediction
 from flatout.records.trial import BASELINE, GradientNorms, TrialResult
-from flatout.records.tuning import TuneResult
+from flatout.records.tuning import TuneResult, TuningEnd
 from flatout.trial.gates import check_losses
 from flatout.tune import confirm
 from flatout.tune.budget import RESERVED_PAIRS
@@ -26,7 +26,7 @@ from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
 from flatout.tune.result import is_better
 from flatout.tune.runner import Profiled
-from flatout.tune.state import State
+from flatout.tune.state import TuningState
 from flatout.tune.trials import check_gates
 
 
@@ -50,7 +50,7 @@ def test_a_good_change_is_adopted_and_the_verdict_is_better() -> None:
     assert verdict.interval[0] <= 1.4 <= verdict.interval[1]
     assert result.baseline_step_s == pytest.approx(STEP_S, rel=0.03)
     assert result.tuned_step_s == pytest.approx(STEP_S / 1.4, rel=0.03)
-    assert result.why_ended == "no change is left that promises 1 % or more"
+    assert result.end.ended_by == "no_candidates"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -123,17 +123,38 @@ def test_a_command_that_fails_by_itself_is_one_line_with_the_place_of_its_output
 
 
 @pytest.mark.parametrize(
-    ("outcome", "problem", "told"),
+    ("cause", "told"),
     [
-        ("out_of_memory", "rank 1: OutOfMemoryError", "out of memory"),
-        ("failed", "exit code 1", "failed"),
-        ("timed_out", "it ran for more than 60 s", "failed"),
-        ("failed", "not applied: dataloader: no training process reported it", "not applied"),
+        ("no_step", "the command cannot be tuned: a sentence"),
+        ("too_few_steps", "the command ended too early to be tuned: a sentence"),
+        ("error", "the command itself does not succeed: a sentence"),
     ],
 )
-def test_a_candidate_that_does_not_run_is_told_and_the_others_go_on(outcome: str, problem: str, told: str) -> None:
+def test_what_a_baseline_failed_by_decides_the_error_however_its_problem_is_worded(cause: str, told: str) -> None:
     def ends(index: int, changes: ChangeSet) -> dict[str, object]:
-        return {"outcome": outcome, "problem": problem, "step_s": ()} if SOCKETS in changes.name else {}
+        return {"outcome": "failed", "cause": cause, "problem": "a sentence", "step_s": ()}
+
+    with pytest.raises(InputError, match=f"^{told}$"):
+        tuned(SimulatedRunner({}, ends=ends))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cause", "told"),
+    [
+        ("out_of_memory", None, "out of memory"),
+        ("failed", "error", "failed"),
+        ("failed", "too_few_steps", "failed"),
+        ("timed_out", None, "failed"),
+        ("failed", "not_applied", "not applied"),
+    ],
+)
+def test_a_candidate_that_does_not_run_is_told_and_the_others_go_on(outcome: str, cause: str | None, told: str) -> None:
+    def ends(index: int, changes: ChangeSet) -> dict[str, object]:
+        return (
+            {"outcome": outcome, "cause": cause, "problem": "a sentence", "step_s": ()}
+            if SOCKETS in changes.name
+            else {}
+        )
 
     result = tuned(SimulatedRunner({SOCKETS: 2.0, WORKERS: 1.3}, ends=ends), max_screened=10)
     assert outcomes(result)[SOCKETS] == told
@@ -180,7 +201,7 @@ def test_a_budget_that_is_used_up_ends_the_tuning_with_what_was_found() -> None:
         result = tuned(runner, budget_s=budget_s)
         assert runner.now_s <= budget_s + 2 * RESERVED_PAIRS * 25.0 + 25.0
         if trials < 20:
-            assert "budget" in result.why_ended
+            assert result.end.ended_by == "time_budget" and result.is_cut_short
         if trials == 30:
             assert is_better(result)
 
@@ -227,8 +248,10 @@ def test_each_confirmation_uses_trials_that_screened_nothing() -> None:
 def test_a_profile_that_fails_after_something_was_adopted_does_not_lose_it() -> None:
     result = tuned(SimulatedRunner({WORKERS: 1.4}, profile_fails_with="the job could not be traced"))
     assert is_better(result) and adopted(result) == {WORKERS}
-    assert result.notes == ("what is on now was not profiled again: the job could not be traced",)
-    assert result.why_ended == "what is on now was not profiled again"
+    assert result.notes == (
+        "the job with the applied changes could not be profiled again: the job could not be traced",
+    )
+    assert result.end.ended_by == "not_profiled" and not result.is_cut_short
 
 
 def test_baselines_that_fail_beside_the_candidates_end_the_round() -> None:
@@ -245,7 +268,7 @@ def test_baselines_without_a_reading_of_power_end_the_round() -> None:
         return {"energy_j_per_step": None if 3 <= index < 12 and not changes.changes else 70.0}
 
     result = tuned(SimulatedRunner({}, ends=ends), objective="j_per_step")
-    assert not is_better(result) and result.why_ended == "no change is left that promises 1 % or more"
+    assert not is_better(result) and result.end.ended_by == "no_candidates"
 
 
 def test_an_objective_that_the_job_does_not_show_is_one_line() -> None:
@@ -386,7 +409,7 @@ def test_what_is_predicted_to_be_slower_waits_for_nothing_that_was_not_shown(mon
     monkeypatch.setattr("flatout.tune.choose.predict_all", _predict(0.9, 1.0))
     runner = SimulatedRunner({})
     result = tuned(runner, max_screened=10)
-    assert result.why_ended == "no change is left that promises 1 % or more"
+    assert result.end.ended_by == "no_candidates"
     assert not [one for one in result.tried if one.outcome == "not reached"]
     assert {one.name for one in result.tried} <= set(runner.names())
 
@@ -410,7 +433,7 @@ class RoundsRunner(SimulatedRunner):
 def test_what_waited_has_one_turn_where_pairs_do_not_bear_out_what_it_waited_for() -> None:
     runner = RoundsRunner()
     result = tuned(runner, max_screened=30)
-    assert result.why_ended == "no change is left that promises 1 % or more"
+    assert result.end.ended_by == "no_candidates"
     by_bucket = [place for place, name in runner.screened if name == BUCKET]
     assert by_bucket == ["round 2"]
     alone = [name for _, name in runner.screened if " + " not in name]
@@ -476,7 +499,7 @@ def test_pairs_that_are_all_void_come_to_an_end() -> None:
 def test_an_exact_change_is_held_to_float_noise_also_where_a_lenient_one_is_on() -> None:
     """More workers may draw other samples; what is added to them may not, and a rank left out hides among those."""
     runner = SimulatedRunner({WORKERS: 1.5, SOCKETS: 2.0}, faults={SOCKETS: "one rank left out"})
-    state = State(runner, TuneOptions(num_steps=20, max_screened=10), lambda line: None)  # type: ignore[arg-type]
+    state = TuningState(runner, TuneOptions(num_steps=20, max_screened=10), lambda line: None)  # type: ignore[arg-type]
     spread = [trial(losses(resample_seed=seed, num_steps=20), index=seed) for seed in range(3)]
     state.baselines = spread
     on = losses(resample_seed=7, num_steps=20)
@@ -493,7 +516,7 @@ def test_an_exact_change_is_held_to_float_noise_also_where_a_lenient_one_is_on()
 
 def test_gradients_are_held_against_those_of_what_is_on_too() -> None:
     """What is on may round, and a fifth of the norm hides in its band."""
-    state = State(SimulatedRunner({}), TuneOptions(num_steps=20), lambda line: None)  # type: ignore[arg-type]
+    state = TuningState(SimulatedRunner({}), TuneOptions(num_steps=20), lambda line: None)  # type: ignore[arg-type]
     rounds, wrong = changes("rounding", "kernels").changes[0], changes(family="ddp").changes[0]
     flat = losses(rate=0.0)
 
@@ -516,7 +539,7 @@ def test_a_budget_that_ends_within_the_first_trial_is_no_fault_of_the_command() 
         return {"outcome": "timed_out", "problem": "it ran for more than 30 s, and was ended", "step_s": ()}
 
     result = tuned(SimulatedRunner({}, ends=ends, start_s=30.0), budget_s=20.0)
-    assert result.why_ended == "the budget of 20 s is used up, before the job had made enough steps"
+    assert result.end == TuningEnd(ended_by="time_budget", limit=20.0, interrupts="noise_floor")
     assert not is_better(result) and result.floor is None
 
 

@@ -148,10 +148,8 @@ def test_what_a_change_sets_reaches_the_run(job: Job, tmp_path: Path) -> None:
 def test_a_patch_of_which_no_process_says_that_it_took_effect_was_not_applied(job: Job, tmp_path: Path) -> None:
     patched = change("a", patches=(Patch(name="dataloader", parameters={}),))
     result = runner(tmp_path).trial(patched, 20)
-    assert (result.outcome, result.problem) == (
-        "failed",
-        "not applied: dataloader: no training process reported it",
-    )
+    assert (result.outcome, result.cause) == ("failed", "not_applied")
+    assert result.problem == "dataloader: no training process reported it"
 
     def report(recorded: Path) -> None:
         (recorded / "patches-1.jsonl").write_text('{"patch": "dataloader", "pid": 1, "applied": true}\n')

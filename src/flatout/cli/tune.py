@@ -71,7 +71,7 @@ def tune(
     from flatout.launch.guard import guarded
     from flatout.tune.files import former_date, history_path, learn, learned, open_tuning, write_results
     from flatout.tune.loop import tune as run_tuning
-    from flatout.tune.options import TuneOptions, asked
+    from flatout.tune.options import TuneOptions, tune_request
     from flatout.tune.result import is_better
 
     _check_knobs(knob or (), command, _safety(allow))
@@ -104,7 +104,7 @@ def tune(
         if isinstance(error, _EndedBySignal):
             raise typer.Exit(128 + error.number) from error
         raise
-    result = msgspec.structs.replace(result, asked=asked(options, warmup, applies=apply))
+    result = msgspec.structs.replace(result, request=tune_request(options, warmup, applies=apply))
     if began_on is not None:
         result = msgspec.structs.replace(result, tuning=msgspec.structs.replace(result.tuning, date=began_on))
     try:

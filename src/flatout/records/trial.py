@@ -11,7 +11,10 @@ import msgspec
 
 from flatout.records.machine import Xid
 
-Outcome = Literal["completed", "out_of_memory", "failed", "timed_out", "cancelled"]
+TrialOutcome = Literal["completed", "out_of_memory", "failed", "timed_out", "cancelled"]
+# Why a trial has the outcome `failed`: the command ended with an error, no rank made a training step, too few steps
+# were settled to be measured, or a change had no effect in any process.
+FailureCause = Literal["error", "no_step", "too_few_steps", "not_applied"]
 
 BASELINE = "baseline"
 
@@ -52,7 +55,8 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int  # in the order of starting, baselines included
     arm: str  # `baseline`, or the name of the set of changes
-    outcome: Outcome
+    outcome: TrialOutcome
+    cause: FailureCause | None = None  # None: the outcome is not `failed`, or an older journal, which has no causes
     problem: str = ""  # one line, where it did not complete
     step_s: tuple[float, ...] = ()  # each settled step, in order; of several ranks the mean
     samples_per_step: float | None = None  # of all ranks

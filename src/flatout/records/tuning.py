@@ -15,6 +15,19 @@ HEAD_NODE = "{head_node}"  # in a word of a command that is started as a Slurm j
 TriedOutcome = Literal[
     "adopted", "not better", "unsafe", "failed", "out of memory", "not applied", "not confirmed", "not reached"
 ]
+# What ended a tuning: one of its two budgets, the most rounds that it may make, no candidate that is worth a trial, or
+# the applied changes, of which no profile could be made.
+EndedBy = Literal["time_budget", "trial_budget", "max_rounds", "no_candidates", "not_profiled"]
+TuningStage = Literal["noise_floor", "confirmation"]
+
+
+class TuningEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """What ended a tuning, as data: `report/` words it."""
+
+    ended_by: EndedBy
+    limit: float | None = None  # the one that was reached: seconds, trials or rounds
+    num_reserved: int = 0  # of the limit on trials, those that are kept for the final verdict
+    interrupts: TuningStage | None = None  # what the budget left unfinished
 
 
 class TunedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +71,7 @@ class Emitted(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # changes that the tool has no setting for, and what to do about them
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
+class TriedSet(msgspec.Struct, frozen=True, kw_only=True):
     """A change, or several together, as it was tried against what was on before it."""
 
     name: str  # of the arm: names of changes joined by " + "
@@ -89,7 +102,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How much a tuning was given to spend, and the options that say how it was to tune."""
 
     budget_s: float
@@ -103,7 +116,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     tuning: Tuning
     objective: Objective
     allowed_safety: Safety
-    tried: tuple[Tried, ...]
+    tried: tuple[TriedSet, ...]
     screened: tuple[Screened, ...] = ()  # that ran, were safe, and had a prediction
     bounds: tuple[Bound, ...]  # of the job as it came
     floor: NoiseFloor | None
@@ -115,18 +128,14 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     num_trials: int
     num_resumed: int  # of them, from the journal
     took_s: float
-    why_ended: str  # one line
-    asked: Asked | None = None
+    end: TuningEnd
+    request: TuneRequest | None = None
     notes: tuple[str, ...] = ()  # what a reader must know: outputs that were diverted, what was not checked
 
     @property
     def is_cut_short(self) -> bool:
         """Whether its budget of time or trials ended it: that says nothing of what was not reached."""
-        return self.is_cut_by_trials or self.why_ended.startswith("the budget")
-
-    @property
-    def is_cut_by_trials(self) -> bool:
-        return self.why_ended.startswith("all ")
+        return self.end.ended_by in ("time_budget", "trial_budget")
 
     @property
     def prediction_errors(self) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ import msgspec
 from flatout import __version__, units
 from flatout.records.change import Change
 from flatout.records.prediction import Prediction
-from flatout.records.tuning import Tried, TuneResult
+from flatout.records.tuning import TriedSet, TuneResult
 from flatout.records.verdict import Verdict
 from flatout.report.command import command_line, masked_command, quoted
 from flatout.report.parts import SAFETY_MEANINGS
@@ -228,7 +228,7 @@ def _compared(result: TuneResult) -> dict[str, object] | None:
 
     Measured is the plain mean here, as nothing was chosen by its result.
     """
-    pairs: list[tuple[Tried, Prediction, Verdict]] = [
+    pairs: list[tuple[TriedSet, Prediction, Verdict]] = [
         (one, one.prediction, msgspec.structs.replace(one.verdict, speedup=one.verdict.mean_speedup))
         for one in result.tried
         if one.prediction is not None and one.verdict is not None and one.verdict.mean_speedup is not None
@@ -268,7 +268,7 @@ def _change(change: Change) -> dict[str, object]:
     return {"name": change.name, "summary": change.knob.summary, "sets": sets}
 
 
-def _tried(one: Tried, result: TuneResult) -> dict[str, object]:
+def _tried(one: TriedSet, result: TuneResult) -> dict[str, object]:
     is_unsafe = one.outcome == "unsafe"
     measured = "not shown" if is_unsafe else "no pairs"
     if one.verdict is not None and one.verdict.speedup is not None and not is_unsafe:
@@ -285,7 +285,7 @@ def _tried(one: Tried, result: TuneResult) -> dict[str, object]:
     }
 
 
-def _outcomes(left: Sequence[Tried]) -> str:
+def _outcomes(left: Sequence[TriedSet]) -> str:
     counts = Counter(one.outcome for one in left)
     return ", ".join(f"{counts[name]} {name}" for name in OUTCOME_ORDER if counts[name])
 

@@ -10,12 +10,12 @@ import msgspec
 
 from flatout.records.change import Patch, Safety
 from flatout.records.prediction import Prediction
-from flatout.records.tuning import Bound, Tried, TriedOutcome, TuneResult
+from flatout.records.tuning import Bound, EndedBy, TriedOutcome, TriedSet, TuneResult
 from flatout.records.verdict import NoiseFloor, Objective, VerdictName
 from flatout.report.command import masked_command
 from flatout.report.json import enveloped_json
 from flatout.report.tuning_errors import in_interval, median_error, screening_error
-from flatout.report.tuning_phrases import Adopted, adopted_rows
+from flatout.report.tuning_phrases import Adopted, adopted_rows, why_ended
 
 SCHEMA = "flatout/tuning"
 VERSION = 1
@@ -74,7 +74,8 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     num_trials: int
     num_resumed: int  # of them, from the journal of an interrupted tuning
     took_s: float
-    why_ended: str
+    ended_by: EndedBy
+    why_ended: str  # the same as a sentence
     is_cut_short: bool  # its budget of time or trials ended it; with a larger one, the same command goes on
     budget_s: float | None  # that it was given
     max_trials: int | None  # that it was given; null: any number
@@ -126,10 +127,11 @@ def tuning_report(result: TuneResult) -> TuningReport:
         num_trials=result.num_trials,
         num_resumed=result.num_resumed,
         took_s=result.took_s,
-        why_ended=result.why_ended,
+        ended_by=result.end.ended_by,
+        why_ended=why_ended(result.end),
         is_cut_short=result.is_cut_short,
-        budget_s=result.asked.budget_s if result.asked is not None else None,
-        max_trials=result.asked.max_trials if result.asked is not None else None,
+        budget_s=result.request.budget_s if result.request is not None else None,
+        max_trials=result.request.max_trials if result.request is not None else None,
         objective=result.objective,
         allowed_safety=result.allowed_safety,
         num_pairs=verdict.num_pairs if verdict is not None else None,
@@ -189,7 +191,7 @@ def _changes(row: Adopted) -> list[AdoptedChange]:
     ]
 
 
-def _tried(one: Tried) -> TriedChange:
+def _tried(one: TriedSet) -> TriedChange:
     verdict = one.verdict if one.outcome != "unsafe" else None
     return TriedChange(
         name=one.name,

@@ -16,7 +16,7 @@ import msgspec
 from flatout import units
 from flatout.records.change import SAFETIES, Change, Safety
 from flatout.records.prediction import Prediction
-from flatout.records.tuning import Tried, TriedOutcome, TuneResult
+from flatout.records.tuning import EndedBy, TriedOutcome, TriedSet, TuneResult, TuningEnd, TuningStage
 from flatout.records.verdict import Objective, Verdict
 from flatout.report.command import masked_command
 from flatout.report.phrases import counted
@@ -52,6 +52,10 @@ OUTCOME_MEANINGS: Mapping[TriedOutcome, str] = {
     "not applied": "the setting did not reach the job, so nothing is known of it",
 }
 OUTCOME_ORDER: tuple[TriedOutcome, ...] = tuple(OUTCOME_MEANINGS)
+_INTERRUPTED: Mapping[TuningStage, str] = {
+    "noise_floor": ", before the job had made enough steps",
+    "confirmation": ", while a change was being confirmed",
+}
 
 
 class Adopted(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +120,7 @@ def not_shown_sentence(rows: Sequence[Adopted]) -> str:
     )
 
 
-def not_adopted(result: TuneResult) -> tuple[Tried, ...]:
+def not_adopted(result: TuneResult) -> tuple[TriedSet, ...]:
     """What was tried and is not in the final set: what came furthest first, then as it was tried."""
     final = {change.name for change in result.tuning.changes.changes}
     left = [one for one in result.tried if one.outcome != "adopted" or not final.issuperset(one.changes)]
@@ -227,7 +231,7 @@ def _nothing(result: TuneResult) -> str:
     outcomes, num_open = Counter(one.outcome for one in tried), len(result.tried) - len(tried)
     if not outcomes and not any(one.screened is not None for one in result.tried):
         if result.floor is None or was_cut_short(result):
-            return "no change was tried" + (f": {result.why_ended}" if result.why_ended else "")
+            return f"no change was tried: {why_ended(result.end)}"
         return "no change helps: none was found to try"
     if outcomes["adopted"]:
         return "no change is kept: what was better on its own pairs did not pass as a whole"
@@ -241,7 +245,7 @@ def _nothing(result: TuneResult) -> str:
         left = f", and {num_open} more {'was' if num_open == 1 else 'were'} not reached" if num_open else ""
         return f"no change is shown to help: {num_undecided} of {len(tried)} stayed undecided{left}"
     if was_cut_short(result):
-        return f"no change was shown to help before it ended: {result.why_ended}"
+        return f"no change was shown to help before it ended: {why_ended(result.end)}"
     return "no change helps: nothing was better than the job as it came"
 
 
@@ -250,7 +254,7 @@ def was_cut_short(result: TuneResult) -> bool:
     return result.is_cut_short
 
 
-def is_undecided_gain(one: Tried) -> bool:
+def is_undecided_gain(one: TriedSet) -> bool:
     """Not refuted: its pairs leave open that it is better by more than the smallest gain that counts."""
     verdict = one.verdict
     if one.outcome != "not confirmed" or verdict is None or verdict.verdict != "undecided":
@@ -289,9 +293,9 @@ def facts(result: TuneResult) -> list[str]:
     return found
 
 
-def why(one: Tried) -> str:
+def why(one: TriedSet) -> str:
     """Why a change was not adopted; of an unsafe one only what it fails by, never its speed."""
-    reason = one.reason.removeprefix("not applied: ") or "no reason is recorded"
+    reason = one.reason or "no reason is recorded"
     if len(reason) > LONGEST_REASON:
         reason = reason[:LONGEST_REASON].rstrip() + "..."
     if one.outcome == "adopted":
@@ -360,8 +364,23 @@ def has_predictions(result: TuneResult) -> bool:
 
 def end_sentence(result: TuneResult) -> str:
     resumed = f", {result.num_resumed:,} of them from the journal" if result.num_resumed else ""
-    reason = result.why_ended or "the reason is not recorded"
-    return f"Ended because {reason}. {counted(result.num_trials, 'trial')}{resumed}, in {duration(result.took_s)}."
+    trials = f"{counted(result.num_trials, 'trial')}{resumed}"
+    return f"Ended because {why_ended(result.end)}. {trials}, in {duration(result.took_s)}."
+
+
+def why_ended(end: TuningEnd) -> str:
+    """Say what ended the tuning: a sentence without its capital and full stop."""
+    limit = f"{end.limit:.0f}" if end.limit is not None else UNKNOWN
+    reserved = f" but {end.num_reserved}, which are reserved for the final verdict," if end.num_reserved else ""
+    sentences: Mapping[EndedBy, str] = {
+        "no_candidates": "no remaining change has an estimated gain of 1 % or more",
+        "max_rounds": f"the maximum of {limit} rounds was reached",
+        "not_profiled": "the job with the applied changes could not be profiled again",
+        "time_budget": f"the budget of {limit} s is used up",
+        "trial_budget": f"all {limit} trials{reserved} were made",
+    }
+    sentence = sentences[end.ended_by]
+    return sentence + _INTERRUPTED[end.interrupts] if end.interrupts is not None else sentence
 
 
 def duration(value_s: float) -> str:
@@ -391,33 +410,33 @@ def next_words(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
 
 def _same_folder(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
     """Where its budget ended it, it goes on; what ended by itself is tuned anew."""
-    return ("--out", str(folder)) if result.is_cut_short and result.asked is not None else ()
+    return ("--out", str(folder)) if result.is_cut_short and result.request is not None else ()
 
 
 def _more(result: TuneResult) -> tuple[str, ...]:
     """Twice of what ended it."""
-    given_s = result.asked.budget_s if result.asked is not None else 0.0
-    num_trials = result.asked.max_trials if result.asked is not None else None
+    given_s = result.request.budget_s if result.request is not None else 0.0
+    num_trials = result.request.max_trials if result.request is not None else None
     words: tuple[str, ...] = ("--budget", f"{max(1, math.ceil(2 * max(result.took_s, given_s) / 60))}m")
     if num_trials is not None:
-        words += ("--trials", str(2 * num_trials if result.is_cut_by_trials else num_trials))
+        words += ("--trials", str(2 * num_trials if result.end.ended_by == "trial_budget" else num_trials))
     return words
 
 
 def _as_much(result: TuneResult) -> tuple[str, ...]:
-    if result.asked is None:
+    if result.request is None:
         return ()
-    words: tuple[str, ...] = ("--budget", f"{result.asked.budget_s:.0f}s")
-    return words if result.asked.max_trials is None else (*words, "--trials", str(result.asked.max_trials))
+    words: tuple[str, ...] = ("--budget", f"{result.request.budget_s:.0f}s")
+    return words if result.request.max_trials is None else (*words, "--trials", str(result.request.max_trials))
 
 
 def _options(result: TuneResult, safety: Safety) -> tuple[str, ...]:
     """All that were given, `--allow` as told."""
-    given = list(result.asked.options) if result.asked is not None else []
+    given = list(result.request.options) if result.request is not None else []
     if "--allow" in given:
         at = given.index("--allow")
         del given[at : at + 2]
-    if result.asked is None and result.objective not in (*_DEFAULT_OBJECTIVES, "j_per_step"):
+    if result.request is None and result.objective not in (*_DEFAULT_OBJECTIVES, "j_per_step"):
         given += ["--objective", OBJECTIVE_WORDS[result.objective]]
     return (*(() if safety == "exact" else ("--allow", safety)), *given)
 

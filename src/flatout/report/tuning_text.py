@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatout import units
-from flatout.records.tuning import Tried, TuneResult
+from flatout.records.tuning import TriedSet, TuneResult
 from flatout.records.verdict import Verdict
 from flatout.report.command import quoted
 from flatout.report.terminal import TextStyle
@@ -99,7 +99,7 @@ def _final_text(verdict: Verdict | None) -> str:
     return "not measured" if verdict is None else measured_text(verdict)
 
 
-def _why(one: Tried, result: TuneResult) -> str:
+def _why(one: TriedSet, result: TuneResult) -> str:
     """With what was predicted beside what was measured, its interval left to tuning.json and the HTML report."""
     is_measured = one.screened is not None or (one.verdict is not None and one.verdict.speedup is not None)
     if one.prediction is None or not is_measured or one.outcome == "unsafe" or not has_predictions(result):

@@ -12,7 +12,7 @@ import numpy as np
 
 from flatout.records.machine import Xid
 from flatout.records.recording import HostUse, RankRecording, Recording
-from flatout.records.trial import Covariates, Outcome, TrialResult
+from flatout.records.trial import Covariates, FailureCause, TrialOutcome, TrialResult
 
 
 class _Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,6 @@ _OUT_OF_MEMORY = re.compile(
 _ERROR_LINE = re.compile(r"^(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
 _TAIL_BYTES = 200_000
 MIN_STEPS = 3
-NO_STEP = "no training step was seen in it"
 
 
 def trial_result(
@@ -51,12 +50,12 @@ def trial_result(
     """What the trial measured. `exit_code`: None where a signal ended it; `output`: the file with all it printed."""
     ranks = recording.ranks if recording is not None else ()
     outcome, problem = _outcome(recording, exit_code, is_timed_out, limit_s, output)
+    cause: FailureCause | None = "error" if outcome == "failed" else None
     step_s = mean_steps(ranks)
     if outcome == "completed" and len(step_s) < MIN_STEPS:
         outcome = "failed"
-        problem = NO_STEP if not ranks else f"it made {len(step_s)} settled steps, and at least {MIN_STEPS} are needed"
-        if recording is not None and recording.problems:
-            problem += f" ({recording.problems[0].problem})"
+        cause = "too_few_steps" if ranks else "no_step"
+        problem = _lack_of_steps(len(step_s) if ranks else None, recording)
     mean_s = float(np.mean(step_s)) if len(step_s) else math.nan
     measured = recording.measured if recording is not None else None
     hosts = recording.hosts if recording is not None else ()
@@ -64,6 +63,7 @@ def trial_result(
         index=index,
         arm=arm,
         outcome=outcome,
+        cause=cause,
         problem=problem,
         step_s=step_s,
         samples_per_step=_a_step(measured.samples_per_s, measured.step_s) if measured else None,
@@ -74,6 +74,17 @@ def trial_result(
         start_s=_start_s(ranks, start_unix_s),
         covariates=_covariates(hosts),
     )
+
+
+def _lack_of_steps(num_steps: int | None, recording: Recording | None) -> str:
+    """Say how many settled steps a trial made (None: no step at all), and the first problem of its recording."""
+    if num_steps is None:
+        problem = "no training step was seen in it"
+    else:
+        problem = f"it made {num_steps} settled steps, and at least {MIN_STEPS} are needed"
+    if recording is not None and recording.problems:
+        problem += f" ({recording.problems[0].problem})"
+    return problem
 
 
 def mean_steps(ranks: Sequence[RankRecording]) -> tuple[float, ...]:
@@ -108,7 +119,7 @@ def error_line(output: Path) -> str:
 
 def _outcome(
     recording: Recording | None, exit_code: int | None, is_timed_out: bool, limit_s: float, output: Path
-) -> tuple[Outcome, str]:
+) -> tuple[TrialOutcome, str]:
     text = _tail(output)
     failures = sorted(_failures(Path(recording.path)) if recording is not None else [], key=lambda one: one.unix_s)
     memory = [failure for failure in failures if failure.kind == "out_of_memory"]

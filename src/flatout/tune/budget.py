@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from flatout.tune.state import State
+from flatout.records.tuning import TuningEnd, TuningStage
+from flatout.tune.state import TuningState
 
 RESERVED_PAIRS = 4  # of the final verdict
 CANDIDATES_BETWEEN_BASELINES = 3
@@ -12,35 +13,38 @@ LEAST_SCREENED = 4  # trials: two candidates between baselines
 class OutOfBudgetError(Exception):
     """The time or the number of trials is used up; what was found so far stands."""
 
+    def __init__(self, end: TuningEnd) -> None:
+        super().__init__(end.ended_by)
+        self.end = end
 
-def check(state: State) -> None:
+
+def check(state: TuningState) -> None:
     """Raises OutOfBudgetError where no other trial may be made, but those that are kept for the final verdict."""
     _check_trials(state, 2 * RESERVED_PAIRS if state.needs_final_pairs else 0)
     usual_s = state.runner.usual_s or 0.0
     reserved_s = 2 * RESERVED_PAIRS * usual_s if state.needs_final_pairs else 0.0
     if state.runner.spent_s() + usual_s + reserved_s > state.options.budget_s:
-        raise OutOfBudgetError(used_up(state))
+        raise OutOfBudgetError(time_is_up(state))
 
 
-def check_final(state: State) -> None:
+def check_final(state: TuningState) -> None:
     """For a trial of the final verdict, which may take what was kept for it."""
     _check_trials(state, 0)
     if state.runner.spent_s() > state.options.budget_s + 2 * RESERVED_PAIRS * (state.runner.usual_s or 0.0):
-        raise OutOfBudgetError(used_up(state))
+        raise OutOfBudgetError(time_is_up(state))
 
 
-def used_up(state: State) -> str:
-    return f"the budget of {state.options.budget_s:.0f} s is used up"
+def time_is_up(state: TuningState, *, interrupts: TuningStage | None = None) -> TuningEnd:
+    return TuningEnd(ended_by="time_budget", limit=state.options.budget_s, interrupts=interrupts)
 
 
-def _check_trials(state: State, num_reserved: int) -> None:
+def _check_trials(state: TuningState, num_reserved: int) -> None:
     most = state.options.max_trials
     if most is not None and state.runner.num_trials + num_reserved >= most:
-        kept = f" but {num_reserved}, which are kept for the final verdict," if num_reserved else ""
-        raise OutOfBudgetError(f"all {most} trials{kept} were made")
+        raise OutOfBudgetError(TuningEnd(ended_by="trial_budget", limit=most, num_reserved=num_reserved))
 
 
-def num_affordable(state: State) -> int:
+def num_affordable(state: TuningState) -> int:
     """How many candidates can be screened so that there is time left to confirm the best."""
     usual_s = state.runner.usual_s or 1.0
     left_s = state.options.budget_s - state.runner.spent_s()
@@ -50,7 +54,7 @@ def num_affordable(state: State) -> int:
     return max(int(num_trials * CANDIDATES_BETWEEN_BASELINES / (CANDIDATES_BETWEEN_BASELINES + 1)), 2)
 
 
-def warn_of_budget(state: State) -> None:
+def warn_of_budget(state: TuningState) -> None:
     """Say so where it will hardly do."""
     usual_s = state.runner.usual_s or 0.0
     left_s = state.options.budget_s - state.runner.spent_s()

@@ -16,14 +16,14 @@ from flatout.records.prediction import Prediction
 from flatout.tune.budget import num_affordable
 from flatout.tune.result import note_open
 from flatout.tune.runner import Profiled
-from flatout.tune.state import State
+from flatout.tune.state import TuningState
 
 
-def choose(state: State, profiled: Profiled) -> list[Change]:
+def choose(state: TuningState, profiled: Profiled) -> list[Change]:
     """The user's own, then those for what costs most now, the most promising first; each knob with few values."""
     own = [change for text in state.options.knobs for change in _own(state, text, profiled.facts)]
     is_for_memory = state.objective == "peak_memory_bytes"
-    state.promises, state.most = {}, {}
+    state.promises, state.max_speedup = {}, {}
     found = candidates(
         profiled.done.diagnosis,
         profiled.facts,
@@ -32,8 +32,8 @@ def choose(state: State, profiled: Profiled) -> list[Change]:
         own=own,
         for_memory=is_for_memory,
     )
-    found = [change for change in found if change.name not in state.refused]
-    for name in (state.waiting & state.open.keys()).difference(change.name for change in found):
+    found = [change for change in found if change.name not in state.excluded]
+    for name in (state.deferred & state.open.keys()).difference(change.name for change in found):
         reason = "another change for the same cause brought more than it promised, and beside that it is no candidate"
         state.open[name] = msgspec.structs.replace(state.open[name], reason=reason)
     if not is_for_memory:  # a replay tells of time
@@ -49,7 +49,7 @@ def choose(state: State, profiled: Profiled) -> list[Change]:
     return chosen
 
 
-def _own(state: State, text: str, facts: JobFacts) -> Sequence[Change]:
+def _own(state: TuningState, text: str, facts: JobFacts) -> Sequence[Change]:
     """Of a knob of the user's own. What is known of the job only now may make it one that is not allowed."""
     knob = parse_knob(text)
     try:
@@ -70,7 +70,7 @@ def _own(state: State, text: str, facts: JobFacts) -> Sequence[Change]:
     return found
 
 
-def _predicted(state: State, found: Sequence[Change], profiled: Profiled) -> list[Change]:
+def _predicted(state: TuningState, found: Sequence[Change], profiled: Profiled) -> list[Change]:
     """In the order of what a replay of the trace with each says it brings; where it says nothing, by its bound.
 
     What counts is halfway between what is likely and the most that it may be, as a trial is cheap beside what it may
@@ -97,7 +97,7 @@ def _predicted(state: State, found: Sequence[Change], profiled: Profiled) -> lis
 
     ours = [change for change in found if change.argument is None]  # of the user's own nothing is known
     state.promises = {change.name: promise(change) for change in ours}
-    state.most = {change.name: most(change) for change in ours}
+    state.max_speedup = {change.name: most(change) for change in ours}
     return sorted(found, key=lambda change: -promise(change))
 
 

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from flatout.records.change import Change
 from flatout.records.tuning import TunedChange
 from flatout.records.verdict import Verdict
 from flatout.tune.budget import OutOfBudgetError
 from flatout.tune.result import note
 from flatout.tune.screening import Candidate, least_shown
-from flatout.tune.state import NOTHING, State
+from flatout.tune.state import NOTHING, TuningState
 from flatout.tune.trials import run_pairs
 
 
-def confirm(state: State, screened: Sequence[Candidate]) -> bool:
+def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
     """The best on fresh pairs against what is on now; the next best where it does not hold."""
     for candidate in screened[:2]:
         made, estimate = candidate.made, candidate.estimate
         added = state.added(made)
         state.say(f"round {state.round}: confirming {' + '.join(change.name for change in added)} ({estimate:.2f}x)")
         state.num_confirmations += 1
-        verdict, gate, is_cut = run_pairs(state, made, state.now())
+        verdict, gate, is_cut = run_pairs(state, made, state.applied_set())
         if not gate.is_passed:
             note(state, made, "unsafe", gate.reason, screened=estimate, verdict=verdict)
-            state.refused.update(change.name for change in added)
+            state.excluded.update(change.name for change in added)
         elif verdict.verdict == "better":
             note(state, made, "adopted", gate.reason, screened=estimate, verdict=verdict)
             if not state.needs_final_pairs:
@@ -48,19 +50,20 @@ def confirm(state: State, screened: Sequence[Candidate]) -> bool:
         elif state.last_pairs or not is_cut:
             note(state, made, "not confirmed", verdict.reason, screened=estimate, verdict=verdict)
             if len(added) == 1:
-                state.refused.add(added[0].name)
+                state.excluded.add(added[0].name)
         if is_cut:
-            raise OutOfBudgetError(f"{state.why_cut}, while a change was being confirmed")
+            assert state.cut_by is not None
+            raise OutOfBudgetError(msgspec.structs.replace(state.cut_by, interrupts="confirmation"))
     return False
 
 
-def _refuse_outdone(state: State, adopted: Sequence[Change], screened: Sequence[Candidate]) -> None:
+def _refuse_outdone(state: TuningState, adopted: Sequence[Change], screened: Sequence[Candidate]) -> None:
     """Other values of knobs that are adopted are not tried again: what was on, and what looked clearly worse.
 
     What looked about as good has another turn, beside what is on then: one trial does not tell which is better.
     """
     knobs = {change.knob.name for change in adopted}
-    state.refused |= {change.name for change in state.applied if change.knob.name in knobs}
+    state.excluded |= {change.name for change in state.applied if change.knob.name in knobs}
     alone = {added[0].name: one for one in screened if len(added := state.added(one.made)) == 1}
     least = least_shown(state)
     for change in adopted:
@@ -70,16 +73,16 @@ def _refuse_outdone(state: State, adopted: Sequence[Change], screened: Sequence[
             if best is not None and is_other_value and other.estimate * least < best.estimate:
                 reason = f"{other.estimate:.2f}x in a trial of its own, {change.name} {best.estimate:.2f}x"
                 note(state, other.made, "not better", reason, screened=other.estimate)
-                state.refused.add(name)
+                state.excluded.add(name)
 
 
-def final_verdict(state: State) -> Verdict | None:
+def final_verdict(state: TuningState) -> Verdict | None:
     """All that was adopted against the job as it came, on pairs that chose nothing."""
     is_only = sum(one.outcome == "adopted" for one in state.tried) == 1
     if is_only and state.against_original is not None:
         return state.against_original
-    state.say(f"final: {state.now().name} against the job as it came")
-    verdict, gate, _ = run_pairs(state, state.now(), NOTHING, is_final=True)
+    state.say(f"final: {state.applied_set().name} against the job as it came")
+    verdict, gate, _ = run_pairs(state, state.applied_set(), NOTHING, is_final=True)
     made = [pair.candidate for pair in state.last_pairs if pair.candidate.is_complete]
     state.current_trials = made or state.current_trials
     if not gate.is_passed:

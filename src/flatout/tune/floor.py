@@ -6,10 +6,9 @@ from flatout.errors import InputError
 from flatout.records.verdict import Objective
 from flatout.trial.gates import loss_note
 from flatout.trial.gradient_gate import gradient_note
-from flatout.trial.result import NO_STEP
-from flatout.tune.budget import OutOfBudgetError, used_up, warn_of_budget
+from flatout.tune.budget import OutOfBudgetError, time_is_up, warn_of_budget
 from flatout.tune.options import OBJECTIVES
-from flatout.tune.state import NOTHING, State
+from flatout.tune.state import NOTHING, TuningState
 from flatout.tune.trials import trial
 from flatout.verdict.cost import missing
 from flatout.verdict.noise import noise_floor, plan_trials
@@ -20,18 +19,18 @@ MAX_STEPS, MIN_STEPS = 200, 12
 MAX_TRIAL_STEPS_S = 20.0  # of settled steps: what takes longer is judged by fewer
 
 
-def measure_noise(state: State) -> None:
+def measure_noise(state: TuningState) -> None:
     """Trials of the job as it came: how much they differ decides how long a trial must be."""
     state.say(f"noise floor: {NUM_FLOOR_TRIALS} trials of the job as it is")
     for _ in range(NUM_FLOOR_TRIALS):
         made = trial(state, NOTHING)
         if made.outcome == "timed_out" and state.runner.spent_s() >= state.options.budget_s:
-            raise OutOfBudgetError(f"{used_up(state)}, before the job had made enough steps")
+            raise OutOfBudgetError(time_is_up(state, interrupts="noise_floor"))
         if not made.is_complete:
             output = f"its output is in {state.runner.out}/runs/trial-{made.index:03d}/output.log"
-            if made.problem.startswith(NO_STEP):
+            if made.cause == "no_step":
                 raise InputError(f"the command cannot be tuned: {made.problem}", hint=output)
-            if made.problem.startswith("it made "):  # as `trial_result` words it
+            if made.cause == "too_few_steps":
                 raise InputError(
                     f"the command ended too early to be tuned: {made.problem}",
                     hint=f"let it make more steps: a trial stops it when it has enough; {output}",
@@ -53,7 +52,7 @@ def measure_noise(state: State) -> None:
     warn_of_budget(state)
 
 
-def _objective(state: State) -> Objective:
+def _objective(state: TuningState) -> Objective:
     if state.options.objective is not None:
         absent = missing(state.baselines[0], state.options.objective)
         if absent is not None:

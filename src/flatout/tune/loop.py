@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from flatout.errors import FlatoutError
 from flatout.predict.calibrate import Calibration
-from flatout.records.tuning import TuneResult
+from flatout.records.tuning import TuneResult, TuningEnd
 from flatout.tune.budget import OutOfBudgetError
 from flatout.tune.choose import choose
 from flatout.tune.confirm import confirm, final_verdict
@@ -18,49 +18,48 @@ from flatout.tune.options import TuneOptions
 from flatout.tune.result import bounds, tune_result
 from flatout.tune.runner import Profiled, Runner, Say
 from flatout.tune.screening import screen_candidates
-from flatout.tune.state import State
+from flatout.tune.state import TuningState
 
 
 def tune(runner: Runner, options: TuneOptions, say: Say, calibration: Calibration | None = None) -> TuneResult:
-    """One tuning, to its end. Raises InputError where the command does not succeed by itself."""
-    state = State(runner, options, say, calibration)
+    """Tune the job that `runner` runs. Raises InputError if the unchanged command fails."""
+    state = TuningState(runner, options, say, calibration)
     try:
         measure_noise(state)
-        why_ended = ""
-        while not why_ended and state.round < options.max_rounds:
-            state.round += 1
-            why_ended = improve(state)
-        why_ended = why_ended or f"{state.round} rounds were made, the most that are"
-    except OutOfBudgetError as end:
-        why_ended = str(end)
+        end = _improve(state)
+    except OutOfBudgetError as out_of_budget:
+        end = out_of_budget.end
     verdict = final_verdict(state) if state.applied else None
-    return tune_result(state, verdict, why_ended)
+    return tune_result(state, verdict, end)
 
 
-def improve(state: State) -> str:
-    """One round: why it is the last; empty where another one may bring more, as candidates are left."""
-    profiled = _profile(state)
-    if profiled is None:
-        return "what is on now was not profiled again"
-    chosen = choose(state, profiled)
-    if not chosen:
-        return "no change is left that promises 1 % or more"
-    screened = screen_candidates(state, chosen, profiled.facts)
-    is_adopted = bool(screened) and confirm(state, screened)
-    state.profiled = None if is_adopted else profiled  # of a job that did not change
-    if not is_adopted:
-        state.refused.update(change.name for change in chosen if change.name not in state.waiting)
-    return ""
+def _improve(state: TuningState) -> TuningEnd:
+    """Adopt the best change of each round, until nothing is left that is worth a trial. Raises OutOfBudgetError."""
+    while state.round < state.options.max_rounds:
+        state.round += 1
+        profiled = _profile(state)
+        if profiled is None:
+            return TuningEnd(ended_by="not_profiled")
+        candidates = choose(state, profiled)
+        if not candidates:
+            return TuningEnd(ended_by="no_candidates")
+        screened = screen_candidates(state, candidates, profiled.facts)
+        if screened and confirm(state, screened):
+            state.profiled = None
+        else:
+            state.profiled = profiled  # of a job that did not change
+            state.excluded.update(change.name for change in candidates if change.name not in state.deferred)
+    return TuningEnd(ended_by="max_rounds", limit=state.options.max_rounds)
 
 
-def _profile(state: State) -> Profiled | None:
-    """Of what is on now; None where that does not succeed, and what was adopted stands."""
+def _profile(state: TuningState) -> Profiled | None:
+    """Profile the job with the applied changes; None if that fails after a change was adopted, which then stands."""
     try:
-        profiled = state.profiled or state.runner.profile(state.now())
+        profiled = state.profiled or state.runner.profile(state.applied_set())
     except FlatoutError as error:
         if not state.applied:
             raise
-        state.notes.append(f"what is on now was not profiled again: {error}")
+        state.notes.append(f"the job with the applied changes could not be profiled again: {error}")
         return None
     if state.first is None:
         state.first = profiled

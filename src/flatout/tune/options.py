@@ -7,7 +7,7 @@ import shlex
 import msgspec
 
 from flatout.records.change import Safety
-from flatout.records.tuning import Asked
+from flatout.records.tuning import TuneRequest
 from flatout.records.verdict import Objective
 
 # As users say them: what is to be raised or lowered, and the cost that verdicts are on.
@@ -34,7 +34,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these; None: it runs here
 
 
-def asked(options: TuneOptions, warmup: int | None, *, applies: bool = False) -> Asked:
+def tune_request(options: TuneOptions, warmup: int | None, *, applies: bool = False) -> TuneRequest:
     """What the report needs for the next command: the options that differ from what is taken without them."""
     words: list[str] = []
     for knob in options.knobs:
@@ -54,4 +54,4 @@ def asked(options: TuneOptions, warmup: int | None, *, applies: bool = False) ->
         words += ["--sbatch-options", shlex.join(options.sbatch_options)]
     if applies:
         words.append("--apply")
-    return Asked(budget_s=options.budget_s, max_trials=options.max_trials, options=tuple(words))
+    return TuneRequest(budget_s=options.budget_s, max_trials=options.max_trials, options=tuple(words))

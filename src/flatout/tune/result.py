@@ -10,17 +10,17 @@ from flatout.predict.predict import predict_together
 from flatout.records.change import SAFETIES, Change, ChangeSet, JobFacts
 from flatout.records.prediction import NoPrediction, Prediction
 from flatout.records.trial import TrialResult
-from flatout.records.tuning import Bound, Tried, TriedOutcome, TuneResult, Tuning
+from flatout.records.tuning import Bound, TriedOutcome, TriedSet, TuneResult, Tuning, TuningEnd
 from flatout.records.verdict import Verdict
 from flatout.trial.gates import ROUNDING_BAND
 from flatout.trial.outputs import output_notes
 from flatout.tune.runner import Profiled
-from flatout.tune.state import State
+from flatout.tune.state import TuningState
 from flatout.verdict.cost import trial_cost
 
 
 def note(
-    state: State,
+    state: TuningState,
     made: ChangeSet,
     outcome: TriedOutcome,
     reason: str,
@@ -35,23 +35,23 @@ def note(
     state.tried.append(_tried(state, added, outcome, reason, screened=screened, verdict=verdict))
 
 
-def note_open(state: State, change: Change, reason: str, *, screened: float | None = None) -> None:
+def note_open(state: TuningState, change: Change, reason: str, *, screened: float | None = None) -> None:
     """Write down how far a change came that is to be tried; what comes of it is noted later, if that is reached."""
     if not any(change.name in one.changes for one in state.tried):
         state.open[change.name] = _tried(state, (change,), "not reached", reason, screened=screened)
 
 
 def _tried(
-    state: State,
+    state: TuningState,
     added: Sequence[Change],
     outcome: TriedOutcome,
     reason: str,
     *,
     screened: float | None = None,
     verdict: Verdict | None = None,
-) -> Tried:
+) -> TriedSet:
     alone = added[0] if len(added) == 1 else None
-    return Tried(
+    return TriedSet(
         name=" + ".join(change.name for change in added),
         changes=tuple(change.name for change in added),
         safety=max((change.safety for change in added), key=SAFETIES.index),
@@ -66,7 +66,7 @@ def _tried(
     )
 
 
-def _prediction_of(state: State, added: Sequence[Change]) -> Prediction | None:
+def _prediction_of(state: TuningState, added: Sequence[Change]) -> Prediction | None:
     """Of several changes from one replay with all of them: they share what they save.
 
     None where one of them has none: what it brings is unknown, and is in what is measured.
@@ -81,7 +81,7 @@ def _prediction_of(state: State, added: Sequence[Change]) -> Prediction | None:
     return made if isinstance(made, Prediction) else None
 
 
-def tune_result(state: State, verdict: Verdict | None, why_ended: str) -> TuneResult:
+def tune_result(state: TuningState, verdict: Verdict | None, end: TuningEnd) -> TuneResult:
     first, runner = state.first, state.runner
     facts = first.facts if first is not None else JobFacts()
     before = state.baselines[0] if state.baselines else None
@@ -96,7 +96,7 @@ def tune_result(state: State, verdict: Verdict | None, why_ended: str) -> TuneRe
     return TuneResult(
         tuning=Tuning(
             command=runner.command,
-            changes=state.now(),
+            changes=state.applied_set(),
             each=tuple(state.confirmed),
             verdict=verdict,
             num_trials=runner.num_trials,
@@ -119,7 +119,7 @@ def tune_result(state: State, verdict: Verdict | None, why_ended: str) -> TuneRe
         num_trials=runner.num_trials,
         num_resumed=runner.num_resumed,
         took_s=runner.spent_s(),
-        why_ended=why_ended,
+        end=end,
         notes=(
             *state.notes,
             *([ROUNDING_BAND] if any(one.safety == "rounding" for one in state.tried) else []),

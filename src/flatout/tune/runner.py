@@ -175,7 +175,7 @@ class Runner:
             output=output,
         )
         if ended.cause is not None and ended.cause != "void":
-            result = msgspec.structs.replace(result, outcome=ended.cause, problem=ended.reason)
+            result = msgspec.structs.replace(result, outcome=ended.cause, cause=None, problem=ended.reason)
         if ended.nodes is not None:
             covariates = msgspec.structs.replace(result.covariates, nodes=ended.nodes, job=ended.job)
             result = msgspec.structs.replace(result, covariates=covariates)
@@ -187,7 +187,7 @@ class Runner:
             result = msgspec.structs.replace(result, gradients=gradients)
         missing = unapplied(folder / "recording", changes)
         if result.is_complete and missing:
-            result = msgspec.structs.replace(result, outcome="failed", problem=f"not applied: {missing[0]}")
+            result = msgspec.structs.replace(result, outcome="failed", cause="not_applied", problem=missing[0])
         with suppress(InputError):  # what cannot be read is not known
             workers = read_facts(folder / "recording", recording).loader_workers
             result = msgspec.structs.replace(result, loader_workers=workers)
@@ -262,7 +262,12 @@ class Runner:
         from flatout.units import seconds
 
         at = f"{time.monotonic() - self._began:5.0f} s  trial {result.index:3d}"
-        what = f"{seconds(sum(result.step_s) / len(result.step_s))} a step" if result.is_complete else result.problem
+        if result.is_complete:
+            what = f"{seconds(sum(result.step_s) / len(result.step_s))} per step"
+        elif result.cause == "not_applied":
+            what = f"not applied: {result.problem}"
+        else:
+            what = result.problem
         self._say(f"{at}  {result.arm}: {what}")
 
 

@@ -15,7 +15,7 @@ from flatout.records.tuning import Screened
 from flatout.records.verdict import NoiseFloor
 from flatout.tune.budget import CANDIDATES_BETWEEN_BASELINES
 from flatout.tune.result import note, note_open
-from flatout.tune.state import State
+from flatout.tune.state import TuningState
 from flatout.tune.trials import fresh_baseline, is_fit, trial
 from flatout.verdict.cost import missing
 from flatout.verdict.noise import noise_floor
@@ -34,7 +34,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     not_shown: frozenset[str] = frozenset()  # names of changes in it that looked no better than noise by themselves
 
 
-def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -> list[Candidate]:
+def screen_candidates(state: TuningState, chosen: Sequence[Change], facts: JobFacts) -> list[Candidate]:
     """A trial each, with baselines between them; those that look better, best first, and all of them together.
 
     Together are only those that are better than noise by themselves: another one could ride along with them and bring
@@ -52,12 +52,12 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
             note_open(state, change, "it does not go together with what is on")
             continue
         if (shown := _outdone_by(change, state, sets, trials)) is not None:
-            state.waiting.add(change.name)
+            state.deferred.add(change.name)
             reason = f"another change for the same cause had shown {shown:.2f}x or more"
             note_open(state, change, f"it waited for a next round: {reason}")
             continue
         num_tried += 1
-        state.waiting.discard(change.name)
+        state.deferred.discard(change.name)
         tried = trial(state, made)
         note_open(state, change, "a trial was made of it, and no baseline after it to hold it against")
         if is_fit(state, tried, made, [change]):
@@ -80,7 +80,7 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
             note_open(state, change, f"{estimate:.2f}x in a trial of its own; no pairs were run", screened=estimate)
         if estimate < MIN_SCREENED:
             note(state, made, "not better", f"{estimate:.2f}x in a trial of its own", screened=estimate)
-            state.refused.add(made.changes[-1].name)
+            state.excluded.add(made.changes[-1].name)
     least = least_shown(state)
     clear = [one for one in good if one.estimate >= least]
     other_workers = _with_other_workers(trials, sets)
@@ -97,12 +97,12 @@ def screen_candidates(state: State, chosen: Sequence[Change], facts: JobFacts) -
     return good
 
 
-def _has_baseline(state: State, trials: Sequence[TrialResult]) -> bool:
+def _has_baseline(state: TuningState, trials: Sequence[TrialResult]) -> bool:
     """With what the objective needs, as a complete one may lack the GPUs' energy."""
     return any(one.arm == BASELINE and missing(one, state.objective) is None for one in trials)
 
 
-def _add_baselines_of_now(state: State, trials: list[TrialResult]) -> None:
+def _add_baselines_of_now(state: TuningState, trials: list[TrialResult]) -> None:
     """Where what was tried last is of a later session than all baselines, which are of a machine as it was then.
 
     The journal may first give back some more of before, where it had other candidates in that round.
@@ -114,7 +114,7 @@ def _add_baselines_of_now(state: State, trials: list[TrialResult]) -> None:
 
 
 def _outdone_by(
-    change: Change, state: State, sets: Mapping[str, ChangeSet], trials: Sequence[TrialResult]
+    change: Change, state: TuningState, sets: Mapping[str, ChangeSet], trials: Sequence[TrialResult]
 ) -> float | None:
     """The speedup beyond noise that another knob for the same cause has shown in its trial, where that is more than
     `change` promises; None where none has.
@@ -136,13 +136,13 @@ def _outdone_by(
         if other is None:
             continue
         is_either_or = other.knob.name in change.knob.excludes or change.knob.name in other.knob.excludes
-        promised = (state.most if is_either_or else state.promises)[change.name]
+        promised = (state.max_speedup if is_either_or else state.promises)[change.name]
         if one.speedup / least > max(promised, 1.0):
             return one.speedup / least
     return None
 
 
-def _keep(state: State, sets: Iterable[ChangeSet], estimates: Mapping[str, float]) -> None:
+def _keep(state: TuningState, sets: Iterable[ChangeSet], estimates: Mapping[str, float]) -> None:
     """What their predictions can learn: from all of them, as those that look good are too good on average."""
     sd = _noise(state).pair_sd(state.num_steps)
     for made in sets:
@@ -151,7 +151,7 @@ def _keep(state: State, sets: Iterable[ChangeSet], estimates: Mapping[str, float
             state.screened.append(Screened(prediction=prediction, speedup=estimates[made.name], sd=sd))
 
 
-def _noise(state: State) -> NoiseFloor:
+def _noise(state: TuningState) -> NoiseFloor:
     """By trials of what is on now, all there are."""
     try:
         return noise_floor(state.current_trials, objective=state.objective)
@@ -160,7 +160,7 @@ def _noise(state: State) -> NoiseFloor:
         return state.floor
 
 
-def least_shown(state: State) -> float:
+def least_shown(state: TuningState) -> float:
     """The least estimate of one trial that is better than noise."""
     noise = _noise(state)
     # A candidate's trial against one baseline, or the mean of two: at most as uncertain as a pair.
@@ -176,7 +176,7 @@ def _with_other_workers(trials: Sequence[TrialResult], sets: Mapping[str, Change
 
 
 def _together(
-    state: State, good: Sequence[Change], facts: JobFacts, other_workers: Collection[str]
+    state: TuningState, good: Sequence[Change], facts: JobFacts, other_workers: Collection[str]
 ) -> ChangeSet | None:
     """All good ones that fit together, best first; None where that is no more than the best alone.
 

@@ -10,7 +10,7 @@ from flatout.predict.situation import Situation
 from flatout.records.change import Change, ChangeSet, JobFacts
 from flatout.records.prediction import NoPrediction, Prediction
 from flatout.records.trial import Pair, TrialResult
-from flatout.records.tuning import Bound, Screened, Tried, TunedChange
+from flatout.records.tuning import Bound, Screened, TriedSet, TunedChange, TuningEnd
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 from flatout.tune.options import TuneOptions
 from flatout.tune.runner import Profiled, Runner, Say
@@ -19,7 +19,7 @@ NOTHING = ChangeSet()
 FIRST_STEPS = 30  # settled steps of the first trials; the noise floor then says how many are needed
 
 
-class State:
+class TuningState:
     """Of one tuning."""
 
     def __init__(self, runner: Runner, options: TuneOptions, say: Say, calibration: Calibration | None = None) -> None:
@@ -32,13 +32,13 @@ class State:
         self.round = 0
         self.applied: list[Change] = []
         self.confirmed: list[TunedChange] = []
-        self.tried: list[Tried] = []
+        self.tried: list[TriedSet] = []
         self.screened: list[Screened] = []  # changes by themselves, good and bad
-        self.open: dict[str, Tried] = {}  # what was chosen to be tried, until it is known what came of it
-        self.refused: set[str] = set()  # names of changes that are not tried again
+        self.open: dict[str, TriedSet] = {}  # what was chosen to be tried, until it is known what came of it
+        self.excluded: set[str] = set()  # names of changes that are not tried again
         self.promises: dict[str, float] = {}  # the speedup that a trial may show, of the changes of this round
-        self.most: dict[str, float] = {}  # the most that it may show
-        self.waiting: set[str] = set()  # names of changes that gave way to a far better one, and had no turn since
+        self.max_speedup: dict[str, float] = {}  # the most that it may show
+        self.deferred: set[str] = set()  # names of changes that gave way to a far better one, and had no turn since
         self.baselines: list[TrialResult] = []  # of the job as it came
         self.current_trials: list[TrialResult] = []  # of what is on now
         self.last_pairs: list[Pair] = []
@@ -50,7 +50,7 @@ class State:
         self.bounds: tuple[Bound, ...] = ()
         self.predictions: dict[str, Prediction] = {}  # by the change's name, of this round
         self.situation: Situation | NoPrediction | None = None  # of this round
-        self.why_cut = ""  # which budget ended the last pairs
+        self.cut_by: TuningEnd | None = None  # the budget that ended the last pairs
         self.notes: list[str] = []
 
     @property
@@ -62,7 +62,7 @@ class State:
         """
         return bool(self.applied) or self.num_confirmations > 1
 
-    def now(self) -> ChangeSet:
+    def applied_set(self) -> ChangeSet:
         """What is on."""
         return combine(self.applied, self.first.facts if self.first is not None else None)
 

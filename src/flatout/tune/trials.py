@@ -14,7 +14,7 @@ from flatout.trial.gates import GateResult, check_losses, check_memory
 from flatout.trial.gradient_gate import check_gradients
 from flatout.tune.budget import OutOfBudgetError, check, check_final
 from flatout.tune.result import note
-from flatout.tune.state import State
+from flatout.tune.state import TuningState
 from flatout.verdict.cost import missing
 from flatout.verdict.judge import is_worth_more_pairs, judge
 
@@ -22,26 +22,26 @@ MAX_FAILED_PAIRS = 2
 MAX_VOID_PAIRS = 4  # and more than those that count: something is wrong that more pairs do not mend
 
 
-def trial(state: State, changes: ChangeSet) -> TrialResult:
+def trial(state: TuningState, changes: ChangeSet) -> TrialResult:
     """One trial. Raises OutOfBudgetError."""
     check(state)
     return state.runner.trial(changes, state.num_steps, f"round {state.round}")
 
 
-def fresh_baseline(state: State) -> TrialResult:
+def fresh_baseline(state: TuningState) -> TrialResult:
     """A trial of what is on now, to screen beside what is tried on top.
 
     Speed drifts; peak memory does not, and there the last trial of what is on will do.
     """
     if state.objective == "peak_memory_bytes" and state.current_trials:
         return msgspec.structs.replace(state.current_trials[-1], arm=BASELINE)
-    made = trial(state, state.now())
+    made = trial(state, state.applied_set())
     _keep_baseline(state, made)
     return msgspec.structs.replace(made, arm=BASELINE)
 
 
 def run_pairs(
-    state: State, candidate: ChangeSet, against: ChangeSet, *, is_final: bool = False
+    state: TuningState, candidate: ChangeSet, against: ChangeSet, *, is_final: bool = False
 ) -> tuple[Verdict, GateResult, bool]:
     """Pairs in the order AB BA ..., until the verdict is final or hopeless; True: cut short."""
     fresh_after = state.runner.num_trials - 1
@@ -66,8 +66,8 @@ def run_pairs(
             place = f"{'final ' if is_final else ''}pair of {candidate.name} and {against.name}"
             order = (against, candidate) if len(pairs) % 2 == 0 else (candidate, against)
             first, second = (_pair_trial(state, changes, place, is_final) for changes in order)
-        except OutOfBudgetError as end:
-            state.why_cut = str(end)
+        except OutOfBudgetError as out_of_budget:
+            state.cut_by = out_of_budget.end
             is_last = is_cut = True
             continue
         baseline, tried = (first, second) if order[0] is against else (second, first)
@@ -80,7 +80,7 @@ def run_pairs(
             is_last = True
 
 
-def _pair_trial(state: State, changes: ChangeSet, place: str, is_final: bool) -> TrialResult:
+def _pair_trial(state: TuningState, changes: ChangeSet, place: str, is_final: bool) -> TrialResult:
     if is_final:
         check_final(state)
     else:
@@ -88,24 +88,24 @@ def _pair_trial(state: State, changes: ChangeSet, place: str, is_final: bool) ->
     return state.runner.trial(changes, state.num_steps, place)
 
 
-def _keep_baseline(state: State, made: TrialResult) -> None:
+def _keep_baseline(state: TuningState, made: TrialResult) -> None:
     """Baselines of pairs and of screening serve the gates and the means, too."""
     if not made.is_complete:
         return
     if made.arm == BASELINE:
         state.baselines.append(made)
-    if made.arm == state.now().name:
+    if made.arm == state.applied_set().name:
         state.current_trials.append(made)
 
 
-def is_fit(state: State, made: TrialResult, changes: ChangeSet, added: Sequence[Change]) -> bool:
+def is_fit(state: TuningState, made: TrialResult, changes: ChangeSet, added: Sequence[Change]) -> bool:
     """Whether a screened trial may go on; what it failed by is noted."""
     outcome: TriedOutcome | None = None
     reason = made.problem
     if made.outcome == "out_of_memory":
         outcome = "out of memory"
     elif not made.is_complete:
-        outcome = "not applied" if made.problem.startswith("not applied") else "failed"
+        outcome = "not applied" if made.cause == "not_applied" else "failed"
     elif (absent := missing(made, state.objective) or _other_work(state, made)) is not None:
         outcome, reason = "failed", absent
     else:
@@ -116,11 +116,11 @@ def is_fit(state: State, made: TrialResult, changes: ChangeSet, added: Sequence[
         return True
     note(state, changes, outcome, reason)
     state.say(f"{changes.name}: {outcome}: {reason}")
-    state.refused.update(change.name for change in added)
+    state.excluded.update(change.name for change in added)
     return False
 
 
-def _other_work(state: State, made: TrialResult) -> str | None:
+def _other_work(state: TuningState, made: TrialResult) -> str | None:
     """By steps/s, a step of fewer samples would win; None: it has as many, or they are not known."""
     before, after = state.baselines[0].samples_per_step, made.samples_per_step
     if state.objective != "step_s" or not before or not after or abs(after / before - 1) < 0.01:
@@ -128,7 +128,7 @@ def _other_work(state: State, made: TrialResult) -> str | None:
     return f"its step has {after:.4g} samples, and the job's {before:.4g}: steps/s does not compare them"
 
 
-def check_gates(state: State, made: TrialResult, changes: ChangeSet) -> GateResult:
+def check_gates(state: TuningState, made: TrialResult, changes: ChangeSet) -> GateResult:
     """Against the job as it came, and what is added also against what is on now.
 
     What is on may have made the first of them lenient: other workers draw other samples, bf16 rounds. What an exact
