@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.schedule.cluster import uniform
-from flatout.schedule.jobs import Assumptions, Job
+from flatout.schedule.jobs import Assumptions, ClusterJob
 from flatout.schedule.load import philly
 from flatout.schedule.replay import timed_run
 
@@ -39,7 +39,7 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - processor
 
 
-def pai_run(folder: Path, jobs: Sequence[Job], scratch: Path) -> Callable[[], object]:
+def pai_run(folder: Path, jobs: Sequence[ClusterJob], scratch: Path) -> Callable[[], object]:
     """A run of the PAI simulator: FIFO, its own event loop in ticks."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

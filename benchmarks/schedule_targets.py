@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from flatout.schedule.cluster import uniform
-from flatout.schedule.engine import Run
+from flatout.schedule.engine import SimulationResult
 from flatout.schedule.fragments import FragmentPool
-from flatout.schedule.jobs import Assumptions, Job
+from flatout.schedule.jobs import Assumptions, ClusterJob
 from flatout.schedule.load import openb, philly
 from flatout.schedule.measures import Columns
 from flatout.schedule.pool import Pool
@@ -46,7 +46,7 @@ def of_philly(folder: Path) -> dict[str, Any]:
     return {"policies": policies, "differences": [msgspec.to_builtins(one) for one in result.differences]}
 
 
-def with_idle_phases(jobs: Sequence[Job], seed: int) -> list[Job]:
+def with_idle_phases(jobs: Sequence[ClusterJob], seed: int) -> list[ClusterJob]:
     """The same work, held idle in between and after it so that 45 % of the GPU-time held is useful.
 
     How long stretches of idleness are isn't published; here a job's are in proportion to its work, one between two
@@ -75,7 +75,7 @@ def of_idle(folder: Path) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def useful_shares(run: Run) -> dict[str, float]:
+def useful_shares(run: SimulationResult) -> dict[str, float]:
     """Of the GPU-time held, and of all GPU-time while jobs were submitted, after a tenth of it to fill the cluster."""
     columns = Columns(run)
     held, useful = columns.held * columns.gpus, columns.useful * columns.gpus
@@ -103,7 +103,7 @@ def of_openb(folder: Path) -> dict[str, Any]:
     rows = []
     for seed in range(5):
         draw = random.Random(seed)
-        drawn: list[Job] = []
+        drawn: list[ClusterJob] = []
         while sum(pod.num_gpus * pod.gpu_share for pod in drawn) < 1.2 * cluster.num_gpus:
             drawn += draw.choices(pods, k=500)
         for name, pool in (("best fit", Pool(cluster.nodes)), ("fgd", FragmentPool(cluster.nodes))):
@@ -112,7 +112,7 @@ def of_openb(folder: Path) -> dict[str, Any]:
     return {"num_gpus": cluster.num_gpus, "rows": rows}
 
 
-def all_pods(path: Path) -> list[Job]:
+def all_pods(path: Path) -> list[ClusterJob]:
     """Pods with GPUs, those never scheduled too: only what they ask for is used."""
     from flatout.schedule.load.rows import rows
 
@@ -121,11 +121,13 @@ def all_pods(path: Path) -> list[Job]:
         if int(gpus):
             share = min(1.0, float(milli) / 1000) if int(gpus) == 1 else 1.0
             types = tuple(spec.split("|")) if spec else ()
-            found.append(Job(submit_s=0, num_gpus=int(gpus), duration_s=1, gpu_share=share, gpu_types=types))
+            found.append(ClusterJob(submit_s=0, num_gpus=int(gpus), duration_s=1, gpu_share=share, gpu_types=types))
     return found
 
 
-def filled(pool: Pool, pods: Sequence[Job], masks: dict[tuple[str, ...], int], num_gpus: int) -> dict[str, float]:
+def filled(
+    pool: Pool, pods: Sequence[ClusterJob], masks: dict[tuple[str, ...], int], num_gpus: int
+) -> dict[str, float]:
     """Place the pods in turn. `unavoidable`: GPUs next to the shares above a half that were placed, which only smaller
     shares could use, less all the smaller shares that were placed; a bound that no placement goes below."""
     asked = given = 0.0

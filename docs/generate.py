@@ -57,7 +57,7 @@ from flatout.records.replay import (
     MeasureDifference,
     PolicyDifference,
     PolicyReplay,
-    Replay,
+    ReplayReport,
     ReplaySeries,
     SizeWait,
     TeamUse,
@@ -219,7 +219,7 @@ def schedule_cycle_json() -> str:
 
 def replay_json() -> str:
     """The contract `flatout/replay`."""
-    records = (Replay, PolicyReplay, SizeWait, TeamUse, ReplaySeries, PolicyDifference, MeasureDifference)
+    records = (ReplayReport, PolicyReplay, SizeWait, TeamUse, ReplaySeries, PolicyDifference, MeasureDifference)
     return _contract("flatout/replay", records)
 
 

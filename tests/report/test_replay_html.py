@@ -7,27 +7,29 @@ from collections.abc import Sequence
 
 import pytest
 
-from flatout.records.replay import Replay
+from flatout.records.replay import ReplayReport
 from flatout.report.replay_html import HEIGHT, area, node_paths, replay_html
 from flatout.report.replay_text import duration, replay_text
 from flatout.report.terminal import TextStyle
 from flatout.schedule.cluster import GpuType, uniform
-from flatout.schedule.engine import Failures
-from flatout.schedule.jobs import Job, Loaded
+from flatout.schedule.engine import FailureModel
+from flatout.schedule.jobs import ClusterJob, JobHistory
 from flatout.schedule.replay import replay
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
 
 
-def made(policies: Sequence[str], *, team: str = "red") -> Replay:
+def made(policies: Sequence[str], *, team: str = "red") -> ReplayReport:
     jobs = tuple(
-        Job(submit_s=number * 300.0, num_gpus=1 + number % 4, duration_s=2000.0, team=team if number % 2 else "blue")
+        ClusterJob(
+            submit_s=number * 300.0, num_gpus=1 + number % 4, duration_s=2000.0, team=team if number % 2 else "blue"
+        )
         for number in range(60)
     )
-    return replay(Loaded(jobs=jobs, source="CSV"), uniform(2, 4), policies)
+    return replay(JobHistory(jobs=jobs, source="CSV"), uniform(2, 4), policies)
 
 
-def page(result: Replay) -> str:
+def page(result: ReplayReport) -> str:
     return replay_html(result, ["flatout", "schedule", "replay", "x"], next_command="flatout schedule replay x")
 
 
@@ -54,10 +56,12 @@ def test_an_oracle_is_never_the_best_policy() -> None:
 
 
 def test_text_and_page_have_the_same_stops_energy_and_money() -> None:
-    jobs = tuple(Job(submit_s=n * 300.0, num_gpus=1 + n % 4, duration_s=9000.0, priority=n % 3) for n in range(60))
+    jobs = tuple(
+        ClusterJob(submit_s=n * 300.0, num_gpus=1 + n % 4, duration_s=9000.0, priority=n % 3) for n in range(60)
+    )
     machine = uniform(2, 4, facts=GpuType(busy_w=700, idle_w=100, dollars_per_hour=2.5))
-    failures = Failures(per_1000_node_days=2000)
-    result = replay(Loaded(jobs=jobs, source="CSV"), machine, ["priority"], failures=failures)
+    failures = FailureModel(per_1000_node_days=2000)
+    result = replay(JobHistory(jobs=jobs, source="CSV"), machine, ["priority"], failures=failures)
     (policy,) = result.policies
     assert policy.failures > 0 and policy.dollars is not None and policy.energy_kwh is not None
     text, markup = replay_text(result, style=TextStyle(), next_command="x"), page(result)
@@ -99,8 +103,8 @@ def test_text_has_each_measure_with_its_interval_and_why_one_has_none() -> None:
     for name in ("JCT p99", "wait", "goodput", "lost"):
         assert f"las {name} " in text
     assert "95 % interval" in text
-    at_once = tuple(Job(submit_s=0.0, num_gpus=2, duration_s=100.0 + number) for number in range(20))
-    none = replay(Loaded(jobs=at_once, source="CSV"), uniform(2, 4), ["fifo", "las"])
+    at_once = tuple(ClusterJob(submit_s=0.0, num_gpus=2, duration_s=100.0 + number) for number in range(20))
+    none = replay(JobHistory(jobs=at_once, source="CSV"), uniform(2, 4), ["fifo", "las"])
     text = " ".join(replay_text(none, style=TextStyle(), next_command="flatout x").split())
     assert "(no interval), undecided" in text
     assert "las goodput unknown unknown" in text

@@ -10,7 +10,7 @@ from tests.schedule import naive
 from flatout.schedule import rigid
 from flatout.schedule.cluster import uniform
 from flatout.schedule.engine import Simulation
-from flatout.schedule.jobs import Assumptions, Job
+from flatout.schedule.jobs import Assumptions, ClusterJob
 from flatout.schedule.policies.easy import EasyOracle
 from flatout.schedule.policies.fifo import Fifo
 from flatout.schedule.policies.shortest import ShortestFirstOracle
@@ -26,7 +26,7 @@ histories = st.lists(
 
 
 def finish(jobs: list[tuple[int, int, int]], policy: Policy) -> list[float]:
-    history = [Job(submit_s=float(s), num_gpus=g, duration_s=float(d)) for s, g, d in jobs]
+    history = [ClusterJob(submit_s=float(s), num_gpus=g, duration_s=float(d)) for s, g, d in jobs]
     return Simulation(history, uniform(NODES, CAPACITY), policy).run().finish_s
 
 
@@ -45,7 +45,7 @@ def test_easy_ends_each_job_when_a_tick_simulator_does(jobs: list[tuple[int, int
 @settings(max_examples=60, deadline=None)
 @given(histories)
 def test_the_quick_way_for_fifo_gives_the_same_segments(jobs: list[tuple[int, int, int]]) -> None:
-    history = [Job(submit_s=float(s), num_gpus=g, duration_s=float(d)) for s, g, d in jobs]
+    history = [ClusterJob(submit_s=float(s), num_gpus=g, duration_s=float(d)) for s, g, d in jobs]
     slow = Simulation(history, uniform(NODES, CAPACITY), Fifo()).run()
     quick = rigid.fifo(history, uniform(NODES, CAPACITY))
     assert sorted(quick.log) == sorted(slow.log)
@@ -79,7 +79,7 @@ class Exact(ShortestRemainingOracle):
 def test_srtf_on_one_gpu_charges_restarts_as_a_tick_simulator_does(
     jobs: list[tuple[int, int, int]], restart: int, every: int
 ) -> None:
-    history = [Job(submit_s=float(s), num_gpus=g, duration_s=float(d)) for s, g, d in jobs]
+    history = [ClusterJob(submit_s=float(s), num_gpus=g, duration_s=float(d)) for s, g, d in jobs]
     charged = Assumptions(checkpoint_s=float(every), restart_s=float(restart))
     run = Simulation(history, uniform(1, 1), Exact(), assumptions=charged).run()
     expected = naive.Naive(jobs, 1, 1, restart, every).run(naive.shortest_remaining_first)

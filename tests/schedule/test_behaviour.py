@@ -14,10 +14,10 @@ from flatout.records.replay import PolicyReplay
 from flatout.schedule.cluster import Cluster, GpuType, Node, uniform
 from flatout.schedule.differences import differences
 from flatout.schedule.durations import Durations
-from flatout.schedule.engine import Failures, Run, Simulation
+from flatout.schedule.engine import FailureModel, Simulation, SimulationResult
 from flatout.schedule.fragments import FragmentPool
-from flatout.schedule.jobs import Assumptions, Job
-from flatout.schedule.measures import Outcome, measure
+from flatout.schedule.jobs import Assumptions, ClusterJob
+from flatout.schedule.measures import PolicySamples, measure
 from flatout.schedule.policies.default import Default
 from flatout.schedule.policies.fifo import Fifo
 from flatout.schedule.policies.fixed import shares
@@ -29,16 +29,16 @@ from flatout.testing.policies import drawn_jobs
 CHARGED = Assumptions(checkpoint_s=100.0, restart_s=10.0)
 
 
-def job(submit_s: float, num_gpus: int, duration_s: float, **rest: object) -> Job:
-    return Job(submit_s=submit_s, num_gpus=num_gpus, duration_s=duration_s, **rest)  # type: ignore[arg-type]
+def job(submit_s: float, num_gpus: int, duration_s: float, **rest: object) -> ClusterJob:
+    return ClusterJob(submit_s=submit_s, num_gpus=num_gpus, duration_s=duration_s, **rest)  # type: ignore[arg-type]
 
 
-def run(name: str, jobs: list[Job], cluster: Cluster | None = None) -> Run:
+def run(name: str, jobs: list[ClusterJob], cluster: Cluster | None = None) -> SimulationResult:
     machine = cluster or uniform(1, 4)
     return Simulation(jobs, machine, make(name, jobs, machine), assumptions=CHARGED).run()
 
 
-def measured(done: Run) -> PolicyReplay:
+def measured(done: SimulationResult) -> PolicyReplay:
     return measure(done, "", seconds=1.0, starved_after_s=1000.0)
 
 
@@ -70,7 +70,7 @@ def test_a_share_that_is_alone_on_its_gpu_makes_room_for_a_job_that_needs_all_of
 def test_a_job_that_failures_never_let_end_is_refused() -> None:
     machine = uniform(8, 8)
     jobs = [job(0, 64, 100 * 86_400, checkpoint_s=1e9)]
-    failures = Failures(per_1000_node_days=100.0)
+    failures = FailureModel(per_1000_node_days=100.0)
     with pytest.raises(InputError, match="would never end: 10,000 failures stopped it"):
         Simulation(jobs, machine, make("fifo", jobs, machine), assumptions=CHARGED, failures=failures).run()
 
@@ -101,7 +101,7 @@ def test_gpus_held_idle_to_the_end_count_as_idle() -> None:
 
 
 def test_a_node_s_failure_costs_the_work_since_the_checkpoint_and_the_repair() -> None:
-    failures = Failures(per_1000_node_days=40_000.0, repair_s=500.0, seed=1)
+    failures = FailureModel(per_1000_node_days=40_000.0, repair_s=500.0, seed=1)
     done = Simulation([job(0, 4, 5000)], uniform(1, 4), Fifo(), assumptions=CHARGED, failures=failures).run()
     rows = done.log
     assert done.num_failures == len(rows) - 1 > 0
@@ -218,7 +218,7 @@ def test_intervals_of_equal_policies_hold_one_and_of_a_better_one_do_not() -> No
     submit = np.sort(random.uniform(0, 1e7, 4000))
     times = random.lognormal(8, 1, 4000)
     outcomes = [
-        [Outcome(jct_s=each, wait_s=each, lost_gpu_hours=each, goodput=np.ones(16))]
+        [PolicySamples(jct_s=each, wait_s=each, lost_gpu_hours=each, goodput=np.ones(16))]
         for each in (times, times / 2, times.copy())
     ]
     better, same = differences(["a", "b", "c"], submit, outcomes)

@@ -12,17 +12,17 @@ from flatout.records.replay import MeasureDifference
 from flatout.schedule.cluster import uniform
 from flatout.schedule.differences import differences, window_edges, windows
 from flatout.schedule.engine import Simulation
-from flatout.schedule.jobs import Assumptions, Job
-from flatout.schedule.measures import Columns, Outcome, measure, outcome
+from flatout.schedule.jobs import Assumptions, ClusterJob
+from flatout.schedule.measures import Columns, PolicySamples, measure, policy_samples
 from flatout.schedule.policies.names import make
 
 SUBMIT = np.sort(np.random.default_rng(5).uniform(0, 1e6, 300))
 
 
-def drawn(seed: int, times: float = 1.0) -> Outcome:
+def drawn(seed: int, times: float = 1.0) -> PolicySamples:
     draw = np.random.default_rng(seed)
     jct = draw.lognormal(8, 1, len(SUBMIT)) * times
-    return Outcome(
+    return PolicySamples(
         jct_s=jct,
         wait_s=jct * draw.uniform(0, 0.5, len(jct)),
         lost_gpu_hours=draw.exponential(2 * times, len(jct)),
@@ -30,7 +30,7 @@ def drawn(seed: int, times: float = 1.0) -> Outcome:
     )
 
 
-def compared(baseline: Sequence[Outcome], policy: Sequence[Outcome]) -> dict[str, MeasureDifference]:
+def compared(baseline: Sequence[PolicySamples], policy: Sequence[PolicySamples]) -> dict[str, MeasureDifference]:
     (found,) = differences(["fifo", "other"], SUBMIT, [baseline, policy])
     return {one.measure: one for one in found.measures}
 
@@ -72,7 +72,7 @@ def test_the_percentile_of_a_large_history_is_that_of_its_jobs() -> None:
     """More values than the grid has: twice as slow is still twice as slow, in each resample."""
     global_submit = np.sort(np.random.default_rng(6).uniform(0, 1e6, 6000))
     jct = np.random.default_rng(7).lognormal(8, 2, 6000)
-    one = Outcome(jct_s=jct, wait_s=jct, lost_gpu_hours=jct, goodput=np.linspace(0.5, 0.6, 10))
+    one = PolicySamples(jct_s=jct, wait_s=jct, lost_gpu_hours=jct, goodput=np.linspace(0.5, 0.6, 10))
     (found,) = differences(["a", "b"], global_submit, [[one], [one._replace(jct_s=jct * 2)]])
     p99 = found.measures[1]
     assert (p99.value, p99.low, p99.high) == (pytest.approx(0.5), pytest.approx(0.5), pytest.approx(0.5))
@@ -89,7 +89,7 @@ def test_equal_policies_hold_no_difference_in_any_interval() -> None:
 
 def test_a_policy_twice_as_slow() -> None:
     one = drawn(1)
-    slow = Outcome(one.jct_s * 2, one.wait_s + 100, one.lost_gpu_hours + 1, one.goodput / 2)
+    slow = PolicySamples(one.jct_s * 2, one.wait_s + 100, one.lost_gpu_hours + 1, one.goodput / 2)
     found = compared([one], [slow])
     assert interval(found["jct_mean"]) == pytest.approx((0.5, 0.5))
     assert interval(found["jct_p99"]) == pytest.approx((0.5, 0.5))
@@ -118,12 +118,12 @@ def test_jobs_that_came_at_once_give_no_interval() -> None:
 
 
 def test_outcomes_of_a_run_are_those_of_its_log() -> None:
-    jobs = [Job(submit_s=number * 500.0, num_gpus=1 + number % 4, duration_s=3000.0) for number in range(40)]
+    jobs = [ClusterJob(submit_s=number * 500.0, num_gpus=1 + number % 4, duration_s=3000.0) for number in range(40)]
     machine = uniform(2, 4)
     run = Simulation(jobs, machine, make("las", jobs, machine), assumptions=Assumptions()).run()
     columns = Columns(run)
     edges = window_edges(columns.submit)
-    found = outcome(run, columns, edges)
+    found = policy_samples(run, columns, edges)
     whole = measure(run, "", seconds=1.0, starved_after_s=1e9)
     assert found.wait_s.mean() == pytest.approx(whole.wait_mean_s)
     assert found.lost_gpu_hours.sum() == pytest.approx(whole.lost_gpu_hours + whole.restart_gpu_hours)

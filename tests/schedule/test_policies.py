@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from flatout.schedule.cluster import Cluster
-from flatout.schedule.jobs import Job
+from flatout.schedule.jobs import ClusterJob
 from flatout.schedule.policies.names import POLICIES, make
 from flatout.schedule.policy import Policy
 from flatout.testing.policies import PolicyConformance
@@ -23,5 +23,5 @@ def name(request: pytest.FixtureRequest) -> str:
 class TestEachPolicy(PolicyConformance):
     name: ClassVar[str] = ""
 
-    def make(self, jobs: Sequence[Job], cluster: Cluster) -> Policy:
+    def make(self, jobs: Sequence[ClusterJob], cluster: Cluster) -> Policy:
         return make(self.name, jobs, cluster)

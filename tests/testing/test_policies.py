@@ -8,8 +8,8 @@ import pytest
 
 from flatout.schedule.cluster import Cluster
 from flatout.schedule.engine import Simulation
-from flatout.schedule.jobs import Job
-from flatout.schedule.levels import LevelPolicy
+from flatout.schedule.jobs import ClusterJob
+from flatout.schedule.levels import MultilevelPolicy
 from flatout.schedule.policies.fifo import Fifo
 from flatout.schedule.policies.las import LeastAttainedService
 from flatout.schedule.policies.shortest import ShortestFirst
@@ -40,7 +40,7 @@ class StopsForFree(LeastAttainedService):
         super().submitted(job)
 
 
-class GivesTwice(LevelPolicy):
+class GivesTwice(MultilevelPolicy):
     """Hands out GPUs that it didn't take from the pool."""
 
     preempts = False
@@ -58,7 +58,7 @@ class GivesTwice(LevelPolicy):
 
 def conformance(policy: type[Policy]) -> PolicyConformance:
     class Tested(PolicyConformance):
-        def make(self, jobs: Sequence[Job], cluster: Cluster) -> Policy:
+        def make(self, jobs: Sequence[ClusterJob], cluster: Cluster) -> Policy:
             return policy()
 
     return Tested()

@@ -57,7 +57,7 @@ def replay(
     from flatout.cli.progress import Progress
     from flatout.errors import UsageError
     from flatout.report.files import check_new
-    from flatout.schedule.engine import Failures
+    from flatout.schedule.engine import FailureModel
     from flatout.schedule.jobs import Assumptions
     from flatout.schedule.load.detect import load
     from flatout.schedule.policies.names import check
@@ -88,7 +88,7 @@ def replay(
             machine,
             names,
             assumptions=Assumptions(checkpoint_s=checkpoint, restart_s=restart),
-            failures=Failures(per_1000_node_days=failures, repair_s=repair * 3600) if failures else None,
+            failures=FailureModel(per_1000_node_days=failures, repair_s=repair * 3600) if failures else None,
             num_seeds=seeds,
             starved_after_s=starved_after * 86_400,
             progress=lambda done, total: progress.show(max(1, done), total),

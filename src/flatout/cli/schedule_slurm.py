@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flatout.schedule.live.controller import Cycle
-    from flatout.schedule.live.decide import Settings
-    from flatout.schedule.live.durations import History
+    from flatout.schedule.live.decide import ControllerSettings
+    from flatout.schedule.live.durations import EndedJobs
     from flatout.schedule.live.slurm import Slurm
     from flatout.schedule.live.view import ClusterView
 
@@ -175,15 +175,15 @@ def undo(
 
 def _settings(
     policy: str, order_by: str, *, urgent: list[str], protect: list[str], only: list[str], **rest: object
-) -> Settings:
+) -> ControllerSettings:
     from flatout.errors import UsageError
-    from flatout.schedule.live.decide import Settings
+    from flatout.schedule.live.decide import ControllerSettings
     from flatout.schedule.live.orders import order_named
     from flatout.schedule.live.selectors import selectors
 
     if order_by not in ("priority", "nice"):
         raise UsageError(f"--order-by must be priority or nice, but is `{order_by}`")
-    return Settings(
+    return ControllerSettings(
         order_name=policy,
         order=order_named(policy),
         order_by="nice" if order_by == "nice" else "priority",
@@ -194,9 +194,9 @@ def _settings(
     )
 
 
-def _history(path: Path | None, scheduler: Slurm) -> History | None:
+def _history(path: Path | None, scheduler: Slurm) -> EndedJobs | None:
     from flatout.errors import InputError
-    from flatout.schedule.live.durations import History
+    from flatout.schedule.live.durations import EndedJobs
 
     if path is not None:
         try:
@@ -208,11 +208,11 @@ def _history(path: Path | None, scheduler: Slurm) -> History | None:
     if text is None:
         _say("no accounting: time limits stand for durations; --history FILE gives ended jobs")
         return None
-    return History(text, str(path) if path else "sacct")
+    return EndedJobs(text, str(path) if path else "sacct")
 
 
 def _enricher(
-    usage: str | None, grace_s: float, threshold: float, ended: History | None
+    usage: str | None, grace_s: float, threshold: float, ended: EndedJobs | None
 ) -> Callable[[ClusterView], ClusterView]:
     """A source of usage that fails is said, and nothing is idle meanwhile."""
 

@@ -99,7 +99,7 @@ class PolicyDifference(msgspec.Struct, frozen=True, kw_only=True):
     measures: tuple[MeasureDifference, ...] = ()  # this one too; goodput is from the first to the last submission
 
 
-class Replay(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """The contract `flatout/replay`."""
 
     source: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flatout import __version__
-from flatout.records.replay import PolicyReplay, Replay
+from flatout.records.replay import PolicyReplay, ReplayReport
 from flatout.report.command import command_line
 from flatout.report.replay_text import MOST_TEAMS, duration, energy, load_text, money, times_shorter
 from flatout.report.template import rendered
@@ -22,12 +22,12 @@ WIDTH, HEIGHT = 240, 60  # of a curve's own coordinates
 NUM_LEVELS = 5  # of how full a node is
 
 
-def replay_html(replay: Replay, command: Sequence[str], *, next_command: str) -> str:
+def replay_html(replay: ReplayReport, command: Sequence[str], *, next_command: str) -> str:
     """The page."""
     return rendered("replay.html.j2", page_content(replay, command, next_command))
 
 
-def page_content(replay: Replay, command: Sequence[str], next_command: str) -> dict[str, object]:
+def page_content(replay: ReplayReport, command: Sequence[str], next_command: str) -> dict[str, object]:
     """What the template shows, as texts and numbers ready to print."""
     candidates = [policy for policy in replay.policies if not policy.is_oracle] or replay.policies
     best = min(candidates, key=lambda policy: policy.jct_mean_s)
@@ -86,7 +86,7 @@ def page_content(replay: Replay, command: Sequence[str], next_command: str) -> d
     }
 
 
-def _headline(replay: Replay, best: PolicyReplay) -> str:
+def _headline(replay: ReplayReport, best: PolicyReplay) -> str:
     first = replay.policies[0]
     if best is first:
         alone = len(replay.policies) == 1
@@ -98,7 +98,7 @@ def _headline(replay: Replay, best: PolicyReplay) -> str:
     return f"{text}{duration(first.jct_mean_s)}: {one.ratio:.1f} times shorter, {one.verdict}"
 
 
-def _row(policy: PolicyReplay, replay: Replay) -> dict[str, str]:
+def _row(policy: PolicyReplay, replay: ReplayReport) -> dict[str, str]:
     longest = max(each.jct_mean_s for each in replay.policies) or 1.0
     lost = policy.lost_gpu_hours + policy.restart_gpu_hours
     return {

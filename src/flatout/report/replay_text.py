@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout.records.replay import PolicyDifference, PolicyReplay, Replay
+from flatout.records.replay import PolicyDifference, PolicyReplay, ReplayReport
 from flatout.report.phrases import counted
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
@@ -24,11 +24,11 @@ def duration(value_s: float) -> str:
     return f"{value_s / 3600:,.0f} h" if value_s < 9_999 * 3600 else f"{value_s / 86_400:,.0f} days"
 
 
-def load_text(replay: Replay) -> str:
+def load_text(replay: ReplayReport) -> str:
     return "all at once" if replay.load is None else f"load {percent(replay.load)}"
 
 
-def replay_text(replay: Replay, *, style: TextStyle, next_command: str) -> str:
+def replay_text(replay: ReplayReport, *, style: TextStyle, next_command: str) -> str:
     first = replay.policies[0]
     lines = [
         style.bold(
@@ -93,7 +93,7 @@ def times_shorter(one: PolicyDifference) -> str:
     return f"{one.ratio:.2f} times shorter ({interval})"
 
 
-def _measures(replay: Replay, style: TextStyle) -> list[str]:
+def _measures(replay: ReplayReport, style: TextStyle) -> list[str]:
     """All but the mean JCT, which is said above; then why any has no interval."""
     rows: list[list[str]] = []
     reasons: dict[str, None] = {}  # each once, in order
@@ -151,7 +151,7 @@ def energy(kwh: float | None) -> str:
     return "unknown" if kwh is None else f"{number(float(round(kwh)))} kWh"
 
 
-def _spent(replay: Replay, style: TextStyle) -> list[str]:
+def _spent(replay: ReplayReport, style: TextStyle) -> list[str]:
     """Energy and money, where the cluster file has what they take."""
     if all(policy.energy_kwh is None and policy.dollars is None for policy in replay.policies):
         return []
@@ -159,7 +159,7 @@ def _spent(replay: Replay, style: TextStyle) -> list[str]:
     return ["", *text_table(["policy", "energy", "money"], rows, style=style, flexible=[0]), ""]
 
 
-def _waits(replay: Replay, style: TextStyle) -> list[str]:
+def _waits(replay: ReplayReport, style: TextStyle) -> list[str]:
     sizes = [size.gpus for size in replay.policies[0].wait_by_size]
     rows = [[policy.policy, *(duration(size.mean_s) for size in policy.wait_by_size)] for policy in replay.policies]
     title = style.bold("Mean wait by the number of GPUs")

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.records.replay import MeasureDifference, PolicyDifference
-from flatout.schedule.measures import Outcome
+from flatout.schedule.measures import PolicySamples
 
 WEEK = 7 * 86_400.0
 NUM_RESAMPLES = 2000
@@ -97,7 +97,7 @@ def _counts(drawn: npt.NDArray[np.int64], size: int) -> Floats:
 
 
 def differences(
-    names: Sequence[str], submit: Floats, outcomes: Sequence[Sequence[Outcome]]
+    names: Sequence[str], submit: Floats, outcomes: Sequence[Sequence[PolicySamples]]
 ) -> tuple[PolicyDifference, ...]:
     """`outcomes[policy][seed]`; the first policy is the baseline."""
     resamples = _Resamples(submit, len(outcomes[0]))
@@ -135,7 +135,7 @@ _MEASURES = {
 }
 
 
-def _values(resamples: _Resamples, seeds: Sequence[Outcome]) -> dict[str, Floats]:
+def _values(resamples: _Resamples, seeds: Sequence[PolicySamples]) -> dict[str, Floats]:
     """Each measure in each resample, and last in the history."""
     jct = [one.jct_s for one in seeds]
     goodput = np.concatenate([one.goodput[: resamples.count] for one in seeds])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from flatout.schedule.jobs import Job
+from flatout.schedule.jobs import ClusterJob
 
 LEAST = 5
 NUM_BUCKETS = 56  # 2 ** 28 s
@@ -43,7 +43,7 @@ class _History:
 class Durations:
     """Predictions for the jobs of one replay."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[ClusterJob]) -> None:
         self._jobs = jobs
         self._known: dict[tuple[object, ...], _History] = {(): _History()}
         self._keys = [self._keys_of(job) for job in jobs]
@@ -51,7 +51,7 @@ class Durations:
         self._unknown = 0
 
     @staticmethod
-    def _keys_of(job: Job) -> tuple[tuple[object, ...], ...]:
+    def _keys_of(job: ClusterJob) -> tuple[tuple[object, ...], ...]:
         user, team, gpus = job.user, job.team, job.num_gpus
         keys: tuple[tuple[object, ...], ...] = (("team", team, gpus), ("team", team), ("gpus", gpus), ())
         return (("user", user, team, gpus), ("user", user), *keys) if user else keys

@@ -1,7 +1,8 @@
 """The simulator: events in order of time, jobs placed by a policy, every GPU-second written to a log.
 
-In: jobs in order of submission, a cluster, a policy. Out: a `Run`: the log of segments (a job on its GPUs from one time
-to another), and when each job ended. All measures are computed from the log afterwards, and tests check the log alone.
+In: jobs in order of submission, a cluster, a policy. Out: a `SimulationResult`: the log of segments (a job on its GPUs
+from one time to another), and when each job ended. All measures are computed from the log afterwards, and tests check
+the log alone.
 
 What a segment's time went into, which sums to it: `useful` work; `overhead`, from being placed again to the first new
 step; `lost` work, done since the last checkpoint when the job was stopped; and `idle`, held without use.
@@ -23,8 +24,8 @@ import msgspec
 
 from flatout.errors import InputError
 from flatout.schedule.cluster import Cluster
-from flatout.schedule.jobs import Assumptions, Job
-from flatout.schedule.pool import WHOLE, Place, nodes_of
+from flatout.schedule.jobs import Assumptions, ClusterJob
+from flatout.schedule.pool import WHOLE, Placement, nodes_of
 
 if TYPE_CHECKING:
     from flatout.schedule.policy import Policy
@@ -35,7 +36,7 @@ DAY = 86_400.0
 _MOST_VAIN = 10_000  # failures of one job without a checkpoint in between
 
 
-class Failures(msgspec.Struct, frozen=True, kw_only=True):
+class FailureModel(msgspec.Struct, frozen=True, kw_only=True):
     """Node failures as a Poisson process, and the time to repair."""
 
     per_1000_node_days: float
@@ -53,7 +54,7 @@ class Segment(NamedTuple):
     overhead_s: float
     lost_s: float
     idle_s: float
-    place: Place
+    place: Placement
     ending: str  # ended, preempted, failed, resized, reclaimed
     speed: float = 1.0  # seconds of the job's own duration in a second of work
 
@@ -62,11 +63,11 @@ class Segment(NamedTuple):
         return self.end_s - self.start_s - self.overhead_s - self.lost_s - self.idle_s
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """What happened. `finish_s` by job."""
 
     policy: str
-    jobs: Sequence[Job]
+    jobs: Sequence[ClusterJob]
     cluster: Cluster
     log: list[Segment]
     finish_s: list[float]
@@ -91,12 +92,12 @@ class Simulation:
 
     def __init__(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[ClusterJob],
         cluster: Cluster,
         policy: Policy,
         *,
         assumptions: Assumptions | None = None,
-        failures: Failures | None = None,
+        failures: FailureModel | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         count = len(jobs)
@@ -117,7 +118,7 @@ class Simulation:
         self.ready = [0.0] * count
         self.speed = [1.0] * count
         self.size: list[float] = [0.0] * count  # GPUs held now
-        self.place: list[Place] = [0] * count
+        self.place: list[Placement] = [0] * count
         self.idle_since: list[float | None] = [None] * count  # as a sampler of utilization sees it
         self.finish_s = [0.0] * count
         self.log: list[Segment] = []
@@ -149,7 +150,7 @@ class Simulation:
         self.shapes = list(known)
         return found
 
-    def _allowed(self, job: Job) -> int:
+    def _allowed(self, job: ClusterJob) -> int:
         """The nodes that a job may use; where its team's own ones can't hold it, those of all teams."""
         mask = -1
         if job.gpu_types:
@@ -167,7 +168,7 @@ class Simulation:
 
     # What a policy calls.
 
-    def find(self, job: int) -> Place | None:
+    def find(self, job: int) -> Placement | None:
         """GPUs for a waiting job, taken from the pool, or None; follow it by `start_at`."""
         gpus, milli, allowed, _ = self.shapes[self.shape[job]]
         if milli != WHOLE:
@@ -182,7 +183,7 @@ class Simulation:
         self.start_at(job, place)
         return True
 
-    def start_at(self, job: int, place: Place, *, gpus: float | None = None, slowdown: float = 1.0) -> None:
+    def start_at(self, job: int, place: Placement, *, gpus: float | None = None, slowdown: float = 1.0) -> None:
         """Start a waiting job on GPUs that were taken from the pool for it."""
         now = self.now
         milli = self.shapes[self.shape[job]].milli
@@ -203,7 +204,7 @@ class Simulation:
         self._stop(job, ending)
         self.status[job] = WAITING
 
-    def resize(self, job: int, place: Place, gpus: float) -> None:
+    def resize(self, job: int, place: Placement, gpus: float) -> None:
         """Start an elastic job, which was preempted just now or waits, with another number of GPUs."""
         self.start_at(job, place, gpus=gpus)
 
@@ -235,7 +236,7 @@ class Simulation:
 
     # The loop.
 
-    def run(self) -> Run:
+    def run(self) -> SimulationResult:
         """Until every job has ended."""
         events, submit, count, policy = self._events, self.submit, len(self.jobs), self.policy
         status, version = self.status, self._version
@@ -268,7 +269,7 @@ class Simulation:
             decisions += 1
             if self._progress is not None and not decisions & 4095:
                 self._progress(self.num_done, count)
-        return Run(
+        return SimulationResult(
             policy=policy.name,
             jobs=self.jobs,
             cluster=self.cluster,
@@ -418,7 +419,7 @@ class Simulation:
 
     # Speeds.
 
-    def _speed(self, job: int, place: Place, size: float) -> float:
+    def _speed(self, job: int, place: Placement, size: float) -> float:
         given = self.jobs[job]
         node = nodes_of(place, size)[0][0]
         speed = dict(given.type_speeds).get(self.cluster.nodes[node].gpu_type, 1.0)

@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Sequence
 
 from flatout.schedule.cluster import Node
-from flatout.schedule.pool import WHOLE, Place, Pool, is_wide, share
+from flatout.schedule.pool import WHOLE, Placement, Pool, is_wide, share
 
 State = tuple[int, tuple[int, ...]]  # free whole GPUs, and the room of each partly used one, sorted
 MOST_TASKS = 24
@@ -70,7 +70,7 @@ class FragmentPool(Pool):
             self._state.append(state)
             self.states[state] = self.states.get(state, 0) | 1 << number
 
-    def take(self, gpus: int, allowed: int = -1) -> Place | None:
+    def take(self, gpus: int, allowed: int = -1) -> Placement | None:
         if gpus > self.width:
             found = super().take(gpus, allowed)
             if found is not None and is_wide(found):
@@ -122,7 +122,7 @@ class FragmentPool(Pool):
         self._changed(node)
         return (node, slot, milli)
 
-    def give(self, place: Place, gpus: int) -> None:
+    def give(self, place: Placement, gpus: int) -> None:
         super().give(place, gpus)
         if isinstance(place, int):
             self._changed(place)

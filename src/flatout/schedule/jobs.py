@@ -11,7 +11,7 @@ import msgspec
 HOUR = 3600.0
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `duration_s` is its time on `num_gpus` GPUs of speed 1, uninterrupted."""
 
     submit_s: float
@@ -45,15 +45,15 @@ class Assumptions(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float = 180.0
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """A history as read: the jobs in order of submission, and what was left out and why, with counts."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[ClusterJob, ...]
     source: str
     left_out: dict[str, int] = {}
     notes: tuple[str, ...] = ()
 
 
-def in_order(jobs: list[Job]) -> tuple[Job, ...]:
+def by_submission(jobs: list[ClusterJob]) -> tuple[ClusterJob, ...]:
     """By submission; jobs of the same second keep the order of the file."""
     return tuple(sorted(jobs, key=lambda job: job.submit_s))

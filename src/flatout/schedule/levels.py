@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flatout.schedule.engine import RUNNING, WAITING
 from flatout.schedule.policy import Policy
-from flatout.schedule.pool import WHOLE, Place, is_wide, nodes_of, share
+from flatout.schedule.pool import WHOLE, Placement, is_wide, nodes_of, share
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 URGENT = -1_000_000
 
 
-class LevelPolicy(Policy):
+class MultilevelPolicy(Policy):
     preempts: ClassVar[bool] = True
     margin: ClassVar[int] = 1
     protected_s: ClassVar[float] = 0.0
@@ -138,10 +138,10 @@ class LevelPolicy(Policy):
             del self.waiting[level]
         return first
 
-    def find(self, job: int) -> Place | None:
+    def find(self, job: int) -> Placement | None:
         return self.sim.find(job)
 
-    def start_found(self, job: int, place: Place) -> None:
+    def start_found(self, job: int, place: Placement) -> None:
         self.sim.start_at(job, place)
 
     def _begin(self, job: int) -> bool:

@@ -1,8 +1,8 @@
 """What a run amounts to, from its log alone: completion times, waits, utilization and goodput, fairness, money.
 
-In: a `Run`. Out: a `PolicyReplay`. `rho`, finish-time fairness (Themis, NSDI'20), is a job's completion time over its
-duration times the mean demand in its life (GPUs asked for by all jobs in the system over those of the cluster, at
-least 1): what it would take with a fair share of the time.
+In: a `SimulationResult`. Out: a `PolicyReplay`. `rho` is finish-time fairness (Themis, NSDI'20): a job's completion
+time, over its duration times the mean demand during its life (GPUs requested by all jobs in the system, over those of
+the cluster, at least 1). It compares with the time that the job would take with a fair share.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.records.replay import PolicyReplay, ReplaySeries, SizeWait, TeamUse
-from flatout.schedule.engine import Run
+from flatout.schedule.engine import SimulationResult
 from flatout.schedule.pool import nodes_of
 
 Floats = npt.NDArray[np.float64]
@@ -29,7 +29,7 @@ MOST_NODES = 128
 class Columns:
     """A run's log and jobs as arrays; segments in order of (job, start)."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: SimulationResult) -> None:
         log = run.log
         raw = np.array([row[:7] for row in log], dtype=float).reshape(len(log), 7)
         order = np.lexsort((raw[:, 1], raw[:, 0]))
@@ -54,7 +54,7 @@ class Columns:
         self.ending = [log[place].ending for place in order]
 
 
-class Outcome(NamedTuple):
+class PolicySamples(NamedTuple):
     """What differences between policies are made of: of each job, and of each window of time."""
 
     jct_s: Floats
@@ -63,13 +63,13 @@ class Outcome(NamedTuple):
     goodput: Floats  # share of all GPUs, in each window; NaN where all jobs came at once
 
 
-def outcome(run: Run, columns: Columns, edges: Floats) -> Outcome:
+def policy_samples(run: SimulationResult, columns: Columns, edges: Floats) -> PolicySamples:
     """`edges` are those of the windows, in the history's own time."""
     share = columns.useful / np.maximum(columns.held, 1e-9)
     times, useful = _steps(columns.start, columns.end, columns.gpus * share)
     area, width = np.diff(np.interp(edges, times, _integral(times, useful))), np.diff(edges)
     lost = (columns.lost + columns.overhead) * columns.gpus / 3600
-    return Outcome(
+    return PolicySamples(
         jct_s=columns.finish - columns.submit,
         wait_s=np.bincount(columns.job, columns.before, len(run.jobs)).astype(float),
         lost_gpu_hours=np.bincount(columns.job, lost, len(run.jobs)).astype(float),
@@ -78,7 +78,7 @@ def outcome(run: Run, columns: Columns, edges: Floats) -> Outcome:
 
 
 def measure(
-    run: Run,
+    run: SimulationResult,
     summary: str,
     *,
     seconds: float,
@@ -168,7 +168,7 @@ def _integral(times: Floats, values: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(times))])
 
 
-def _series(run: Run, columns: Columns, start_s: float, end_s: float) -> tuple[ReplaySeries, float]:
+def _series(run: SimulationResult, columns: Columns, start_s: float, end_s: float) -> tuple[ReplaySeries, float]:
     """The curves over time, and the share of GPUs that are free while a job waits."""
     edges = np.linspace(start_s, end_s, NUM_SPANS + 1)
     span = max((end_s - start_s) / NUM_SPANS, 1e-9)
@@ -207,7 +207,7 @@ def _rounded(values: Floats) -> tuple[float, ...]:
     return tuple(round(max(0.0, float(value)), 2) for value in values)
 
 
-def _node_samples(run: Run, start_s: float, end_s: float) -> tuple[tuple[float, ...], ...]:
+def _node_samples(run: SimulationResult, start_s: float, end_s: float) -> tuple[tuple[float, ...], ...]:
     nodes = min(MOST_NODES, len(run.cluster.nodes))
     used = np.zeros((NUM_NODE_SAMPLES, nodes))
     step = max((end_s - start_s) / NUM_NODE_SAMPLES, 1e-9)
@@ -224,12 +224,12 @@ def _node_samples(run: Run, start_s: float, end_s: float) -> tuple[tuple[float, 
     return tuple(_rounded(row) for row in used)
 
 
-def _types_of(run: Run, columns: Columns) -> list[str]:
+def _types_of(run: SimulationResult, columns: Columns) -> list[str]:
     nodes = run.cluster.nodes
     return [nodes[nodes_of(run.log[place].place, 1)[0][0]].gpu_type for place in columns.order]
 
 
-def _facts(run: Run, columns: Columns, key: str) -> tuple[Floats, float] | None:
+def _facts(run: SimulationResult, columns: Columns, key: str) -> tuple[Floats, float] | None:
     """A fact of the type of each segment, and its sum over all GPUs; None where it isn't known of a type."""
     facts: dict[str, Any] = {name: getattr(facts, key) for name, facts in run.cluster.types.items()}
     if any(facts.get(node.gpu_type) is None for node in run.cluster.nodes):
@@ -238,7 +238,7 @@ def _facts(run: Run, columns: Columns, key: str) -> tuple[Floats, float] | None:
     return by_segment, sum(float(facts[node.gpu_type]) * node.num_gpus for node in run.cluster.nodes)
 
 
-def _energy(run: Run, columns: Columns, makespan: float) -> float | None:
+def _energy(run: SimulationResult, columns: Columns, makespan: float) -> float | None:
     """GPUs that work draw `busy_w`; those free, restarting or held idle draw `idle_w`."""
     busy, idle = _facts(run, columns, "busy_w"), _facts(run, columns, "idle_w")
     if busy is None or idle is None:
@@ -247,13 +247,13 @@ def _energy(run: Run, columns: Columns, makespan: float) -> float | None:
     return float((working * (busy[0] - idle[0])).sum() + idle[1] * makespan) / 3.6e6
 
 
-def _dollars(run: Run, columns: Columns) -> Floats | None:
+def _dollars(run: SimulationResult, columns: Columns) -> Floats | None:
     """Of each segment, at the price of its type."""
     prices = _facts(run, columns, "dollars_per_hour")
     return None if prices is None else np.asarray(columns.held * columns.gpus * prices[0] / 3600)
 
 
-def _teams(run: Run, columns: Columns, jct: Floats, dollars: Floats | None) -> tuple[TeamUse, ...]:
+def _teams(run: SimulationResult, columns: Columns, jct: Floats, dollars: Floats | None) -> tuple[TeamUse, ...]:
     names = sorted({job.team for job in run.jobs})
     number = {name: place for place, name in enumerate(names)}
     team_of_job: Ints = np.array([number[job.team] for job in run.jobs])

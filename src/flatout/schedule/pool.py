@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 from flatout.schedule.cluster import Node
 
-Place = int | tuple[tuple[int, int], ...] | tuple[int, int, int]
+Placement = int | tuple[tuple[int, int], ...] | tuple[int, int, int]
 Group = tuple[str, int, int]  # GPU type, GPUs a node, mask of the nodes
 WHOLE = 1000  # a GPU in thousandths
 
@@ -39,7 +39,7 @@ class Pool:
         self.slots: dict[tuple[int, int], int] = {}
         self._next_slot = [0] * len(self.capacity)
 
-    def take(self, gpus: int, allowed: int = -1) -> Place | None:
+    def take(self, gpus: int, allowed: int = -1) -> Placement | None:
         """Whole GPUs: on the fullest node with room (the first one, under first fit), or on whole nodes."""
         by_free = self.by_free
         if gpus <= self.width:
@@ -115,7 +115,7 @@ class Pool:
         if room:
             insort(self.partial, (room, node, slot))
 
-    def give(self, place: Place, gpus: int) -> None:
+    def give(self, place: Placement, gpus: int) -> None:
         """Take back what `take` or `take_share` handed out."""
         if isinstance(place, int):
             self._release(place, gpus)
@@ -167,17 +167,17 @@ class Pool:
         return (found & -found).bit_length() - 1
 
 
-def is_wide(place: Place) -> TypeGuard[tuple[tuple[int, int], ...]]:
+def is_wide(place: Placement) -> TypeGuard[tuple[tuple[int, int], ...]]:
     """Whether a place has pieces on several nodes."""
     return not isinstance(place, int) and isinstance(place[0], tuple)
 
 
-def share(place: Place) -> tuple[int, int, int]:
+def share(place: Placement) -> tuple[int, int, int]:
     """Node, slot and thousandths of a place that is a share of a GPU."""
     return place  # type: ignore[return-value]
 
 
-def nodes_of(place: Place, gpus: float) -> list[tuple[int, float]]:
+def nodes_of(place: Placement, gpus: float) -> list[tuple[int, float]]:
     """The nodes of a place and the GPUs (or the share of one) held on each."""
     if isinstance(place, int):
         return [(place, gpus)]

@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 
 from flatout.errors import InputError
-from flatout.records.replay import PolicyReplay, Replay
+from flatout.records.replay import PolicyReplay, ReplayReport
 from flatout.schedule import rigid
 from flatout.schedule.cluster import Cluster
 from flatout.schedule.differences import differences, window_edges
-from flatout.schedule.engine import Failures, Run, Simulation
-from flatout.schedule.jobs import Assumptions, Job, Loaded
-from flatout.schedule.measures import Columns, measure, outcome
+from flatout.schedule.engine import FailureModel, Simulation, SimulationResult
+from flatout.schedule.jobs import Assumptions, ClusterJob, JobHistory
+from flatout.schedule.measures import Columns, measure, policy_samples
 from flatout.schedule.policies.fifo import Fifo
 from flatout.schedule.policies.names import POLICIES, make
 from flatout.schedule.pool import Pool
@@ -25,16 +25,16 @@ STARVED_AFTER_S = 14 * 86_400.0
 
 
 def replay(
-    loaded: Loaded,
+    loaded: JobHistory,
     cluster: Cluster,
     policies: Sequence[str],
     *,
     assumptions: Assumptions | None = None,
-    failures: Failures | None = None,
+    failures: FailureModel | None = None,
     num_seeds: int = 1,
     starved_after_s: float = STARVED_AFTER_S,
     progress: Callable[[int, int], None] | None = None,
-) -> Replay:
+) -> ReplayReport:
     """All policies on the same jobs and the same failures. Measures are of the first seed, differences of all."""
     given = assumptions or Assumptions()
     jobs, left_out = runnable(loaded, cluster)
@@ -56,7 +56,7 @@ def replay(
 
             run, seconds = timed_run(jobs, cluster, name, given, drawn, show if progress else None)
             columns = Columns(run)
-            of_seeds.append(outcome(run, columns, edges))
+            of_seeds.append(policy_samples(run, columns, edges))
             if seed == 0:
                 kind = POLICIES[name]
                 results.append(
@@ -72,7 +72,7 @@ def replay(
         outcomes.append(of_seeds)
     span = max(float(submit.max() - submit.min()), 1e-9)
     work = sum(job.num_gpus * job.gpu_share * job.duration_s for job in jobs)
-    return Replay(
+    return ReplayReport(
         source=loaded.source,
         num_gpus=cluster.num_gpus,
         num_nodes=len(cluster.nodes),
@@ -89,13 +89,13 @@ def replay(
 
 
 def timed_run(
-    jobs: Sequence[Job],
+    jobs: Sequence[ClusterJob],
     cluster: Cluster,
     name: str,
     assumptions: Assumptions,
-    failures: Failures | None = None,
+    failures: FailureModel | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[Run, float]:
+) -> tuple[SimulationResult, float]:
     """A run, and the seconds that it took. No garbage is in cycles, so the collector rests meanwhile."""
     began = time.perf_counter()
     was_on = gc.isenabled()
@@ -117,7 +117,7 @@ def timed_run(
             gc.enable()
 
 
-def runnable(loaded: Loaded, cluster: Cluster) -> tuple[tuple[Job, ...], dict[str, int]]:
+def runnable(loaded: JobHistory, cluster: Cluster) -> tuple[tuple[ClusterJob, ...], dict[str, int]]:
     """The jobs that the empty cluster can hold, and how many were left out and why."""
     pool = Pool(cluster.nodes)
     fits: dict[tuple[int, tuple[str, ...]], bool] = {}
@@ -141,7 +141,7 @@ def runnable(loaded: Loaded, cluster: Cluster) -> tuple[tuple[Job, ...], dict[st
     return tuple(jobs), left_out
 
 
-def _assumptions(jobs: Sequence[Job], given: Assumptions, failures: Failures | None) -> list[str]:
+def _assumptions(jobs: Sequence[ClusterJob], given: Assumptions, failures: FailureModel | None) -> list[str]:
     """What the history doesn't say, and the replay takes for granted."""
     found = []
     if any(job.checkpoint_s is None for job in jobs):

@@ -10,23 +10,23 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from flatout.schedule.cluster import Cluster
-from flatout.schedule.engine import Run, Segment
-from flatout.schedule.jobs import Job
-from flatout.schedule.pool import Place, Pool
+from flatout.schedule.engine import Segment, SimulationResult
+from flatout.schedule.jobs import ClusterJob
+from flatout.schedule.pool import Placement, Pool
 
 
-def applies(jobs: Sequence[Job]) -> bool:
+def applies(jobs: Sequence[ClusterJob]) -> bool:
     """Whether all jobs are rigid: whole GPUs of any type, one speed, always in use."""
     return not any(
         job.gpu_share != 1 or job.gpu_types or job.type_speeds or job.phases or job.min_gpus is not None for job in jobs
     )
 
 
-def fifo(jobs: Sequence[Job], cluster: Cluster) -> Run:
+def fifo(jobs: Sequence[ClusterJob], cluster: Cluster) -> SimulationResult:
     """The run; the jobs must be rigid and each must fit on the empty cluster."""
     pool = Pool(cluster.nodes)
     width, by_free, free = pool.width, pool.by_free, pool.free
-    ends: list[tuple[float, int, int, Place]] = []  # end, job, GPUs, place
+    ends: list[tuple[float, int, int, Placement]] = []  # end, job, GPUs, place
     finish_s, log = [0.0] * len(jobs), list[Segment]()
     append, new = log.append, tuple.__new__
     now = 0.0
@@ -57,7 +57,7 @@ def fifo(jobs: Sequence[Job], cluster: Cluster) -> Run:
                 else:
                     now = ends[0][0]
                     continue
-                taken: Place = node
+                taken: Placement = node
             else:
                 wide = pool.take(gpus) if gpus <= pool.num_free else None
                 if wide is None:
@@ -69,4 +69,4 @@ def fifo(jobs: Sequence[Job], cluster: Cluster) -> Run:
             heappush(ends, (end, number, gpus, taken))
             append(new(Segment, (number, now, end, float(gpus), 0.0, 0.0, 0.0, taken, "ended", 1.0)))
             break
-    return Run(policy="fifo", jobs=jobs, cluster=cluster, log=log, finish_s=finish_s, num_failures=0)
+    return SimulationResult(policy="fifo", jobs=jobs, cluster=cluster, log=log, finish_s=finish_s, num_failures=0)

@@ -18,8 +18,8 @@ from itertools import pairwise
 import msgspec
 
 from flatout.schedule.cluster import Cluster, Node, uniform
-from flatout.schedule.engine import Failures, Run, Segment, Simulation
-from flatout.schedule.jobs import Assumptions, Job
+from flatout.schedule.engine import FailureModel, Segment, Simulation, SimulationResult
+from flatout.schedule.jobs import Assumptions, ClusterJob
 from flatout.schedule.policy import Policy
 from flatout.schedule.pool import nodes_of
 
@@ -27,7 +27,7 @@ ASSUMED = Assumptions(checkpoint_s=700.0, restart_s=90.0)
 TEAMS = ("red", "green", "blue")
 
 
-def drawn_jobs(seed: int, count: int = 60) -> list[Job]:
+def drawn_jobs(seed: int, count: int = 60) -> list[ClusterJob]:
     """A history of all kinds of jobs, in order of submission."""
     draw = random.Random(seed)
     jobs, now = [], 0.0
@@ -38,7 +38,7 @@ def drawn_jobs(seed: int, count: int = 60) -> list[Job]:
         is_light = gpus == 1 and draw.random() < 0.3
         is_elastic = gpus in (2, 4) and draw.random() < 0.4
         jobs.append(
-            Job(
+            ClusterJob(
                 submit_s=now,
                 num_gpus=gpus,
                 duration_s=duration,
@@ -76,22 +76,24 @@ class PolicyConformance:
 
     seeds: Sequence[int] = (1, 2, 3)
 
-    def make(self, jobs: Sequence[Job], cluster: Cluster) -> Policy:
+    def make(self, jobs: Sequence[ClusterJob], cluster: Cluster) -> Policy:
         raise NotImplementedError
 
-    def jobs(self, seed: int) -> list[Job]:
+    def jobs(self, seed: int) -> list[ClusterJob]:
         return drawn_jobs(seed)
 
     def cluster(self) -> Cluster:
         return drawn_cluster()
 
-    def run_of(self, jobs: Sequence[Job], *, failures: float = 0.0, like: Sequence[Job] | None = None) -> Run:
+    def run_of(
+        self, jobs: Sequence[ClusterJob], *, failures: float = 0.0, like: Sequence[ClusterJob] | None = None
+    ) -> SimulationResult:
         cluster = self.cluster()
         policy = self.make(like or jobs, cluster)
-        drawn = Failures(per_1000_node_days=failures, repair_s=1800.0, seed=7) if failures else None
+        drawn = FailureModel(per_1000_node_days=failures, repair_s=1800.0, seed=7) if failures else None
         return Simulation(jobs, cluster, policy, assumptions=ASSUMED, failures=drawn).run()
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[SimulationResult]:
         return [self.run_of(self.jobs(seed), failures=rate) for seed in self.seeds for rate in (0.0, 3000.0)]
 
     def test_every_job_ends_once_and_not_before_it_can(self) -> None:
@@ -189,24 +191,24 @@ class PolicyConformance:
             assert _starts(first, time) == _starts(second, time)
 
     def test_an_empty_cluster_starts_a_job_at_once(self) -> None:
-        job = Job(submit_s=5.0, num_gpus=2, duration_s=100.0, team="red")
+        job = ClusterJob(submit_s=5.0, num_gpus=2, duration_s=100.0, team="red")
         cluster = uniform(4, 4)
         run = Simulation([job], cluster, self.make([job], cluster)).run()
         assert run.log[0].start_s == 5.0
         assert run.finish_s == [105.0]
 
 
-def _other(job: Job, is_begun: bool) -> float:
+def _other(job: ClusterJob, is_begun: bool) -> float:
     """Another duration for a job that hasn't ended: longer if it has begun, else long and short change places."""
     return job.duration_s * 3 + 1000.0 if is_begun else 1e7 / job.duration_s
 
 
-def _by_job(run: Run) -> dict[int, list[Segment]]:
+def _by_job(run: SimulationResult) -> dict[int, list[Segment]]:
     found: dict[int, list[Segment]] = {}
     for row in sorted(run.log, key=lambda row: (row.job, row.start_s, row.end_s)):
         found.setdefault(row.job, []).append(row)
     return found
 
 
-def _starts(run: Run, before: float) -> list[tuple[float, int, object]]:
+def _starts(run: SimulationResult, before: float) -> list[tuple[float, int, object]]:
     return sorted((row.start_s, row.job, row.place) for row in run.log if row.start_s < before)

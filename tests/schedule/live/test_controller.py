@@ -11,14 +11,14 @@ from tests.schedule.live.made import NOW, cluster, node, pending, running
 from flatout.errors import FlatoutError
 from flatout.schedule.live.actions import Action
 from flatout.schedule.live.controller import Controller, run
-from flatout.schedule.live.decide import Settings
+from flatout.schedule.live.decide import ControllerSettings
 from flatout.schedule.live.log import LogFile, read_log
 from flatout.schedule.live.orders import fifo, shortest
 from flatout.schedule.live.selectors import selectors
 from flatout.schedule.live.slurm import RefusedError, UnavailableError
 from flatout.schedule.live.view import ClusterView, JobView
 
-URGENT = Settings(urgent=selectors("--urgent", ["comment=urgent"]))
+URGENT = ControllerSettings(urgent=selectors("--urgent", ["comment=urgent"]))
 
 
 class MadeUp:
@@ -45,7 +45,7 @@ class MadeUp:
 
 
 def controlled(
-    scheduler: MadeUp, log: LogFile | None, settings: Settings = URGENT, *, most: int = 60
+    scheduler: MadeUp, log: LogFile | None, settings: ControllerSettings = URGENT, *, most: int = 60
 ) -> tuple[Controller, list[str]]:
     said: list[str] = []
     made = Controller(
@@ -117,10 +117,10 @@ def test_a_requeued_job_keeps_its_place(full: ClusterView, tmp_path: Path) -> No
         for entry in (log.begin(requeued),):
             log.end(entry, "done")
         scheduler = MadeUp(view)
-        controlled(scheduler, log, Settings(order=fifo))[0].cycle()
+        controlled(scheduler, log, ControllerSettings(order=fifo))[0].cycle()
     assert scheduler.done in (["priority 1"], ["priority 2"])
     with LogFile(tmp_path / "other", cluster="lab", command=["x"]) as log:
-        controlled(scheduler := MadeUp(view), log, Settings(order=fifo))[0].cycle()
+        controlled(scheduler := MadeUp(view), log, ControllerSettings(order=fifo))[0].cycle()
     assert scheduler.done == []
 
 
@@ -150,6 +150,6 @@ def test_a_scheduler_that_is_down_is_tried_again_and_a_full_disk_ends_it(full: C
 def test_the_log_says_what_was_before(tmp_path: Path) -> None:
     view = cluster(pending("1", time_limit_s=900), pending("2", time_limit_s=60))
     with log_in(tmp_path) as log:
-        controlled(MadeUp(view), log, Settings(order=shortest))[0].cycle()
+        controlled(MadeUp(view), log, ControllerSettings(order=shortest))[0].cycle()
     (entry,) = read_log(tmp_path / "log", cluster="lab")[0]
     assert msgspec.structs.asdict(entry.action)["previous"] in ("998", "999")

@@ -11,7 +11,7 @@ from flatout.errors import InputError, OutputError
 from flatout.schedule.live.actions import Action, Kind
 from flatout.schedule.live.log import LogFile, read_log
 from flatout.schedule.live.undo import steps
-from flatout.schedule.live.view import ClusterView, Failure
+from flatout.schedule.live.view import ClusterView, NodeFailure
 
 
 def action(kind: Kind, target: str, before: str, after: str) -> Action:
@@ -31,7 +31,7 @@ def test_it_is_read_back_as_it_was(tmp_path: Path) -> None:
         log.end(log.begin(PRIORITY), "done")
         log.end(log.begin(PRIORITY), "failed", "no")
         log.begin(PRIORITY)
-        log.failed(Failure(node="a", unix_s=NOW))
+        log.failed(NodeFailure(node="a", unix_s=NOW))
         log.undone(log.entries[0])
         entries, failures = log.entries, log.failures
     with opened(path) as log:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flatout.schedule.live.controller import Controller
-from flatout.schedule.live.decide import Settings
+from flatout.schedule.live.decide import ControllerSettings
 from flatout.schedule.live.log import LogFile
 from flatout.schedule.live.ray import Part, RayQueue
 from flatout.schedule.live.selectors import selectors
@@ -95,7 +95,9 @@ def until(queue: RayQueue, what: Callable[[], bool], controller: Controller | No
         time.sleep(0.05)
 
 
-def controller(queue: RayQueue, log: LogFile, settings: Settings, idle: dict[str, float] | None = None) -> Controller:
+def controller(
+    queue: RayQueue, log: LogFile, settings: ControllerSettings, idle: dict[str, float] | None = None
+) -> Controller:
     import msgspec
 
     def enrich(view: ClusterView) -> ClusterView:
@@ -131,7 +133,7 @@ def test_an_urgent_job_takes_the_least_lost_work_and_the_victim_goes_on(queue: R
     until(queue, (tmp_path / "count").exists)
     time.sleep(0.5)
     urgent = queue.submit(note, str(tmp_path / "notes"), "urgent", gpus_per_node=8, comment="urgent", priority=1)
-    settings = Settings(urgent=selectors("--urgent", ["comment=urgent"]))
+    settings = ControllerSettings(urgent=selectors("--urgent", ["comment=urgent"]))
     with LogFile(tmp_path / "log", cluster=queue.cluster(), command=["test"]) as log:
         until(queue, lambda: younger.state == "done", controller(queue, log, settings))
         kinds = [(entry.action.kind, entry.action.target, entry.outcome) for entry in log.entries]
@@ -155,7 +157,7 @@ def test_idle_gpus_go_to_a_job_that_waits(queue: RayQueue, tmp_path: Path) -> No
         until(
             queue,
             lambda: waiting.state == "done",
-            controller(queue, log, Settings(reclaims_idle=True), idle={idle.id: 1800.0}),
+            controller(queue, log, ControllerSettings(reclaims_idle=True), idle={idle.id: 1800.0}),
         )
     assert (busy.restarts, idle.restarts) == (0, 1)
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.errors import InputError
-from flatout.schedule.live.durations import History
+from flatout.schedule.live.durations import EndedJobs
 from flatout.schedule.live.hostlist import expanded
 from flatout.schedule.live.slurm_read import read_failures, read_jobs, read_nodes
-from flatout.schedule.live.view import Failure, JobView
+from flatout.schedule.live.view import JobView, NodeFailure
 
 # As `squeue --json` of 22.05 gives them, without the fields that are not read.
 RUNNING: dict[str, Any] = {
@@ -226,7 +226,7 @@ def test_any_value_in_any_field_is_read_or_refused(value: Any, field: str) -> No
 
 def test_failures_are_shared_out_to_the_nodes_of_a_job() -> None:
     text = b"NODE_FAIL|1795862400|n[1-4]\nCOMPLETED|1795862400|n1\nNODE_FAIL|Unknown|n1\n"
-    assert read_failures(text) == [Failure(node=f"n{n}", unix_s=1795862400, weight=0.25) for n in (1, 2, 3, 4)]
+    assert read_failures(text) == [NodeFailure(node=f"n{n}", unix_s=1795862400, weight=0.25) for n in (1, 2, 3, 4)]
     with pytest.raises(InputError, match="three fields"):
         read_failures(b"error: x\n")
 
@@ -236,13 +236,13 @@ def test_durations_of_the_same_name_then_of_the_same_user() -> None:
     rows = [f"{n}|ann|train_lr{n}|low|COMPLETED|{100 * n}" for n in (1, 2, 3)]
     rows += [f"{n}|ann|other|low|CANCELLED by 0|9999" for n in (4, 5, 6)]
     rows += ["7|ann|a name", "with a line break|low|COMPLETED|5", "8|bob|x|low|COMPLETED|7", "9|ann|eval|low|FAILED|8"]
-    history = History(header + "\n".join(rows), "sacct")
+    history = EndedJobs(header + "\n".join(rows), "sacct")
     assert history.num_jobs == 5
     jobs = [one(job_id=n, user_name=u, name=name) for n, u, name in ((1, "ann", "train_lr9"), (2, "ann", "new"))]
     jobs.append(one(job_id=3, user_name="bob", name="x"))
     assert history.predicted(jobs) == {"1": 200.0, "2": 150.0}
     with pytest.raises(InputError, match="has no JobName"):
-        History("JobID|User\n1|x\n", "FILE")
+        EndedJobs("JobID|User\n1|x\n", "FILE")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.schedule.live.made import cluster, node, pending, running
 
-from flatout.schedule.live.victims import Room, victims_for
+from flatout.schedule.live.victims import FreeCapacity, victims_for
 from flatout.schedule.live.view import JobView
 
 
@@ -38,18 +38,18 @@ def test_victims_against_all_subsets(case: tuple[list[JobView], int, JobView]) -
     view = cluster(*jobs, *(node(f"n{number}") for number in range(num_nodes)))
 
     def fits_without(gone: tuple[JobView, ...]) -> bool:
-        room = Room(view)
+        room = FreeCapacity(view)
         for each in gone:
             room.give(each)
         return room.placement(job) is not None
 
     if fits_without(()):
-        assert Room(view).placement(job) is not None
+        assert FreeCapacity(view).placement(job) is not None
         return
     costs = [
         sum(map(lost, gone)) for size in range(len(jobs) + 1) for gone in combinations(jobs, size) if fits_without(gone)
     ]
-    found = victims_for(job, Room(view), jobs, lost)
+    found = victims_for(job, FreeCapacity(view), jobs, lost)
     assert (found is None) == (costs == [])
     if found is not None:
         assert fits_without(tuple(found))
@@ -62,8 +62,8 @@ def test_the_least_lost_work_is_chosen_and_a_checkpoint_counts() -> None:
     saved = running("2", {"b": 8}, ran_s=9000, last_checkpoint_unix_s=1_000_000.0 - 10)
     young = running("3", {"c": 8}, ran_s=60)
     view = cluster(old, saved, young, node("a"), node("b"), node("c"))
-    assert victims_for(pending("9"), Room(view), [old, saved, young], lost) == [saved]
-    assert victims_for(pending("9"), Room(view), [old, young], lost) == [young]
+    assert victims_for(pending("9"), FreeCapacity(view), [old, saved, young], lost) == [saved]
+    assert victims_for(pending("9"), FreeCapacity(view), [old, young], lost) == [young]
 
 
 def test_nodes_that_cannot_be_used_are_left_out() -> None:
@@ -74,7 +74,7 @@ def test_nodes_that_cannot_be_used_are_left_out() -> None:
         node("c", is_reserved=True),
         node("d", features=("h100",)),
     ]
-    room = Room(cluster(*jobs, *nodes))
+    room = FreeCapacity(cluster(*jobs, *nodes))
     assert victims_for(pending("9"), room, jobs, lost) == [jobs[3]]
     assert victims_for(pending("9", required_features="a100"), room, jobs, lost) is None
     assert victims_for(pending("9", required_features="h100|a100"), room, jobs, lost) is None  # not understood
@@ -84,12 +84,12 @@ def test_nodes_that_cannot_be_used_are_left_out() -> None:
 def test_cpus_count_too() -> None:
     job = running("1", {"a": 4}, cpus_by_node={"a": 8})
     view = cluster(job, node("a", num_cpus=8))
-    assert Room(view).placement(pending("9", gpus=4, cpus=2)) is None
-    assert Room(view).placement(pending("9", gpus=4)) == {"a": 4}
+    assert FreeCapacity(view).placement(pending("9", gpus=4, cpus=2)) is None
+    assert FreeCapacity(view).placement(pending("9", gpus=4)) == {"a": 4}
 
 
 def test_a_number_of_gpus_anywhere() -> None:
     jobs = [running("1", {"a": 8}, ran_s=10), running("2", {"b": 8}, ran_s=20), running("3", {"c": 8}, ran_s=5)]
     view = cluster(*jobs, node("a"), node("b"), node("c"))
     job = pending("9", gpus_per_node=None, num_gpus=12)
-    assert {each.id for each in victims_for(job, Room(view), jobs, lost) or ()} == {"1", "3"}
+    assert {each.id for each in victims_for(job, FreeCapacity(view), jobs, lost) or ()} == {"1", "3"}

@@ -16,12 +16,12 @@ import msgspec
 
 from flatout.errors import FlatoutError, OutputError
 from flatout.schedule.live.actions import Action, observed, running_since, sentence
-from flatout.schedule.live.decide import Settings, decide
-from flatout.schedule.live.log import Entry, LogFile
-from flatout.schedule.live.memory import Memory, remember
+from flatout.schedule.live.controller_state import ControllerState, state_from_log
+from flatout.schedule.live.decide import ControllerSettings, decide
+from flatout.schedule.live.log import LogFile, LoggedAction
+from flatout.schedule.live.phrases import gpus
 from flatout.schedule.live.slurm import RefusedError, Scheduler, UnavailableError
-from flatout.schedule.live.view import ClusterView, Failure
-from flatout.schedule.live.words import gpus
+from flatout.schedule.live.view import ClusterView, NodeFailure
 
 Say = Callable[[str], None]
 _SETTLE_S = 1.0
@@ -46,10 +46,10 @@ class Controller:
     def __init__(
         self,
         scheduler: Scheduler,
-        settings: Settings,
+        settings: ControllerSettings,
         *,
         log: LogFile | None,
-        former: tuple[Sequence[Entry], Sequence[Failure]] = ((), ()),
+        former: tuple[Sequence[LoggedAction], Sequence[NodeFailure]] = ((), ()),
         max_actions_per_hour: int,
         enrich: Callable[[ClusterView], ClusterView],
         say: Say,
@@ -66,7 +66,7 @@ class Controller:
         self._settle(view)
         self._note_failures(view)
         entries, failures = (self._log.entries, self._log.failures) if self._log is not None else self._former
-        memory = remember(entries, failures, view.now_unix_s)
+        memory = state_from_log(entries, failures, view.now_unix_s)
         view = _recalled(view, memory)
         allowed, held_back = _within(decide(view, memory, self._settings), self._max - memory.num_actions_last_hour)
         done = list(self._act(allowed))
@@ -100,7 +100,7 @@ class Controller:
         if self._log is None or known is None:
             return
         for name in sorted(down - known):
-            self._log.failed(Failure(node=name, unix_s=view.now_unix_s))
+            self._log.failed(NodeFailure(node=name, unix_s=view.now_unix_s))
 
     def _act(self, actions: Iterable[Action]) -> Iterable[tuple[Action, str]]:
         given_up: set[str] = set()
@@ -175,7 +175,7 @@ def summary(cycle: Cycle) -> str:
     )
 
 
-def _recalled(view: ClusterView, memory: Memory) -> ClusterView:
+def _recalled(view: ClusterView, memory: ControllerState) -> ClusterView:
     """With what a scheduler forgets of jobs that were requeued: what they have had, and since when they wait."""
     jobs = tuple(
         msgspec.structs.replace(job, submit_unix_s=min(job.submit_unix_s, memory.submit_unix_s[job.id]))

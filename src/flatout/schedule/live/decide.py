@@ -13,13 +13,13 @@ import msgspec
 
 from flatout.schedule.live.actions import ABSENT, FREE, HELD, IN_SERVICE, PRESENT, REQUEUED, Action, Reservation
 from flatout.schedule.live.actions import running_since as since
-from flatout.schedule.live.memory import Memory
+from flatout.schedule.live.controller_state import ControllerState
 from flatout.schedule.live.orders import Order
+from flatout.schedule.live.phrases import duration, gpus
 from flatout.schedule.live.priorities import new_priorities
 from flatout.schedule.live.selectors import PROTECTED_MARK, Selector, is_any
-from flatout.schedule.live.victims import Room, victims_for
-from flatout.schedule.live.view import FLATOUT_MARK, ClusterView, Failure, JobView
-from flatout.schedule.live.words import duration, gpus
+from flatout.schedule.live.victims import FreeCapacity, victims_for
+from flatout.schedule.live.view import FLATOUT_MARK, ClusterView, JobView, NodeFailure
 
 RESERVATION_MARK = "flatout_"
 _SAME_FAILURE_S = 600.0
@@ -28,7 +28,7 @@ _WAITS_FOR_ROOM = ("", "Resources", "Priority")
 _UNLIMITED_MIN = 365 * 24 * 60
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`order_name` is for reasons. `order` None leaves the order of jobs that are not urgent to the scheduler."""
 
     order_name: str = "priority"
@@ -53,12 +53,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_ordered: int = 500
 
 
-def decide(view: ClusterView, memory: Memory, settings: Settings) -> list[Action]:
+def decide(view: ClusterView, memory: ControllerState, settings: ControllerSettings) -> list[Action]:
     """In the order in which they are to be done: what puts back, what makes room, nodes, and the order."""
     return list(_decide(view, memory, settings))
 
 
-def _decide(view: ClusterView, memory: Memory, settings: Settings) -> Iterator[Action]:
+def _decide(view: ClusterView, memory: ControllerState, settings: ControllerSettings) -> Iterator[Action]:
     may_touch = _permission(settings)
     waiting = _in_order(view, settings, may_touch)
     is_urgent = {job.id for job in waiting if is_any(job, settings.urgent)}
@@ -71,7 +71,7 @@ def _decide(view: ClusterView, memory: Memory, settings: Settings) -> Iterator[A
     yield from (action for action in order if action.target not in is_urgent)
 
 
-def _permission(settings: Settings) -> Callable[[JobView], bool]:
+def _permission(settings: ControllerSettings) -> Callable[[JobView], bool]:
     def may_touch(job: JobView) -> bool:
         is_protected = PROTECTED_MARK in job.comment or is_any(job, settings.protected)
         return not is_protected and (not settings.only or is_any(job, settings.only))
@@ -79,7 +79,7 @@ def _permission(settings: Settings) -> Callable[[JobView], bool]:
     return may_touch
 
 
-def _in_order(view: ClusterView, settings: Settings, may_touch: Callable[[JobView], bool]) -> list[JobView]:
+def _in_order(view: ClusterView, settings: ControllerSettings, may_touch: Callable[[JobView], bool]) -> list[JobView]:
     """Jobs that could start: urgent ones first, and both as the policy has it."""
     waiting = [job for job in view.jobs if job.is_waiting and may_touch(job) and job.priority]
 
@@ -94,7 +94,7 @@ def _number(job_id: str) -> tuple[int, ...]:
     return tuple(int(part) for part in job_id.split("_") if part.isdigit())
 
 
-def _put_back(view: ClusterView, memory: Memory, settings: Settings) -> Iterator[Action]:
+def _put_back(view: ClusterView, memory: ControllerState, settings: ControllerSettings) -> Iterator[Action]:
     for job_id, entry in memory.holds.items():
         job, cause = view.job(job_id), view.job(entry.action.cause)
         if job is None or not job.is_held:
@@ -115,7 +115,7 @@ def _put_back(view: ClusterView, memory: Memory, settings: Settings) -> Iterator
             yield Action(kind="unreserve", target=name, previous=PRESENT, value=ABSENT, reason=why)
 
 
-def _moved(waiting: Iterable[JobView], urgent: set[str], settings: Settings) -> Iterator[Action]:
+def _moved(waiting: Iterable[JobView], urgent: set[str], settings: ControllerSettings) -> Iterator[Action]:
     for job in waiting:
         if job.id not in urgent:
             continue
@@ -131,7 +131,9 @@ def _moved(waiting: Iterable[JobView], urgent: set[str], settings: Settings) -> 
             yield Action(kind="qos", target=job.id, previous=job.qos, value=settings.urgent_qos, reason="it is urgent")
 
 
-def _ordered(view: ClusterView, waiting: Sequence[JobView], urgent: set[str], settings: Settings) -> Iterator[Action]:
+def _ordered(
+    view: ClusterView, waiting: Sequence[JobView], urgent: set[str], settings: ControllerSettings
+) -> Iterator[Action]:
     """Without a policy, only urgent jobs are moved: those after them are in the scheduler's order already."""
     if settings.order is None and not urgent:
         return
@@ -152,8 +154,8 @@ def _ordered(view: ClusterView, waiting: Sequence[JobView], urgent: set[str], se
 
 def _rooms_made(
     view: ClusterView,
-    memory: Memory,
-    settings: Settings,
+    memory: ControllerState,
+    settings: ControllerSettings,
     waiting: Sequence[JobView],
     urgent: set[str],
     may_touch: Callable[[JobView], bool],
@@ -171,7 +173,7 @@ def _rooms_made(
         and memory.num_preemptions.get(job.id, 0) < settings.max_preemptions
     }
     idle = set(view.idle_for_s) if settings.reclaims_idle else set()
-    room = Room(view)
+    room = FreeCapacity(view)
 
     def cost(job: JobView) -> float:
         work_s = 0.0 if job.id in idle else job.lost_gpu_s(view.now_unix_s)
@@ -230,7 +232,7 @@ def _reserved(job: JobView, nodes: Sequence[str]) -> Iterator[Action]:
 
 
 def _requeued(
-    victim: JobView, job: JobView, view: ClusterView, settings: Settings, idle: set[str], *, is_urgent: bool
+    victim: JobView, job: JobView, view: ClusterView, settings: ControllerSettings, idle: set[str], *, is_urgent: bool
 ) -> Iterator[Action]:
     held, ran = gpus(victim.held_gpus), duration(victim.ran_s(view.now_unix_s))
     if victim.id in idle:
@@ -269,7 +271,7 @@ def _requeued(
                 )
 
 
-def _once(name: str, memory: Memory, view: ClusterView) -> list[Failure]:
+def _once(name: str, memory: ControllerState, view: ClusterView) -> list[NodeFailure]:
     """Failures of a node; of one that was seen and is in the accounting too, the first."""
     seen = [each for each in memory.failures if each.node == name]
     return seen + [
@@ -279,7 +281,7 @@ def _once(name: str, memory: Memory, view: ClusterView) -> list[Failure]:
     ]
 
 
-def _drains(view: ClusterView, memory: Memory, settings: Settings) -> Iterator[Action]:
+def _drains(view: ClusterView, memory: ControllerState, settings: ControllerSettings) -> Iterator[Action]:
     num_drained = sum(node.is_drained and node.reason.startswith(FLATOUT_MARK) for node in view.nodes)
     most = max(int(len(view.nodes) * settings.max_drained_share), 1)
     for node in view.nodes:

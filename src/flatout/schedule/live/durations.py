@@ -17,7 +17,7 @@ _NUMBERS = re.compile(r"\d+")
 _MIN_JOBS = 3
 
 
-class History:
+class EndedJobs:
     """Names that differ by numbers alone (`train_lr3`, `train_lr4`) are one."""
 
     def __init__(self, text: str, source: str) -> None:

@@ -20,19 +20,19 @@ from flatout import __version__
 from flatout.errors import InputError, OutputError
 from flatout.report.command import masked_command
 from flatout.schedule.live.actions import Action
-from flatout.schedule.live.view import Failure
+from flatout.schedule.live.view import NodeFailure
 
 SCHEMA = "flatout/schedule-log"
-Outcome = Literal["done", "failed", "unknown"]
+ActionOutcome = Literal["done", "failed", "unknown"]
 
 
-class Entry(msgspec.Struct, kw_only=True):
+class LoggedAction(msgspec.Struct, kw_only=True):
     """An action with its number in the log. `unknown`: begun, and the controller ended before it could tell."""
 
     number: int
     unix_s: float
     action: Action
-    outcome: Outcome = "unknown"
+    outcome: ActionOutcome = "unknown"
     is_undone: bool = False
 
 
@@ -43,8 +43,8 @@ class LogFile:
         self.path = path
         self._cluster, self._command = cluster, command
         self._file: int | None = None
-        self.entries: list[Entry] = []
-        self.failures: list[Failure] = []
+        self.entries: list[LoggedAction] = []
+        self.failures: list[NodeFailure] = []
 
     def __enter__(self) -> LogFile:
         try:
@@ -71,22 +71,22 @@ class LogFile:
     ) -> None:
         self._close()
 
-    def begin(self, action: Action) -> Entry:
+    def begin(self, action: Action) -> LoggedAction:
         """On disk when this returns; only then may the action be done."""
-        entry = Entry(number=len(self.entries) + 1, unix_s=time.time(), action=action)
+        entry = LoggedAction(number=len(self.entries) + 1, unix_s=time.time(), action=action)
         self._append({"event": "begin", "number": entry.number, "unix_s": entry.unix_s, "action": action})
         self.entries.append(entry)
         return entry
 
-    def end(self, entry: Entry, outcome: Outcome, said: str = "") -> None:
+    def end(self, entry: LoggedAction, outcome: ActionOutcome, said: str = "") -> None:
         self._append({"event": "end", "number": entry.number, "unix_s": time.time(), "outcome": outcome, "said": said})
         entry.outcome = outcome
 
-    def undone(self, entry: Entry) -> None:
+    def undone(self, entry: LoggedAction) -> None:
         self._append({"event": "undone", "number": entry.number, "unix_s": time.time()})
         entry.is_undone = True
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: NodeFailure) -> None:
         self._append({"event": "failure", "failure": failure})
         self.failures.append(failure)
 
@@ -127,7 +127,7 @@ class LogFile:
             self._file = None
 
 
-def read_log(path: Path, *, cluster: str) -> tuple[list[Entry], list[Failure]]:
+def read_log(path: Path, *, cluster: str) -> tuple[list[LoggedAction], list[NodeFailure]]:
     """InputError where it is missing, no log, or that of another cluster."""
     try:
         lines = path.read_bytes().split(b"\n")
@@ -141,9 +141,9 @@ def read_log(path: Path, *, cluster: str) -> tuple[list[Entry], list[Failure]]:
     return _replayed(path, lines[1:])
 
 
-def _replayed(path: Path, lines: Iterable[bytes]) -> tuple[list[Entry], list[Failure]]:
-    entries: list[Entry] = []
-    failures: list[Failure] = []
+def _replayed(path: Path, lines: Iterable[bytes]) -> tuple[list[LoggedAction], list[NodeFailure]]:
+    entries: list[LoggedAction] = []
+    failures: list[NodeFailure] = []
     for number, line in enumerate(lines, 2):
         record = _decoded(line)
         if record is None:
@@ -154,13 +154,13 @@ def _replayed(path: Path, lines: Iterable[bytes]) -> tuple[list[Entry], list[Fai
                     action = msgspec.convert(record["action"], Action)
                     if record["number"] != len(entries) + 1:
                         raise ValueError(f"its number must be {len(entries) + 1}, but is {record['number']}")
-                    entries.append(Entry(number=record["number"], unix_s=record["unix_s"], action=action))
+                    entries.append(LoggedAction(number=record["number"], unix_s=record["unix_s"], action=action))
                 case "end":
                     entries[record["number"] - 1].outcome = record["outcome"]
                 case "undone":
                     entries[record["number"] - 1].is_undone = True
                 case "failure":
-                    failures.append(msgspec.convert(record["failure"], Failure))
+                    failures.append(msgspec.convert(record["failure"], NodeFailure))
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise InputError(f"{path}:{number}: this line of the log cannot be read: {error}") from None
     return entries, failures

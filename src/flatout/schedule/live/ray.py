@@ -20,8 +20,8 @@ import msgspec
 
 from flatout.schedule.live.actions import Action
 from flatout.schedule.live.slurm import RefusedError
-from flatout.schedule.live.victims import Room
-from flatout.schedule.live.view import ClusterView, Failure, JobView, NodeView
+from flatout.schedule.live.victims import FreeCapacity
+from flatout.schedule.live.view import ClusterView, JobView, NodeFailure, NodeView
 
 State = Literal["pending", "running", "done", "failed"]
 FIRST_PRIORITY = 1_000_000
@@ -72,7 +72,7 @@ class RayQueue:
 
     def __init__(self) -> None:
         self.jobs: dict[str, RayJob] = {}
-        self._failures: list[Failure] = []
+        self._failures: list[NodeFailure] = []
         self._alive: set[str] = set()
         self._killed: list[Any] = []  # tasks whose errors nobody waits for
 
@@ -115,7 +115,7 @@ class RayQueue:
             elif job.state == "running":  # its tasks' own errors may come much later
                 self._lose(job, "its node died")
         view = self.read()
-        room = Room(view)
+        room = FreeCapacity(view)
         waiting = [job for job in view.jobs if job.is_waiting]
         for seen in sorted(waiting, key=lambda job: (-(job.priority or 0), int(job.id))):
             placement = room.placement(seen)
@@ -138,7 +138,7 @@ class RayQueue:
                 alive.add(each["NodeID"])
                 nodes.append(_node(each["NodeID"], each["Resources"]))
         now = time.time()
-        self._failures.extend(Failure(node=name, unix_s=now) for name in sorted(self._alive - alive))
+        self._failures.extend(NodeFailure(node=name, unix_s=now) for name in sorted(self._alive - alive))
         self._alive = alive
         jobs = tuple(_view(job) for job in self.jobs.values())
         return ClusterView(now_unix_s=now, jobs=jobs, nodes=tuple(nodes), failures=tuple(self._failures))

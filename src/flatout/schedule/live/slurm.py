@@ -18,7 +18,7 @@ from typing import Protocol
 from flatout.errors import FlatoutError, InputError
 from flatout.schedule.live import slurm_read
 from flatout.schedule.live.actions import Action
-from flatout.schedule.live.view import ClusterView, Failure, JobView, NodeView
+from flatout.schedule.live.view import ClusterView, JobView, NodeFailure, NodeView
 
 _TIMEOUT_S = 30.0
 _PR_SET_PDEATHSIG = 1
@@ -98,7 +98,7 @@ class Slurm:
             text = self._run(("scontrol", "show", "nodes", "--json"))
         return slurm_read.read_nodes(text)
 
-    def _failures(self) -> list[Failure]:
+    def _failures(self) -> list[NodeFailure]:
         if self._has_accounting is False:
             return []
         asked = ("sacct", "-a", "-X", "-D", "-n", "-P", "--state=NODE_FAIL", "-o", "State,End,NodeList")

@@ -15,7 +15,7 @@ import msgspec
 
 from flatout.errors import InputError
 from flatout.schedule.live.hostlist import expanded
-from flatout.schedule.live.view import Failure, JobState, JobView, NodeView
+from flatout.schedule.live.view import JobState, JobView, NodeFailure, NodeView
 
 _T = TypeVar("_T")
 _REQUESTED = re.compile(r"gres[:/]gpu(:[A-Za-z][\w.-]*)?(?:[:=](\d+))?(?=,|$)")  # type, number
@@ -79,19 +79,19 @@ def has_nodes(text: bytes) -> bool:
     return "nodes" in _document(text, "sinfo --json")
 
 
-def read_failures(text: bytes) -> list[Failure]:
+def read_failures(text: bytes) -> list[NodeFailure]:
     """From `sacct -X -D -n -P -o State,End,NodeList`, times as Unix seconds: jobs that ended as NODE_FAIL.
 
     A job of N nodes weighs 1/N on each, because which of them failed is not in the accounting.
     """
-    found: list[Failure] = []
+    found: list[NodeFailure] = []
     for line in text.decode("utf-8", "replace").splitlines():
         fields = line.split("|")
         if len(fields) != 3:
             raise InputError(f"sacct -P must give three fields a line, but gave {line[:80]!r}")
         if fields[0].split(" ")[0] == "NODE_FAIL" and fields[1].isdigit():
             nodes = _guarded("sacct", expanded, fields[2])
-            found.extend(Failure(node=node, unix_s=float(fields[1]), weight=1 / len(nodes)) for node in nodes)
+            found.extend(NodeFailure(node=node, unix_s=float(fields[1]), weight=1 / len(nodes)) for node in nodes)
     return found
 
 

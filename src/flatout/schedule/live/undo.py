@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from flatout.schedule.live.actions import FREE, HELD, IN_SERVICE, REQUEUED, Action, observed, sentence
-from flatout.schedule.live.log import Entry, LogFile
+from flatout.schedule.live.log import LogFile, LoggedAction
 from flatout.schedule.live.slurm import RefusedError, Scheduler
 from flatout.schedule.live.view import ClusterView
 
@@ -21,12 +21,12 @@ _REASON = "undo"
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """`action` None: it is skipped, and `why` says so."""
 
-    entry: Entry
+    entry: LoggedAction
     action: Action | None
     why: str = ""
 
 
-def steps(entries: Sequence[Entry], view: ClusterView) -> Iterator[Step]:
+def steps(entries: Sequence[LoggedAction], view: ClusterView) -> Iterator[Step]:
     """The newest first. What one step puts back is what the next one finds."""
     put_back: dict[tuple[str, str], str] = {}
     for entry in reversed(entries):
@@ -81,7 +81,7 @@ def _action(action: Action, *, value: str, previous: str) -> Action:
 
 
 def put_back(
-    entries: Sequence[Entry], scheduler: Scheduler, *, log: LogFile | None, say: Callable[[str], None]
+    entries: Sequence[LoggedAction], scheduler: Scheduler, *, log: LogFile | None, say: Callable[[str], None]
 ) -> None:
     """Does it where there is a log to note it in, and else says what it would do."""
     for step in steps(entries, scheduler.read()):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from flatout.schedule.live.view import ClusterView, JobView, NodeView
 
 
-class Room:
+class FreeCapacity:
     """What is free on the nodes of a view. `take` and `give` keep account of what was decided since."""
 
     def __init__(self, view: ClusterView) -> None:
@@ -87,7 +87,7 @@ class Room:
 
 
 def victims_for(
-    job: JobView, room: Room, candidates: Sequence[JobView], cost: Callable[[JobView], float]
+    job: JobView, room: FreeCapacity, candidates: Sequence[JobView], cost: Callable[[JobView], float]
 ) -> list[JobView] | None:
     """The jobs to requeue so that `job` fits, cheap ones; none of them can be left out. None where it cannot be done.
 
@@ -126,7 +126,7 @@ def victims_for(
 
 def _clear_nodes(
     job: JobView,
-    room: Room,
+    room: FreeCapacity,
     on_node: Mapping[str, Sequence[JobView]],
     cost: Callable[[JobView], float],
     chosen: dict[str, JobView],
@@ -153,7 +153,7 @@ def _clear_nodes(
 
 def _clear_anywhere(
     job: JobView,
-    room: Room,
+    room: FreeCapacity,
     on_node: Mapping[str, Sequence[JobView]],
     cost: Callable[[JobView], float],
     chosen: dict[str, JobView],

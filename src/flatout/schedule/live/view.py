@@ -98,7 +98,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     job: str | None = None
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class NodeFailure(msgspec.Struct, frozen=True, kw_only=True):
     """A node failed, or a share of a failure is its own."""
 
     node: str
@@ -116,7 +116,7 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     unseen_jobs: tuple[str, ...] = ()  # running jobs with GPUs of which there are no samples
     durations_s: Mapping[str, float] = {}  # predicted, by job
     attained_gpu_s: Mapping[str, float] = {}  # of runs before the present one, by job
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[NodeFailure, ...] = ()
     reservations: tuple[str, ...] = ()
 
     def job(self, job_id: str) -> JobView | None:

@@ -1,1 +1,1 @@
-"""Job histories of other tools and data sets as `Job` records; one format a file."""
+"""Job histories of other tools and data sets as `ClusterJob` records; one format a file."""

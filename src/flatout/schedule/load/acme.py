@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatout.schedule.jobs import Job, Loaded, in_order
+from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
 from flatout.schedule.load.rows import left_out, number, rows
 from flatout.schedule.load.times import time_s
 
 COLUMNS = ("job_id", "user", "gpu_num", "type", "state", "submit_time", "start_time", "end_time")
 
 
-def load(path: Path) -> Loaded:
-    jobs: list[Job] = []
+def load(path: Path) -> JobHistory:
+    jobs: list[ClusterJob] = []
     skipped: dict[str, int] = {}
     for line, row in rows(path, COLUMNS):
         gpus = number(path, line, "gpu_num", row[2]) if row[2] else 0.0
@@ -32,7 +32,7 @@ def load(path: Path) -> Loaded:
             left_out(skipped, "no duration")
             continue
         jobs.append(
-            Job(
+            ClusterJob(
                 submit_s=min(times[0], times[1]),
                 num_gpus=round(gpus),
                 duration_s=times[2] - times[1],
@@ -41,4 +41,4 @@ def load(path: Path) -> Loaded:
                 team=row[3],
             )
         )
-    return Loaded(jobs=in_order(jobs), source="Acme", left_out=skipped)
+    return JobHistory(jobs=by_submission(jobs), source="Acme", left_out=skipped)

@@ -1,8 +1,8 @@
 """Jobs from attempts, as a reader of Slurm's `sacct` gives them.
 
-In: objects with the attributes of `Attempt`. Out: jobs; attempts of one job are put together (it ran for their sum, and
-asked for GPUs when it first was submitted). Attempts that hold no GPU or never started are left out; jobs that still
-run count for as long as they ran so far.
+In: objects with the attributes of `AttemptLike`. Out: jobs; the attempts of one job are put together (it ran for their
+sum, and asked for GPUs when it was first submitted). Attempts that hold no GPU or never started are skipped; jobs that
+still run count for as long as they have run so far.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from flatout.schedule.jobs import Job, Loaded, in_order
+from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
 from flatout.schedule.load.rows import left_out
 
 
-class Attempt(Protocol):
+class AttemptLike(Protocol):
     """What is read of an attempt. None is unknown."""
 
     @property
@@ -35,8 +35,8 @@ class Attempt(Protocol):
     def time_limit_s(self) -> float | None: ...
 
 
-def load(attempts: Iterable[Attempt], *, source: str = "sacct") -> Loaded:
-    found: dict[str, list[Attempt]] = {}
+def load(attempts: Iterable[AttemptLike], *, source: str = "sacct") -> JobHistory:
+    found: dict[str, list[AttemptLike]] = {}
     skipped: dict[str, int] = {}
     for attempt in attempts:
         if attempt.num_gpus <= 0:
@@ -47,14 +47,14 @@ def load(attempts: Iterable[Attempt], *, source: str = "sacct") -> Loaded:
             left_out(skipped, "no time of submission")
         else:
             found.setdefault(attempt.job, []).append(attempt)
-    return Loaded(jobs=in_order([_job(each) for each in found.values()]), source=source, left_out=skipped)
+    return JobHistory(jobs=by_submission([_job(each) for each in found.values()]), source=source, left_out=skipped)
 
 
-def _job(attempts: list[Attempt]) -> Job:
+def _job(attempts: list[AttemptLike]) -> ClusterJob:
     last = attempts[-1]
     times = [attempt.submit_s if attempt.submit_s is not None else attempt.start_s for attempt in attempts]
     gpus = last.num_gpus
-    return Job(
+    return ClusterJob(
         submit_s=min(time for time in times if time is not None),
         num_gpus=max(1, round(gpus)),
         gpu_share=gpus if gpus < 1 else 1.0,

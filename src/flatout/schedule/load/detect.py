@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError
-from flatout.schedule.jobs import Loaded
+from flatout.schedule.jobs import JobHistory
 from flatout.schedule.load import acme, gavel, helios, openb, philly, plain
 from flatout.schedule.load.rows import header
 
 # In order: the first whose columns are all there.
-FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[Path], Loaded]], ...] = (
+FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[Path], JobHistory]], ...] = (
     ("plain", plain.COLUMNS, plain.load),
     ("philly", philly.COLUMNS, philly.load),
     ("openb", openb.COLUMNS, openb.load),
@@ -23,7 +23,7 @@ FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[Path], Loaded]], ...] = (
 )
 
 
-def load(path: Path) -> Loaded:
+def load(path: Path) -> JobHistory:
     """The jobs of a history in any of the known formats."""
     if path.suffix == ".trace":
         return gavel.load(path)
@@ -40,7 +40,7 @@ def load(path: Path) -> Loaded:
     )
 
 
-def _sacct(path: Path) -> Loaded:
+def _sacct(path: Path) -> JobHistory:
     from importlib import import_module
 
     from flatout.schedule.load import attempts

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import InputError
-from flatout.schedule.jobs import Job, Loaded, in_order
+from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
 from flatout.schedule.load.rows import left_out, number, whole
 
 _PLACES = {7: (4, 5, 6), 10: (5, 9, 6)}  # steps, arrival, GPUs
 
 
-def load(path: Path, throughputs: Path | None = None) -> Loaded:
+def load(path: Path, throughputs: Path | None = None) -> JobHistory:
     measured = _throughputs(throughputs or path.parent / "throughputs.json")
     types = list(measured)
-    jobs: list[Job] = []
+    jobs: list[ClusterJob] = []
     skipped: dict[str, int] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -49,7 +49,7 @@ def load(path: Path, throughputs: Path | None = None) -> Loaded:
         else:
             known = [(name, rate / rates[0]) for name, rate in zip(types, rates, strict=True) if rate]
             jobs.append(
-                Job(
+                ClusterJob(
                     submit_s=number(path, line, "the arrival", arrival),
                     num_gpus=count,
                     duration_s=num_steps / rates[0],
@@ -58,7 +58,7 @@ def load(path: Path, throughputs: Path | None = None) -> Loaded:
                     type_speeds=tuple(known),
                 )
             )
-    return Loaded(jobs=in_order(jobs), source="Gavel", left_out=skipped)
+    return JobHistory(jobs=by_submission(jobs), source="Gavel", left_out=skipped)
 
 
 def _throughputs(path: Path) -> dict[str, dict[str, Any]]:

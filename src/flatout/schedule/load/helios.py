@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatout.schedule.jobs import Job, Loaded, in_order
+from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
 from flatout.schedule.load.rows import left_out, number, rows, whole
 from flatout.schedule.load.times import time_s
 
 COLUMNS = ("job_id", "user", "vc", "gpu_num", "cpu_num", "node_num", "state", "submit_time", "duration", "queue")
 
 
-def load(path: Path) -> Loaded:
-    jobs: list[Job] = []
+def load(path: Path) -> JobHistory:
+    jobs: list[ClusterJob] = []
     skipped: dict[str, int] = {}
     for line, row in rows(path, COLUMNS):
         gpus = whole(path, line, "gpu_num", row[3])
@@ -24,6 +24,6 @@ def load(path: Path) -> Loaded:
             left_out(skipped, "no GPUs" if gpus <= 0 else "no duration")
             continue
         submit_s = time_s(path, line, "submit_time", row[7])
-        job = Job(submit_s=submit_s, num_gpus=gpus, duration_s=duration_s, name=row[0], user=row[1], team=row[2])
+        job = ClusterJob(submit_s=submit_s, num_gpus=gpus, duration_s=duration_s, name=row[0], user=row[1], team=row[2])
         jobs.append(job)
-    return Loaded(jobs=in_order(jobs), source="Helios", left_out=skipped)
+    return JobHistory(jobs=by_submission(jobs), source="Helios", left_out=skipped)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flatout.schedule.cluster import Cluster, Node
-from flatout.schedule.jobs import Job, Loaded, in_order
+from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
 from flatout.schedule.load.rows import left_out, number, rows, whole
 
 COLUMNS = (
@@ -19,8 +19,8 @@ COLUMNS = (
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 
 
-def load(path: Path) -> Loaded:
-    jobs: list[Job] = []
+def load(path: Path) -> JobHistory:
+    jobs: list[ClusterJob] = []
     skipped: dict[str, int] = {}
     for line, row in rows(path, COLUMNS):
         gpus = whole(path, line, "num_gpu", row[3])
@@ -35,7 +35,7 @@ def load(path: Path) -> Loaded:
             left_out(skipped, "no duration")
             continue
         jobs.append(
-            Job(
+            ClusterJob(
                 submit_s=number(path, line, "creation_time", row[7]),
                 num_gpus=gpus,
                 duration_s=ended_s - started_s,
@@ -47,7 +47,7 @@ def load(path: Path) -> Loaded:
                 memory_bytes=number(path, line, "memory_mib", row[2]) * 2**20,
             )
         )
-    return Loaded(jobs=in_order(jobs), source="Alibaba 2023 (openb)", left_out=skipped)
+    return JobHistory(jobs=by_submission(jobs), source="Alibaba 2023 (openb)", left_out=skipped)
 
 
 def nodes(path: Path) -> Cluster:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flatout.errors import InputError
-from flatout.schedule.jobs import Job, Loaded, in_order
+from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
 from flatout.schedule.load.rows import left_out, number, rows, whole
 from flatout.schedule.load.times import time_s
 
@@ -19,8 +19,8 @@ OPTIONAL = (
 )
 
 
-def load(path: Path) -> Loaded:
-    jobs: list[Job] = []
+def load(path: Path) -> JobHistory:
+    jobs: list[ClusterJob] = []
     skipped: dict[str, int] = {}
     for line, row in rows(path, COLUMNS, OPTIONAL):
         if not row[1] or not row[2]:
@@ -31,10 +31,10 @@ def load(path: Path) -> Loaded:
             left_out(skipped, "no duration" if job.num_gpus > 0 else "no GPUs")
             continue
         jobs.append(job)
-    return Loaded(jobs=in_order(jobs), source="CSV", left_out=skipped)
+    return JobHistory(jobs=by_submission(jobs), source="CSV", left_out=skipped)
 
 
-def _job(path: Path, line: int, row: list[str]) -> Job:
+def _job(path: Path, line: int, row: list[str]) -> ClusterJob:
     values = dict(zip((*COLUMNS, *OPTIONAL), row, strict=True))
 
     def amount(column: str, low: float, high: float = 1e12) -> float | None:
@@ -61,7 +61,7 @@ def _job(path: Path, line: int, row: list[str]) -> Job:
             f"{path}, line {line}: min_gpus <= num_gpus <= max_gpus must hold, but is {low}, {gpus}, {high}"
         )
     scaling = amount("scaling", 0, 1)
-    return Job(
+    return ClusterJob(
         submit_s=time_s(path, line, "submit_s", submit)
         if "-" in submit[1:] and ":" in submit
         else number(path, line, "submit_s", submit),

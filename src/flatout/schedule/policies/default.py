@@ -18,7 +18,7 @@ import math
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.schedule.durations import NUM_BUCKETS, Durations, bucket_of, edge
-from flatout.schedule.levels import LevelPolicy
+from flatout.schedule.levels import MultilevelPolicy
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SHORTEST_S = 64.0  # below this all jobs are alike
 
 
-class Default(LevelPolicy):
+class Default(MultilevelPolicy):
     name: ClassVar[str] = "flatout"
     summary: ClassVar[str] = "Gittins index of the history times GPUs, restart costs, ageing, idle GPUs reclaimed"
     margin: ClassVar[int] = 2

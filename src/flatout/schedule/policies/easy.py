@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flatout.schedule.durations import Durations
 from flatout.schedule.engine import WAITING
-from flatout.schedule.first_within import FirstWithin
+from flatout.schedule.estimate_queue import EstimateQueue
 from flatout.schedule.policy import Policy
-from flatout.schedule.pool import WHOLE, Place, lowest, nodes_of
+from flatout.schedule.pool import WHOLE, Placement, lowest, nodes_of
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
@@ -37,7 +37,7 @@ class Easy(Policy):
         super().attach(sim)
         self.durations = Durations(sim.jobs)
         self.order: deque[int] = deque()
-        self.queues = [FirstWithin() for _ in sim.shapes]
+        self.queues = [EstimateQueue() for _ in sim.shapes]
         self.estimate = [0.0] * len(sim.jobs)
         # Running jobs by estimated end, with their whole GPUs by node.
         self.ends: list[tuple[float, int, tuple[tuple[int, int], ...]]] = []
@@ -114,7 +114,7 @@ class Easy(Policy):
                     self._extra[node] -= math.ceil(count)
                 self._beside_masks = []
 
-    def _candidate(self, blocked: set[int]) -> tuple[int, int, Place, bool] | None:
+    def _candidate(self, blocked: set[int]) -> tuple[int, int, Placement, bool] | None:
         """The earliest waiting job that may start now, with GPUs taken for it."""
         sim, pool = self.sim, self.sim.pool
         window, free, shapes = self._shadow - sim.now, pool.num_free, sim.shapes
@@ -143,7 +143,7 @@ class Easy(Policy):
         position, job, number, is_beside = best
         gpus, milli, allowed, _ = sim.shapes[number]
         if milli != WHOLE:
-            taken: Place | None = pool.take_share(milli, allowed)
+            taken: Placement | None = pool.take_share(milli, allowed)
         else:
             taken = pool.take(gpus, allowed & self._beside(gpus) if is_beside else allowed)
         if taken is None:  # a share for which no GPU has room

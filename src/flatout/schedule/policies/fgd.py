@@ -13,11 +13,11 @@ from typing import ClassVar
 
 from flatout.schedule.cluster import Cluster
 from flatout.schedule.fragments import FragmentPool
-from flatout.schedule.levels import LevelPolicy
+from flatout.schedule.levels import MultilevelPolicy
 from flatout.schedule.pool import Pool
 
 
-class FragmentationGradient(LevelPolicy):
+class FragmentationGradient(MultilevelPolicy):
     name: ClassVar[str] = "fgd"
     summary: ClassVar[str] = "placed where fragmentation grows least, in order, others may pass"
     preempts: ClassVar[bool] = False

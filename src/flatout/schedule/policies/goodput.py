@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.schedule.policy import Policy
-from flatout.schedule.pool import WHOLE, Place
+from flatout.schedule.pool import WHOLE, Placement
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
@@ -74,7 +74,7 @@ class GoodputElastic(Policy):
     def _start(self, job: int, gpus: int) -> bool:
         _, milli, allowed, _ = self.sim.shapes[self.sim.shape[job]]
         pool = self.sim.pool
-        place: Place | None = pool.take(gpus, allowed) if milli == WHOLE else pool.take_share(milli, allowed)
+        place: Placement | None = pool.take(gpus, allowed) if milli == WHOLE else pool.take_share(milli, allowed)
         if place is None:
             return False
         self.sim.start_at(job, place, gpus=float(gpus) if milli == WHOLE else None)

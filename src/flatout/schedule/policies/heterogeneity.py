@@ -17,7 +17,7 @@ import numpy as np
 
 from flatout.schedule.engine import WAITING
 from flatout.schedule.policy import Policy
-from flatout.schedule.pool import WHOLE, Place, nodes_of
+from flatout.schedule.pool import WHOLE, Placement, nodes_of
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
@@ -95,7 +95,7 @@ class Heterogeneity(Policy):
         gpus, milli, allowed, _ = self.sim.shapes[self.sim.shape[job]]
         mask = allowed & self.masks[place]
         pool = self.sim.pool
-        found: Place | None = pool.take(gpus, mask) if milli == WHOLE else pool.take_share(milli, mask)
+        found: Placement | None = pool.take(gpus, mask) if milli == WHOLE else pool.take_share(milli, mask)
         if found is None:
             return False
         self.sim.start_at(job, found)

@@ -13,12 +13,12 @@ import math
 from typing import ClassVar
 
 from flatout.schedule.jobs import HOUR
-from flatout.schedule.levels import LevelPolicy
+from flatout.schedule.levels import MultilevelPolicy
 
 THRESHOLDS_GPU_S = (1 * HOUR, 8 * HOUR, 64 * HOUR, 512 * HOUR)
 
 
-class LeastAttainedService(LevelPolicy):
+class LeastAttainedService(MultilevelPolicy):
     name: ClassVar[str] = "las"
     summary: ClassVar[str] = "least attained GPU-seconds first, preemptive (Tiresias)"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from flatout.errors import UsageError
 from flatout.schedule.cluster import Cluster
-from flatout.schedule.jobs import Job
+from flatout.schedule.jobs import ClusterJob
 from flatout.schedule.policies.default import Default
 from flatout.schedule.policies.easy import Easy, EasyOracle
 from flatout.schedule.policies.fairness import FinishTimeFairness
@@ -48,7 +48,7 @@ _ALL: tuple[type[Policy], ...] = (
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
 
-def make(name: str, jobs: Sequence[Job], cluster: Cluster) -> Policy:
+def make(name: str, jobs: Sequence[ClusterJob], cluster: Cluster) -> Policy:
     """A new policy for one run."""
     check([name])
     if name == Fixed.name:
@@ -68,7 +68,7 @@ def check(names: Sequence[str]) -> None:
             raise UsageError(f"each --policy must be given once, but `{name}` is given twice")
 
 
-def demand_by_team(jobs: Sequence[Job], cluster: Cluster) -> dict[str, tuple[float, int]]:
+def demand_by_team(jobs: Sequence[ClusterJob], cluster: Cluster) -> dict[str, tuple[float, int]]:
     """GPU-hours of a team's jobs, and the nodes that its widest job needs."""
     width = max(node.num_gpus for node in cluster.nodes)
     found: dict[str, tuple[float, int]] = {}

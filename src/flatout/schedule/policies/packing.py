@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from flatout.schedule.levels import LevelPolicy
-from flatout.schedule.pool import WHOLE, Place
+from flatout.schedule.levels import MultilevelPolicy
+from flatout.schedule.pool import WHOLE, Placement
 
 INTERFERENCE = 1.1
 
 
-class Packing(LevelPolicy):
+class Packing(MultilevelPolicy):
     name: ClassVar[str] = "packing"
     summary: ClassVar[str] = "jobs that use at most half of a GPU share one (Lucid)"
     preempts: ClassVar[bool] = False
@@ -32,12 +32,12 @@ class Packing(LevelPolicy):
             given.num_gpus == 1 and given.gpu_share == 1 and given.utilization is not None and given.utilization <= 0.5
         )
 
-    def find(self, job: int) -> Place | None:
+    def find(self, job: int) -> Placement | None:
         if not self.is_light(job):
             return self.sim.find(job)
         return self.sim.pool.take_share(WHOLE // 2, self.sim.shapes[self.sim.shape[job]].allowed)
 
-    def start_found(self, job: int, place: Place) -> None:
+    def start_found(self, job: int, place: Placement) -> None:
         if self.is_light(job):
             self.sim.start_at(job, place, gpus=0.5, slowdown=INTERFERENCE)
         else:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from flatout.schedule.levels import LevelPolicy
+from flatout.schedule.levels import MultilevelPolicy
 
 
-class Priority(LevelPolicy):
+class Priority(MultilevelPolicy):
     name: ClassVar[str] = "priority"
     summary: ClassVar[str] = "by priority, then in order; higher ones stop lower ones"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.schedule.levels import LevelPolicy
+from flatout.schedule.levels import MultilevelPolicy
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OWNED, BORROWED = 0, 1
 
 
-class Quota(LevelPolicy):
+class Quota(MultilevelPolicy):
     name: ClassVar[str] = "quota"
     summary: ClassVar[str] = "teams own GPUs, others borrow what is free and give it back"
 

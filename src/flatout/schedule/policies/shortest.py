@@ -13,13 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.schedule.durations import Durations
-from flatout.schedule.levels import LevelPolicy
+from flatout.schedule.levels import MultilevelPolicy
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
 
 
-class ShortestFirst(LevelPolicy):
+class ShortestFirst(MultilevelPolicy):
     name: ClassVar[str] = "sjf"
     summary: ClassVar[str] = "shortest predicted duration first, nothing is stopped"
     preempts: ClassVar[bool] = False

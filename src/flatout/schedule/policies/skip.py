@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from flatout.schedule.levels import LevelPolicy
+from flatout.schedule.levels import MultilevelPolicy
 
 
-class Skip(LevelPolicy):
+class Skip(MultilevelPolicy):
     name: ClassVar[str] = "skip"
     summary: ClassVar[str] = "in order, any job that fits may pass one that doesn't"
     preempts: ClassVar[bool] = False

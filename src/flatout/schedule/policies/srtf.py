@@ -13,13 +13,13 @@ import math
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.schedule.durations import Durations
-from flatout.schedule.levels import LevelPolicy
+from flatout.schedule.levels import MultilevelPolicy
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
 
 
-class ShortestRemaining(LevelPolicy):
+class ShortestRemaining(MultilevelPolicy):
     name: ClassVar[str] = "srtf"
     summary: ClassVar[str] = "shortest predicted remaining time first, preemptive"
 

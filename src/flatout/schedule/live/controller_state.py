@@ -6,35 +6,37 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from flatout.schedule.live.log import Entry
-from flatout.schedule.live.view import Failure
+from flatout.schedule.live.log import LoggedAction
+from flatout.schedule.live.view import NodeFailure
 
 HOUR_S = 3600.0
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
     """`holds` are jobs that were requeued and held and not yet released, each with its entry."""
 
-    holds: Mapping[str, Entry] = {}
+    holds: Mapping[str, LoggedAction] = {}
     made_room_unix_s: Mapping[str, float] = {}
     num_preemptions: Mapping[str, int] = {}
     attained_gpu_s: Mapping[str, float] = {}
     submit_unix_s: Mapping[str, float] = {}
     drained_unix_s: Mapping[str, float] = {}
-    reservations: Mapping[str, Entry] = {}
-    failures: tuple[Failure, ...] = ()
+    reservations: Mapping[str, LoggedAction] = {}
+    failures: tuple[NodeFailure, ...] = ()
     num_actions_last_hour: int = 0
 
 
-def remember(entries: Sequence[Entry], failures: Iterable[Failure], now_unix_s: float) -> Memory:
+def state_from_log(
+    entries: Sequence[LoggedAction], failures: Iterable[NodeFailure], now_unix_s: float
+) -> ControllerState:
     """Actions that failed count for the hourly limit and for nothing else."""
-    holds: dict[str, Entry] = {}
+    holds: dict[str, LoggedAction] = {}
     made_room: dict[str, float] = {}
     preemptions: dict[str, int] = {}
     attained: dict[str, float] = {}
     submitted: dict[str, float] = {}
     drained: dict[str, float] = {}
-    reservations: dict[str, Entry] = {}
+    reservations: dict[str, LoggedAction] = {}
     for entry in entries:
         action = entry.action
         if entry.outcome == "failed":
@@ -58,7 +60,7 @@ def remember(entries: Sequence[Entry], failures: Iterable[Failure], now_unix_s: 
             case "unreserve":
                 reservations.pop(action.target, None)
     recent = [entry for entry in entries if now_unix_s - entry.unix_s < HOUR_S and not entry.action.is_putting_back]
-    return Memory(
+    return ControllerState(
         holds=holds,
         made_room_unix_s=made_room,
         num_preemptions=preemptions,

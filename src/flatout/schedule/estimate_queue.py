@@ -7,7 +7,7 @@ import math
 _BLOCK = 64
 
 
-class FirstWithin:
+class EstimateQueue:
     """Jobs in order of arrival, each with a position and an estimate."""
 
     def __init__(self) -> None:
