@@ -11,6 +11,7 @@ import io
 import re
 import textwrap
 import tokenize
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -570,6 +571,12 @@ def _valid(valid: ValidRange) -> str:
     return "" if valid.least is None or valid.most is None else f"{valid.least:g} to {valid.most:g}"
 
 
+def words() -> str:
+    """Return the table of old words and the standard ones."""
+    entries = tomllib.loads((ROOT / "docs/words.toml").read_text())["word"]
+    return table(["Old word", "Standard word"], ([entry["old"], entry["use"]] for entry in entries))
+
+
 def changelog() -> str:
     """The repository's CHANGELOG.md."""
     return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -612,5 +619,6 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         changes,
         checks,
         changelog,
+        words,
     )
 }

@@ -1,11 +1,11 @@
 """The exception tree and the exit codes.
 
     FlatoutError            exit 2
-    ├── InputError          what the user gave cannot be used: a missing path, a file that is no trace
+    ├── InputError          the given input cannot be used: a missing path, a file that is not a trace
     ├── UsageError          arguments that contradict each other
-    └── OutputError         what should be written cannot be: it exists already, the disk is full
+    └── OutputError         the output cannot be written: it exists already, the disk is full
 
-A message states the rule, the values and the way out; `hint` is the line that says what to do next.
+The message states the rule and the values; `hint` is the line that says what to do next.
 The command line prints both and exits with `exit_code`; a user never sees a traceback for bad input.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 
 class FlatoutError(Exception):
-    """Base of all errors that a user can cause or mend."""
+    """Base class of all errors that a user can cause or fix."""
 
     exit_code = 2
 
@@ -23,7 +23,7 @@ class FlatoutError(Exception):
 
 
 class InputError(FlatoutError):
-    """What the user gave to read cannot be read."""
+    """The given input cannot be read."""
 
 
 class UsageError(FlatoutError):
@@ -31,4 +31,4 @@ class UsageError(FlatoutError):
 
 
 class OutputError(FlatoutError):
-    """What should be written cannot be written there."""
+    """The output cannot be written to its path."""

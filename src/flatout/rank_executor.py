@@ -1,4 +1,4 @@
-"""Runs the same function over all ranks' traces: in this process, in one process a core, or over a Ray cluster."""
+"""Map one function over the traces of all ranks: in this process, in one process per core, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import TypeVar
 
 from flatout.errors import FlatoutError, UsageError
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Input = TypeVar("Input")
+Output = TypeVar("Output")
 
 ENGINES = ("auto", "serial", "processes", "ray")
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def map_ranks(
-    function: Callable[[Given], Made],
-    inputs: Sequence[Given],
+    function: Callable[[Input], Output],
+    inputs: Sequence[Input],
     *,
     engine: str = "auto",
     num_workers: int | None = None,
     unpacked: Sequence[str] = (),
-) -> Iterator[Made]:
-    """`function` of each input, in their order. `function` and inputs must be picklable unless the engine is serial.
+) -> Iterator[Output]:
+    """Yield `function(input)` for each input, in order. Function and inputs must be picklable unless `serial` is used.
 
-    `auto` takes as many processes as there are cores and inputs, and none for a single input. Raises UsageError for an
-    unknown engine, a missing Ray, or a Ray cluster of several machines where inputs come from `unpacked` archives
-    (their names): only this machine has those files.
+    `auto` uses up to one process per core and input, and no extra process for a single input. Raises UsageError for an
+    unknown engine, for a missing Ray, and for a Ray cluster of several machines if inputs come from `unpacked` archives
+    (their names), because only this machine has those files.
     """
     if engine not in ENGINES:
         raise UsageError(f"`--engine` must be one of {', '.join(ENGINES)}, but got {engine}")
@@ -45,35 +45,38 @@ def map_ranks(
     yield from _over_processes(function, inputs, workers)
 
 
-def _over_processes(function: Callable[[Given], Made], inputs: Sequence[Given], workers: int) -> Iterator[Made]:
-    # Imported only here: a lone trace needs none of it, and they take 15 ms.
+def _over_processes(function: Callable[[Input], Output], inputs: Sequence[Input], workers: int) -> Iterator[Output]:
+    # Imported here because these modules take 15 ms, and a single trace does not need them.
     import multiprocessing
     import threading
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
-    # Forking is quick but unsafe beside other threads.
-    method = "fork" if threading.active_count() == 1 and "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    # Forking is quick, but unsafe in a process with several threads.
+    can_fork = threading.active_count() == 1 and "fork" in multiprocessing.get_all_start_methods()
+    method = "fork" if can_fork else "spawn"
     with ProcessPoolExecutor(max_workers=workers, mp_context=multiprocessing.get_context(method)) as pool:
         try:
             yield from pool.map(function, inputs)
         except BrokenProcessPool as error:
             raise FlatoutError(
-                "a process that read a trace was ended from outside, probably for want of memory",
+                "a process that was reading a trace was killed from outside, probably for lack of memory",
                 hint="use fewer processes: --engine serial",
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _over_ray(function: Callable[[Given], Made], inputs: Sequence[Given], unpacked: Sequence[str]) -> Iterator[Made]:
+def _over_ray(
+    function: Callable[[Input], Output], inputs: Sequence[Input], unpacked: Sequence[str]
+) -> Iterator[Output]:
     try:
         import ray
     except ImportError as error:
         raise UsageError("`--engine ray` needs Ray", hint="pip install 'flatout[ray]'") from error
     started_here = not ray.is_initialized()
     if started_here:
-        # An address in the environment (RAY_ADDRESS) joins that cluster; else a local one is started.
+        # An address in the environment (RAY_ADDRESS) joins that cluster; otherwise a local one is started.
         ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     try:
         num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
@@ -81,9 +84,9 @@ def _over_ray(function: Callable[[Given], Made], inputs: Sequence[Given], unpack
             raise UsageError(
                 f"with `--engine ray`, each node must be able to read the traces, but {unpacked[0]} was unpacked on "
                 f"this machine alone and the cluster has {num_nodes} nodes",
-                hint="unpack it into a folder that all nodes share and give that, or take --engine processes",
+                hint="unpack it into a folder that all nodes share and pass that folder, or use --engine processes",
             )
-        remote = ray.remote(max_retries=1)(lambda given: function(given))  # Ray takes no partial
+        remote = ray.remote(max_retries=1)(lambda item: function(item))  # Ray accepts no partial
         pending = [remote.remote(item) for item in inputs]
         for reference in pending:
             try:

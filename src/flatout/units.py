@@ -1,4 +1,4 @@
-"""Print seconds, bytes and shares the one way that Flatout prints them."""
+"""Format numbers with their units, the one way that Flatout prints them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NS_PER_S = 1_000_000_000
 
 
 def seconds(value_s: float) -> str:
-    """A duration with three significant digits and the unit that suits it: `184 ms`, `1.61 s`, `12.3 us`."""
+    """Format a duration with three significant digits and a suitable unit: `184 ms`, `1.61 s`, `12.3 us`."""
     magnitude = abs(value_s)
     if magnitude >= 0.9995:
         return f"{_three_digits(value_s)} s"
@@ -22,13 +22,13 @@ def seconds(value_s: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of one as a percentage: `55 %`, `4.2 %`."""
+    """Format a fraction as a percentage: `55 %`, `4.2 %`."""
     value = share * 100
     return f"{value:.0f} %" if abs(value) >= 10 else f"{value:.1f} %"
 
 
 def num_bytes(value: float) -> str:
-    """A size in binary units: `96 MiB`, `1.5 GiB`."""
+    """Format a size in binary units: `96 MiB`, `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
             return f"{_three_digits(value)} {unit}"
@@ -46,7 +46,7 @@ def _three_digits(value: float) -> str:
 
 
 def bytes_per_s(value: float) -> str:
-    """A rate in decimal units, as links and disks are rated: `21.3 GB/s`."""
+    """Format a rate in decimal units, the way links and disks are rated: `21.3 GB/s`."""
     for unit in ("B/s", "kB/s", "MB/s", "GB/s"):
         if abs(value) < 1000:
             return f"{_three_digits(value)} {unit}"
@@ -55,7 +55,7 @@ def bytes_per_s(value: float) -> str:
 
 
 def flops_per_s(value: float) -> str:
-    """A rate of floating-point operations: `67.0 TFLOP/s`."""
+    """Format a rate of floating-point operations: `67.0 TFLOP/s`."""
     for unit in ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s"):
         if abs(value) < 1000:
             return f"{_three_digits(value)} {unit}"
@@ -64,7 +64,7 @@ def flops_per_s(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A number without a unit, with three significant digits, counts in full: `2,685`, `0.83`, `1.4e+09`."""
+    """Format a number without a unit: integers in full, others with three digits: `2,685`, `0.83`, `1.4e+09`."""
     magnitude = abs(value)
     if isinstance(value, int) or (value == int(value) and magnitude < 1e9):
         return f"{int(value):,}"
@@ -74,7 +74,7 @@ def number(value: float) -> str:
 
 
 def rank_ranges(ranks: Iterable[int], limit: int = 8) -> str:
-    """Ranks as ranges, `0, 1, 5, 7-9`; past `limit` of them the rest is counted: `0, 2, 4, ... (512 in all)`."""
+    """Format ranks as ranges, `0, 1, 5, 7-9`; after `limit` ranges, only the total follows: `... (512 in total)`."""
     ordered = sorted(set(ranks))
     ranges: list[list[int]] = []
     for rank in ordered:
@@ -82,7 +82,12 @@ def rank_ranges(ranks: Iterable[int], limit: int = 8) -> str:
             ranges[-1][1] = rank
         else:
             ranges.append([rank, rank])
-    texts = [
-        f"{first}-{last}" if last - first > 1 else ", ".join(map(str, sorted({first, last}))) for first, last in ranges
-    ]
-    return ", ".join(texts[:limit]) + (f", ... ({len(ordered):,} in all)" if len(texts) > limit else "")
+    texts = []
+    for first, last in ranges:
+        # Two neighbours read better as a list, so that `7, 8` is not `7-8`.
+        is_long = last - first > 1
+        texts.append(f"{first}-{last}" if is_long else ", ".join(str(rank) for rank in sorted({first, last})))
+    shown = ", ".join(texts[:limit])
+    if len(texts) <= limit:
+        return shown
+    return f"{shown}, ... ({len(ordered):,} in total)"

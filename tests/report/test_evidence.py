@@ -33,7 +33,7 @@ from flatout.report.evidence import evidence_texts
         ("has_workers", False, "has workers", "no"),
         ("compute_ratio", 2.187, "compute ratio", "2.19x"),
         ("kernels", [], "kernels", "none"),
-        ("kernels", [f"k{i}" for i in range(9)], "kernels", "k0, k1, k2, k3, k4, k5, k6, k7, ... (9 in all)"),
+        ("kernels", [f"k{i}" for i in range(9)], "kernels", "k0, k1, k2, k3, k4, k5, k6, k7, ... (9 in total)"),
         ("start_ns", 1500, "start", "1.50 us"),
     ],
 )  # fmt: skip
@@ -61,7 +61,7 @@ def test_rank_ranges() -> None:
     assert units.rank_ranges([3, 1, 0, 2, 3]) == "0-3"
     assert units.rank_ranges([0, 1]) == "0, 1"
     assert units.rank_ranges([]) == ""
-    assert units.rank_ranges(range(0, 4000, 2)) == "0, 2, 4, 6, 8, 10, 12, 14, ... (2,000 in all)"
+    assert units.rank_ranges(range(0, 4000, 2)) == "0, 2, 4, 6, 8, 10, 12, 14, ... (2,000 in total)"
 
 
 def test_rates_and_numbers() -> None:

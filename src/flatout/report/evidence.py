@@ -91,5 +91,5 @@ def _shortened(items: list[str], between: str = ", ") -> str:
     if not items:
         return "none"
     if len(items) > MOST_ITEMS:
-        return f"{between.join(items[:MOST_ITEMS])}{between}... ({len(items):,} in all)"
+        return f"{between.join(items[:MOST_ITEMS])}{between}... ({len(items):,} in total)"
     return between.join(items)

@@ -1,0 +1,122 @@
+"""The words of docs/words.toml that Flatout no longer uses are nowhere that a person reads."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src/flatout"
+WORDS = tomllib.loads((ROOT / "docs/words.toml").read_text())["word"]
+
+# Pages about other things than today's Flatout: what was released, and the old words themselves.
+NOT_OURS = {"docs/changelog.md"}
+BARE_OF = re.compile(r"Of (a|an|the|each|all|several|one|what|how|so|its|this|those|these|[a-z]+s\b)")
+# A format field and an inline code span name things, whose names may hold an old word.
+NAMES_IN_TEXT = re.compile(
+    r"`[^`\n]*`|\{\{.*?\}\}|\{%.*?%\}|<[^>\n]*>|https?://\S+|\]\([^)]*\)|^\s*```.*?^\s*```", re.S | re.M
+)
+
+
+class Prose(NamedTuple):
+    """A text that a person reads."""
+
+    path: str
+    line: int
+    text: str
+
+
+def python_prose(path: Path) -> Iterator[Prose]:
+    """Yield the docstrings, sentences and comments of a module. A string without a space is a key or a name."""
+    name, source = str(path.relative_to(ROOT)), path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
+            yield Prose(name, node.lineno, "".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
+            yield Prose(name, node.lineno, node.value)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield Prose(name, token.start[0], token.string)
+
+
+def all_prose() -> Iterator[Prose]:
+    """Yield all that a person reads: the package's Python files and templates, the pages, the README."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield from python_prose(path)
+    pages = [*sorted(SOURCE.rglob("*.j2")), *sorted((ROOT / "docs").rglob("*.md"))]
+    pages += [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md") if path.exists()]
+    for path in pages:
+        if str(path.relative_to(ROOT)) not in NOT_OURS:
+            yield Prose(str(path.relative_to(ROOT)), 1, path.read_text())
+
+
+def old_words_in(text: str) -> list[tuple[str, int]]:
+    """Return each old word in `text` with its offset."""
+    text = NAMES_IN_TEXT.sub(lambda match: "`" + "\n" * match[0].count("\n") + "`", text)
+    matches = []
+    for word in WORDS:
+        readable = text
+        for phrase in word.get("keep", ()):
+            readable = re.sub(re.escape(phrase), lambda match: "_" * len(match[0]), readable, flags=re.IGNORECASE)
+        pattern = rf"(?<![\w-])(?:{word.get('pattern', re.escape(word['old']))})(?![\w-])"
+        matches += [(match[0], match.start()) for match in re.finditer(pattern, readable, re.IGNORECASE)]
+    return matches
+
+
+def violations() -> list[str]:
+    """Return one line for each old word that a person can still read."""
+    lines = []
+    for prose in all_prose():
+        for word, offset in old_words_in(prose.text):
+            lines.append(f"{prose.path}:{prose.line + prose.text[:offset].count(chr(10))}: {word!r}")
+    return sorted(set(lines))
+
+
+def bare_of_docstrings() -> list[str]:
+    """Return one line for each docstring that begins with "Of ..." and so has no subject."""
+    lines = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            if BARE_OF.match(ast.get_docstring(node) or ""):
+                lines.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}")
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("The rank is told to stop.", "told"),
+        ("46 ms a step", "ms a step"),
+        ("the job as it came", "as it came"),
+        ("This is no JSON.", "is no"),
+        ("512 in all.", "in all"),
+        ("gains from 77 % on", "from 77 % on"),
+    ],
+)
+def test_an_old_word_is_found(text: str, word: str) -> None:
+    assert [match for match, _ in old_words_in(text)] == [word]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Two values are told apart.",
+        "lead_in_s is a key, and so is `lead-in`.",
+        "There is no JSON in it.",
+        "in all ranks",
+        "It is no longer there.",
+    ],
+)
+def test_a_right_use_is_left_alone(text: str) -> None:
+    assert old_words_in(text) == []
