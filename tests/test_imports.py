@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
 }
 ROOMS_THAT_RUN_IN_THE_USERS_PROCESS = {"inside", "checkpoint"}
+PROTOCOL = "inside.protocol"  # the one module of `inside` that every other room may import; it imports nothing
 
 
 def violations(module: str, source: str) -> list[str]:
@@ -75,9 +76,13 @@ def violations(module: str, source: str) -> list[str]:
         top, _, rest = imported.partition(".")
         if top == "":
             found.append(f"flatout.{module}:{line}: a relative import")
+        elif module == PROTOCOL:
+            found.append(f"flatout.{module}:{line}: {PROTOCOL} may import nothing")
         elif top != "flatout":
             if room in ROOMS_THAT_RUN_IN_THE_USERS_PROCESS and top not in {*sys.stdlib_module_names, "torch"}:
                 found.append(f"flatout.{module}:{line}: {room} may use only the standard library and torch, not {top}")
+        elif rest == PROTOCOL or rest.startswith(f"{PROTOCOL}."):
+            continue
         elif (other := rest.split(".")[0]) not in {"", "__version__", room} | MAY_IMPORT[room]:
             found.append(f"flatout.{module}:{line}: {room} may not import {other}")
     return found
@@ -139,6 +144,12 @@ def test_every_module_keeps_the_room_rule() -> None:
         ("inside.hook", "import numpy as np", "inside may use only the standard library and torch, not numpy"),
         ("checkpoint.store", "import numpy", "checkpoint may use only the standard library and torch, not numpy"),
         ("checkpoint.store", "from flatout.records import events", "checkpoint may not import records"),
+        ("keep.beats", "from flatout.inside.beat import Beat", "keep may not import inside"),
+        ("keep.beats", "from flatout.inside import beat", "keep may not import inside"),
+        ("keep.beats", "from flatout.inside.protocols import File", "keep may not import inside"),
+        ("checkpoint.store", "from flatout.inside.log import LOG", "checkpoint may not import inside"),
+        ("inside.protocol", "from flatout.inside.log import LOG", "inside.protocol may import nothing"),
+        ("inside.protocol", "import os", "inside.protocol may import nothing"),
         ("helpers.text", "", "the room `helpers` is not in the room rule"),
     ],
 )
@@ -158,6 +169,8 @@ def test_a_violation_is_found(module: str, source: str, what: str) -> None:
         ("cli.diagnose", "def diagnose():\n    from flatout.diagnosis_pipeline import diagnose"),
         ("testing.builder", "from flatout.read import read_trace"),
         ("inside.hook", "import json\nimport torch.distributed\nfrom flatout.inside import clock"),
+        ("keep.beats", "from flatout.inside.protocol import File, Variable"),
+        ("checkpoint.store", "from flatout.inside import protocol"),
     ],
 )
 def test_what_is_allowed_is_not_found(module: str, source: str) -> None:

@@ -19,6 +19,7 @@ from flatout.diagnose.find import diagnose
 from flatout.diagnose.recorded import with_recording
 from flatout.diagnose.recorder import Untraced
 from flatout.errors import InputError
+from flatout.inside.protocol import File
 from flatout.rank_executor import map_ranks, num_cores
 from flatout.read import TraceSource, assign_ranks, open_sources, read_trace
 from flatout.records.diagnosis import Diagnosis
@@ -124,7 +125,7 @@ def _with_hosts(diagnosis: Diagnosis, timelines: Sequence[RankTimeline], recordi
 
 def _recording(paths: Sequence[Path], ceilings: Path | None) -> Recording | None:
     """Read the recording of `flatout profile`, if the only path is the folder of one."""
-    if len(paths) != 1 or not (paths[0] / "recording.json").is_file():
+    if len(paths) != 1 or not (paths[0] / File.RECORDING).is_file():
         return None
     from flatout.profile.read_recording import read_recording
 

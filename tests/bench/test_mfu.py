@@ -14,7 +14,8 @@ from flatout.cli.profile import _words
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.recorder import Untraced
 from flatout.diagnosis_pipeline import with_known_ceilings
-from flatout.inside.step_file import COLUMNS, SCHEMA
+from flatout.inside.protocol import STEP_COLUMNS
+from flatout.inside.step_file import SCHEMA
 from flatout.probe.ceilings.saved import saved_path
 from flatout.profile import read_recording
 from flatout.records.ceilings import Ceilings, Measurement
@@ -37,7 +38,7 @@ def header(rank: int, *, device: object) -> dict[str, object]:
         "torch": "2.13.0",
         "steps_from": "optimizer",
         "base_unix_ns": 10**18,
-        "columns": list(COLUMNS),
+        "columns": list(STEP_COLUMNS),
     }
 
 

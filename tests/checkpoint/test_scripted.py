@@ -17,9 +17,7 @@ import pytest
 import torch
 
 import flatout
-from flatout.checkpoint import scripted
 from flatout.checkpoint.scripted import damage_of, latest_good
-from flatout.inside import safe_save
 from flatout.inside.safe_save import save_safely
 
 STARTUP = Path(flatout.__file__).parent / "inside" / "startup"
@@ -40,10 +38,6 @@ def state(number: int) -> dict[str, Any]:
 def step_of(path: Path | None) -> int:
     assert path is not None
     return torch.load(path)["step"]
-
-
-def test_the_two_sides_name_the_files_alike() -> None:
-    assert (scripted.PREVIOUS, scripted.CHECKSUMS) == (safe_save.PREVIOUS, safe_save.CHECKSUMS)
 
 
 def test_without_the_variable_torch_stays_as_it_is() -> None:

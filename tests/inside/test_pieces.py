@@ -20,8 +20,9 @@ from flatout.inside.flops import FlopsStep
 from flatout.inside.losses import MAX_KEPT, Losses, StepLoss
 from flatout.inside.patches.fsdp2 import _Order
 from flatout.inside.patches.report import REPORTS, Report
+from flatout.inside.protocol import STEP_COLUMNS
 from flatout.inside.settings import read_settings
-from flatout.inside.step_file import COLUMNS, StepFile
+from flatout.inside.step_file import StepFile
 from flatout.inside.window import State, Window
 
 
@@ -165,7 +166,7 @@ def test_a_mode_that_the_script_opens_stays_where_it_is() -> None:
 
 
 def row(step: int) -> tuple[object, ...]:
-    return (step, *[0] * (len(COLUMNS) - 1))
+    return (step, *[0] * (len(STEP_COLUMNS) - 1))
 
 
 def lines_of(folder: Path) -> list[object]:

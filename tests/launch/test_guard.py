@@ -13,16 +13,18 @@ from pathlib import Path
 import psutil
 
 import flatout
-from flatout.launch.guard import MARK, end_marked, guarded
+from flatout.inside.protocol import Variable
+from flatout.launch.guard import end_marked, guarded
 
 SLEEP = "import time; time.sleep(600)"
 # A job with a process in a session of its own, started by a Flatout that waits for it.
 PARENT = f"""
 import os, subprocess, sys
-from flatout.launch.guard import MARK, guarded
+from flatout.inside.protocol import Variable
+from flatout.launch.guard import guarded
 with guarded(sys.argv[1]):
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', '{SLEEP}'], start_new_session=True)"
-    environment = os.environ | {{MARK: sys.argv[1]}}
+    environment = os.environ | {{Variable.TUNING: sys.argv[1]}}
     job = subprocess.Popen([sys.executable, "-c", child], env=environment, start_new_session=True)
     print("started", flush=True)
     job.wait()
@@ -33,7 +35,7 @@ def marked(mark: str) -> list[int]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(Variable.TUNING) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process.pid)
         except (psutil.Error, OSError):
             continue
@@ -72,11 +74,13 @@ def test_the_job_of_a_killed_process_is_ended_to_its_last_descendant() -> None:
 
 def test_processes_of_another_mark_are_left_alone() -> None:
     mine, other = uuid.uuid4().hex, uuid.uuid4().hex
-    processes = [subprocess.Popen([sys.executable, "-c", SLEEP], env={**os.environ, MARK: m}) for m in (mine, other)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SLEEP], env={**os.environ, Variable.TUNING: m}) for m in (mine, other)
+    ]
     try:
         wait_for(mine, 1)
         wait_for(other, 1)
-        assert end_marked(lambda environment: environment.get(MARK) == mine) == 1
+        assert end_marked(lambda environment: environment.get(Variable.TUNING) == mine) == 1
         assert processes[0].wait(20) == -signal.SIGTERM
         assert processes[1].poll() is None
     finally:

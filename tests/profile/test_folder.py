@@ -120,7 +120,8 @@ def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
 
 
 def header(rank: int, **more: object) -> dict[str, object]:
-    from flatout.inside.step_file import COLUMNS, SCHEMA
+    from flatout.inside.protocol import STEP_COLUMNS
+    from flatout.inside.step_file import SCHEMA
 
     return {
         "schema": SCHEMA,
@@ -133,7 +134,7 @@ def header(rank: int, **more: object) -> dict[str, object]:
         "torch": "2.13.0",
         "steps_from": "optimizer",
         "base_unix_ns": 10**18,
-        "columns": COLUMNS,
+        "columns": STEP_COLUMNS,
         **more,
     }
 

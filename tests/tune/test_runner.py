@@ -14,8 +14,8 @@ from tests.trial.recordings import START_UNIX_S, measured, rank, recording
 import flatout.tune.runner as module
 from flatout.diagnosis_pipeline import Diagnosed
 from flatout.errors import FlatoutError, InputError
+from flatout.inside.protocol import Variable
 from flatout.launch import Ended
-from flatout.launch.guard import MARK
 from flatout.profile.record import Options, Recorded
 from flatout.records.change import Change, ChangeSet, Knob, Patch
 from flatout.records.recording import Recording
@@ -134,7 +134,7 @@ def test_a_trial_is_light_and_is_told_when_to_stop(job: Job, tmp_path: Path) -> 
     assert float(options.variables["FLATOUT_STOP_AFTER_S"]) < job.limits[0]  # it ends itself before it is ended
     assert "FLATOUT_DATA_CHECK" not in options.variables
     assert options.variables["FLATOUT_GRADIENTS"] == "1"
-    assert job.environments == [{"HOME": "/home/user", MARK: made.mark}]
+    assert job.environments == [{"HOME": "/home/user", Variable.TUNING: made.mark}]
 
 
 def test_what_a_change_sets_reaches_the_run(job: Job, tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ from flatout.checkpoint.reader import Saved
 from flatout.checkpoint.share import Item, Sharing, items_of
 from flatout.checkpoint.state import Collected, Training, check, collect, destinations, model_tensors, restore
 from flatout.checkpoint.store import Store
+from flatout.inside.protocol import Variable
 
 LOG = logging.getLogger("flatout.checkpoint")
-EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # for who starts the job, and knows the best interval
 _ENDING_S = 10.0  # how long it waits for parts when an error ends the training
 _METADATA = {"format": "pt", "written_by": "flatout.checkpoint"}
 
@@ -437,6 +437,6 @@ def _step(step: Any) -> int:
 
 def _asked_every_s() -> float | None:
     with suppress(ValueError):
-        every_s = float(os.environ.get(EVERY_S, ""))
+        every_s = float(os.environ.get(Variable.CHECKPOINT_EVERY_S, ""))
         return every_s if 0 < every_s < float("inf") else None
     return None

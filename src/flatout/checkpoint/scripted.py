@@ -15,7 +15,8 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-PREVIOUS, CHECKSUMS = ".previous", ".checksums"  # as inside.safe_save names them
+from flatout.inside.protocol import File
+
 _BLOCK = 8 << 20
 
 
@@ -24,7 +25,7 @@ def latest_good(path: Path) -> tuple[Path | None, str]:
 
     A torn file is kept as `NAME.damaged` and the previous one put in its place, where a script looks for it.
     """
-    previous = path.with_name(path.name + PREVIOUS)
+    previous = path.with_name(File.PREVIOUS.of(path.name))
     damage = damage_of(path)
     if damage is None:
         return path, ""
@@ -67,7 +68,7 @@ def damage_of(path: Path) -> str | None:
 
 def _checksums(path: Path) -> list[list[int]]:
     """Sizes and CRC-32s that this file may have; none where nobody noted them."""
-    name = path.name.removesuffix(PREVIOUS) + CHECKSUMS
+    name = File.CHECKSUMS.of(path.name.removesuffix(File.PREVIOUS.after))
     with suppress(OSError, ValueError, KeyError, TypeError):
         noted = json.loads(path.with_name(name).read_text())["files"]
         return [[int(one["bytes"]), int(one["crc32"])] for one in noted]

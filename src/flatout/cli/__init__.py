@@ -23,6 +23,7 @@ from typer.core import TyperGroup
 
 from flatout import __version__
 from flatout.errors import FlatoutError, OutputError
+from flatout.inside.protocol import Variable
 
 # In the order of `flatout --help`. A verb is a function of the same name in a file of the same name.
 VERBS: tuple[str, ...] = (
@@ -134,7 +135,7 @@ def _as_ours(error: BaseException) -> FlatoutError:
     """An error that no stage foresaw, in our words."""
     import traceback
 
-    if os.environ.get("FLATOUT_DEBUG"):
+    if os.environ.get(Variable.DEBUG):
         traceback.print_exception(error)
     if isinstance(error, OSError):
         return OutputError(f"{error.filename or 'standard output'}: {error.strerror or error}")
@@ -143,5 +144,5 @@ def _as_ours(error: BaseException) -> FlatoutError:
     detail = traceback.format_exception_only(error)[-1].strip()
     return FlatoutError(
         f"internal error, please report it: {detail}",
-        hint="run it again with FLATOUT_DEBUG=1 for the traceback",
+        hint=f"run it again with {Variable.DEBUG}=1 for the traceback",
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.cli.run_kept import keep, say
+from flatout.inside.protocol import Variable
 
 if TYPE_CHECKING:
     from flatout.records.change import ChangeSet
@@ -148,8 +149,8 @@ def run(
     if keeps_outputs_apart(command):
         say(f"{TRIAL_DIR} is this folder: {folder}")
     with TemporaryDirectory(prefix="flatout-") as reports:
-        environment |= {"FLATOUT_REPORTS": reports} if changes.patches else {}
-        environment |= {"FLATOUT_SAFE_SAVE": "1"} if checkpoint is not None else {}
+        environment |= {Variable.REPORTS: reports} if changes.patches else {}
+        environment |= {Variable.SAFE_SAVE: "1"} if checkpoint is not None else {}
         if is_kept:
             from flatout.keep.redact import redactor, without_tokens
 

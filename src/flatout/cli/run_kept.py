@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flatout.inside.protocol import Variable
+
 if TYPE_CHECKING:
     from flatout.keep.beats import Pulse
     from flatout.keep.hang import Hang
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
     from flatout.keep.saving import Saving
     from flatout.keep.supervise import BadHost
     from flatout.launch import Ended
-
-EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # as checkpoint/checkpointer.py reads it
 
 
 def say(text: str, *, begins: str = "flatout: ") -> None:
@@ -43,14 +43,14 @@ def _choose_interval(
     folder: Path, ledger: Path, words: Sequence[str], environment: Mapping[str, str], writer: Writer
 ) -> dict[str, str]:
     """The variable that `flatout.checkpoint` reads, unless the user has set it."""
-    if given := os.environ.get(EVERY_S):
-        say(f"a checkpoint every {given} s, as {EVERY_S} says")
+    if given := os.environ.get(Variable.CHECKPOINT_EVERY_S):
+        say(f"a checkpoint every {given} s, as {Variable.CHECKPOINT_EVERY_S} says")
         return {}
     saving, _ = _saving(folder, ledger, words, environment, writer)
     if saving is None:
         return {}
     say(saving.describe())
-    return {EVERY_S: f"{saving.every_s:.6g}"}
+    return {Variable.CHECKPOINT_EVERY_S: f"{saving.every_s:.6g}"}
 
 
 def _tell_levers(

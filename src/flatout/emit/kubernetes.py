@@ -28,6 +28,7 @@ from flatout.emit.rendezvous import (
     with_variables,
 )
 from flatout.emit.yaml_text import Value, yaml_text
+from flatout.inside.protocol import Variable
 from flatout.records.tuning import Emitted, Tuning
 
 _NODE_RANK = "--node-rank=$(JOB_COMPLETION_INDEX)"
@@ -69,7 +70,7 @@ def emit(
         ]
     if num_moves:
         container["env"] = [
-            {"name": "FLATOUT_JOB", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_JOB_LABEL}']"}}}
+            {"name": Variable.JOB, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_JOB_LABEL}']"}}}
         ]
     if gpus and is_nvidia:
         container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}

@@ -11,6 +11,7 @@ import torch
 
 from flatout.inside.attempt import script_name
 from flatout.inside.identity import Identity
+from flatout.inside.protocol import EXIT
 
 _PATIENCE_S = 5.0
 
@@ -52,7 +53,7 @@ def _device() -> dict[str, Any] | None:
 def ended_by() -> str:
     """`exit`, or the name of the exception that ended the process."""
     error = getattr(sys, "last_type", None)
-    return error.__name__ if error is not None else "exit"
+    return error.__name__ if error is not None else EXIT
 
 
 def is_gpu_done() -> bool:

@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flatout.inside.log import LOG
+from flatout.inside.protocol import EXIT, File, StepFileEvent
 from flatout.inside.settings import Settings
 
 _MAX_ATTEMPTS = 1000
 _TAIL_BYTES = 1 << 16
+_LAST_LINES = tuple(f'{{"event":"{event}"'.encode() for event in (StepFileEvent.END, StepFileEvent.STOP))
 _IMPORTED_NS = time.time_ns()
 
 
@@ -36,7 +38,7 @@ def find_attempt(settings: Settings) -> Settings | None:
     # A shell that becomes its last command began before; a forked child has its parent's modules.
     began_ns = max(started_unix_ns(os.getpid()) or 0, _IMPORTED_NS)
     for _ in range(_MAX_ATTEMPTS):
-        peers = [peer for file in settings.folder.glob("rank*.steps.jsonl") if (peer := _read(file)) is not None]
+        peers = [peer for file in settings.folder.glob(File.STEPS.glob) if (peer := _read(file)) is not None]
         if not any(peer.is_over for peer in peers) or any(began_ns < peer.since_ns for peer in peers):
             return settings
         script = script_name()
@@ -80,7 +82,7 @@ def _read(file: Path) -> _Peer | None:
         return _Peer(since_ns=time.time_ns(), script="", is_over=False, has_failed=False)
     end = None
     for line in tail:
-        if line.startswith((b'{"event":"end"', b'{"event":"stop"')):
+        if line.startswith(_LAST_LINES):
             with suppress(ValueError):
                 end = json.loads(line)
     started_ns = started_unix_ns(pid) if header.get("hostname") == os.uname().nodename else 0
@@ -89,5 +91,5 @@ def _read(file: Path) -> _Peer | None:
         since_ns=since_ns,
         script=str(header.get("script", "")),
         is_over=end is not None or is_gone,
-        has_failed=is_gone if end is None else end["event"] == "end" and end.get("reason") != "exit",
+        has_failed=is_gone if end is None else end["event"] == StepFileEvent.END and end.get("reason") != EXIT,
     )

@@ -16,44 +16,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-SCHEMA, VERSION = "flatout/beat", 1
-HEADER_BYTES, SIZE = 4096, 4096 + 8 * 512
-PHASES = ("compute", "data", "checkpoint", "evaluation")
-COMPUTE, DATA, CHECKPOINT, EVALUATION = range(len(PHASES))
-NUM_GROUPS = 16
-NUM_BUCKETS = 64  # of step times: bucket b counts those from 2**(b-1) to 2**b ns
-
-_NAMES = (
-    ("change", 1),  # odd while a step's end is being written
-    ("rank", 1),  # -1: not known to be a rank
-    ("world_size", 1),
-    ("num_events", 1),  # of any kind: it grows while the job gets on
-    ("num_steps", 1),
-    ("base_step", 1),  # steps that the optimizer had made before this process; -1: unknown
-    ("has_loaded", 1),  # torch.load before the first step
-    ("phase", 1),
-    ("phase_since", 1),
-    ("first_step_end", 1),
-    ("last_step_end", 1),
-    ("num_checkpoints", 1),
-    ("checkpoint_step", 1),  # num_steps when the last one was complete; -1: none
-    ("main_thread", 1),
-    ("gives_stacks", 1),  # the signal is still ours
-    ("has_ended", 1),  # by itself
-    ("has_gpu", 1),
-    ("gpu", 2),  # the two halves of its UUID; 0: unknown
-    ("exchange", 4),  # see `exchanged`; all 0: none is known
-    ("spent", len(PHASES)),  # ns in each phase, but for the phase that runs
-    ("spent_at_first", len(PHASES)),  # the same at the end of the first step
-    ("spent_at_last", len(PHASES)),  # and of the last
-    ("longest", len(PHASES)),  # ns; of compute, the longest step
-    ("num_groups", 1),
-    ("sequence", NUM_GROUPS),  # collectives begun in each process group, as torch counts them
-    ("buckets", NUM_BUCKETS),
+from flatout.inside.protocol import (
+    HEARTBEAT_BUCKETS,
+    HEARTBEAT_FIELDS,
+    HEARTBEAT_HEADER_BYTES,
+    HEARTBEAT_MOST_GROUPS,
+    HEARTBEAT_PHASES,
+    File,
+    partial_name,
+    process_name,
 )
+
+SCHEMA, VERSION = "flatout/beat", 1
+SIZE = HEARTBEAT_HEADER_BYTES + 8 * 512
+COMPUTE, DATA, CHECKPOINT, EVALUATION = range(len(HEARTBEAT_PHASES))
+
 SLOTS: dict[str, int] = {}
 _next = 0
-for _name, _count in _NAMES:
+for _name, _count in HEARTBEAT_FIELDS:
     SLOTS[_name] = _next
     _next += _count
 
@@ -65,7 +45,7 @@ _FIRST_END, _LAST_END = SLOTS["first_step_end"], SLOTS["last_step_end"]
 _SPENT, _AT_FIRST, _AT_LAST, _LONGEST = (
     SLOTS[name] for name in ("spent", "spent_at_first", "spent_at_last", "longest")
 )
-_BUCKETS, _N = SLOTS["buckets"], len(PHASES)
+_BUCKETS, _N = SLOTS["buckets"], len(HEARTBEAT_PHASES)
 _EXCHANGE = SLOTS["exchange"]
 
 _now = time.monotonic_ns
@@ -76,16 +56,16 @@ class Beat:
 
     def __init__(self, folder: Path) -> None:
         self.pid = os.getpid()
-        self.name = f"{os.uname().nodename}-{self.pid}"
-        self._path = folder / f"beat-{self.name}"
+        self.name = process_name(os.uname().nodename, self.pid)
+        self._path = folder / File.HEARTBEAT.of(self.name)
         self._group_names: list[str] = []
         self._evaluation_mark = 0
-        partial = folder / f".beat-{self.name}.part"
+        partial = folder / partial_name(self._path.name)
         with partial.open("w+b") as file:
             file.truncate(SIZE)
             self._map = mmap.mmap(file.fileno(), SIZE)
         self._bytes = memoryview(self._map)
-        self.slots: Any = self._bytes[HEADER_BYTES:].cast("q")
+        self.slots: Any = self._bytes[HEARTBEAT_HEADER_BYTES:].cast("q")
         for name in ("rank", "base_step", "checkpoint_step"):
             self.slots[SLOTS[name]] = -1
         self.slots[_SINCE] = _now()
@@ -102,12 +82,12 @@ class Beat:
             "pid_namespace": _pid_namespace(),
             "hostname": os.uname().nodename,
             "began_ns": int(self.slots[_SINCE]),
-            "names": _NAMES,
-            "phases": PHASES,
+            "names": HEARTBEAT_FIELDS,
+            "phases": HEARTBEAT_PHASES,
             "groups": self._group_names,
         }
         text = json.dumps(head, separators=(",", ":")).encode() + b"\n"
-        if len(text) <= HEADER_BYTES:
+        if len(text) <= HEARTBEAT_HEADER_BYTES:
             self._bytes[: len(text)] = text
 
     def is_rank(self, rank: int, world_size: int) -> None:
@@ -163,7 +143,7 @@ class Beat:
             slots[_AT_FIRST : _AT_FIRST + _N] = slots[_SPENT : _SPENT + _N]
         else:
             took = now - slots[_LAST_END]
-            slots[_BUCKETS + min(took.bit_length(), NUM_BUCKETS - 1)] += 1
+            slots[_BUCKETS + min(took.bit_length(), HEARTBEAT_BUCKETS - 1)] += 1
             if took > slots[_LONGEST]:
                 slots[_LONGEST] = took
         slots[_LAST_END] = now
@@ -197,7 +177,7 @@ class Beat:
         """Collectives begun in each process group."""
         for group, number in sequences.items():
             if group not in self._group_names:
-                if len(self._group_names) >= NUM_GROUPS:
+                if len(self._group_names) >= HEARTBEAT_MOST_GROUPS:
                     continue
                 self._group_names.append(group[:60])
                 self._write_header()

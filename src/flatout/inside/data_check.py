@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from flatout.inside.identity import Identity
+from flatout.inside.protocol import File, Variable
 
-VARIABLE = "FLATOUT_DATA_CHECK"
 SCHEMA, VERSION = "flatout/data-check", 1
 _NUM_ELEMENTS = (1, 1023, 65_536, 1_048_576 + 1, 16 * 1_048_576)  # of 4 bytes: 4 B to 64 MiB
 _PERIOD = 97  # of the pattern; sums of it stay exact in 32-bit floats for up to 400 ranks
@@ -23,11 +23,11 @@ _PERIOD = 97  # of the pattern; sums of it stay exact in 32-bit floats for up to
 
 def check_data(recording: Path, identity: Identity) -> None:
     """Only where it was asked for, and where all ranks are at the same step."""
-    if os.environ.get(VARIABLE) != "1" or not (dist.is_available() and dist.is_initialized()):
+    if os.environ.get(Variable.DATA_CHECK) != "1" or not (dist.is_available() and dist.is_initialized()):
         return
     wrong = [problem for size in _NUM_ELEMENTS for problem in (_reduced(size), _gathered(size)) if problem]
     content = {"schema": SCHEMA, "version": VERSION, "rank": identity.rank, "wrong": wrong, "sizes": _NUM_ELEMENTS}
-    (recording / f"data-check-rank{identity.rank}.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+    (recording / File.DATA_CHECK.of(identity.rank)).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def _pattern(size: int) -> torch.Tensor:

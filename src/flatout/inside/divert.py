@@ -14,9 +14,7 @@ from pathlib import Path
 
 from flatout.inside.divert_files import patch_files
 from flatout.inside.diverted import Diverted
-
-VARIABLE = "FLATOUT_DIVERT"
-
+from flatout.inside.protocol import Variable
 
 _of_this_process: Diverted | None = None
 
@@ -24,7 +22,7 @@ _of_this_process: Diverted | None = None
 def divert_files(recording: Path | None) -> None:
     """As Python starts: a script may hold `os.remove` by a name of its own, and use it, before it imports torch."""
     global _of_this_process
-    folder = os.environ.get(VARIABLE)
+    folder = os.environ.get(Variable.DIVERT)
     if folder and _of_this_process is None:
         diverted = Diverted(Path(folder), recording)
         patch_files(diverted)

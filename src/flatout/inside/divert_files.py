@@ -17,6 +17,7 @@ from functools import wraps
 from typing import Any
 
 from flatout.inside.diverted import Diverted, is_path
+from flatout.inside.protocol import OutputKind
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Modules that hold `open` by a name of their own.
@@ -233,7 +234,7 @@ def _patch_folders(diverted: Diverted) -> None:
             original(diverted.undiverted(path), mode)
             if not diverted.is_exempt(absolute):
                 diverted.write_journal("made", [absolute])
-                diverted.tell(absolute, "folder", existed=False)
+                diverted.tell(absolute, OutputKind.FOLDER, existed=False)
             return None
 
         return mkdir
@@ -292,7 +293,7 @@ def _patch_names(diverted: Diverted) -> None:
                 dst = diverted.undiverted(dst)
             original(src, dst, *args, **kwargs)
             if not diverted.is_exempt(diverted.name_of(dst)):
-                diverted.tell(absolute, "new", existed=False)
+                diverted.tell(absolute, OutputKind.NEW, existed=False)
             return None
 
         return link
@@ -345,7 +346,7 @@ def _rename(diverted: Diverted, original: Callable[..., Any], src: Any, dst: Any
     if not is_users and not is_kept_apart:
         original(place, diverted.undiverted(dst))
         if not diverted.is_exempt(aim):
-            diverted.tell(aim, "new", existed=False)
+            diverted.tell(aim, OutputKind.NEW, existed=False)
         return None
     target = diverted.prepared(aim)
     if is_users:
@@ -375,12 +376,12 @@ def _rename_folder(diverted: Diverted, original: Callable[..., Any], source: str
     within = diverted.below(source)
     original(source, aim)
     diverted.write_journal("made", [aim])
-    diverted.tell(aim, "folder", existed=False)
+    diverted.tell(aim, OutputKind.FOLDER, existed=False)
     for root, folders, names in os.walk(aim):
         for name in (*folders, *names):
             path = os.path.join(root, name)
             if not diverted.is_own(path):
-                diverted.tell(path, "folder" if os.path.isdir(path) else "new", existed=False)
+                diverted.tell(path, "folder" if os.path.isdir(path) else OutputKind.NEW, existed=False)
     for path in within:
         is_tree = path in diverted.trees
         moved = aim + path.removeprefix(source)

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from flatout.inside.log import LOG
+from flatout.inside.protocol import File, OutputKind, Variable, process_name
 
 MAX_COPIED_BYTES = 256 << 20  # a larger file that is opened to change parts of it is changed in place, and told
 _MAX_TOLD = 2000  # of one process
 _MAX_LINKS = 8  # from one to the next
-_JOURNAL, _BEGAN = ".journal", ".began"
+_JOURNAL = ".journal"
 _CACHES = (
     "XDG_CACHE_HOME",
     "HF_HOME",
@@ -60,12 +61,12 @@ class Diverted:
         self._real_folders: dict[str, tuple[tuple[int, int], str]] = {}  # with the device and inode that it is for
         self._has_links = False  # links that the script has made lie below `folder`
         self._own = [self.folder + os.sep]
-        self._own += [os.path.realpath(one) + os.sep for one in (recording, os.environ.get("FLATOUT_REPORTS")) if one]
+        self._own += [os.path.realpath(one) + os.sep for one in (recording, os.environ.get(Variable.REPORTS)) if one]
         self._exempt = (*self._own, *(os.path.realpath(one) + one[len(one.rstrip(os.sep)) :] for one in _exempt()))
         os.makedirs(self.folder, exist_ok=True)
         self._journal = _real_open(self._in_folder(_JOURNAL), os.O_RDONLY | os.O_CREAT, 0o644)
-        os.close(_real_open(self._in_folder(_BEGAN), os.O_WRONLY | os.O_CREAT, 0o644))
-        self.began_ns = _real_stat(self._in_folder(_BEGAN)).st_ctime_ns
+        os.close(_real_open(self._in_folder(File.TRIAL_BEGAN), os.O_WRONLY | os.O_CREAT, 0o644))
+        self.began_ns = _real_stat(self._in_folder(File.TRIAL_BEGAN)).st_ctime_ns
         self._num_read = 0
 
     # Where a file is.
@@ -200,7 +201,7 @@ class Diverted:
         if not self.is_diverted(absolute):
             existed = absolute not in self.hidden and os.path.lexists(absolute)
             self.write_journal("tree" if is_tree else "file", [absolute])
-            self.tell(absolute, "diverted", existed=existed)
+            self.tell(absolute, OutputKind.DIVERTED, existed=existed)
 
     def for_writing(self, path: Any, *, is_fresh: bool, is_new: bool = False, must_exist: bool = False) -> Any:
         """Where `open` is to write: elsewhere if the file is the user's, else where it was asked to.
@@ -224,7 +225,7 @@ class Diverted:
             found = _real_stat(absolute)
         except (OSError, ValueError):
             if not self.is_exempt(absolute):
-                self.tell(absolute, "new", existed=False)
+                self.tell(absolute, OutputKind.NEW, existed=False)
             return path
         if (
             is_new
@@ -235,7 +236,7 @@ class Diverted:
         ):
             return path
         if not is_fresh and found.st_size > MAX_COPIED_BYTES:
-            self.tell(absolute, "in_place", existed=True)
+            self.tell(absolute, OutputKind.IN_PLACE, existed=True)
             return path
         target = self.target(absolute, is_copied=not is_fresh)
         if is_fresh:
@@ -264,7 +265,7 @@ class Diverted:
         self.write_journal("hide", paths)
         for path in paths:
             if self.is_users(path):  # the folders go without saying
-                self.tell(path, "kept", existed=True)
+                self.tell(path, OutputKind.KEPT, existed=True)
 
     def below(self, folder: str) -> list[str]:
         """All that is diverted below this folder."""
@@ -314,10 +315,10 @@ class Diverted:
             return
         self._told.add(key)
         line = {"path": path, "kind": kind, "existed": existed}
-        if kind == "diverted":
+        if kind == OutputKind.DIVERTED:
             line["diverted_to"] = self.folder + path
         try:
-            name = f"diverted-{os.uname().nodename}-{os.getpid()}.jsonl"
+            name = File.DIVERTED.of(process_name(os.uname().nodename, os.getpid()))
             _append(os.path.join(self._recording, name), (json.dumps(line) + "\n").encode())
         except OSError:
             LOG.error("telling what was diverted")

@@ -23,6 +23,7 @@ import torch.utils.data.dataloader as loaders
 from torch.optim.optimizer import Optimizer
 
 from flatout.inside.identity import Identity
+from flatout.inside.protocol import File, partial_name
 
 SCHEMA, VERSION = "flatout/facts", 1
 _VARIABLES = ("NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_", "MKL_", "KMP_", "GOMP_", "GLOO_")
@@ -66,8 +67,8 @@ class Facts:
             },
             "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
         }
-        path = recording / f"facts-rank{identity.rank}.json"
-        partial = path.with_name(f".{path.name}.part")
+        path = recording / File.FACTS.of(identity.rank)
+        partial = path.with_name(partial_name(path.name))
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from flatout.inside.attempt import started_unix_ns
 from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.log import guarded
+from flatout.inside.protocol import FailureKind, File, MemoryKind, partial_name, process_name
 
 SCHEMA, VERSION = "flatout/failure", 1
-EXIT = "exit"  # the kind of what a script itself says at its end
 _MOST_CHARACTERS, _MOST_CAUSES = 500, 8
 _OF_CHILDREN = {"ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SignalException"}
 _DEVICE_WORDS = (
@@ -42,15 +42,15 @@ def out_of_memory_where(error: BaseException | None) -> str | None:
         if any(
             kind.__name__ == "OutOfMemoryError" and kind.__module__.startswith("torch") for kind in type(error).__mro__
         ):
-            return "device"
+            return MemoryKind.DEVICE
         if isinstance(error, MemoryError):
-            return "host"
+            return MemoryKind.HOST
         if isinstance(error, (RuntimeError, OSError)):
             text = str(error)
             if any(word in text for word in _DEVICE_WORDS):
-                return "device"
+                return MemoryKind.DEVICE
             if any(word in text for word in _HOST_WORDS):
-                return "host"
+                return MemoryKind.HOST
         error = error.__cause__ or error.__context__
     return None
 
@@ -85,7 +85,7 @@ class Notes:
         """What the script said when it ended itself by `sys.exit(text)`."""
         if self._noted_by != os.getpid() and not is_loader_worker():
             self._noted_by = os.getpid()
-            self._write(SystemExit(text), kind=EXIT)
+            self._write(SystemExit(text), kind=FailureKind.EXIT)
 
     @guarded
     def withdraw(self) -> None:
@@ -93,7 +93,7 @@ class Notes:
         self._path().unlink(missing_ok=True)
 
     def _path(self) -> Path:
-        return self._recording / f"failure-{os.uname().nodename}-{os.getpid()}.json"
+        return self._recording / File.FAILURE.of(process_name(os.uname().nodename, os.getpid()))
 
     def _write(self, error: BaseException, *, kind: str | None = None) -> None:
         identity = find_identity()
@@ -106,7 +106,7 @@ class Notes:
             "hostname": os.uname().nodename,
             "pid": os.getpid(),
             "unix_s": round(time.time(), 3),
-            "kind": (kind or "error") if where is None else "out_of_memory",
+            "kind": (kind or FailureKind.ERROR) if where is None else FailureKind.OUT_OF_MEMORY,
             "where": where,
             "exception": type(error).__name__,
             "message": _message(error)[:_MOST_CHARACTERS],
@@ -115,7 +115,7 @@ class Notes:
             "age_s": _age_s(),
         }
         path = self._path()
-        partial = path.with_name(f".{path.name}.part")
+        partial = path.with_name(partial_name(path.name))
         partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
         partial.replace(path)
 

@@ -19,6 +19,7 @@ from torch.utils import _python_dispatch, flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.inside.log import LOG
+from flatout.inside.protocol import Variable
 
 
 def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
@@ -113,8 +114,8 @@ class FlopsStep:
 
 def why_not(optimizers: Iterable[Any] = ()) -> str | None:
     """The reason not to count now, or None."""
-    if os.environ.get("FLATOUT_FLOPS") == "0":
-        return "FLATOUT_FLOPS=0 was set"
+    if os.environ.get(Variable.FLOPS) == "0":
+        return f"{Variable.FLOPS}=0 was set"
     kinds = {
         type(parameter).__name__ for one in optimizers for group in one.param_groups for parameter in group["params"]
     }

@@ -26,6 +26,7 @@ import torch
 from flatout.inside.clipping import Clipping
 from flatout.inside.log import LOG
 from flatout.inside.norms import is_sharded, norm_of
+from flatout.inside.protocol import File
 from flatout.inside.step_rows import json_number
 
 SCHEMA, VERSION = "flatout/gradients", 1
@@ -146,7 +147,7 @@ class Gradients:
                 }
             )
         content = {"schema": SCHEMA, "version": VERSION, "rank": rank, "optimizers": made}
-        (folder / f"gradients-rank{rank}.json").write_text(
+        (folder / File.GRADIENTS.of(rank)).write_text(
             json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8"
         )
 

@@ -32,11 +32,10 @@ from flatout.inside.ending import ENDING
 from flatout.inside.exchange import EVERY, FIRST, Exchanges, hook_ddp
 from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.log import LOG, guarded
+from flatout.inside.protocol import File, Variable, partial_name
 from flatout.inside.stacks import give_stacks, is_ours
 
-HEARTBEAT = "FLATOUT_HEARTBEAT"
 _COUNT_EVERY_S = 0.5
-_FLIGHT_REQUEST = "flight-request"  # a file that asks for torch's flight recorder
 _LOOK_EVERY_NS = 1_000_000_000
 _OTHERS_BEFORE_CHANGE = 64  # steps of other optimizers, after which one of them counts
 
@@ -130,7 +129,7 @@ def _count(heart: _Heart, beat: Beat) -> None:
     try:
         while heart.beat is beat and not beat.get("has_ended"):
             beat.counts(_sequences())
-            if (heart.folder / _FLIGHT_REQUEST).exists():
+            if (heart.folder / File.FLIGHT_REQUEST).exists():
                 _write_flight(heart.folder, beat)
             time.sleep(_COUNT_EVERY_S)
     except Exception:  # noqa: BLE001 - never the job's problem; a rank whose numbers are unknown is told so
@@ -139,14 +138,14 @@ def _count(heart: _Heart, beat: Beat) -> None:
 
 def _write_flight(folder: Path, beat: Beat) -> None:
     """What torch has recorded of the collectives, once; nothing where its recorder is off."""
-    path = folder / f"flight-{beat.name}.json"
+    path = folder / File.FLIGHT.of(beat.name)
     if path.exists():
         return
     module: Any = torch._C._distributed_c10d
     names = ("_dump_nccl_trace_json", "_dump_fr_trace_json") if beat.get("has_gpu") else ("_dump_fr_trace_json",)
     dump = next((found for name in names if (found := getattr(module, name, None)) is not None), None)
     content = dump() if dump is not None else b"{}"
-    partial = folder / f".{path.name}.part"
+    partial = folder / partial_name(path.name)
     partial.write_bytes(content if isinstance(content, bytes) else content.encode())
     partial.replace(path)
 
@@ -202,7 +201,7 @@ _CHECKPOINTS = CheckpointHooks(_checkpoint_begins, _checkpoint_ends)
 def start_heartbeat() -> list[Callable[[], None]]:
     """Hook torch, where the environment asks for it; what undoes each of the hooks."""
     global HEART
-    folder = os.environ.get(HEARTBEAT)
+    folder = os.environ.get(Variable.HEARTBEAT)
     if not folder:
         return []
     if HEART is None:

@@ -27,10 +27,11 @@ from flatout.inside.checkpoints import CheckpointHooks
 from flatout.inside.divert import divert
 from flatout.inside.ending import ENDING
 from flatout.inside.failure_hooks import note_failures
-from flatout.inside.heartbeat import HEARTBEAT, start_heartbeat
+from flatout.inside.heartbeat import start_heartbeat
 from flatout.inside.identity import is_loader_worker
 from flatout.inside.log import LOG, guarded
 from flatout.inside.patches.apply import apply_patches
+from flatout.inside.protocol import Variable
 from flatout.inside.recorder import Recorder
 from flatout.inside.safe_save import save_safely
 from flatout.inside.settings import read_settings
@@ -116,7 +117,7 @@ def install() -> list[Callable[[], None]]:
     unhook_clipping = guarded(_hook_clipping)() if settings is not None and settings.has_gradients else None
     guarded(apply_patches)(LOG.folder)
     undos: list[Callable[[], None]] = [unhook_clipping] if unhook_clipping is not None else []
-    if heartbeat := os.environ.get(HEARTBEAT):
+    if heartbeat := os.environ.get(Variable.HEARTBEAT):
         LOG.folder = LOG.folder or Path(heartbeat)
         undos += guarded(start_heartbeat)() or []
         if settings is None:

@@ -14,6 +14,8 @@ from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from flatout.inside.protocol import File
+
 MAX_ERRORS = 3
 
 _P = ParamSpec("_P")
@@ -35,7 +37,7 @@ class Log:
             return
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} pid {os.getpid()}: {text.rstrip()}\n"
         try:
-            with (self.folder / f"inside-{os.uname().nodename}.log").open("a", encoding="utf-8") as file:
+            with (self.folder / File.LOG.of(os.uname().nodename)).open("a", encoding="utf-8") as file:
                 file.write(line)
         except OSError:
             pass

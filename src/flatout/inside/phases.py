@@ -18,6 +18,7 @@ from flatout.inside.facts import Facts
 from flatout.inside.flops import FlopsStep
 from flatout.inside.identity import Identity
 from flatout.inside.log import LOG, guarded
+from flatout.inside.protocol import File, StepFileEvent, StepKind
 from flatout.inside.settings import Settings
 from flatout.inside.settle import Settling
 from flatout.inside.step_file import StepFile
@@ -91,19 +92,19 @@ class Phases:
         if self.is_over:
             if self._recovery:
                 self._recovery -= 1
-                return "recovery"
-            return ""
+                return StepKind.RECOVERY
+            return StepKind.ORDINARY
         plan = self._plan
         if plan is None:
             self._source = source
             if self._facts is not None and self._settings.is_trial:
                 guarded(self._facts.look_at_loaders)()
             self._decide(step, source, is_training)
-            return ""
+            return StepKind.ORDINARY
         began = time.perf_counter_ns()
         kind = self._carry_out(plan, step, step + 1)
-        if kind in ("traced", "prepare") or self.has_exported:
-            self._file.event("recorder", before_step=step + 1, cost_ns=time.perf_counter_ns() - began)
+        if kind in (StepKind.TRACED, StepKind.PREPARE) or self.has_exported:
+            self._file.event(StepFileEvent.RECORDER, before_step=step + 1, cost_ns=time.perf_counter_ns() - began)
         return kind
 
     def _decide(self, step: int, source: Source, is_training: bool) -> None:
@@ -124,11 +125,13 @@ class Phases:
         if plan is None:
             return
         self._plan = plan
-        self._file.event("plan", generation=self._generation, **asdict(plan))
+        self._file.event(StepFileEvent.PLAN, generation=self._generation, **asdict(plan))
         self._stopping.agreed(plan)
         if step + 1 > plan.flops_step:
             self.is_over = True
-            self._file.event("window", steps=[], problem="this rank read the plan after its first step: it was ahead")
+            self._file.event(
+                StepFileEvent.WINDOW, steps=[], problem="this rank read the plan after its first step: it was ahead"
+            )
 
     def _carry_out(self, plan: Plan, ended: int, following: int) -> str:
         """What the plan says between the two steps; the kind of the one that follows."""
@@ -136,40 +139,42 @@ class Phases:
         if self._window is not None:
             if following == plan.start:
                 self._window.start(following)
-                return "traced" if self._window.state is State.TRACING else self._end_window()
-            return "traced" if self._window.next_step() else self._end_window()
+                return StepKind.TRACED if self._window.state is State.TRACING else self._end_window()
+            return StepKind.TRACED if self._window.next_step() else self._end_window()
         if following == plan.flops_step and not self._settings.is_trial:
             if self._facts is not None:
                 guarded(self._facts.watch)()
             self._flops = FlopsStep()
             self._flops.begin([one for reference in self.optimizers if (one := reference()) is not None])
-            return "flops" if self._flops.reason is None else ""
+            return StepKind.FLOPS if self._flops.reason is None else StepKind.ORDINARY
         if ended == plan.flops_step and self._flops is not None:
             self._end_flops(self._flops)
         if window_begins is None:
             if ended >= plan.flops_step:
                 self.is_over = True
                 if self._settings.is_trial:
-                    return ""
+                    return StepKind.ORDINARY
                 self._recovery = NUM_RECOVERY_STEPS - 1
                 self._write_facts()
-                return "recovery"
-            return ""
+                return StepKind.RECOVERY
+            return StepKind.ORDINARY
         if following == window_begins:
             self._window = Window(
-                self._settings.folder / f"rank{self._identity.rank}.json", plan.num_steps, self._num_operators
+                self._settings.folder / File.TRACE.of(self._identity.rank), plan.num_steps, self._num_operators
             )
             self._window.prepare()
-            return "prepare"
-        return "recovery" if ended >= plan.flops_step else ""
+            return StepKind.PREPARE
+        return StepKind.RECOVERY if ended >= plan.flops_step else StepKind.ORDINARY
 
     def _end_flops(self, flops: FlopsStep) -> None:
         counted = flops.end()
         if counted is not None:
             by_type, self._num_operators = counted
-            self._file.event("flops", flops_by_type=by_type, num_operators=self._num_operators, problem=None)
+            self._file.event(
+                StepFileEvent.FLOPS, flops_by_type=by_type, num_operators=self._num_operators, problem=None
+            )
         else:
-            self._file.event("flops", flops_by_type=None, num_operators=None, problem=flops.reason)
+            self._file.event(StepFileEvent.FLOPS, flops_by_type=None, num_operators=None, problem=flops.reason)
 
     def _end_window(self) -> str:
         window = self._window
@@ -179,12 +184,12 @@ class Phases:
         except Exception as error:  # noqa: BLE001 - the profiler's errors are not the job's
             LOG.error("the profiler")
             window.problem = f"torch.profiler failed: {error}"
-        self._file.event("window", steps=window.steps, problem=window.problem)
+        self._file.event(StepFileEvent.WINDOW, steps=window.steps, problem=window.problem)
         self.has_exported = True
         self.is_over = True
         self._write_facts()
         self._recovery = NUM_RECOVERY_STEPS - 1
-        return "recovery"
+        return StepKind.RECOVERY
 
     def _write_facts(self) -> None:
         facts, self._facts = self._facts, None
@@ -194,7 +199,7 @@ class Phases:
 
     def _stop(self, step: int) -> None:
         """End the process after this step. Never returns."""
-        self._file.event("stop", after_step=step, reason=self._stopping.reason)
+        self._file.event(StepFileEvent.STOP, after_step=step, reason=self._stopping.reason)
         self._write_facts()
         guarded(check_data)(self._settings.recording, self._identity)
         end_now(self._settings.state, self._identity)

@@ -32,6 +32,7 @@ from flatout.inside.log import LOG
 from flatout.inside.losses import Losses, Taken
 from flatout.inside.memory import MemoryReader
 from flatout.inside.phases import Phases
+from flatout.inside.protocol import StepFileEvent, StepKind
 from flatout.inside.sampling import start_sampler
 from flatout.inside.settings import Settings
 from flatout.inside.step_file import StepFile
@@ -74,7 +75,7 @@ class Recorder:
         self._ended: list[Step] = []
         self._step = 0
         self._first_ns = self._start_ns = 0  # 0: nothing has happened yet
-        self._kind = "first"
+        self._kind = StepKind.FIRST
         self._is_loading = False
         self._loader_ns = 0
         self._checkpoint_ns = 0
@@ -343,11 +344,11 @@ class Recorder:
             phases.restart()
         if self._file is not None:
             self._file.drop_held_rows()
-            self._file.event("restart")
+            self._file.event(StepFileEvent.RESTART)
         self.losses.restart()
         self._thins_losses, self._keeps_loss, self._is_at_rest = False, True, False
         self._next_work_ns = 0
-        self._step, self._kind, self._start_ns = 0, "first", self._first_ns
+        self._step, self._kind, self._start_ns = 0, StepKind.FIRST, self._first_ns
 
     def _close_step(self, now: int) -> None:
         self._ended.append(
@@ -369,7 +370,7 @@ class Recorder:
         self._loader_ns = self._checkpoint_ns = self._num_batches = self._num_backward = 0
         self._counts = []
         self._is_skipped = None
-        self._kind = ""
+        self._kind = StepKind.ORDINARY
         self._start_ns = now
 
     def _work(self, now: int) -> None:
@@ -417,7 +418,7 @@ class Recorder:
 
     def _write(self, file: StepFile, steps: list[Step]) -> None:
         last = steps[-1]
-        memory = self._memory.read(last.end, is_forced=last.kind == "traced")
+        memory = self._memory.read(last.end, is_forced=last.kind == StepKind.TRACED)
         rows = []
         for step in steps:
             loss, is_skipped = self.losses.settle(step.number, step.kept)
@@ -477,7 +478,7 @@ class Recorder:
         except Exception:  # noqa: BLE001 - the rest is still to be written
             LOG.error("finish")
         file.event(
-            "end",
+            StepFileEvent.END,
             reason=ended_by(),
             num_steps=self._step,
             num_optimizers=self._detector.num_optimizers,
@@ -498,7 +499,7 @@ class Recorder:
         fetched = self.losses.fetch()
         if fetched and self._file is not None:
             values: list[Any] = [[step, json_number(one.loss), one.is_skipped] for step, one in fetched.items()]
-            self._file.event("losses", values=values)
+            self._file.event(StepFileEvent.LOSSES, values=values)
 
 
 _KINDS = Kinds(Recorder._on_tensors, Recorder._on_backward, Recorder._on_optimizer)

@@ -24,15 +24,14 @@ import torch
 import torch.serialization
 
 from flatout.inside.log import LOG
+from flatout.inside.protocol import File, Variable
 
-SAFE_SAVE = "FLATOUT_SAFE_SAVE"
-PREVIOUS, CHECKSUMS = ".previous", ".checksums"
 _BLOCK = 8 << 20
 
 
 def save_safely(environment: Mapping[str, str] = os.environ) -> Callable[[], None] | None:
     """Hook torch.save if the environment asks for it; what undoes it."""
-    if environment.get(SAFE_SAVE) != "1":
+    if environment.get(Variable.SAFE_SAVE) != "1":
         return None
     original = torch.serialization.save
 
@@ -100,7 +99,7 @@ def _keep_previous(path: Path, noted: dict[str, int]) -> None:
     logged, and the script's file is written all the same.
     """
     try:
-        checksums = path.with_name(path.name + CHECKSUMS)
+        checksums = path.with_name(File.CHECKSUMS.of(path.name))
         files = [noted]
         if path.exists():
             with suppress(OSError, ValueError, KeyError, TypeError):
@@ -112,7 +111,7 @@ def _keep_previous(path: Path, noted: dict[str, int]) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            _give_second_name(path, path.with_name(path.name + PREVIOUS))
+            _give_second_name(path, path.with_name(File.PREVIOUS.of(path.name)))
         os.replace(partial, checksums)
     except OSError:
         LOG.error("keeping the previous checkpoint")

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from flatout.inside.identity import Identity
-from flatout.inside.settings import RECORDING
+from flatout.inside.protocol import File, Variable
 
 _ROOMS = Path(__file__).resolve().parents[2]
 _RUN = (
@@ -26,12 +26,12 @@ _PATIENCE_S = 5.0
 def start_sampler(recording: Path, identity: Identity) -> bool:
     """Whether one was started: by the node's first rank only, and where no other samples this host."""
     hostname = os.uname().nodename
-    samples = recording / f"host-{hostname}.samples.jsonl"
+    samples = recording / File.SAMPLES.of(hostname)
     if identity.local_rank not in (0, None) or (identity.local_rank is None and identity.rank != 0):
         return False
-    if (recording / f"host-{hostname}.json").exists() or samples.exists() or not sys.executable:
+    if (recording / File.HOST.of(hostname)).exists() or samples.exists() or not sys.executable:
         return False
-    environment = {name: value for name, value in os.environ.items() if name != RECORDING}
+    environment = {name: value for name, value in os.environ.items() if name != Variable.RECORDING}
     command = [sys.executable, "-c", _RUN, str(_ROOMS), str(samples), "--watch", str(os.getpid())]
     subprocess.run(
         ["/bin/sh", "-c", _IN_THE_BACKGROUND, "sh", *command],

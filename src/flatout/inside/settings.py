@@ -7,21 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# The documented variables; `flatout profile` sets them, a user may.
-RECORDING = "FLATOUT_RECORDING"  # the folder to record to; without it, nothing is installed
-STEPS = "FLATOUT_STEPS"  # how many steps to trace, 3
-WARMUP = "FLATOUT_WARMUP"  # trace after this many steps; empty: when step times have settled
-LIGHT = "FLATOUT_LIGHT"  # 1: no trace
-FACTS = "FLATOUT_FACTS"  # 1: write down what the job is, also without a trace
-GRADIENTS = "FLATOUT_GRADIENTS"  # 1: measure the norms of the first steps' gradients
-STOP_AFTER = "FLATOUT_STOP_AFTER"  # end the job after so many settled steps, at a step boundary of all ranks
-STOP_AFTER_S = "FLATOUT_STOP_AFTER_S"  # the same, after so many seconds
-# Those that need no recording: FLATOUT_PATCHES (patches/apply.py), FLATOUT_DIVERT (divert.py), FLATOUT_SAFE_SAVE
-# (safe_save.py) and FLATOUT_HEARTBEAT (heartbeat.py).
+from flatout.inside.protocol import DEFAULT_NUM_STEPS, File, Variable
+
 # torchrun's: how often it has started the ranks again
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-
-DEFAULT_NUM_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,29 +33,30 @@ class Settings:
     @property
     def folder(self) -> Path:
         """Where the ranks of this attempt write: the first one to the recording itself."""
-        return self.recording / "attempts" / str(self.attempt) if self.attempt else self.recording
+        return self.recording / File.ATTEMPTS / str(self.attempt) if self.attempt else self.recording
 
     @property
     def state(self) -> Path:
         """What processes tell each other while the job runs; of no use afterwards."""
-        return self.recording / ".state" / f"attempt-{self.attempt}" if self.attempt else self.recording / ".state"
+        state = self.recording / File.STATE
+        return state / f"attempt-{self.attempt}" if self.attempt else state
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings | None:
     """None where nothing should be recorded. A value that is no number counts as absent."""
-    recording = environment.get(RECORDING)
+    recording = environment.get(Variable.RECORDING)
     if not recording:
         return None
-    num_steps = _whole(environment.get(STEPS))
+    num_steps = _whole(environment.get(Variable.STEPS))
     return Settings(
         recording=Path(recording),
         num_steps=DEFAULT_NUM_STEPS if num_steps is None else max(num_steps, 1),
-        warmup=_whole(environment.get(WARMUP)),
-        is_light=environment.get(LIGHT) == "1",
-        has_facts=environment.get(LIGHT) != "1" or environment.get(FACTS) == "1",
-        has_gradients=environment.get(GRADIENTS) == "1",
-        stop_after=_whole(environment.get(STOP_AFTER)),
-        stop_after_s=_whole(environment.get(STOP_AFTER_S)),
+        warmup=_whole(environment.get(Variable.WARMUP)),
+        is_light=environment.get(Variable.LIGHT) == "1",
+        has_facts=environment.get(Variable.LIGHT) != "1" or environment.get(Variable.FACTS) == "1",
+        has_gradients=environment.get(Variable.GRADIENTS) == "1",
+        stop_after=_whole(environment.get(Variable.STOP_AFTER)),
+        stop_after_s=_whole(environment.get(Variable.STOP_AFTER_S)),
         attempt=_whole(environment.get(RESTARTS)) or 0,
     )
 

@@ -11,8 +11,9 @@ from collections import deque
 from statistics import median
 
 from flatout.inside.detect import Source
+from flatout.inside.protocol import NUM_STABLE_WARMUP_STEPS
 
-_HALF = 5
+_HALF = NUM_STABLE_WARMUP_STEPS
 _AGREEMENT = 0.1
 _MIN_S, _MIN_STEPS_WITHOUT_TIME = 1.0, 50
 _MAX_STEPS, _MAX_S, _LONGEST_S, _FEWEST_STEPS = 100, 30.0, 120.0, 3

@@ -12,8 +12,9 @@ import os
 import signal
 from pathlib import Path
 
-# Real-time signals have no use of their own; the first two are the C library's, and Valgrind has the last.
-NUMBER = signal.SIGRTMIN + 8
+from flatout.inside.protocol import STACKS_SIGNAL_OFFSET, File, process_name
+
+NUMBER = signal.SIGRTMIN + STACKS_SIGNAL_OFFSET
 
 _FILES: list[object] = []  # faulthandler keeps the number of the file only
 
@@ -22,7 +23,7 @@ def give_stacks(folder: Path) -> bool:
     """False where the signal has a handler already."""
     if signal.getsignal(NUMBER) is not signal.SIG_DFL:
         return False
-    file = (folder / f"stacks-{os.uname().nodename}-{os.getpid()}").open("ab", buffering=0)
+    file = (folder / File.STACKS.of(process_name(os.uname().nodename, os.getpid()))).open("ab", buffering=0)
     _FILES[:] = [file]
     faulthandler.register(NUMBER, file=file, all_threads=True, chain=False)
     return True

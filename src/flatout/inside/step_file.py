@@ -1,6 +1,6 @@
 """`rank{R}.steps.jsonl`: what one rank writes down, line by line, so that a killed rank leaves what it had.
 
-The first line is an object with `schema`. After it come rows (arrays, in the order of `COLUMNS`) and objects with
+The first line is an object with `schema`. After it come rows (arrays, in the order of `STEP_COLUMNS`) and objects with
 `event`. To make the file is to claim the rank: a second process of the same number finds it there. Lines are held back
 for a second, so that writing costs a step nothing; where they cannot be written, they are kept and tried again.
 """
@@ -13,36 +13,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.inside.protocol import STEP_COLUMNS, STEP_FILE_DELAY_S, File
+
 SCHEMA, VERSION = "flatout/steps", 1
-COLUMNS = (
-    "step",
-    "start_ns",  # since base_unix_ns of the header
-    "duration_ns",
-    "loader_ns",  # in the loader, waiting for batches
-    "num_batches",
-    "num_samples",
-    "num_tokens",
-    "num_backward",
-    "is_skipped",  # by a GradScaler that found infinities; null: not known here
-    "kind",  # "": an ordinary step; else what the recorder did to it: first, flops, prepare, traced, recovery
-    "loss",
-    "peak_memory_bytes",
-    "num_alloc_retries",
-    "checkpoint_ns",  # in torch.save or torch.distributed.checkpoint, on the thread that trains
-)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-_HELD_NS = 1_000_000_000
+_HELD_NS = int(STEP_FILE_DELAY_S * 1e9)
 _MAX_HELD = 20_000
 
 
 class StepFile:
     def __init__(self, recording: Path, rank: int, header: dict[str, Any]) -> None:
         """Raises FileExistsError where another process is this rank already."""
-        path = recording / f"rank{rank}.steps.jsonl"
+        path = recording / File.STEPS.of(rank)
         self.rank = rank
         self.num_lost = 0
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-        self._held: list[str] = [json.dumps({"schema": SCHEMA, "version": VERSION, **header, "columns": COLUMNS})]
+        self._held: list[str] = [json.dumps({"schema": SCHEMA, "version": VERSION, **header, "columns": STEP_COLUMNS})]
         self._next_ns = 0
 
     def rows(self, rows: Sequence[tuple[object, ...]]) -> None:

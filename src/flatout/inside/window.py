@@ -20,6 +20,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity
 
 from flatout.inside.log import guarded
+from flatout.inside.protocol import partial_name
 
 MAX_EVENTS = 2_000_000
 _EVENTS_AN_OPERATOR = 6  # its nested operators, launch and kernel
@@ -117,7 +118,7 @@ class Window:
 
     def _export(self) -> None:
         needed = (self._num_operators or 1000) * _EVENTS_AN_OPERATOR * _BYTES_AN_EVENT * max(len(self.steps), 1)
-        partial = self._path.with_name(f".{self._path.name}.part")
+        partial = self._path.with_name(partial_name(self._path.name))
         free = shutil.disk_usage(self._path.parent).free
         try:
             if free < needed:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from flatout.inside.protocol import Variable
 from flatout.keep.beats import Beats, Pulse, ranks_of
 from flatout.keep.busy import work_of
 from flatout.keep.evidence import Death, Evidence, count_oom_kills, evidence_of, failures_of
@@ -25,7 +26,6 @@ from flatout.keep.patience import Patience
 from flatout.keep.stacks import ask_stacks, loader_stacks
 from flatout.launch import Ended, end_marked, run_local, with_environment
 
-HEARTBEAT = "FLATOUT_HEARTBEAT"
 _ENDS = (1, 2, 3, 15)  # SIGHUP, SIGINT, SIGQUIT, SIGTERM
 _LOOK_EVERY_S = 0.25
 _GRACE_S = 5.0  # for a job that hangs, between being asked to end and being made to
@@ -123,7 +123,7 @@ class Watched:
         def asked(number: int) -> None:
             self.was_asked_to_end = self.was_asked_to_end or number in _ENDS
 
-        ended = run_local(words, {**environment, HEARTBEAT: str(folder)}, watch=look, on_signal=asked)
+        ended = run_local(words, {**environment, Variable.HEARTBEAT: str(folder)}, watch=look, on_signal=asked)
         pulses = beats.read()
         deaths.follow(pulses)
         deaths.look()
@@ -155,7 +155,7 @@ class Watched:
 
 def end_attempt(folder: Path) -> int:
     """End what is left of an attempt, as the ranks of a launcher that was killed; how many processes there were."""
-    return end_marked(lambda environment: environment.get(HEARTBEAT) == str(folder), grace_s=_GRACE_S)
+    return end_marked(lambda environment: environment.get(Variable.HEARTBEAT) == str(folder), grace_s=_GRACE_S)
 
 
 def left_running(folder: Path) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ def left_running(folder: Path) -> tuple[str, ...]:
     found: tuple[str, ...] = ()
     until = time.monotonic() + _LINGER_S
     while True:
-        processes = with_environment(lambda environment: environment.get(HEARTBEAT) == str(folder))
+        processes = with_environment(lambda environment: environment.get(Variable.HEARTBEAT) == str(folder))
         found = tuple(words for process in processes if (words := _words(process)) is not None)
         if not found or time.monotonic() >= until:
             return found

@@ -15,7 +15,8 @@ from uuid import UUID
 import msgspec
 import numpy as np
 
-HEADER_BYTES = 4096
+from flatout.inside.protocol import HEARTBEAT_HEADER_BYTES, File
+
 _MAX_TRIES = 20  # of a read that a step's end falls into
 
 
@@ -85,7 +86,7 @@ class Beats:
 
     def read(self) -> list[Pulse]:
         """Ranks in order, then the processes of which it is not known."""
-        for path in self._folder.glob("beat-*"):
+        for path in self._folder.glob(File.HEARTBEAT.glob):
             number = path.stat().st_ino
             if path.name not in self._maps or self._maps[path.name][0] != number:
                 with path.open("rb") as file:
@@ -112,12 +113,12 @@ def ranks_of(pulses: list[Pulse]) -> list[Pulse]:
 
 def _read(name: str, map: mmap.mmap) -> Pulse | None:
     try:
-        header = msgspec.json.decode(map[:HEADER_BYTES].partition(b"\n")[0], type=_Header)
+        header = msgspec.json.decode(map[:HEARTBEAT_HEADER_BYTES].partition(b"\n")[0], type=_Header)
     except msgspec.DecodeError:
         return None
     values: dict[str, tuple[int, ...]] = {}
     for _ in range(_MAX_TRIES):
-        numbers = np.frombuffer(map[HEADER_BYTES:], dtype="<i8").tolist()
+        numbers = np.frombuffer(map[HEARTBEAT_HEADER_BYTES:], dtype="<i8").tolist()
         place = 0
         for slot, count in header.names:
             values[slot] = tuple(numbers[place : place + count])
@@ -131,7 +132,7 @@ def _read(name: str, map: mmap.mmap) -> Pulse | None:
         return {phase: ns / 1e9 for phase, ns in zip(header.phases, values[slot], strict=True)}
 
     return Pulse(
-        name=name.removeprefix("beat-"),
+        name=name.removeprefix(File.HEARTBEAT.before),
         hostname=header.hostname,
         pid=header.pid,
         rank=_known(one["rank"]),

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
+from flatout.inside.protocol import Variable
 from flatout.keep.beats import is_alive
 
-JOB = "FLATOUT_JOB"
 _MEETING = "rdzv-"
 
 
@@ -44,7 +44,7 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
 
 def start_of(environment: Mapping[str, str], meeting: str | None) -> Start | None:
     """`meeting`: torchrun's `--rdzv-id`, where the command has one."""
-    if name := environment.get(JOB):
+    if name := environment.get(Variable.JOB):
         return Start(job=name, number=None)
     if number := environment.get("SLURM_JOB_ID"):
         count = environment.get("SLURM_RESTART_COUNT", "0")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from flatout.inside.protocol import REFUSED, FailureKind, File
 from flatout.keep.beats import Pulse
 from flatout.keep.hang import Hang
 from flatout.launch import Ended
@@ -21,9 +22,7 @@ from flatout.launch import Ended
 _CGROUP = Path("/sys/fs/cgroup")
 _TAKES_DOWN = 15  # SIGTERM: what launchers send to the ranks that are left
 _VMSTAT = Path("/proc/vmstat")
-EXIT = "exit"  # the kind of failure where a script ends itself by `sys.exit(text)`, as in `inside/failures.py`
-_REFUSED = "SystemExit"  # as that notes what argparse refuses
-_CODE_2 = (_REFUSED, "FileNotFoundError")  # with which Python ends then; the second is of a script that is not there
+_CODE_2 = (REFUSED, "FileNotFoundError")  # with which Python ends then; the second is of a script that is not there
 # What a rank says because another one has gone: never the cause, where there is another.
 _OF_PEERS = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket timeout|timed out|remote process exited"
@@ -49,7 +48,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_refusal(self) -> bool:
-        return self.exception == _REFUSED and self.kind != EXIT
+        return self.exception == REFUSED and self.kind != FailureKind.EXIT
 
     @property
     def is_of_peers(self) -> bool:
@@ -81,7 +80,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_failures(folder: Path) -> tuple[Failure, ...]:
     found = []
-    for path in folder.glob("failure-*.json"):
+    for path in folder.glob(File.FAILURE.glob):
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=Failure))
         except (OSError, msgspec.DecodeError):

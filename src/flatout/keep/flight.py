@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.inside.protocol import File
 from flatout.keep.beats import Pulse
 
-REQUEST = "flight-request"  # as inside/heartbeat.py looks for it
 _PATIENCE_S, _POLL_S = 2.0, 0.05
 _VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _DEFAULT = "/tmp/nccl_trace_rank_"
@@ -46,13 +46,13 @@ def ask_flight(folder: Path, pulses: Sequence[Pulse]) -> list[Entry]:
     asked = [pulse for pulse in pulses if pulse.sequences and pulse.is_alive]
     if not asked:
         return []
-    (folder / REQUEST).touch()
+    (folder / File.FLIGHT_REQUEST).touch()
     deadline = time.monotonic() + _PATIENCE_S
     found: dict[str, tuple[Entry, ...]] = {}
     while len(found) < len(asked) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         for pulse in asked:
-            path = folder / f"flight-{pulse.name}.json"
+            path = folder / File.FLIGHT.of(pulse.name)
             if pulse.name not in found and path.exists():
                 try:
                     found[pulse.name] = msgspec.json.decode(path.read_bytes(), type=_Dump).entries

@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from flatout.errors import InputError
-from flatout.keep.attempt import HEARTBEAT
+from flatout.inside.protocol import Variable
 from flatout.keep.beats import is_alive, own_namespace
 from flatout.launch import end_marked, with_environment
 
@@ -83,10 +83,10 @@ def write_about(state: Path, about: About) -> None:
 def others(mine: About) -> Iterator[Other]:
     """Those that have something in common with this one that they should not, or that nobody watches."""
     found: dict[Path, list[psutil.Process]] = {}
-    around = Path(os.environ.get(HEARTBEAT, "")).parent  # where this one is within another's job
-    for process in with_environment(lambda environment: HEARTBEAT in environment):
+    around = Path(os.environ.get(Variable.HEARTBEAT, "")).parent  # where this one is within another's job
+    for process in with_environment(lambda environment: Variable.HEARTBEAT in environment):
         with suppress(psutil.Error, OSError):
-            found.setdefault(Path(process.environ()[HEARTBEAT]).parent, []).append(process)
+            found.setdefault(Path(process.environ()[Variable.HEARTBEAT]).parent, []).append(process)
     for state, processes in found.items():
         pids = {process.pid for process in processes}
         if state == around or (about := _read(state)) is None:  # without: it has ended in order
@@ -123,7 +123,7 @@ def end(other: Other) -> None:
     """End a job that nobody watches: asked to, and made to after half a minute. Raises InputError where it does not."""
 
     def is_meant(environment: Mapping[str, str]) -> bool:
-        folder = environment.get(HEARTBEAT)
+        folder = environment.get(Variable.HEARTBEAT)
         return folder is not None and Path(folder).parent == other.state
 
     end_marked(is_meant, grace_s=_GRACE_S)

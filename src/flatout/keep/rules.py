@@ -15,7 +15,8 @@ from typing import Literal
 import msgspec
 
 from flatout.catalog.xids import is_job_fault, xid_name
-from flatout.keep.evidence import EXIT, Evidence, Failure
+from flatout.inside.protocol import FailureKind, MemoryKind
+from flatout.keep.evidence import Evidence, Failure
 
 Fault = Literal["nobody", "user", "machine", "network", "unknown"]
 START_UP_S = 30.0  # a launcher with its ranks has come to `import torch` by then, or the job has none of it
@@ -109,7 +110,7 @@ def _says_xids(evidence: Evidence, numbers: tuple[int, ...]) -> str:
 def _says_failure(evidence: Evidence) -> str:
     root = evidence.root
     assert root is not None
-    if root.kind == EXIT:
+    if root.kind == FailureKind.EXIT:
         return f"rank {root.rank} ended itself: {_message(evidence)}"
     where = f" at {root.line}" if root.line else ""
     return f"rank {root.rank} raised {root.exception}{where}: {_message(evidence)}"
@@ -202,7 +203,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="gpu-out-of-memory",
-        fits=lambda e: _root(e, lambda f: f.kind == "out_of_memory" and f.where == "device"),
+        fits=lambda e: _root(e, lambda f: f.kind == FailureKind.OUT_OF_MEMORY and f.where == MemoryKind.DEVICE),
         fault="user",
         restarts=True,
         says=lambda e: f"out of GPU memory: {_says_failure(e)}",

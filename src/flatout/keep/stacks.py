@@ -17,9 +17,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from flatout.inside.protocol import STACKS_SIGNAL_OFFSET, File, process_name
 from flatout.keep.beats import Pulse
 
-NUMBER = signal.SIGRTMIN + 8
+NUMBER = signal.SIGRTMIN + STACKS_SIGNAL_OFFSET
 _PATIENCE_S, _POLL_S = 1.0, 0.02
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?\?\?) in (.*)')
@@ -83,7 +84,7 @@ def loader_stacks(folder: Path, pulse: Pulse) -> list[Stack]:
     asked = []
     with suppress(psutil.Error):
         for child in psutil.Process(pulse.pid).children(recursive=True):
-            file = _file(folder, f"{pulse.hostname}-{child.pid}")
+            file = _file(folder, process_name(pulse.hostname, child.pid))
             if file.exists() and has_handler(child.pid):
                 begin = _size(file)
                 with suppress(psutil.Error):
@@ -122,7 +123,7 @@ def parse(pid: int, text: str, *, main_thread: int) -> Stack:
 
 
 def _file(folder: Path, name: str) -> Path:
-    return folder / f"stacks-{name}"
+    return folder / File.STACKS.of(name)
 
 
 def _size(path: Path) -> int:

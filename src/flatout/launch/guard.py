@@ -18,7 +18,8 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-MARK = "FLATOUT_TUNING"
+from flatout.inside.protocol import Variable
+
 _GRACE_S = 10.0  # between being asked to end and being made to
 _POLL_S = 0.1
 
@@ -73,7 +74,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    end_marked(lambda environment: environment.get(MARK) == sys.argv[1])
+    end_marked(lambda environment: environment.get(Variable.TUNING) == sys.argv[1])
     return 0
 
 

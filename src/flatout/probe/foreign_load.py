@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import psutil
 
+from flatout.inside.protocol import Variable
+
 _MAX_OWN_SHARE = 0.05  # of a core, for looking through all processes: where there are thousands, it is done less often
 _SETTLED_S = 2.0  # a process this old has long got its environment
 _Key = tuple[int, int]  # pid and start: a pid is given again
@@ -32,7 +34,7 @@ class ForeignLoad:
 
     def __init__(self, roots: Collection[int], recording: str) -> None:
         self._roots = set(roots)
-        self._mark = os.fsencode(f"FLATOUT_RECORDING={os.path.realpath(recording)}")
+        self._mark = os.fsencode(f"{Variable.RECORDING}={os.path.realpath(recording)}")
         self._cores = sorted(os.sched_getaffinity(0))
         self._others: set[_Key] = set()  # that are known not to bear the mark
         self._job: dict[_Key, _Process] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import shutil
 import time
 from collections import Counter
@@ -13,7 +12,8 @@ from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-_TRACE = re.compile(r"rank(\d+)\.json")
+from flatout.inside.protocol import File, complete_name, partial_name
+
 _PATIENCE_S = 10.0
 _LEVEL = 3  # half the time of the usual 6, for files 8 % larger
 
@@ -38,14 +38,14 @@ def _has_ended(host_file: Path) -> bool:
 def hosts_without_parent(path: Path) -> list[str]:
     """Nodes where ranks ran and no `flatout profile` did, as where `srun` has started them."""
     found = set()
-    for file in path.glob("rank*.steps.jsonl"):
+    for file in path.glob(File.STEPS.glob):
         try:
             with file.open(encoding="utf-8") as lines:
                 found.add(str(json.loads(lines.readline())["hostname"]))
         except (OSError, ValueError, KeyError):
             continue
-    found |= {file.name.removeprefix("processes-") for file in (path / ".state").glob("processes-*")}
-    return sorted(host for host in found if not (path / f"host-{host}.json").exists())
+    found |= {file.name.removeprefix(File.PROCESSES.before) for file in (path / File.STATE).glob(File.PROCESSES.glob)}
+    return sorted(host for host in found if not (path / File.HOST.of(host)).exists())
 
 
 def pack_traces(path: Path, hostnames: Collection[str], *, all_have_ended: bool) -> list[str]:
@@ -53,10 +53,10 @@ def pack_traces(path: Path, hostnames: Collection[str], *, all_have_ended: bool)
 
     The training process writes them plain, as packing there would hold the job up.
     """
-    folders = [path, *path.glob("attempts/*")]
-    traces = [file for folder in folders for file in folder.glob("rank*.json") if _is_of(file, hostnames)]
+    folders = [path, *path.glob(f"{File.ATTEMPTS}/*")]
+    traces = [file for folder in folders for file in folder.glob(File.TRACE.glob) if _is_of(file, hostnames)]
     if all_have_ended:
-        parts = [part for folder in folders for part in folder.glob(".rank*.json.part")]
+        parts = [part for folder in folders for part in folder.glob(partial_name(File.TRACE.glob))]
         for part in parts:  # of a rank that was killed while it wrote
             if _is_of(part, hostnames):
                 part.unlink(missing_ok=True)
@@ -65,11 +65,11 @@ def pack_traces(path: Path, hostnames: Collection[str], *, all_have_ended: bool)
 
 
 def _is_of(file: Path, hostnames: Collection[str]) -> bool:
-    found = re.search(r"rank(\d+)\.json", file.name)
-    if not found:
+    rank = File.TRACE.rank(complete_name(file.name))
+    if rank is None:
         return False
     try:
-        with (file.parent / f"rank{found[1]}.steps.jsonl").open(encoding="utf-8") as lines:
+        with (file.parent / File.STEPS.of(rank)).open(encoding="utf-8") as lines:
             return bool(json.loads(lines.readline())["hostname"] in hostnames)
     except (OSError, ValueError, KeyError):
         return False
@@ -77,7 +77,7 @@ def _is_of(file: Path, hostnames: Collection[str]) -> bool:
 
 def _pack(file: Path) -> str | None:
     packed = file.with_name(file.name + ".gz")
-    partial = file.with_name(f".{file.name}.gz.part")
+    partial = packed.with_name(partial_name(packed.name))
     try:
         with file.open("rb") as source, gzip.open(partial, "wb", compresslevel=_LEVEL) as target:
             shutil.copyfileobj(source, target, 1 << 20)
@@ -94,7 +94,7 @@ def count_processes(state: Path, hostnames: Iterable[str]) -> Counter[str]:
     said = set()
     for hostname in hostnames:
         try:
-            lines = (state / f"processes-{hostname}").read_text(encoding="utf-8").splitlines()
+            lines = (state / File.PROCESSES.of(hostname)).read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
         said |= {(hostname, words[0], words[2]) for line in lines if len(words := line.split()) == 3}
@@ -103,5 +103,5 @@ def count_processes(state: Path, hostnames: Iterable[str]) -> Counter[str]:
 
 def tidy(path: Path) -> None:
     """Remove what is of no use any more, once no other host is still recording."""
-    if all(_has_ended(file) for file in path.glob("host-*.json")):
-        shutil.rmtree(path / ".state", ignore_errors=True)
+    if all(_has_ended(file) for file in path.glob(File.HOST.glob)):
+        shutil.rmtree(path / File.STATE, ignore_errors=True)

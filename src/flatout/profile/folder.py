@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import time
 import uuid
@@ -35,12 +34,12 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import OutputError
+from flatout.inside.protocol import File, complete_name
 
 SCHEMA, VERSION = "flatout/recording", 1
-_OURS = re.compile(
-    r"recording\.json|host-.+\.json|host-.+\.samples\.jsonl|rank\d+\.steps\.jsonl|\.?rank\d+\.json(\.gz)?(\.part)?|inside-.+\.log"
-    r"|data-check-rank\d+\.json|\.?facts-rank\d+\.json(\.part)?|patches-.+\.jsonl|diverted-.+\.jsonl|\.?failure-.+\.json(\.part)?"
-)
+# The files of a recording, complete or partial.
+_BY_RANK = (File.STEPS, File.TRACE, File.PACKED_TRACE, File.FACTS, File.GRADIENTS, File.DATA_CHECK)
+_BY_HOST_OR_PROCESS = (File.HOST, File.SAMPLES, File.LOG, File.PATCHES, File.DIVERTED, File.FAILURE)
 _ALIVE_S = 120.0
 _MOMENT_S = 1.0
 _FRESH_S = 10.0
@@ -58,7 +57,7 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> Path:
-        return self.path / ".state"
+        return self.path / File.STATE
 
 
 def default_path(environment: Mapping[str, str] = os.environ) -> Path:
@@ -110,7 +109,7 @@ def open_folder(path: Path, *, force: bool, environment: Mapping[str, str] = os.
             run_id = run_id if is_first else _run_id(path) or run_id
         else:
             run_id = run_id or _run_id(path) or "unknown"
-        (path / ".state").mkdir(exist_ok=True)
+        (path / File.STATE).mkdir(exist_ok=True)
         host_file, samples_file = _host_files(path)
     except OSError as error:
         if is_first and is_begun:
@@ -120,14 +119,14 @@ def open_folder(path: Path, *, force: bool, environment: Mapping[str, str] = os.
 
 
 def host_files(path: Path) -> list[Path]:
-    return sorted(path.glob("host-*.json"))
+    return sorted(path.glob(File.HOST.glob))
 
 
 def _mark(path: Path, run_id: str) -> bool:
     """Whether it was not there yet: tasks of one run begin at the same moment."""
     content = {"schema": SCHEMA, "version": VERSION, "tool_version": __version__, "run_id": run_id}
     try:
-        with (path / "recording.json").open("x", encoding="utf-8") as file:
+        with (path / File.RECORDING).open("x", encoding="utf-8") as file:
             file.write(json.dumps({**content, "start_unix_s": round(time.time(), 3)}) + "\n")
     except FileExistsError:
         return False
@@ -137,9 +136,9 @@ def _mark(path: Path, run_id: str) -> bool:
 def _take_back(path: Path, *, is_new: bool) -> None:
     """Nothing stays of a recording that could not begin: the same command works once there is space."""
     with suppress(OSError):
-        (path / "recording.json").unlink(missing_ok=True)
+        (path / File.RECORDING).unlink(missing_ok=True)
     with suppress(OSError):
-        (path / ".state").rmdir()
+        (path / File.STATE).rmdir()
     if is_new:
         with suppress(OSError):
             path.rmdir()
@@ -147,7 +146,7 @@ def _take_back(path: Path, *, is_new: bool) -> None:
 
 def _run_id(path: Path) -> str | None:
     try:
-        content = json.loads((path / "recording.json").read_text(encoding="utf-8"))
+        content = json.loads((path / File.RECORDING).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return str(content["run_id"]) if isinstance(content, dict) and "run_id" in content else None
@@ -167,7 +166,7 @@ def _is_being_made(path: Path) -> bool:
     """Whether another host has made it a moment ago, and not yet said that it runs there."""
     if not path.is_dir() or abs(time.time() - path.stat().st_mtime) > _FRESH_S:
         return False
-    return {entry.name for entry in path.iterdir()} - {".state"} == {"recording.json"}
+    return {entry.name for entry in path.iterdir()} - {File.STATE} == {File.RECORDING}
 
 
 def _is_ours_to_join(path: Path, run_id: str | None) -> bool:
@@ -177,7 +176,7 @@ def _is_ours_to_join(path: Path, run_id: str | None) -> bool:
     if run_id is not None:
         return theirs == run_id
     hosts = host_files(path)
-    is_here = any(file.name.split(".json")[0] == f"host-{_hostname()}" for file in hosts)
+    is_here = any(File.HOST.part(file.name) == _hostname() for file in hosts)
     return bool(hosts) and not is_here and all(_is_running(file) for file in hosts)
 
 
@@ -198,7 +197,7 @@ def _clear(path: Path, *, force: bool) -> None:
         return
     if not path.is_dir():
         raise OutputError(f"`{path}` is a file; a recording is a folder", hint="give another name with --out")
-    entries = [entry for entry in path.iterdir() if entry.name != ".state"]
+    entries = [entry for entry in path.iterdir() if entry.name != File.STATE]
     if not entries:
         return
     if not force:
@@ -212,7 +211,7 @@ def _clear(path: Path, *, force: bool) -> None:
             f"`{path}` holds more than a recording, such as `{min(others)}`, and is not replaced",
             hint="give another folder with --out",
         )
-    for entry in [*entries, *(path / ".state").glob("*")]:
+    for entry in [*entries, *(path / File.STATE).glob("*")]:
         if entry.is_dir():
             shutil.rmtree(entry)
         else:
@@ -220,19 +219,26 @@ def _clear(path: Path, *, force: bool) -> None:
 
 
 def _is_ours(entry: Path) -> bool:
-    if entry.name == "attempts" and not entry.is_symlink() and entry.is_dir():
+    if entry.name == File.ATTEMPTS and not entry.is_symlink() and entry.is_dir():
         inner = [file for folder in entry.iterdir() for file in (folder.iterdir() if folder.is_dir() else [folder])]
-        return all(_OURS.fullmatch(file.name) and file.is_file() for file in inner)
-    return bool(_OURS.fullmatch(entry.name))
+        return all(_is_of_recording(file.name) and file.is_file() for file in inner)
+    return _is_of_recording(entry.name)
+
+
+def _is_of_recording(name: str) -> bool:
+    name = complete_name(name)
+    if name == File.RECORDING or any(kind.rank(name) is not None for kind in _BY_RANK):
+        return True
+    return any(kind.part(name) is not None for kind in _BY_HOST_OR_PROCESS)
 
 
 def _host_files(path: Path) -> tuple[Path, Path | None]:
     """Claim the name of this host, or where another task of the run has it, one with our process number."""
-    first = path / f"host-{_hostname()}.json"
-    for file in (first, path / f"host-{_hostname()}.{os.getpid()}.json"):
+    first = path / File.HOST.of(_hostname())
+    for file in (first, path / File.HOST.of(f"{_hostname()}.{os.getpid()}")):
         with suppress(FileExistsError):
             os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-            return file, path / f"host-{_hostname()}.samples.jsonl" if file == first else None
+            return file, path / File.SAMPLES.of(_hostname()) if file == first else None
     raise FileExistsError
 
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from flatout.errors import InputError
+from flatout.inside.protocol import File
 from flatout.profile.read_recording import read_recording
 from flatout.records.change import JobFacts
 from flatout.records.recording import Recording
@@ -33,7 +34,7 @@ def read_facts(path: Path, recording: Recording | None = None) -> JobFacts:
     Raises InputError where `path` is no recording. A recording without facts (`--light`) gives what its steps tell.
     """
     recording = recording or read_recording(path)
-    files = [file for file in sorted(path.glob("facts-rank*.json")) if (file.stat().st_size > 0)]
+    files = [file for file in sorted(path.glob(File.FACTS.glob)) if (file.stat().st_size > 0)]
     contents = [content for file in files if (content := _content(file)) is not None]
     inside = _agreed([content.get("facts", {}) for content in contents])
     ranks = recording.ranks

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError
+from flatout.inside.protocol import File
 from flatout.profile.measure import measure
 from flatout.profile.problems import problems
 from flatout.profile.sample_lines import read_host
@@ -21,12 +22,11 @@ from flatout.profile.step_lines import read_rank
 from flatout.records.events import Quality
 from flatout.records.recording import HostUse, RankRecording, Recording, Run
 
-_STEPS = re.compile(r"rank\d+\.steps\.jsonl")
-_TRACE = re.compile(r"rank(\d+)\.json(\.gz)?")
+_PACKED = ".gz"
 
 
 def is_recording(path: Path) -> bool:
-    return (path / "recording.json").is_file()
+    return (path / File.RECORDING).is_file()
 
 
 def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> Recording:
@@ -42,10 +42,10 @@ def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> R
         attempts = {number: _Attempt(folder) for number, folder in _attempt_folders(path)}
         number = max(attempts, key=lambda number: (attempts[number].worth, number))
         ranks = attempts[number].ranks
-        runs = [run for file in files if re.fullmatch(r"host-.+\.json", file.name) and (run := _run(file)) is not None]
-        hosts = [
-            host for file in files if file.name.endswith(".samples.jsonl") and (host := _host(file, ranks)) is not None
-        ]
+        run_files = [file for file in files if File.HOST.part(file.name) is not None]
+        runs = [run for file in run_files if (run := _run(file)) is not None]
+        sample_files = [file for file in files if File.SAMPLES.part(file.name) is not None]
+        hosts = [host for file in sample_files if (host := _host(file, ranks)) is not None]
         at_work = {rank.hostname for rank in ranks}  # not the login node where `srun` was called
         hosts = [host for host in hosts if host.hostname in at_work or not ranks]
     except OSError as error:
@@ -75,9 +75,11 @@ class _Attempt:
 
     def __init__(self, folder: Path) -> None:
         files = sorted(folder.iterdir())
-        ranks = [rank for file in files if _STEPS.fullmatch(file.name) and (rank := read_rank(file)) is not None]
+        step_files = [file for file in files if File.STEPS.rank(file.name) is not None]
+        ranks = [rank for file in step_files if (rank := read_rank(file)) is not None]
         self.ranks = sorted(ranks, key=lambda rank: rank.rank)
-        self.traced = [int(found[1]) for file in files if (found := _TRACE.fullmatch(file.name))]
+        names = [file.name.removesuffix(_PACKED) for file in files]
+        self.traced = [traced for name in names if (traced := File.TRACE.rank(name)) is not None]
 
     @property
     def worth(self) -> int:
@@ -88,7 +90,7 @@ class _Attempt:
 
 
 def _attempt_folders(path: Path) -> list[tuple[int, Path]]:
-    again = [(int(folder.name), folder) for folder in path.glob("attempts/*") if folder.name.isdecimal()]
+    again = [(int(folder.name), folder) for folder in path.glob(f"{File.ATTEMPTS}/*") if folder.name.isdecimal()]
     return [(0, path), *sorted(again)]
 
 
@@ -107,7 +109,7 @@ def _restarts(number: int, attempts: Mapping[int, _Attempt]) -> list[Quality]:
 def _unrecorded(path: Path) -> list[Quality]:
     """Training processes that were left out, by what they wrote to the recorder's log: each kind once."""
     found: Counter[str] = Counter()
-    for file in sorted(path.glob("inside-*.log")):
+    for file in sorted(path.glob(File.LOG.glob)):
         text = file.read_text(encoding="utf-8", errors="replace")
         found.update(re.findall(r"^\S+ pid \d+: (.+): this (?:process|one) is not recorded$", text, re.MULTILINE))
     return [
@@ -125,7 +127,7 @@ def _run(file: Path) -> Run | None:
 
 def _host(file: Path, ranks: list[RankRecording]) -> HostUse | None:
     """Over the settled steps of its ranks, or else over all of its samples."""
-    hostname = file.name.removeprefix("host-").removesuffix(".samples.jsonl")
+    hostname = File.SAMPLES.part(file.name)
     starts, ends = [], []
     for rank in ranks:
         steps = rank.steps

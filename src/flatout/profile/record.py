@@ -17,20 +17,21 @@ from pathlib import Path
 import msgspec
 
 from flatout import __version__
+from flatout.inside.protocol import DEFAULT_NUM_STEPS, File, ProcessEvent, Variable, partial_name
 from flatout.launch import Ended, run_local, with_environment, with_inside
 from flatout.profile.finish import count_processes, hosts_without_parent, pack_traces, tidy, wait_for
 from flatout.profile.folder import Folder, open_folder, output_error
 from flatout.records.recording import Run
 
-# As in inside/settings.py; those that it does not set are left to whoever calls.
-_VARIABLES = {"FLATOUT_RECORDING", "FLATOUT_STEPS", "FLATOUT_WARMUP", "FLATOUT_LIGHT"}
+# Set here, or else unset; the recorder's other variables are left to whoever calls.
+_VARIABLES = {Variable.RECORDING, Variable.STEPS, Variable.WARMUP, Variable.LIGHT}
 _SAMPLER_PATIENCE_S = 10.0
 
 RunCommand = Callable[[Sequence[str], Mapping[str, str]], Ended]  # command and environment -> how it ended
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    num_steps: int = 3
+    num_steps: int = DEFAULT_NUM_STEPS
     warmup: int | None = None  # None: until step times have settled
     is_light: bool = False
     force: bool = False
@@ -82,7 +83,7 @@ def record(
     _end_sampler(sampling)
     problems, hostnames = [], [run.hostname]
     if folder.samples_file is not None:
-        all_have_ended = wait_for(folder.path, f"host-{run.hostname}*.json", but=folder.host_file)
+        all_have_ended = wait_for(folder.path, File.HOST.of(f"{run.hostname}*"), but=folder.host_file)
         hostnames = [run.hostname, *(hosts_without_parent(folder.path) if folder.is_first else ())]
         problems = pack_traces(folder.path, hostnames, all_have_ended=all_have_ended)
     counts = count_processes(folder.state, hostnames)
@@ -92,10 +93,10 @@ def record(
         end_unix_s=ended.end_unix_s,
         exit_code=ended.code,
         signal=ended.signal,
-        num_pythons=counts["python"],
-        num_torch=counts["torch"],
-        num_old_pythons=counts["old-python"],
-        num_left_running=_num_left_running(folder.path) if counts["python"] else 0,
+        num_pythons=counts[ProcessEvent.PYTHON],
+        num_torch=counts[ProcessEvent.TORCH],
+        num_old_pythons=counts[ProcessEvent.OLD_PYTHON],
+        num_left_running=_num_left_running(folder.path) if counts[ProcessEvent.PYTHON] else 0,
         problems=tuple(problems),
     )
     try:
@@ -104,27 +105,27 @@ def record(
         problem = f"{folder.host_file} could not be written: {(error.strerror or str(error)).lower()}"
         print(f"flatout: {problem}", file=sys.stderr)
     if folder.is_first:
-        wait_for(folder.path, "host-*.json", but=folder.host_file)
+        wait_for(folder.path, File.HOST.glob, but=folder.host_file)
     tidy(folder.path)
     return Recorded(path=folder.path, ended=ended, is_first=folder.is_first)
 
 
 def _num_left_running(recording: Path) -> int:
     """Processes of a job that has ended, as of a script that starts the training with `&`; 0 once ranks trained."""
-    if any(recording.glob("rank*.steps.jsonl")):
+    if any(recording.glob(File.STEPS.glob)):
         return 0
-    return sum(1 for _ in with_environment(lambda its: its.get("FLATOUT_RECORDING") == str(recording)))
+    return sum(1 for _ in with_environment(lambda its: its.get(Variable.RECORDING) == str(recording)))
 
 
 def job_environment(environment: Mapping[str, str], recording: Path, options: Options) -> dict[str, str]:
     """The job's environment: what is loaded comes first on PYTHONPATH."""
     job = with_inside({name: value for name, value in environment.items() if name not in _VARIABLES})
-    job["FLATOUT_RECORDING"] = str(recording)
-    job["FLATOUT_STEPS"] = str(options.num_steps)
+    job[Variable.RECORDING] = str(recording)
+    job[Variable.STEPS] = str(options.num_steps)
     if options.warmup is not None:
-        job["FLATOUT_WARMUP"] = str(options.warmup)
+        job[Variable.WARMUP] = str(options.warmup)
     if options.is_light:
-        job["FLATOUT_LIGHT"] = "1"
+        job[Variable.LIGHT] = "1"
     return job | options.variables
 
 
@@ -156,8 +157,8 @@ def _abandon(folder: Folder, sampling: subprocess.Popen[bytes] | None) -> None:
     """The job was not started: what was made for it goes, and the folder too if it is empty then."""
     _end_sampler(sampling)
     mine = [folder.host_file, *([folder.samples_file] if folder.samples_file else [])]
-    others = [file for file in folder.path.glob("host-*") if file not in mine]
-    for file in [*mine, *([] if others else [folder.path / "recording.json"])]:
+    others = [file for file in folder.path.glob(f"{File.HOST.before}*") if file not in mine]
+    for file in [*mine, *([] if others else [folder.path / File.RECORDING])]:
         file.unlink(missing_ok=True)
     for empty in (folder.state, folder.path):
         with suppress(OSError):
@@ -166,7 +167,7 @@ def _abandon(folder: Folder, sampling: subprocess.Popen[bytes] | None) -> None:
 
 def write_run(folder: Folder, run: Run) -> None:
     """Whole or not at all, as another host may be reading it."""
-    partial = folder.host_file.with_name(f".{folder.host_file.name}.part")
+    partial = folder.host_file.with_name(partial_name(folder.host_file.name))
     try:
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(run)) + b"\n")
         partial.replace(folder.host_file)

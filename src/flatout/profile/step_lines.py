@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.inside.protocol import EXIT, NUM_STABLE_WARMUP_STEPS, File, StepFileEvent
 from flatout.records.recording import DeviceFacts, RankRecording, Steps
 
 _MIN_FOR_SPREAD = 5
-_NUM_BEFORE_SETTLED = 5  # the last steps of the warm-up are already as the settled ones
 _decode = msgspec.json.Decoder().decode
 
 
@@ -54,16 +54,16 @@ class _Lines:
     def _event(self, event: dict[str, Any]) -> None:
         name = event["event"]
         self.events[name] = event
-        if name == "restart":
+        if name == StepFileEvent.RESTART:
             self.rows.clear()
-            for forgotten in ("plan", "flops", "window"):
+            for forgotten in (StepFileEvent.PLAN, StepFileEvent.FLOPS, StepFileEvent.WINDOW):
                 self.events.pop(forgotten, None)
-        elif name == "losses":
+        elif name == StepFileEvent.LOSSES:
             for step, loss, is_skipped in event["values"]:
                 self.losses[step] = loss
                 if is_skipped is not None:
                     self.skipped[step] = is_skipped
-        elif name == "recorder":
+        elif name == StepFileEvent.RECORDER:
             self.recorder_ns += event["cost_ns"]
 
 
@@ -73,10 +73,12 @@ def read_rank(path: Path) -> RankRecording | None:
     if not header:
         return None
     steps = _steps(lines)
-    plan, flops, window = (lines.events.get(name, {}) for name in ("plan", "flops", "window"))
+    plan = lines.events.get(StepFileEvent.PLAN, {})
+    flops = lines.events.get(StepFileEvent.FLOPS, {})
+    window = lines.events.get(StepFileEvent.WINDOW, {})
     untraced = _untraced(steps, plan)
     durations = steps.duration_s[untraced]
-    end = lines.events.get("end")
+    end = lines.events.get(StepFileEvent.END)
     return RankRecording(
         rank=header["rank"],
         world_size=header["world_size"],
@@ -142,7 +144,7 @@ def _untraced(steps: Steps, plan: dict[str, Any]) -> NDArray[np.bool_]:
     """Settled steps before the recorder disturbed any."""
     if not plan:
         return np.zeros(len(steps.number), dtype=np.bool_)
-    after = steps.number >= plan["settled"] - _NUM_BEFORE_SETTLED
+    after = steps.number >= plan["settled"] - NUM_STABLE_WARMUP_STEPS
     is_before = steps.number < plan["flops_step"]
     chosen: NDArray[np.bool_] = steps.is_ordinary & after & is_before
     return chosen
@@ -167,14 +169,14 @@ def _problems(lines: _Lines, window: dict[str, Any], end: dict[str, Any] | None)
         problems.append(
             "it ended without a word, as a killed process does: the last second of its steps may be missing"
         )
-    elif end["reason"] != "exit":
+    elif end["reason"] != EXIT:
         problems.append(f"it ended with {end['reason']}")
     if end and not end["gpu_is_done"]:
         problems.append("its GPU did not finish its work: losses and an open trace are lost")
     if end and end["num_lost_rows"]:
         problems.append(f"{end['num_lost_rows']} steps could not be written")
     if end and end["num_errors"]:
-        problems.append("the recorder had errors of its own, see the inside-*.log of its host")
+        problems.append(f"the recorder had errors of its own, see the {File.LOG.glob} of its host")
     if lines.num_unreadable:
         problems.append(f"{lines.num_unreadable} lines of its steps cannot be read, as on a full disk")
     return problems

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.inside.protocol import File, StepKind
 from flatout.records.events import Quality
 from flatout.records.machine import Xid
 
@@ -30,7 +31,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def is_ordinary(self) -> NDArray[np.bool_]:
-        return np.array([kind == "" for kind in self.kind], dtype=np.bool_)
+        return np.array([kind == StepKind.ORDINARY for kind in self.kind], dtype=np.bool_)
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +157,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def traces_path(self) -> str:
         """The folder with the traces of that attempt."""
-        return f"{self.path}/attempts/{self.attempt}" if self.attempt else self.path
+        return f"{self.path}/{File.ATTEMPTS}/{self.attempt}" if self.attempt else self.path
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:

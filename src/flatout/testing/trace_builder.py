@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from flatout.inside.protocol import File
 from flatout.records.events import COLUMNS, NULL, CollectiveArgs, EventTable, Kind, TraceMeta
 from flatout.testing.trace_json import BuiltEvent, json_events
 
@@ -349,7 +350,7 @@ class TraceBuilder:
     def _meta(self) -> TraceMeta:
         on_device = any(event.kind in _ON_DEVICE for event in self._events)
         return TraceMeta(
-            path=f"rank{self.rank}.json",
+            path=File.TRACE.of(self.rank),
             rank=self.rank,
             world_size=self.world_size,
             backend="nccl" if on_device else "gloo",
@@ -379,7 +380,7 @@ class TraceBuilder:
 
 def write_traces(traces: Iterable[TraceBuilder], folder: Path | str) -> list[Path]:
     """Write the traces of a job's ranks as `rank0.json`, `rank1.json`, ... into an existing folder."""
-    return [trace.write(Path(folder) / f"rank{trace.rank}.json") for trace in traces]
+    return [trace.write(Path(folder) / File.TRACE.of(trace.rank)) for trace in traces]
 
 
 def _encode(values: Sequence[T | None]) -> tuple[tuple[T, ...], list[int]]:

@@ -12,6 +12,7 @@ import msgspec
 from flatout.change.arguments import with_arguments
 from flatout.change.launchers import calls, with_launch_words
 from flatout.errors import UsageError
+from flatout.inside.protocol import Variable
 from flatout.records.change import ChangeSet
 
 TRIAL_DIR = "{trial_dir}"
@@ -32,7 +33,7 @@ def trial_command(command: Sequence[str], changes: ChangeSet, trial_dir: Path) -
     patches = [msgspec.to_builtins(patch) for patch in changes.patches]
     variables = dict(changes.environment)
     if patches:
-        variables["FLATOUT_PATCHES"] = json.dumps(patches)
+        variables[Variable.PATCHES] = json.dumps(patches)
     return TrialCommand(words=tuple(word.replace(TRIAL_DIR, str(trial_dir)) for word in words), variables=variables)
 
 

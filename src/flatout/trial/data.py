@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.inside.protocol import File
 from flatout.trial.gates import GateResult
 
 
@@ -17,7 +18,7 @@ class _Check(msgspec.Struct, frozen=True, kw_only=True):
 def check_data(recording: Path, num_ranks: int) -> GateResult:
     """Failed by any wrong number; a rank without a word (it ended before the check) is said, and fails nothing."""
     found = []
-    for file in sorted(recording.glob("data-check-rank*.json")):
+    for file in sorted(recording.glob(File.DATA_CHECK.glob)):
         try:
             found.append(msgspec.json.decode(file.read_bytes(), type=_Check))
         except (OSError, msgspec.DecodeError):

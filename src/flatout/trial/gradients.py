@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.inside.protocol import File
 from flatout.records.trial import GradientNorms
 
 FAINT = 1e-4  # of the norm of all parameters: less may be no more than rounding, as of a bias before a batch norm
@@ -39,7 +40,7 @@ _FILE = msgspec.json.Decoder(_Rank, strict=False)
 def read_gradients(folder: Path, num_ranks: int) -> tuple[GradientNorms, ...]:
     """Of the ranks that wrote to that folder; none where one of them did not, or where nothing is known."""
     ranks = []
-    for file in sorted(folder.glob("gradients-rank*.json")):
+    for file in sorted(folder.glob(File.GRADIENTS.glob)):
         try:
             ranks.append(_FILE.decode(file.read_bytes()))
         except (OSError, msgspec.DecodeError):

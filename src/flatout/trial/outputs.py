@@ -14,12 +14,14 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.inside.protocol import File, OutputKind
+
 _SHOWN = 3
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
     path: str
-    kind: str  # diverted, kept, new, folder, in_place: as inside/diverted.py tells them
+    kind: str  # an OutputKind
     existed: bool
 
 
@@ -46,20 +48,20 @@ _LINE = msgspec.json.Decoder(_Line)
 def settle_outputs(recording: Path, saved: Path) -> Outputs:
     """Clear halves of checkpoints, and say what the script wrote. `saved` is where its files were diverted to."""
     paths: dict[str, dict[str, bool]] = {}
-    for file in sorted(recording.glob("diverted-*.jsonl")):
+    for file in sorted(recording.glob(File.DIVERTED.glob)):
         for raw in file.read_bytes().splitlines():
             with suppress(msgspec.DecodeError):  # cut short by the end of its process
                 line = _LINE.decode(raw)
                 of_kind = paths.setdefault(line.kind, {})
                 of_kind[line.path] = of_kind.get(line.path, False) or line.existed
-    diverted = paths.get("diverted", {})
+    diverted = paths.get(OutputKind.DIVERTED, {})
     with suppress(OSError):
-        _clear(set(paths.get("folder", ())), diverted, (saved / ".began").stat().st_ctime_ns)
+        _clear(set(paths.get(OutputKind.FOLDER, ())), diverted, (saved / File.TRIAL_BEGAN).stat().st_ctime_ns)
     return Outputs(
         overwritten=frozenset(path for path, existed in diverted.items() if existed),
-        removed=frozenset(paths.get("kept", ())),
-        wrote=frozenset(path for path in paths.get("new", ()) if os.path.islink(path) or os.path.isfile(path)),
-        in_place=frozenset(paths.get("in_place", ())),
+        removed=frozenset(paths.get(OutputKind.KEPT, ())),
+        wrote=frozenset(path for path in paths.get(OutputKind.NEW, ()) if os.path.islink(path) or os.path.isfile(path)),
+        in_place=frozenset(paths.get(OutputKind.IN_PLACE, ())),
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.inside.protocol import File
 from flatout.records.change import ChangeSet
 
 
@@ -22,7 +23,7 @@ _LINE = msgspec.json.Decoder(_Line)
 def unapplied(recording: Path, changes: ChangeSet) -> tuple[str, ...]:
     """One line for each patch that took effect in no process: a trial of it measured something else."""
     last: dict[tuple[str, int], _Line] = {}
-    for file in sorted(recording.glob("patches-*.jsonl")):
+    for file in sorted(recording.glob(File.PATCHES.glob)):
         for raw in file.read_bytes().splitlines():
             try:
                 line = _LINE.decode(raw)

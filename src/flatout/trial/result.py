@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from flatout.inside.protocol import FailureKind, File
 from flatout.records.machine import Xid
 from flatout.records.recording import HostUse, RankRecording, Recording
 from flatout.records.trial import Covariates, FailureCause, TrialOutcome, TrialResult
@@ -122,7 +123,7 @@ def _outcome(
 ) -> tuple[TrialOutcome, str]:
     text = _tail(output)
     failures = sorted(_failures(Path(recording.path)) if recording is not None else [], key=lambda one: one.unix_s)
-    memory = [failure for failure in failures if failure.kind == "out_of_memory"]
+    memory = [failure for failure in failures if failure.kind == FailureKind.OUT_OF_MEMORY]
     if is_timed_out and not memory:  # a rank that ran out of memory leaves the others waiting for it
         return "timed_out", f"it ran for more than {limit_s:.0f} s, and was ended"
     if exit_code == 0 and not is_timed_out:
@@ -136,7 +137,7 @@ def _outcome(
 def _failures(recording: Path) -> list[_Failure]:
     """Of all ranks, whoever was first: that one is the cause, and the others fail because of it."""
     found = []
-    for file in recording.glob("failure-*.json"):
+    for file in recording.glob(File.FAILURE.glob):
         try:
             found.append(msgspec.json.decode(file.read_bytes(), type=_Failure))
         except (OSError, msgspec.DecodeError):

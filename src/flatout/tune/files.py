@@ -14,6 +14,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import FlatoutError, OutputError, UsageError
+from flatout.inside.protocol import Variable
 from flatout.launch import Launcher, LocalLauncher, SlurmLauncher
 from flatout.launch.guard import end_marked
 from flatout.launch.slurm import job_name
@@ -93,7 +94,7 @@ def open_tuning(
         reason = (error.strerror or str(error)).lower()
         raise OutputError(f"{folder} cannot be written to: {reason}", hint="choose another --out") from error
     runs = f"{folder / 'runs'}{os.sep}"
-    if num_left := end_marked(lambda environment: environment.get("FLATOUT_RECORDING", "").startswith(runs)):
+    if num_left := end_marked(lambda environment: environment.get(Variable.RECORDING, "").startswith(runs)):
         say(f"ended {num_left} process{'es' * (num_left > 1)} that a former tuning left")
     if journal.num_replaced:
         say(f"{folder} held another tuning, no trial of which succeeded: this one takes its place")

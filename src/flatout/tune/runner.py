@@ -19,8 +19,8 @@ from flatout.change.collectives import with_collectives
 from flatout.change.transport import with_transport
 from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
 from flatout.errors import FlatoutError, InputError
+from flatout.inside.protocol import Variable
 from flatout.launch import Ended, Launcher, LocalLauncher
-from flatout.launch.guard import MARK
 from flatout.profile import Options, read_recording, record
 from flatout.profile.read_facts import read_facts
 from flatout.records.change import ChangeSet, JobFacts
@@ -81,7 +81,7 @@ class Runner:
         self._resumed_s = 0.0  # that trials and profiles of the journal took
         self._say = say
         self.mark = uuid.uuid4().hex  # by which the processes of this tuning are told from all others
-        self._environment = {**environment, MARK: self.mark}
+        self._environment = {**environment, Variable.TUNING: self.mark}
         self._warmup = warmup
         self._began = time.monotonic()
 
@@ -128,7 +128,7 @@ class Runner:
                 return profiled
         name, began = f"profile-{self.num_trials:03d}", self.spent_s()
         folder = self._folder(name)
-        _, ended, _ = self._record(changes, folder, Options(warmup=self._warmup), {"FLATOUT_STOP_AFTER": "1"})
+        _, ended, _ = self._record(changes, folder, Options(warmup=self._warmup), {Variable.STOP_AFTER: "1"})
         profiled = self._diagnosed(folder, has_failed=ended.code not in (0, None))
         self._clear(folder)
         self.journal.add_profile(Profile(key=key, folder=name, took_s=self.spent_s() - began))
@@ -155,12 +155,12 @@ class Runner:
         folder = self._folder(f"trial-{index:03d}")
         limit_s = self._limit_s()
         variables = {
-            "FLATOUT_STOP_AFTER": str(num_steps),
-            "FLATOUT_STOP_AFTER_S": str(int(limit_s)),
-            "FLATOUT_GRADIENTS": "1",
+            Variable.STOP_AFTER: str(num_steps),
+            Variable.STOP_AFTER_S: str(int(limit_s)),
+            Variable.GRADIENTS: "1",
         }
         if "data" in changes.gates:
-            variables["FLATOUT_DATA_CHECK"] = "1"
+            variables[Variable.DATA_CHECK] = "1"
         options = Options(is_light=True, warmup=self._warmup)
         began = time.time()
         recording, ended, output = self._record(changes, folder, options, variables, limit_s + _STOP_GRACE_S)
@@ -228,7 +228,7 @@ class Runner:
         options = msgspec.structs.replace(
             options,
             force=True,
-            variables={**made.variables, "FLATOUT_DIVERT": str(folder / "saved"), "FLATOUT_FACTS": "1", **variables},
+            variables={**made.variables, Variable.DIVERT: str(folder / "saved"), Variable.FACTS: "1", **variables},
         )
         recorded = record(
             made.words,

@@ -14,9 +14,7 @@ from pathlib import Path
 
 from flatout.inside.log import LOG
 from flatout.inside.patches.report import REPORTS
-
-PATCHES_VARIABLE = "FLATOUT_PATCHES"
-REPORTS_VARIABLE = "FLATOUT_REPORTS"
+from flatout.inside.protocol import Variable
 
 # The module of each patch, which has a function of the patch's name. In the order of applying: what is put on later is
 # outermost, so that the layers of one model are autocast(checkpoint(block)), compiled as a whole.
@@ -44,11 +42,11 @@ MODULES: Mapping[str, str] = {
 
 
 def apply_patches(recording: Path | None, environment: Mapping[str, str] = os.environ) -> None:
-    text = environment.get(PATCHES_VARIABLE)
+    text = environment.get(Variable.PATCHES)
     if not text:
         return
-    if recording is None and environment.get(REPORTS_VARIABLE):
-        recording = LOG.folder = Path(environment[REPORTS_VARIABLE])
+    if recording is None and environment.get(Variable.REPORTS):
+        recording = LOG.folder = Path(environment[Variable.REPORTS])
     asked = read_patches(text)
     REPORTS.begin(recording)
     for name in sorted(asked, key=lambda name: list(MODULES).index(name) if name in MODULES else -1):

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from flatout.inside.ending import ENDING
 from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.log import LOG
+from flatout.inside.protocol import File, process_name
 
 SCHEMA, VERSION = "flatout/patches", 1
 _MAX_NOTES = 8
@@ -132,7 +133,7 @@ class Reports:
             return
         self._last[report.name] = line
         try:
-            path = self.folder / f"patches-{os.uname().nodename}-{os.getpid()}.jsonl"
+            path = self.folder / File.PATCHES.of(process_name(os.uname().nodename, os.getpid()))
             with path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError:

@@ -1,17 +1,19 @@
 """What Python runs at its start when Flatout has put this folder first on PYTHONPATH.
 
-In: FLATOUT_RECORDING, the folder to record to, or another variable of `_ASKED`. It runs the user's own `sitecustomize`
-too, notes that it was loaded, and waits for `torch` to be imported; until then there are only the light hooks of
-`early`, by which a script that fails before that tells why. In a trial, which leaves the user's files alone, these are
-kept from the script from the start (20 ms). It never raises an error of its own and is written so that old Pythons can
-read it.
+In: the environment. Where a variable of `_is_asked` is set, it notes that it was loaded and waits for `torch` to be
+imported; until then there are only the light hooks of `early`, by which a script that fails before that tells why. In a
+trial, which leaves the user's files alone, these are kept from the script from the start (20 ms). It then runs the
+user's own `sitecustomize`. It never raises an error of its own and is written so that old Pythons can read it.
 """
 
 import os
 import sys
 
-_ASKED = ("FLATOUT_RECORDING", "FLATOUT_PATCHES", "FLATOUT_DIVERT", "FLATOUT_SAFE_SAVE", "FLATOUT_HEARTBEAT")
-_FOLDERS = ("FLATOUT_RECORDING", "FLATOUT_HEARTBEAT")  # where failures are noted: in the first
+TYPE_CHECKING = False  # `typing` itself is not loaded before the script needs it
+if TYPE_CHECKING:
+    from typing import Any
+
+_protocol: "Any" = None  # `flatout.inside.protocol`, once a variable of Flatout is seen
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _EARLY: "list[object]" = []
 
@@ -26,7 +28,7 @@ def _note(recording: str, event: str) -> None:
         return
     try:
         line = "%d %d %s\n" % (os.getpid(), os.getppid(), event)  # noqa: UP031 - old Pythons read this file too
-        path = os.path.join(recording, ".state", "processes-" + os.uname().nodename)
+        path = os.path.join(recording, _protocol.File.STATE, _protocol.File.PROCESSES.of(os.uname().nodename))
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(file, line.encode())
@@ -76,14 +78,14 @@ def _start_quietly(recording: str) -> None:
     try:
         _start(recording)
     except Exception:  # noqa: BLE001 - never the job's problem
-        _note(recording, "failed")
+        _note(recording, _protocol.ProcessEvent.FAILED)
 
 
 def _start(recording: str) -> None:
     """Import `flatout.inside` from beside this folder, whether or not Flatout is installed for this Python."""
-    _note(recording, "torch")
+    _note(recording, _protocol.ProcessEvent.TORCH)
     if sys.version_info < (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
-        _note(recording, "old-python")
+        _note(recording, _protocol.ProcessEvent.OLD_PYTHON)
         return
     for early in _EARLY:
         early.take_out()  # type: ignore[attr-defined]
@@ -92,12 +94,13 @@ def _start(recording: str) -> None:
 
 def _note_failures_quietly(recording: str) -> None:
     try:
-        for name in [name for name in _FOLDERS if os.environ.get(name)][:1]:
+        folders = (_protocol.Variable.RECORDING, _protocol.Variable.HEARTBEAT)  # failures are noted in the first
+        for name in [name for name in folders if os.environ.get(name)][:1]:
             early = _import_inside("early").Early(name)  # type: ignore[attr-defined]
             early.put_in()
             _EARLY.append(early)
     except Exception:  # noqa: BLE001 - never the job's problem
-        _note(recording, "failed")
+        _note(recording, _protocol.ProcessEvent.FAILED)
 
 
 def _divert_quietly(recording: str) -> None:
@@ -141,14 +144,34 @@ def _run_own_sitecustomize() -> None:
     spec.loader.exec_module(module)
 
 
-if any(os.environ.get(_name) for _name in _ASKED):
-    _recording = os.environ.get("FLATOUT_RECORDING", "")
-    _note(_recording, "python")
+def _read_protocol() -> "Any":
+    """Read the names of Flatout's variables; None where none is set, or where they cannot be read."""
+    if not any(name.startswith("FLATOUT_") for name in os.environ):
+        return None
+    try:
+        return _import_inside("protocol")
+    except Exception:  # noqa: BLE001 - never the job's problem
+        return None
+
+
+def _is_asked() -> bool:
+    """Whether the environment asks for anything that is done in this process."""
+    if _protocol is None:
+        return False
+    variable = _protocol.Variable
+    asked = (variable.RECORDING, variable.PATCHES, variable.DIVERT, variable.SAFE_SAVE, variable.HEARTBEAT)
+    return any(os.environ.get(name) for name in asked)
+
+
+_protocol = _read_protocol()
+if _is_asked():
+    _recording = os.environ.get(_protocol.Variable.RECORDING, "")
+    _note(_recording, _protocol.ProcessEvent.PYTHON)
     if sys.implementation.name == "cpython":
         sys.meta_path.insert(0, _WaitForTorch(_recording))  # type: ignore[arg-type]
         if sys.version_info >= (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
             _note_failures_quietly(_recording)
-            if os.environ.get("FLATOUT_DIVERT"):
+            if os.environ.get(_protocol.Variable.DIVERT):
                 _divert_quietly(_recording)
 # The script sees the module path that it would have seen; its children find this folder through PYTHONPATH.
 sys.path[:] = [_entry for _entry in sys.path if not _is_here(_entry)]

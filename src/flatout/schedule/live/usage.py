@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from flatout.errors import InputError
+from flatout.inside.protocol import File
 from flatout.schedule.live.view import JobView, Sample
 
 # dcgm-exporter's names, the better one first, and what a value of 1 (all busy) is. SM activity is off by default there.
@@ -111,7 +112,7 @@ def _from_file(path: Path) -> Iterator[Sample]:
 
 def _from_recordings(folder: Path) -> Iterator[Sample]:
     """Lines that are cut short, as the last of a running recording, are left out."""
-    for path in sorted(folder.rglob("host-*.samples.jsonl")):
+    for path in sorted(folder.rglob(File.SAMPLES.glob)):
         header: dict[str, Any] | None = None
         for line in _lines(path):
             try:

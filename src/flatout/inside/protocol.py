@@ -1,0 +1,248 @@
+"""What Flatout and the processes of a job agree on: each variable, file name, kind and interval that both sides spell.
+
+Flatout starts a job with the variables below in its environment. The code of `inside/`, loaded into the job's Python
+processes, reads them and writes the files below, which Flatout reads while the job runs or afterwards.
+
+This is the only file of `inside/` that the rest of Flatout imports. It holds constants and the names of files, decides
+nothing and imports nothing: `startup/sitecustomize.py` reads it in every Python process of the job, and the job may
+have an older Python than Flatout.
+"""
+
+
+class Variable:
+    """The environment variables of Flatout: the only place where their names are spelled."""
+
+    # What the recorder is to do. `flatout profile` and `flatout tune` set these; a user may set them too.
+    RECORDING = "FLATOUT_RECORDING"  # folder to record to; without it nothing is recorded
+    STEPS = "FLATOUT_STEPS"  # number of steps to trace, DEFAULT_NUM_STEPS if unset
+    WARMUP = "FLATOUT_WARMUP"  # number of steps before the trace; unset: until step times are stable
+    LIGHT = "FLATOUT_LIGHT"  # 1: no trace
+    FACTS = "FLATOUT_FACTS"  # 1: write the facts of the job even without a trace
+    FLOPS = "FLATOUT_FLOPS"  # 0: do not count floating-point operations
+    GRADIENTS = "FLATOUT_GRADIENTS"  # 1: measure the norms of the first steps' gradients
+    DATA_CHECK = "FLATOUT_DATA_CHECK"  # 1: check the answers of collectives when the job is stopped
+    STOP_AFTER = "FLATOUT_STOP_AFTER"  # stop the job after this many measured steps, at a step boundary of all ranks
+    STOP_AFTER_S = "FLATOUT_STOP_AFTER_S"  # the same after this many seconds
+
+    # What else is to be done in the job's processes, with or without a recording.
+    PATCHES = "FLATOUT_PATCHES"  # JSON list of the patches to apply, see `change.patches`
+    REPORTS = "FLATOUT_REPORTS"  # folder for the reports of patches where nothing is recorded
+    DIVERT = "FLATOUT_DIVERT"  # folder for what a trial would write over the user's files
+    SAFE_SAVE = "FLATOUT_SAFE_SAVE"  # 1: torch.save leaves a complete file or none
+    HEARTBEAT = "FLATOUT_HEARTBEAT"  # folder for heartbeats
+    CHECKPOINT_EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # seconds between checkpoints of `flatout.checkpoint`
+
+    # What Flatout's own processes read.
+    JOB = "FLATOUT_JOB"  # name of the job, the same each time its scheduler starts it
+    TUNING = "FLATOUT_TUNING"  # marks the processes of one tuning, to end those that outlive it
+    DEBUG = "FLATOUT_DEBUG"  # show the traceback of an internal error
+
+
+DEFAULT_NUM_STEPS = 3  # that are traced
+
+
+class FileName:
+    """The name of one kind of file: what stands before and after the part that names a rank, a host or a process."""
+
+    def __init__(self, before: str, after: str) -> None:
+        self.before = before
+        self.after = after
+        self.glob = self.of("*")
+
+    def of(self, part: object) -> str:
+        """Return the file name for a rank, a host or a process (see `process_name`)."""
+        return self.before + str(part) + self.after
+
+    def part(self, name: str) -> "str | None":
+        """Return the part that names a rank, a host or a process; None if `name` is not of this kind."""
+        part = name[len(self.before) : len(name) - len(self.after)]
+        return part if part and name == self.of(part) else None
+
+    def rank(self, name: str) -> "int | None":
+        """Return the rank that `name` is of; None if `name` is not of this kind, or not of a rank."""
+        part = self.part(name)
+        return int(part) if part is not None and part.isdecimal() else None
+
+
+def process_name(hostname: str, pid: int) -> str:
+    """Return the part of a file name that names a process of the job."""
+    return hostname + "-" + str(pid)
+
+
+def partial_name(name: str) -> str:
+    """Return the name of a file while it is written: a complete one is renamed to `name`."""
+    return "." + name + ".part"
+
+
+def complete_name(name: str) -> str:
+    """Return the name that a file gets once it is complete: itself for one that is."""
+    is_partial = name.startswith(".") and name.endswith(".part")
+    return name[len(".") : -len(".part")] if is_partial else name
+
+
+class File:
+    """The files of a recording, and of the folders for heartbeats and diverted files."""
+
+    # Of a recording.
+    RECORDING = "recording.json"  # marks the folder as a recording, and names its run
+    HOST = FileName("host-", ".json")  # by host: the command there, and how it ended
+    SAMPLES = FileName("host-", ".samples.jsonl")  # by host
+    STEPS = FileName("rank", ".steps.jsonl")  # by rank, see STEP_COLUMNS and StepFileEvent
+    TRACE = FileName("rank", ".json")  # by rank
+    PACKED_TRACE = FileName("rank", ".json.gz")
+    FACTS = FileName("facts-rank", ".json")  # by rank
+    GRADIENTS = FileName("gradients-rank", ".json")  # by rank
+    DATA_CHECK = FileName("data-check-rank", ".json")  # by rank
+    FAILURE = FileName("failure-", ".json")  # by process, also in a folder for heartbeats
+    PATCHES = FileName("patches-", ".jsonl")  # by process
+    DIVERTED = FileName("diverted-", ".jsonl")  # by process
+    LOG = FileName("inside-", ".log")  # by host: errors of `inside/`
+    ATTEMPTS = "attempts"  # folder: a recording of its own for each time that the ranks were started again, from 1
+    STATE = ".state"  # folder: what processes tell each other while the job runs; removed afterwards
+    PROCESSES = FileName("processes-", "")  # by host, in STATE: the Python processes of the job, see ProcessEvent
+
+    # Of a folder for heartbeats.
+    HEARTBEAT = FileName("beat-", "")  # by process, see HEARTBEAT_FIELDS
+    STACKS = FileName("stacks-", "")  # by process
+    FLIGHT_REQUEST = "flight-request"  # asks the ranks for what torch's flight recorder has
+    FLIGHT = FileName("flight-", ".json")  # by process: the answer
+
+    # Of a folder for diverted files.
+    TRIAL_BEGAN = ".began"  # files changed before this one was made are the user's
+
+    # Beside a checkpoint that torch.save has written under SAFE_SAVE: what its own name ends with.
+    PREVIOUS = FileName("", ".previous")  # the checkpoint before
+    CHECKSUMS = FileName("", ".checksums")  # sizes and CRC-32s of both
+
+
+class ProcessEvent:
+    """What a Python process of the job notes in PROCESSES: `<pid> <parent pid> <event>`."""
+
+    PYTHON = "python"  # it was started with the recorder loaded
+    TORCH = "torch"  # it has imported torch
+    OLD_PYTHON = "old-python"  # it has imported torch, but its Python is too old for the recorder
+    FAILED = "failed"  # the recorder could not be started
+
+
+class StepFileEvent:
+    """Objects among the rows of a step file, by the value of their key `event`."""
+
+    PLAN = "plan"  # which steps will be measured and traced
+    FLOPS = "flops"  # floating-point operations of one step
+    WINDOW = "window"  # which steps were traced
+    RECORDER = "recorder"  # what the recorder itself took between two steps
+    LOSSES = "losses"  # losses that were not known yet when the rows of their steps were written
+    RESTART = "restart"  # all rows so far were parts of the first step
+    STOP = "stop"  # the job is stopped at a step boundary
+    END = "end"  # the process ends
+
+
+EXIT = "exit"  # in `reason` of END: the process ended without an exception
+
+STEP_COLUMNS = (
+    "step",
+    "start_ns",  # since `base_unix_ns` of the header
+    "duration_ns",
+    "loader_ns",  # in the loader, waiting for batches
+    "num_batches",
+    "num_samples",
+    "num_tokens",
+    "num_backward",
+    "is_skipped",  # by a GradScaler that found infinities; null: not known here
+    "kind",  # see StepKind
+    "loss",
+    "peak_memory_bytes",
+    "num_alloc_retries",
+    "checkpoint_ns",  # in torch.save or torch.distributed.checkpoint, on the thread that trains
+)
+STEP_FILE_DELAY_S = 1.0  # how long rows are held back: a killed process loses as much
+
+
+class StepKind:
+    """What the recorder did in a step."""
+
+    ORDINARY = ""  # nothing
+    FIRST = "first"
+    FLOPS = "flops"  # its floating-point operations were counted
+    PREPARE = "prepare"  # the profiler was prepared
+    TRACED = "traced"
+    RECOVERY = "recovery"  # the one before was disturbed
+
+
+NUM_STABLE_WARMUP_STEPS = 5  # at the end of the warm-up, whose times agreed with those of as many before them
+
+
+class FailureKind:
+    """Kinds of failures, in FAILURE."""
+
+    ERROR = "error"
+    OUT_OF_MEMORY = "out_of_memory"
+    EXIT = "exit"  # the script ended itself by `sys.exit(text)`
+
+
+class MemoryKind:
+    """Of which memory a process has run out, in FAILURE."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+REFUSED = "SystemExit"  # the exception in FAILURE where argparse refused the arguments
+
+
+class OutputKind:
+    """What became of a file that a trial's script wrote, in DIVERTED."""
+
+    DIVERTED = "diverted"  # written elsewhere, as the user had one of this name
+    KEPT = "kept"  # the user's, that the script has removed: it is still there
+    NEW = "new"  # written where the script wants it
+    FOLDER = "folder"  # made where the script wants it
+    IN_PLACE = "in_place"  # the user's, opened to be changed: too large to be copied first
+
+
+class Phase:
+    """What the thread that trains is doing, in HEARTBEAT."""
+
+    COMPUTE = "compute"  # what is none of the others
+    DATA = "data"  # it waits for a batch
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+
+
+# A heartbeat file is a header, one line of JSON, and then the fields below, each of as many 8-byte integers as it says.
+HEARTBEAT_HEADER_BYTES = 4096
+HEARTBEAT_PHASES = (Phase.COMPUTE, Phase.DATA, Phase.CHECKPOINT, Phase.EVALUATION)  # as they are numbered
+HEARTBEAT_MOST_GROUPS = 16  # process groups whose collectives are counted
+HEARTBEAT_BUCKETS = 64  # of step times: bucket b counts those from 2**(b-1) to 2**b ns
+HEARTBEAT_FIELDS = (
+    ("change", 1),  # odd while a step's end is being written
+    ("rank", 1),  # -1: not known to be a rank
+    ("world_size", 1),
+    ("num_events", 1),  # of any kind: it grows while the job gets on
+    ("num_steps", 1),
+    ("base_step", 1),  # steps that the optimizer had made before this process; -1: unknown
+    ("has_loaded", 1),  # torch.load before the first step
+    ("phase", 1),
+    ("phase_since", 1),
+    ("first_step_end", 1),
+    ("last_step_end", 1),
+    ("num_checkpoints", 1),
+    ("checkpoint_step", 1),  # num_steps when the last one was complete; -1: none
+    ("main_thread", 1),
+    ("gives_stacks", 1),  # the signal is still ours
+    ("has_ended", 1),  # without an exception
+    ("has_gpu", 1),
+    ("gpu", 2),  # the two halves of its UUID; 0: unknown
+    ("exchange", 4),  # see `Beat.exchanged`; all 0: none is known
+    ("spent", len(HEARTBEAT_PHASES)),  # ns in each phase, without the current stay in the current phase
+    ("spent_at_first", len(HEARTBEAT_PHASES)),  # the same at the end of the first step
+    ("spent_at_last", len(HEARTBEAT_PHASES)),  # and of the last
+    ("longest", len(HEARTBEAT_PHASES)),  # ns; of compute, the longest step
+    ("num_groups", 1),
+    ("sequence", HEARTBEAT_MOST_GROUPS),  # collectives begun in each process group, as torch counts them
+    ("buckets", HEARTBEAT_BUCKETS),
+)
+
+# The signal that asks a process for its stacks is SIGRTMIN plus this. Real-time signals have no use of their own; the
+# first two are the C library's, and Valgrind has the last.
+STACKS_SIGNAL_OFFSET = 8
