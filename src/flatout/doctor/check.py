@@ -1,7 +1,7 @@
 """One check: what it says of itself, and a function from Machine to what it found.
 
-A check returns an Outcome, or raises NotReadError (`unknown`) or NotHereError (`info`). A text that no check expected
-is `unknown` too, so that damaged input never ends a run and never counts as good.
+A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). A text that no check expects
+gives `unknown` too, so that damaged input never ends a run and never counts as good.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from flatout.records.doctor import CheckResult, Family, Status
 MOST_NAMED = 6  # devices that a reason names
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class CheckOutcome(msgspec.Struct, frozen=True):
     status: Status
     reason: str
 
 
-Judge = Callable[[Machine], Outcome]
+Judge = Callable[[Machine], CheckOutcome]
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,11 +73,11 @@ def run_check(one: Check, machine: Machine) -> CheckResult:
     try:
         outcome = one.judge(machine)
     except NotReadError as error:
-        outcome = Outcome("unknown", str(error))
+        outcome = CheckOutcome("unknown", str(error))
     except NotHereError as error:
-        outcome = Outcome("info", str(error))
+        outcome = CheckOutcome("info", str(error))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        outcome = Outcome("unknown", f"what was read cannot be understood: {type(error).__name__}: {error}")
+        outcome = CheckOutcome("unknown", f"what was read cannot be understood: {type(error).__name__}: {error}")
     return CheckResult(
         id=one.id,
         family=one.family,
@@ -93,20 +93,20 @@ def run_check(one: Check, machine: Machine) -> CheckResult:
     )
 
 
-def ok(reason: str) -> Outcome:
-    return Outcome("ok", reason)
+def ok(reason: str) -> CheckOutcome:
+    return CheckOutcome("ok", reason)
 
 
-def info(reason: str) -> Outcome:
-    return Outcome("info", reason)
+def info(reason: str) -> CheckOutcome:
+    return CheckOutcome("info", reason)
 
 
-def warn(reason: str) -> Outcome:
-    return Outcome("warn", reason)
+def warn(reason: str) -> CheckOutcome:
+    return CheckOutcome("warn", reason)
 
 
-def fail(reason: str) -> Outcome:
-    return Outcome("fail", reason)
+def fail(reason: str) -> CheckOutcome:
+    return CheckOutcome("fail", reason)
 
 
 def named(items: Iterable[str]) -> str:
@@ -117,7 +117,7 @@ def named(items: Iterable[str]) -> str:
     return f"{', '.join(all_items[:MOST_NAMED])} and {len(all_items) - MOST_NAMED} more"
 
 
-def none_in_log(machine: Machine) -> Outcome:
+def none_in_log(machine: Machine) -> CheckOutcome:
     """Nothing of the kind in the kernel log: `ok`, but not of an excerpt."""
     log = machine.kernel_log
     if log.num_missed:
@@ -133,9 +133,9 @@ def need(values: Sequence[object], reason: str) -> None:
         raise NotReadError(reason)
 
 
-def with_missing(outcome: Outcome, num_missing: int, what: str) -> Outcome:
+def with_missing(outcome: CheckOutcome, num_missing: int, what: str) -> CheckOutcome:
     """Where some devices gave no value: a bad one counts all the same, but `ok` becomes unknown."""
     if not num_missing:
         return outcome
     reason = f"{outcome.reason}; {num_missing} {what}"
-    return Outcome("unknown" if outcome.status == "ok" else outcome.status, reason)
+    return CheckOutcome("unknown" if outcome.status == "ok" else outcome.status, reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout.doctor.check import Outcome, check, fail, info, named, need, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, ok, warn, with_missing
 from flatout.doctor.machine import Machine
 from flatout.doctor.peers import MIN_PEERS, minority, outliers
 from flatout.doctor.unknown import NotReadError
@@ -31,7 +31,7 @@ def _idle(machine: Machine) -> int:
     return sum(percent is None or percent < 10 for percent in busy)
 
 
-def _none_active(machine: Machine) -> Outcome:
+def _none_active(machine: Machine) -> CheckOutcome:
     if idle := _idle(machine):
         return info(f"active on none, but {idle} of {len(machine.gpus)} GPUs were idle when this was read")
     return ok("active on none")
@@ -48,7 +48,7 @@ def _none_active(machine: Machine) -> Outcome:
     fix="look at cooling, power supplies and the power brake signal of the chassis",
     when_wrong="a brief slowdown at the moment of reading; read again under load",
 )
-def hardware_slowdown(machine: Machine) -> Outcome:
+def hardware_slowdown(machine: Machine) -> CheckOutcome:
     active, missing = _active(machine, "HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown")
     outcome = fail(f"active on {named(active)}") if active else _none_active(machine)
     return with_missing(outcome, missing, "GPUs did not say")
@@ -65,7 +65,7 @@ def hardware_slowdown(machine: Machine) -> Outcome:
     fix="improve the cooling: fans, filters, inlet temperature",
     when_wrong="read while the GPU is idle, it says nothing of the load",
 )
-def software_thermal(machine: Machine) -> Outcome:
+def software_thermal(machine: Machine) -> CheckOutcome:
     active, missing = _active(machine, "SW Thermal Slowdown")
     outcome = warn(f"active on {named(active)}") if active else _none_active(machine)
     return with_missing(outcome, missing, "GPUs did not say")
@@ -82,7 +82,7 @@ def software_thermal(machine: Machine) -> Outcome:
     fix="none needed, unless gpu-power-limit says that the limit was lowered",
     when_wrong="read while the GPU is idle, it says nothing of the load",
 )
-def power_cap(machine: Machine) -> Outcome:
+def power_cap(machine: Machine) -> CheckOutcome:
     active, _ = _active(machine, "SW Power Cap")
     return info(f"active on {named(active)}" if active else "active on none at the moment of reading")
 
@@ -98,7 +98,7 @@ def power_cap(machine: Machine) -> Outcome:
     fix="an administrator raises it: `nvidia-smi -pl WATTS`",
     when_wrong="a site caps the power on purpose: then alike on all GPUs is right",
 )
-def power_limit(machine: Machine) -> Outcome:
+def power_limit(machine: Machine) -> CheckOutcome:
     limits, defaults = {}, {}
     for gpu in machine.gpus:
         limit = gpu.number("Enforced Power Limit", "Current Power Limit", "Power Limit")
@@ -127,7 +127,7 @@ def power_limit(machine: Machine) -> Outcome:
     fix="compare its power, temperature and slowdown reasons with the others'",
     when_wrong="the GPUs do different work at that moment",
 )
-def clock_peers(machine: Machine) -> Outcome:
+def clock_peers(machine: Machine) -> CheckOutcome:
     clocks = {
         gpu.address: clock
         for gpu in machine.gpus
@@ -154,7 +154,7 @@ def clock_peers(machine: Machine) -> Outcome:
     fix="an administrator resets them: `nvidia-smi -rac` and `nvidia-smi -rgc`",
     when_wrong="clocks are locked on purpose to make measurements repeatable",
 )
-def application_clocks(machine: Machine) -> Outcome:
+def application_clocks(machine: Machine) -> CheckOutcome:
     clocks = {}
     for gpu in machine.gpus:
         now, default = gpu.number("Applications Clocks/Graphics"), gpu.number("Default Applications Clocks/Graphics")
@@ -179,7 +179,7 @@ def application_clocks(machine: Machine) -> Outcome:
     fix="improve the cooling: fans, filters, inlet temperature",
     when_wrong="read while the GPU is idle, it says nothing of the load",
 )
-def temperature(machine: Machine) -> Outcome:
+def temperature(machine: Machine) -> CheckOutcome:
     margins = {}
     idle = 0
     for gpu in machine.gpus:
@@ -213,7 +213,7 @@ def temperature(machine: Machine) -> Outcome:
     fix="look at its heat sink, its fans and its place in the air flow",
     when_wrong="the GPUs do different work at that moment, or sit in two rows of the air flow",
 )
-def temperature_peers(machine: Machine) -> Outcome:
+def temperature_peers(machine: Machine) -> CheckOutcome:
     found = {
         gpu.address: value
         for gpu in machine.gpus
@@ -240,7 +240,7 @@ def temperature_peers(machine: Machine) -> Outcome:
     fix="leave the odd GPU out with CUDA_VISIBLE_DEVICES, or have its firmware brought to the others'",
     when_wrong="boards of one model may be delivered with several firmwares that perform alike",
 )
-def same_model(machine: Machine) -> Outcome:
+def same_model(machine: Machine) -> CheckOutcome:
     if len(machine.gpus) < 2:
         return info("there is one GPU")
     models = {gpu.address: (gpu.text("Product Name"), gpu.text("FB Memory Usage/Total")) for gpu in machine.gpus}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, fail, info, named, need, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, ok, warn, with_missing
 from flatout.doctor.machine import SMI_NVLINK, SMI_NVLINK_ERRORS, Machine
 from flatout.doctor.parse.nvidia_smi import parse_list, parse_nvlink_errors
 from flatout.doctor.peers import MIN_PEERS, minority
@@ -26,7 +26,7 @@ _SOLDERED = re.compile(r"SXM|H100 80GB HBM3|H200$|B200|B300|GB200|GB300|H20$")
     fix="reseat the card or its riser; look at the slot's wiring and at bifurcation in the firmware",
     when_wrong="slots of desktop boards may have 8 lanes by design; some laptops drop lanes while idle",
 )
-def pcie_width(machine: Machine) -> Outcome:
+def pcie_width(machine: Machine) -> CheckOutcome:
     widths = {}
     for gpu in machine.gpus:
         now, most = gpu.number("Link Width/Current"), gpu.number("Link Width/Max")
@@ -53,7 +53,7 @@ def pcie_width(machine: Machine) -> Outcome:
     fix="look at risers, retimers and the slot's speed in the firmware; then at AER errors in the kernel log",
     when_wrong="a GPU that computes but copies nothing may leave its link slow",
 )
-def pcie_speed(machine: Machine) -> Outcome:
+def pcie_speed(machine: Machine) -> CheckOutcome:
     speeds = {}
     num_idle = 0
     for gpu in machine.gpus:
@@ -87,7 +87,7 @@ def pcie_speed(machine: Machine) -> Outcome:
     fix="reseat the card or riser; compare with the other GPUs under load",
     when_wrong="counts are since the last reset and may be of its start-up; growth under load is what matters",
 )
-def pcie_replay(machine: Machine) -> Outcome:
+def pcie_replay(machine: Machine) -> CheckOutcome:
     replays, rollovers = {}, {}
     for gpu in machine.gpus:
         if (count := gpu.number("Replays Since Reset")) is not None:
@@ -114,7 +114,7 @@ def pcie_replay(machine: Machine) -> Outcome:
     fix="reset the GPUs of the board together; if it stays, look at SXid and at the bridge or baseboard",
     when_wrong="on boards where some links are not wired by design, all GPUs are alike, which is info",
 )
-def nvlink_active(machine: Machine) -> Outcome:
+def nvlink_active(machine: Machine) -> CheckOutcome:
     links = machine.nvlinks
     if not any(speed is not None for gpu in links.values() for speed in gpu.values()):
         names = [name for name, _ in parse_list(machine.output(SMI_NVLINK)).values()]
@@ -156,7 +156,7 @@ def nvlink_active(machine: Machine) -> Outcome:
     fix="reset the GPUs of the board together",
     when_wrong="boards that join two kinds of links by design",
 )
-def nvlink_speed(machine: Machine) -> Outcome:
+def nvlink_speed(machine: Machine) -> CheckOutcome:
     speeds = {
         (gpu, link): speed
         for gpu, found in machine.nvlinks.items()
@@ -185,7 +185,7 @@ def nvlink_speed(machine: Machine) -> Outcome:
     fix="reset the GPUs of the board together; if counts grow again, have the board examined",
     when_wrong="counts are since the driver was loaded; growth under load is what matters",
 )
-def nvlink_errors(machine: Machine) -> Outcome:
+def nvlink_errors(machine: Machine) -> CheckOutcome:
     counts = parse_nvlink_errors(machine.output(SMI_NVLINK_ERRORS))
     known = {gpu: found for gpu, found in counts.items() if found}
     if counts and not known:
@@ -209,7 +209,7 @@ def nvlink_errors(machine: Machine) -> Outcome:
     fix="look at the fabric manager and `nvidia-smi nvlink -s`; reset the GPUs of the board together",
     when_wrong="bridges between some pairs only (then it says so, as several groups)",
 )
-def nvlink_matrix(machine: Machine) -> Outcome:
+def nvlink_matrix(machine: Machine) -> CheckOutcome:
     matrix = machine.matrix
     gpus = matrix.gpus
     if len(gpus) < 2:
@@ -248,7 +248,7 @@ def nvlink_matrix(machine: Machine) -> Outcome:
     fix="CNS: other slots, or IOMMU and ACS off on bare metal; DR: a setting of the driver; GNS: this model has none",
     when_wrong="GeForce cards have none by the vendor's decision: then nothing is broken",
 )
-def peer_to_peer(machine: Machine) -> Outcome:
+def peer_to_peer(machine: Machine) -> CheckOutcome:
     matrix = machine.peer_to_peer
     pairs = {pair: cell for pair, cell in matrix.cells.items() if pair[0] < pair[1]}
     need(list(pairs), "the matrix names no pair")

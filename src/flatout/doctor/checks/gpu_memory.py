@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flatout.doctor.check import Outcome, check, fail, info, named, need, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, ok, warn, with_missing
 from flatout.doctor.machine import Machine
 from flatout.doctor.parse.nvidia_smi import SmiGpu
 from flatout.doctor.unknown import NotReadError
@@ -41,7 +41,7 @@ def _sum(gpu: SmiGpu, section: str, *words: str) -> float | None:
     fix="drain the node, reset the GPU, and run the vendor's field diagnostics if the count returns",
     when_wrong="an error before the last reset of a row remapping stays counted until the driver is loaded again",
 )
-def ecc_uncorrectable(machine: Machine) -> Outcome:
+def ecc_uncorrectable(machine: Machine) -> CheckOutcome:
     values, missing = _each(
         machine,
         lambda gpu: _sum(gpu, "ECC Errors/Volatile", "Uncorrectable", "Double Bit"),
@@ -63,7 +63,7 @@ def ecc_uncorrectable(machine: Machine) -> Outcome:
     fix="have the GPU examined before a long run",
     when_wrong="the count grows with age; it says little of a GPU that has run for years",
 )
-def sram_correctable(machine: Machine) -> Outcome:
+def sram_correctable(machine: Machine) -> CheckOutcome:
     values, missing = _each(
         machine, lambda gpu: gpu.number("Aggregate/SRAM Correctable"), "aggregate count of corrected SRAM errors"
     )
@@ -83,7 +83,7 @@ def sram_correctable(machine: Machine) -> Outcome:
     fix="have the GPU examined before a long run",
     when_wrong="the count grows with age; it says little of a GPU that has run for years",
 )
-def dram_correctable(machine: Machine) -> Outcome:
+def dram_correctable(machine: Machine) -> CheckOutcome:
     values, missing = _each(
         machine, lambda gpu: gpu.number("Aggregate/DRAM Correctable"), "aggregate count of corrected DRAM errors"
     )
@@ -103,7 +103,7 @@ def dram_correctable(machine: Machine) -> Outcome:
     fix="return the GPU",
     when_wrong="never seen to be",
 )
-def sram_threshold(machine: Machine) -> Outcome:
+def sram_threshold(machine: Machine) -> CheckOutcome:
     values = {gpu.address: gpu.text("SRAM Threshold Exceeded") for gpu in machine.gpus}
     known = {gpu: value for gpu, value in values.items() if value}
     need(list(known), "`nvidia-smi -q` has no SRAM Threshold Exceeded: the GPU or its driver is too old for it")
@@ -123,7 +123,7 @@ def sram_threshold(machine: Machine) -> Outcome:
     fix="pending: reset the GPU between jobs; failed: return the GPU",
     when_wrong="GPUs before Ampere have no remapping (see gpu-retired-pages)",
 )
-def row_remap(machine: Machine) -> Outcome:
+def row_remap(machine: Machine) -> CheckOutcome:
     found = {
         gpu.address: (gpu.text("Remapped Rows/Pending"), gpu.text("Remapping Failure Occurred")) for gpu in machine.gpus
     }
@@ -151,7 +151,7 @@ def row_remap(machine: Machine) -> Outcome:
     fix="plan to have the GPU replaced",
     when_wrong="never seen to be",
 )
-def row_remap_banks(machine: Machine) -> Outcome:
+def row_remap_banks(machine: Machine) -> CheckOutcome:
     def left(gpu: SmiGpu) -> float | None:
         empty, low = (gpu.number(f"Bank Remap Availability Histogram/{name}") for name in ("None", "Low"))
         return None if empty is None and low is None else (empty or 0) + (low or 0)
@@ -173,7 +173,7 @@ def row_remap_banks(machine: Machine) -> Outcome:
     fix="pending: reset the GPU; 60 or more: return it",
     when_wrong="Ampere and newer remap rows instead, and say N/A here",
 )
-def retired_pages(machine: Machine) -> Outcome:
+def retired_pages(machine: Machine) -> CheckOutcome:
     pages: dict[str, int] = {}
     pending = []
     for gpu in machine.gpus:
@@ -211,7 +211,7 @@ def retired_pages(machine: Machine) -> Outcome:
     fix="end what was left behind by an earlier job, or ask who else uses the node",
     when_wrong="run while the job runs, it finds the job itself",
 )
-def memory_free(machine: Machine) -> Outcome:
+def memory_free(machine: Machine) -> CheckOutcome:
     used, missing = _each(machine, lambda gpu: gpu.number("FB Memory Usage/Used"), "memory in use")
     total = {gpu.address: gpu.number("FB Memory Usage/Total") for gpu in machine.gpus}
     # An idle driver keeps up to about 3 % of the memory on large GPUs.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, fail, info, named, need, none_in_log, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, none_in_log, ok, warn, with_missing
 from flatout.doctor.graph import lspci_kind, pci_kind
 from flatout.doctor.machine import SMI_LIST, Machine
 from flatout.doctor.parse.kernel_log import GpuEvent
-from flatout.doctor.parse.nvidia_smi import is_list_whole
+from flatout.doctor.parse.nvidia_smi import is_list_complete
 from flatout.doctor.unknown import NotReadError
 
 _SMI = "NVIDIA nvidia-smi manual, https://docs.nvidia.com/deploy/nvidia-smi/"
@@ -39,7 +39,7 @@ def _is_hardware(event: GpuEvent) -> bool:
     fix="look for Xid 79 in the kernel log, reset the node, reseat the GPU",
     when_wrong="a container sees the bus of the host, but only the GPUs that it was given",
 )
-def count(machine: Machine) -> Outcome:
+def count(machine: Machine) -> CheckOutcome:
     # A second function of a GPU (.1) is its audio.
     plugged = {
         address
@@ -85,7 +85,7 @@ def count(machine: Machine) -> Outcome:
     fix="an administrator starts nvidia-persistenced",
     when_wrong="under some hypervisors it cannot be enabled",
 )
-def persistence(machine: Machine) -> Outcome:
+def persistence(machine: Machine) -> CheckOutcome:
     modes = {gpu.address: mode for gpu in machine.gpus if (mode := gpu.text("Persistence Mode"))}
     need(list(modes), "`nvidia-smi -q` has no Persistence Mode")
     off = [gpu for gpu, mode in modes.items() if mode != "Enabled"]
@@ -104,7 +104,7 @@ def persistence(machine: Machine) -> Outcome:
     fix="an administrator sets `nvidia-smi -c DEFAULT`",
     when_wrong="one process a GPU, without helpers, runs well in exclusive mode",
 )
-def compute_mode(machine: Machine) -> Outcome:
+def compute_mode(machine: Machine) -> CheckOutcome:
     modes = {gpu.address: mode for gpu in machine.gpus if (mode := gpu.text("Compute Mode"))}
     need(list(modes), "`nvidia-smi -q` has no Compute Mode")
     prohibited = [gpu for gpu, mode in modes.items() if mode == "Prohibited"]
@@ -126,7 +126,7 @@ def compute_mode(machine: Machine) -> Outcome:
     fix="an administrator sets `nvidia-smi -mig 0` and resets the GPU",
     when_wrong="jobs of one GPU may well share it by MIG",
 )
-def mig(machine: Machine) -> Outcome:
+def mig(machine: Machine) -> CheckOutcome:
     missing = 0
     try:
         missing = sum("MIG Mode/Current" not in gpu.values for gpu in machine.gpus)
@@ -139,7 +139,7 @@ def mig(machine: Machine) -> Outcome:
     except NotReadError:
         missing = 0
         known = {f"GPU{number}": devices > 0 for number, (_, devices) in machine.listed.items()}
-        is_whole = is_list_whole(machine.snapshot.outputs[SMI_LIST].text or "")
+        is_whole = is_list_complete(machine.snapshot.outputs[SMI_LIST].text or "")
         if not is_whole and not any(known.values()):
             raise NotReadError(f"the list of `{SMI_LIST}` is cut off: MIG devices may be missing") from None
     divided = [gpu for gpu, is_divided in known.items() if is_divided]
@@ -158,7 +158,7 @@ def mig(machine: Machine) -> Outcome:
     fix="an administrator starts nvidia-fabricmanager in the driver's own version",
     when_wrong="GPUs without NVSwitch say N/A",
 )
-def fabric(machine: Machine) -> Outcome:
+def fabric(machine: Machine) -> CheckOutcome:
     states = {gpu.address: (gpu.text("Fabric/State"), gpu.text("Fabric/Status")) for gpu in machine.gpus}
     known = {gpu: pair for gpu, pair in states.items() if pair[0]}
     if not known:
@@ -185,7 +185,7 @@ def fabric(machine: Machine) -> Outcome:
     fix="drain the node and do what is asked: reset or reboot",
     when_wrong="never seen to be",
 )
-def recovery_action(machine: Machine) -> Outcome:
+def recovery_action(machine: Machine) -> CheckOutcome:
     actions: dict[str, str] = {}
     for gpu in machine.gpus:
         found = [value for path, value in gpu.values.items() if path.endswith("GPU Recovery Action")]
@@ -208,7 +208,7 @@ def recovery_action(machine: Machine) -> Outcome:
     fix="turn it off where it is not needed",
     when_wrong="never seen to be",
 )
-def confidential(machine: Machine) -> Outcome:
+def confidential(machine: Machine) -> CheckOutcome:
     sizes = {
         gpu.address: size
         for gpu in machine.gpus
@@ -230,7 +230,7 @@ def confidential(machine: Machine) -> Outcome:
     fix="look the code up in the vendor's catalogue; drain the node for 48, 64, 74, 79, 95, 119",
     when_wrong="the log may be days old: an Xid before the last reset is history",
 )
-def xid(machine: Machine) -> Outcome:
+def xid(machine: Machine) -> CheckOutcome:
     events = machine.kernel_log.xids
     hardware = sorted({f"Xid {event.code} on {event.address}" for event in events if _is_hardware(event)})
     said = {event.address for event in events if event.code == 79}
@@ -260,7 +260,7 @@ def xid(machine: Machine) -> Outcome:
     fix="an administrator resets the GPUs and switches of the board together",
     when_wrong="the log may be days old; many SXids are not fatal",
 )
-def sxid(machine: Machine) -> Outcome:
+def sxid(machine: Machine) -> CheckOutcome:
     events = machine.kernel_log.sxids
     if not events:
         return none_in_log(machine)

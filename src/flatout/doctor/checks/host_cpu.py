@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, fail, info, named, need, ok, warn
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, ok, warn
 from flatout.doctor.machine import Machine
 from flatout.doctor.unknown import NotHereError, NotReadError
 
@@ -22,7 +22,7 @@ _KERNEL = "Linux kernel documentation, https://docs.kernel.org/"
     fix="an administrator sets it: `cpupower frequency-set -g performance`",
     when_wrong="with intel_pstate or amd_pstate in active mode, powersave still reaches full clocks under load",
 )
-def governor(machine: Machine) -> Outcome:
+def governor(machine: Machine) -> CheckOutcome:
     found = machine.matching("/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
     if not found:
         if machine.is_virtual:
@@ -45,7 +45,7 @@ def governor(machine: Machine) -> Outcome:
     fix="an administrator sets it: `cpupower frequency-set -u MAX`",
     when_wrong="boost was turned off on purpose",
 )
-def clock_limit(machine: Machine) -> Outcome:
+def clock_limit(machine: Machine) -> CheckOutcome:
     limited = {}
     most = machine.matching("/sys/devices/system/cpu/cpu*/cpufreq/cpuinfo_max_freq")
     pairs = 0
@@ -73,7 +73,7 @@ def clock_limit(machine: Machine) -> Outcome:
     fix="look in the kernel log for why tsc was marked unstable; `tsc=reliable` if it is known to be good",
     when_wrong="never seen to be",
 )
-def clocksource(machine: Machine) -> Outcome:
+def clocksource(machine: Machine) -> CheckOutcome:
     name = machine.file("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     need(name, "`current_clocksource` is empty")
     if name in ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "pvclock"):
@@ -92,7 +92,7 @@ def clocksource(machine: Machine) -> Outcome:
     fix="a larger CPU request for the container or job, or fewer workers",
     when_wrong="jobs without a loader on the CPU need less; bound ranks see only their own cores here",
 )
-def cores_for_ranks(machine: Machine) -> Outcome:
+def cores_for_ranks(machine: Machine) -> CheckOutcome:
     allowed, quota, ranks = len(machine.cpus_allowed), machine.cpu_quota, machine.num_ranks_here
     cores = allowed if quota is None else min(allowed, quota)
     shown = f"{cores:g} cores for {ranks} ranks" + ("" if quota is None or quota >= allowed else " (a quota)")
@@ -112,7 +112,7 @@ def cores_for_ranks(machine: Machine) -> Outcome:
     fix="request whole CPUs (Kubernetes: the static CPU manager), or raise the limit",
     when_wrong="a quota that is never reached (see cpu-throttled)",
 )
-def quota(machine: Machine) -> Outcome:
+def quota(machine: Machine) -> CheckOutcome:
     limit, allowed = machine.cpu_quota, len(machine.cpus_allowed)
     if limit is None:
         return ok("none")
@@ -131,7 +131,7 @@ def quota(machine: Machine) -> Outcome:
     fix="raise the limit, or start fewer threads and workers",
     when_wrong="counted since the group began: it may be of start-up only",
 )
-def throttled(machine: Machine) -> Outcome:
+def throttled(machine: Machine) -> CheckOutcome:
     found = machine.matching("/sys/fs/cgroup*/cpu.stat")
     worst = None
     for text in found.values():
@@ -157,7 +157,7 @@ def throttled(machine: Machine) -> Outcome:
     fix="`ps aux --sort=-%cpu`: end what is left over, ask who else uses the node",
     when_wrong="run while the job runs, it counts the job; processes that wait for a disk count too",
 )
-def load(machine: Machine) -> Outcome:
+def load(machine: Machine) -> CheckOutcome:
     average = float(machine.file("/proc/loadavg").split()[0])
     cpus = len(re.findall(r"^processor\s*:", machine.file("/proc/cpuinfo"), re.MULTILINE))
     if not cpus:
@@ -176,7 +176,7 @@ def load(machine: Machine) -> Outcome:
     fix="an administrator sets `sysctl kernel.numa_balancing=0`",
     when_wrong="ranks that are bound nowhere may gain from it",
 )
-def numa_balancing(machine: Machine) -> Outcome:
+def numa_balancing(machine: Machine) -> CheckOutcome:
     nodes = [name for name in machine.names("/sys/devices/system/node") if name.startswith("node")]
     value = machine.number("/proc/sys/kernel/numa_balancing")
     if value == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout.doctor.check import Outcome, check, fail, info, named, none_in_log, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, none_in_log, ok, warn, with_missing
 from flatout.doctor.machine import FABRIC_MANAGER_LOG, Machine
 from flatout.doctor.unknown import NotHereError
 
@@ -27,7 +27,7 @@ def _said(machine: Machine, kind: str) -> str | None:
     fix="drain the node; replace the memory module that is named",
     when_wrong=_OLD,
 )
-def machine_check(machine: Machine) -> Outcome:
+def machine_check(machine: Machine) -> CheckOutcome:
     said = _said(machine, "machine_check")
     return fail(said) if said else none_in_log(machine)
 
@@ -43,7 +43,7 @@ def machine_check(machine: Machine) -> Outcome:
     fix="have the module examined that is named",
     when_wrong=_OLD,
 )
-def memory_corrected(machine: Machine) -> Outcome:
+def memory_corrected(machine: Machine) -> CheckOutcome:
     said = _said(machine, "memory_corrected")
     if not said:
         return none_in_log(machine)
@@ -61,7 +61,7 @@ def memory_corrected(machine: Machine) -> Outcome:
     fix="reseat the device or its riser",
     when_wrong="counters of sysfs are since the start of the host; correctable ones at start-up are normal",
 )
-def pcie_errors(machine: Machine) -> Outcome:
+def pcie_errors(machine: Machine) -> CheckOutcome:
     counts = {
         kind: {
             path.split("/")[5]: _total(text)
@@ -104,7 +104,7 @@ def _total(text: str) -> int:
     fix="restart the node; look which module the trace names, and update it",
     when_wrong="a log that was kept from before a restart (pstore, kdump)",
 )
-def crash(machine: Machine) -> Outcome:
+def crash(machine: Machine) -> CheckOutcome:
     said = _said(machine, "crash")
     return fail(said) if said else none_in_log(machine)
 
@@ -120,7 +120,7 @@ def crash(machine: Machine) -> Outcome:
     fix="look at which driver or mount it waits for; often only a restart helps",
     when_wrong="a slow network file system under load",
 )
-def hung_task(machine: Machine) -> Outcome:
+def hung_task(machine: Machine) -> CheckOutcome:
     said = _said(machine, "hung_task")
     return warn(said) if said else none_in_log(machine)
 
@@ -136,7 +136,7 @@ def hung_task(machine: Machine) -> Outcome:
     fix="look at cooling: fans, filters, inlet temperature",
     when_wrong=_OLD,
 )
-def cpu_thermal(machine: Machine) -> Outcome:
+def cpu_thermal(machine: Machine) -> CheckOutcome:
     said = _said(machine, "thermal")
     return warn(said) if said else none_in_log(machine)
 
@@ -152,7 +152,7 @@ def cpu_thermal(machine: Machine) -> Outcome:
     fix="a newer NCCL (`pip install -U nvidia-nccl-cu12`); report it with NCCL_DEBUG=INFO",
     when_wrong="while a job is torn down, a crash may be a consequence of another fault",
 )
-def nccl_crash(machine: Machine) -> Outcome:
+def nccl_crash(machine: Machine) -> CheckOutcome:
     said = _said(machine, "segfault_nccl")
     return warn(said) if said else none_in_log(machine)
 
@@ -168,7 +168,7 @@ def nccl_crash(machine: Machine) -> Outcome:
     fix="wait a moment; if nobody restarted it, find out why it did",
     when_wrong="in some containers this is the uptime of the container",
 )
-def uptime(machine: Machine) -> Outcome:
+def uptime(machine: Machine) -> CheckOutcome:
     seconds = float(machine.file("/proc/uptime").split()[0])
     if seconds < 600:
         return info(f"{seconds / 60:.0f} minutes: it was restarted just now")
@@ -186,7 +186,7 @@ def uptime(machine: Machine) -> Outcome:
     fix="an administrator starts it in the driver's own version",
     when_wrong="in a virtual machine or container it may run on the host; gpu-fabric says what counts",
 )
-def fabric_manager(machine: Machine) -> Outcome:
+def fabric_manager(machine: Machine) -> CheckOutcome:
     log = machine.snapshot.outputs.get(FABRIC_MANAGER_LOG)
     if log is not None and log.text is not None:
         lines = log.text.splitlines()

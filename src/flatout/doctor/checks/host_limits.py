@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, fail, info, ok, warn
+from flatout.doctor.check import CheckOutcome, check, fail, info, ok, warn
 from flatout.doctor.machine import Machine
 from flatout.doctor.unknown import NotHereError, NotReadError
 
@@ -22,7 +22,7 @@ _LIMITS = "/proc/self/limits"
     fix="none needed",
     when_wrong="some containers and hypervisors leave no trace",
 )
-def environment(machine: Machine) -> Outcome:
+def environment(machine: Machine) -> CheckOutcome:
     kind = "a virtual machine" if machine.is_virtual else "bare metal"
     return info(f"{kind}, inside a container" if machine.is_container else f"{kind}, no container was recognised")
 
@@ -38,7 +38,7 @@ def environment(machine: Machine) -> Outcome:
     fix="`ulimit -l unlimited`; Docker: `--ulimit memlock=-1`; Slurm: PropagateResourceLimitsExcept=MEMLOCK",
     when_wrong="the job is started with other limits than this shell",
 )
-def memlock(machine: Machine) -> Outcome:
+def memlock(machine: Machine) -> CheckOutcome:
     limit = machine.limit("Max locked memory")
     if limit is None:
         return ok("unlimited")
@@ -63,7 +63,7 @@ def memlock(machine: Machine) -> Outcome:
     fix="`ulimit -n 1048576`; Docker: `--ulimit nofile=1048576`",
     when_wrong="small jobs need few",
 )
-def open_files(machine: Machine) -> Outcome:
+def open_files(machine: Machine) -> CheckOutcome:
     limit = machine.limit("Max open files")
     if limit is None or limit >= 65_536:
         return ok("unlimited" if limit is None else f"{limit:,}")
@@ -81,7 +81,7 @@ def open_files(machine: Machine) -> Outcome:
     fix="`ulimit -s 8192`",
     when_wrong="Fortran codes ask for it",
 )
-def stack(machine: Machine) -> Outcome:
+def stack(machine: Machine) -> CheckOutcome:
     limit = machine.limit("Max stack size")
     return warn("unlimited") if limit is None else ok(f"{limit >> 10:,} KiB")
 
@@ -97,7 +97,7 @@ def stack(machine: Machine) -> Outcome:
     fix="`ulimit -u`; Docker: `--pids-limit -1`; Kubernetes: podPidsLimit",
     when_wrong="small jobs need few",
 )
-def processes(machine: Machine) -> Outcome:
+def processes(machine: Machine) -> CheckOutcome:
     limits = [limit for limit in [machine.limit("Max processes")] if limit is not None]
     for path, text in machine.matching("/sys/fs/cgroup*/pids.max").items():
         if text != "max":
@@ -122,7 +122,7 @@ def processes(machine: Machine) -> Outcome:
     fix="Docker: `--shm-size 16g` or `--ipc host`; Kubernetes: an emptyDir with medium Memory",
     when_wrong="loaders that do not share tensors through it (file_system strategy, no workers)",
 )
-def shared_memory(machine: Machine) -> Outcome:
+def shared_memory(machine: Machine) -> CheckOutcome:
     size = _shm_bytes(machine)
     shown = f"{size / (1 << 30):.2f} GiB"
     if size <= 64 << 20:
@@ -158,7 +158,7 @@ def _shm_bytes(machine: Machine) -> int:
     fix="an administrator sets RemoveIPC=no",
     when_wrong="system users, and jobs of schedulers with sessions of their own",
 )
-def remove_ipc(machine: Machine) -> Outcome:
+def remove_ipc(machine: Machine) -> CheckOutcome:
     text = machine.file("/etc/systemd/logind.conf")
     found = re.findall(r"^\s*RemoveIPC\s*=\s*(\w+)", text, re.MULTILINE)
     if not found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, fail, info, named, need, none_in_log, ok, warn
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, none_in_log, ok, warn
 from flatout.doctor.machine import Machine
 from flatout.doctor.unknown import NotReadError
 
@@ -22,7 +22,7 @@ _GIB = 1 << 30
     fix="end what is left over; look at /dev/shm and tmpfs, which are memory too",
     when_wrong="run while the job runs, it counts the job",
 )
-def available(machine: Machine) -> Outcome:
+def available(machine: Machine) -> CheckOutcome:
     memory = machine.memory_bytes
     free, total = memory["MemAvailable"], memory["MemTotal"]
     shown = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB"
@@ -40,7 +40,7 @@ def available(machine: Machine) -> Outcome:
     fix="a larger memory request",
     when_wrong="never seen to be",
 )
-def limit(machine: Machine) -> Outcome:
+def limit(machine: Machine) -> CheckOutcome:
     most, total = machine.memory_limit_bytes, machine.memory_bytes["MemTotal"]
     if most is None or most >= total:
         return ok("no limit below the host's memory")
@@ -58,7 +58,7 @@ def limit(machine: Machine) -> Outcome:
     fix="free memory, then `swapoff -a` by an administrator",
     when_wrong="what is swapped out may belong to processes that sleep",
 )
-def swap(machine: Machine) -> Outcome:
+def swap(machine: Machine) -> CheckOutcome:
     memory = machine.memory_bytes
     used = memory["SwapTotal"] - memory["SwapFree"]
     if not memory["SwapTotal"]:
@@ -77,7 +77,7 @@ def swap(machine: Machine) -> Outcome:
     fix="an administrator sets madvise",
     when_wrong="programs that ask for huge pages themselves",
 )
-def huge_pages(machine: Machine) -> Outcome:
+def huge_pages(machine: Machine) -> CheckOutcome:
     text = machine.file("/sys/kernel/mm/transparent_hugepage/enabled")
     chosen = re.search(r"\[(\w+)\]", text)
     if chosen is None:
@@ -96,7 +96,7 @@ def huge_pages(machine: Machine) -> Outcome:
     fix="fewer workers, smaller prefetch, a larger memory request",
     when_wrong="of an earlier job, or of a program beside it",
 )
-def oom(machine: Machine) -> Outcome:
+def oom(machine: Machine) -> CheckOutcome:
     events = machine.matching("/sys/fs/cgroup*/memory.events")
     kills = [int(number) for text in events.values() for number in re.findall(r"^oom_kill (\d+)", text, re.MULTILINE)]
     if any(kills):
@@ -121,7 +121,7 @@ def oom(machine: Machine) -> Outcome:
     fix="look at the population of memory modules (`dmidecode -t memory`, by an administrator)",
     when_wrong="nodes of other memory, such as that of a GPU (GH200, GB200) or CXL",
 )
-def numa_nodes(machine: Machine) -> Outcome:
+def numa_nodes(machine: Machine) -> CheckOutcome:
     sizes = {}
     for path, text in machine.matching("/sys/devices/system/node/node*/meminfo").items():
         if match := re.search(r"MemTotal:\s+(\d+) kB", text):

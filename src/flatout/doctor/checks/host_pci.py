@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, info, named, need, ok, warn
+from flatout.doctor.check import CheckOutcome, check, info, named, need, ok, warn
 from flatout.doctor.machine import Machine
 from flatout.doctor.unknown import NotReadError
 
@@ -22,7 +22,7 @@ _NCCL = "NCCL documentation, troubleshooting: PCI access control services (ACS) 
     fix="an administrator starts the kernel with `iommu=pt`, or turns it off in the firmware",
     when_wrong="virtual machines, Grace and confidential computing need it",
 )
-def iommu(machine: Machine) -> Outcome:
+def iommu(machine: Machine) -> CheckOutcome:
     if machine.is_virtual:
         return info("this is a virtual machine: its host decides")
     groups = machine.matching("/sys/kernel/iommu_groups/*/type")
@@ -51,7 +51,7 @@ def iommu(machine: Machine) -> Outcome:
     fix="turn ACS off in the firmware, or `setpci` as NCCL's documentation shows",
     when_wrong="a virtual machine's host needs it to keep guests apart; root ports without a switch below",
 )
-def access_control(machine: Machine) -> Outcome:
+def access_control(machine: Machine) -> CheckOutcome:
     devices = machine.lspci
     bridges = [device for device in devices if device.kind == "PCI bridge"]
     said = [device for device in bridges if device.acs_redirects is not None]
@@ -82,7 +82,7 @@ def access_control(machine: Machine) -> Outcome:
     fix="`setpci` or mlxconfig by an administrator",
     when_wrong="NICs below 200 Gb/s lose nothing with 512",
 )
-def read_request(machine: Machine) -> Outcome:
+def read_request(machine: Machine) -> CheckOutcome:
     nics = {
         device.address: device.max_read_request_bytes
         for device in machine.lspci

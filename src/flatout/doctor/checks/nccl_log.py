@@ -1,114 +1,149 @@
-"""What a log of NCCL_DEBUG=INFO says of a job: transports, GPUDirect, interfaces, and what went wrong."""
+"""Checks of a log of NCCL_DEBUG=INFO: transports, GPUDirect, interfaces, and what failed."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
-from flatout.doctor.check import Outcome, check, fail, info, named, need, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, ok, warn, with_missing
 from flatout.doctor.machine import NCCL_GRAPH, Machine
 from flatout.doctor.parse.cpu_list import cpu_list_text, parse_cpu_mask
+from flatout.doctor.parse.nccl_log import LoggedWarning, NcclLog, Pattern
 from flatout.doctor.peers import minority
 from flatout.doctor.unknown import NotHereError, NotReadError
 
 _READ = "NCCL log (NCCL_DEBUG=INFO): "
 _NCCL = "NCCL documentation, troubleshooting and environment variables"
-# ibv_wc_status of libibverbs: what the network says; 5 is a consequence, of a connection that had failed already.
+# ibv_wc_status of libibverbs.
 _STATUS = {
     1: "local length error",
-    4: "local protection error: memory that is not registered (any more)",
-    5: "flushed: a consequence of an error before",
+    4: "local protection error: the memory is not registered, or no longer",
+    5: "flushed: a consequence of an earlier error",
     9: "remote invalid request",
     10: "remote access error",
     11: "remote operation error",
-    12: "no answer after all retries: a link, a cable, flow control (PFC), or the other side ended",
+    12: "no answer after all retries: a link, a cable, flow control (PFC), or the other side exited",
     13: "the receiver was not ready after all retries",
 }
+_FLUSHED = 5
 _SOCKETS = frozenset({"Socket", "FastSocket"})
 _PLUGIN = re.compile(r"NET/(?:OFI|Plugin|FasTrak|gIB|GPUDirectTCPX)")
+_CONTAINER_INTERFACE = re.compile(r"docker|virbr|br-|veth|cni|flannel|cali")
+_SMALL_SHM = re.compile(r"posix_fallocate|/dev/shm|shared memory.*(?:fail|extend)")
+_UNREACHABLE = re.compile(r"ibv_modify_qp.*(?:unreachable|error 101)|Network is unreachable", re.IGNORECASE)
+_RING = 4  # number of the rings' pattern
+# Kinds of paths (NCCL source, graph/topo.h) that do not pass through a CPU, and those that do or leave the host.
+_NEAR_INSIDE = ("NVL", "NVB", "PIX", "LOC", "C2C")
+_NEAR_NETWORK = ("LOC", "NVL", "C2C", "PIX", "PXB", "PXN", "P2C")
+_FAR_INSIDE = ("SYS", "PHB", "NET")
 
 
-def _none(machine: Machine) -> Outcome:
-    """Nothing bad in the log: `ok` only where it reaches past NCCL's start."""
+def _distinct(by_host: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the values of all hosts, each once."""
+    return sorted(set().union(*by_host.values()))
+
+
+def _by_host(by_host: Mapping[str, Iterable[str]]) -> str:
+    return named(f"{host or '?'}: {', '.join(values)}" for host, values in by_host.items())
+
+
+def _none(machine: Machine) -> CheckOutcome:
+    """Report that the log shows nothing bad: `ok` only if it reaches past NCCL's start."""
     log = machine.nccl_log
     if not log.num_started:
-        raise NotReadError(
-            f"none in {log.num_lines} lines, but they do not reach the end of NCCL's start (Init COMPLETE)"
-        )
-    missing = max(0, (log.num_ranks or 0) - log.num_started)
-    return with_missing(ok(f"none in {log.num_lines:,} lines"), missing, f"of {log.num_ranks} ranks do not start in it")
+        raise NotReadError(f"none in {log.num_lines} lines, but the log ends before NCCL's start is complete")
+    num_missing = max(0, (log.num_ranks or 0) - log.num_started)
+    none = ok(f"none in {log.num_lines:,} lines")
+    return with_missing(none, num_missing, f"of {log.num_ranks} ranks do not start in the log")
 
 
 @check(
     "nccl-log-network",
     "network",
-    title="NCCL uses RDMA between hosts",
+    title="NCCL's network between hosts",
     read=_READ + "`Using network`, NET/IB, NET/Socket",
     expected="IB (also for RoCE) or the vendor's plugin, on every host",
     source=_NCCL,
     cost="sockets: a fraction of the bandwidth, and CPU time for each byte",
-    fix="look above for why NET/IB was not used: no device, NCCL_IB_DISABLE, no plugin, no /dev/infiniband",
-    when_wrong="jobs on one host use no network; clouds without RDMA have none",
+    fix="find why NET/IB was not used: no device, NCCL_IB_DISABLE, no plugin, no /dev/infiniband",
+    when_wrong="a job on one host uses no network; some clouds have no RDMA",
 )
-def network(machine: Machine) -> Outcome:
+def network(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
-    used: dict[str, set[str]] = {host: set(names) for host, names in log.networks.items()}
-    if not used:
-        for channel in log.channels:
-            if channel.network:
-                used.setdefault(channel.host or "", set()).add(channel.network)
-    if not used:
-        if log.rdma_devices and not log.socket_interfaces:
-            return info("devices of NET/IB are named, but not which network is used")
-        if log.socket_interfaces and not log.rdma_devices:
-            names = sorted({name for found in log.socket_interfaces.values() for name in found})
-            return warn(f"sockets over {named(names)}")
-        raise NotReadError("no line says which network is used")
-    over_sockets = [host or "?" for host, names in used.items() if names & _SOCKETS]
-    others = sorted({name for names in used.values() for name in names - _SOCKETS})
+    networks = _networks(log)
+    if not networks:
+        return _network_by_devices(log)
+    over_sockets = [host or "?" for host, names in networks.items() if names & _SOCKETS]
+    others = [name for name in _distinct(networks) if name not in _SOCKETS]
     if not over_sockets:
         return ok(named(others))
     if others:
         return fail(f"sockets for ranks on {named(over_sockets)}, but {named(others)} for others")
-    lines = [c for c in log.channels if c.transport == "NET"]
-    if len(log.hosts) <= 1 and log.channels and not lines:
-        return info("sockets, but the ranks are on one host and no channel uses the network")
+    return _only_sockets(log, over_sockets)
+
+
+def _networks(log: NcclLog) -> dict[str, set[str]]:
+    """Return the networks of each host: from `Using network`, else from its channels."""
+    if log.networks:
+        return {host: set(names) for host, names in log.networks.items()}
+    networks: defaultdict[str, set[str]] = defaultdict(set)
+    for channel in log.channels:
+        if channel.network:
+            networks[channel.host or ""].add(channel.network)
+    return networks
+
+
+def _network_by_devices(log: NcclLog) -> CheckOutcome:
+    """Judge a log in which no line names the network that is used."""
+    if log.rdma_devices and not log.socket_interfaces:
+        return info("devices of NET/IB are listed, but not which network is used")
+    if log.socket_interfaces and not log.rdma_devices:
+        return warn(f"sockets over {named(_distinct(log.socket_interfaces))}")
+    raise NotReadError("no line says which network is used")
+
+
+def _only_sockets(log: NcclLog, hosts: list[str]) -> CheckOutcome:
+    is_network_used = any(channel.transport == "NET" for channel in log.channels)
+    if len(log.hosts) <= 1 and log.channels and not is_network_used:
+        return info("sockets, but all ranks are on one host and no channel uses the network")
     if log.rdma_devices:
-        devices = sorted({device for found in log.rdma_devices.values() for device in found})
-        return fail(f"sockets, though devices for RDMA are named: {named(devices)}")
-    if failed := [warning.text for warning in log.warnings if _PLUGIN.search(warning.text)]:
-        return fail(f"sockets on {named(over_sockets)}, after the plugin failed: {failed[0][:140]}")
-    return warn(f"sockets on {named(over_sockets)}")
+        return fail(f"sockets, although the log lists RDMA devices: {named(_distinct(log.rdma_devices))}")
+    for warning in log.warnings:
+        if _PLUGIN.search(warning.text):
+            return fail(f"sockets on {named(hosts)}, after the plugin failed: {warning.text[:140]}")
+    return warn(f"sockets on {named(hosts)}")
 
 
 @check(
     "nccl-log-transport",
     "gpu",
-    title="channels within a host use peer-to-peer",
+    title="NCCL's transport within a host",
     read=_READ + "`Channel 00 : 0[0] -> 1[1] via ...`",
-    expected="P2P for all pairs of one host; SHM is through memory of the host",
+    expected="P2P for all pairs of one host; SHM goes through host memory",
     source=_NCCL,
-    cost="SHM: half the bandwidth of PCIe or less; NET within a host: less still",
-    fix="look at gpu-peer-to-peer, nccl-peer-to-peer and pci-iommu",
-    when_wrong="GPUs without peer-to-peer (GeForce), or across sockets, where NCCL prefers SHM",
+    cost="SHM: half the bandwidth of PCIe or less; NET within a host: still less",
+    fix="see gpu-peer-to-peer, nccl-peer-to-peer and pci-iommu",
+    when_wrong="GPUs without peer-to-peer (GeForce), or pairs across CPU sockets, for which NCCL prefers SHM",
 )
-def transport(machine: Machine) -> Outcome:
+def transport(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
-    need(log.channels, "no line says what a channel uses")
-    kinds = Counter(channel.transport for channel in log.channels)
-    shown = named(f"{kind}: {count}" for kind, count in kinds.most_common())
+    need(log.channels, "no line shows what a channel uses")
+    transports = Counter(channel.transport for channel in log.channels)
+    shown = named(f"{transport}: {count}" for transport, count in transports.most_common())
     if log.p2p_off:
         return warn(f"{len(log.p2p_off)} connected pairs have peer-to-peer turned off; channels: {shown}")
-    if kinds["SHM"]:
-        return warn(f"through memory of the host; channels: {shown}")
-    if kinds["NET"] and not kinds["P2P"] and len(log.hosts) == 1 and _is_whole(machine):
+    if transports["SHM"]:
+        return warn(f"through host memory; channels: {shown}")
+    if transports["P2P"]:
+        return ok(f"channels: {shown}")
+    if transports["NET"] and len(log.hosts) == 1 and _has_all_ranks(log):
         return warn(f"over the network within one host; channels: {shown}")
-    return ok(f"channels: {shown}") if kinds["P2P"] else info(f"channels: {shown}")
+    return info(f"channels: {shown}")
 
 
-def _is_whole(machine: Machine) -> bool:
-    """True where the log has lines of every rank's channels."""
-    log = machine.nccl_log
+def _has_all_ranks(log: NcclLog) -> bool:
+    """Whether the log shows channels of every rank."""
     ranks = {channel.sender for channel in log.channels}
     return log.num_ranks is not None and len(ranks) >= log.num_ranks
 
@@ -116,193 +151,229 @@ def _is_whole(machine: Machine) -> bool:
 @check(
     "nccl-log-gpu-direct",
     "network",
-    title="GPUDirect RDMA is used in both directions on every host",
+    title="GPUDirect RDMA in NCCL's channels",
     read=_READ + "`via NET/IB/0/GDRDMA` of [send] and [receive]; `GPU Direct RDMA Disabled for HCA`",
-    expected="GDRDMA for sending and for receiving",
+    expected="GDRDMA for sending and for receiving, on every host",
     source=_NCCL,
-    cost="a copy through memory of the host for each message, in that direction; one host holds back all",
+    cost="each message in that direction is copied through host memory; one such host slows all",
     fix="see nic-gpu-direct on that host; in a virtual machine also topology-nccl-file-missing (NCCL_NET_GDR_LEVEL)",
-    when_wrong="for reads over PCIe NCCL may prefer a copy on purpose (NCCL_NET_GDR_READ)",
+    when_wrong="for reads over PCIe NCCL may deliberately prefer a copy (NCCL_NET_GDR_READ)",
 )
-def gpu_direct(machine: Machine) -> Outcome:
+def gpu_direct(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
     if log.gpu_direct_off:
-        off = named(f"{host or '?'}: {', '.join(names)}" for host, names in log.gpu_direct_off.items())
-        return fail(f"turned off for {off}")
-    ways: dict[tuple[str, str], Counter[bool]] = {}
-    for channel in log.channels:
-        if channel.transport == "NET" and not re.search(r"NET/(?:Fast)?Socket", channel.via):
-            ways.setdefault((channel.host or "?", channel.direction or "?"), Counter())[channel.is_gpu_direct] += 1
-    if not ways:
-        if log.ring_gpu_direct:
-            return info("GDR 1 for rings" if all(log.ring_gpu_direct) else "GDR 0 for some rings")
-        if log.gpu_direct_on:
-            devices = sorted({device for found in log.gpu_direct_on.values() for device in found})
-            return info(f"turned on for {named(devices)}; no channel is shown")
-        raise NotHereError("no channel over RDMA is in the log")
-    without = [f"{host} [{way}]" for (host, way), counts in ways.items() if counts[False]]
-    if not without:
-        hosts = {host for host, _ in ways}
-        shown = ok(f"GDRDMA for {', '.join(sorted({way for _, way in ways}))} on {len(hosts)} hosts")
-        halves = sum(
-            (host, way) not in ways for host in hosts for way in ("send", "receive") if (host, "?") not in ways
-        )
-        return with_missing(shown, halves, "of their directions are not in the log")
-    if len(without) == len(ways):
+        return fail(f"turned off for {_by_host(log.gpu_direct_off)}")
+    is_direct = _gpu_direct_by_direction(log)
+    if not is_direct:
+        return _gpu_direct_without_channels(log)
+    without = [f"{host} [{direction}]" for (host, direction), all_direct in is_direct.items() if not all_direct]
+    if len(without) == len(is_direct):
         return warn(f"on no host and in no direction: {named(without)}")
-    return fail(f"not for {named(without)}")
+    if without:
+        return fail(f"not for {named(without)}")
+    hosts = {host for host, _ in is_direct}
+    directions = sorted({direction for _, direction in is_direct})
+    outcome = ok(f"GDRDMA for {', '.join(directions)} on {len(hosts)} hosts")
+    both = {(host, direction) for host in hosts for direction in ("send", "receive") if (host, "?") not in is_direct}
+    return with_missing(outcome, len(both - is_direct.keys()), "of their directions are not in the log")
+
+
+def _gpu_direct_by_direction(log: NcclLog) -> dict[tuple[str, str], bool]:
+    """Return whether all RDMA channels of a host and direction use GPUDirect; `?` is an unknown one."""
+    is_direct: dict[tuple[str, str], bool] = {}
+    for channel in log.channels:
+        if channel.transport != "NET" or re.search(r"NET/(?:Fast)?Socket", channel.via):
+            continue
+        key = (channel.host or "?", channel.direction or "?")
+        is_direct[key] = is_direct.get(key, True) and channel.is_gpu_direct
+    return is_direct
+
+
+def _gpu_direct_without_channels(log: NcclLog) -> CheckOutcome:
+    if log.ring_gpu_direct:
+        return info("GDR 1 for rings" if all(log.ring_gpu_direct) else "GDR 0 for some rings")
+    if log.gpu_direct_on:
+        return info(f"turned on for {named(_distinct(log.gpu_direct_on))}; the log shows no channel")
+    raise NotHereError("no channel over RDMA is in the log")
 
 
 @check(
     "nccl-log-interface",
     "network",
-    title="NCCL starts over, and sends over, the right interfaces",
+    title="network interfaces that NCCL uses",
     read=_READ + "`Bootstrap : Using`, `NET/Socket : Using`, `OOB`",
-    expected="no loopback, no interface of containers; one name on all hosts",
+    expected="neither loopback nor a container's interface; the same name on all hosts",
     source=_NCCL,
     cost="a hang at start-up, or data over a slow network",
     fix="set NCCL_SOCKET_IFNAME",
-    when_wrong="jobs on one host may use loopback",
+    when_wrong="a job on one host may use loopback",
 )
-def interface(machine: Machine) -> Outcome:
+def interface(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
-    used = {(host, name) for host, name in log.bootstrap.items()}
-    used |= {(host, name) for host, names in log.socket_interfaces.items() for name in names}
-    need(list(used), "no line names an interface")
-    hosts = {host for host, _ in used}
-    bad = sorted({name for _, name in used if re.match(r"docker|virbr|br-|veth|cni|flannel|cali", name)})
-    if bad:
-        return warn(f"interfaces of containers: {named(bad)}")
-    if any(name == "lo" for _, name in used) and len(hosts) > 1:
+    names = sorted({*log.bootstrap.values(), *_distinct(log.socket_interfaces)})
+    need(names, "no line names an interface")
+    of_containers = [name for name in names if _CONTAINER_INTERFACE.match(name)]
+    if of_containers:
+        return warn(f"interfaces of containers: {named(of_containers)}")
+    hosts = log.bootstrap.keys() | log.socket_interfaces.keys()
+    if "lo" in names and len(hosts) > 1:
         return warn("loopback, with several hosts")
     odd = minority(log.bootstrap)
     if odd is not None:
-        return info(f"most hosts start over {odd[0]}, but not {named(host or '?' for host in odd[1])}")
-    over_ib = sorted({name for names in log.socket_interfaces.values() for name in names if name.startswith("ib")})
+        usual, odd_hosts = odd
+        return info(f"most hosts start over {usual}, but not {named(host or '?' for host in odd_hosts)}")
+    over_ib = [name for name in _distinct(log.socket_interfaces) if name.startswith("ib")]
     if over_ib:
-        is_mixed = bool(log.rdma_devices)
-        also = " on some ranks; others use RDMA" if is_mixed else " instead of RDMA"
-        return warn(f"TCP over InfiniBand (IPoIB){also}: {named(over_ib)}")
-    return ok(named(sorted({name for _, name in used})))
+        instead = "on some ranks; others use RDMA" if log.rdma_devices else "instead of RDMA"
+        return warn(f"TCP over InfiniBand (IPoIB) {instead}: {named(over_ib)}")
+    return ok(named(names))
 
 
 @check(
     "nccl-log-completion-error",
     "network",
-    title="no RDMA operation failed",
-    read=_READ + "`Got completion ... with error` or `status=`: the first that is no consequence (5)",
+    title="RDMA completion errors",
+    read=_READ + "`Got completion ... with error` or `status=`: the first that is not a consequence (5)",
     expected="none",
     source="libibverbs, enum ibv_wc_status",
     cost="the job ends",
-    fix="12: look at links, cables, PFC and routes of both hosts (rdma-* checks); NCCL_IB_TIMEOUT is a stopgap",
+    fix="12: check links, cables, PFC and routes of both hosts (rdma-* checks); NCCL_IB_TIMEOUT is only a stopgap",
     when_wrong="the other side crashed first: look for the earliest error of all ranks",
 )
-def completion_error(machine: Machine) -> Outcome:
-    log = machine.nccl_log
-    if not log.completion_errors:
+def completion_error(machine: Machine) -> CheckOutcome:
+    errors = machine.nccl_log.completion_errors
+    if not errors:
         return _none(machine)
-    first = next((error for error in log.completion_errors if error.status != 5), log.completion_errors[0])
-    said = {"on": first.host, "at": first.device, "with": first.peer}
-    where = "".join(f", {word} {name}" for word, name in said.items() if name)
+    causes = [error for error in errors if error.status != _FLUSHED]
+    first = (causes or errors)[0]
+    circumstances = {"on": first.host, "at": first.device, "with": first.peer}
+    where = "".join(f", {preposition} {name}" for preposition, name in circumstances.items() if name)
     meaning = _STATUS.get(first.status, "see ibv_wc_status")
-    return fail(f"status {first.status}: {meaning}{where} ({len(log.completion_errors)} in all)")
+    return fail(f"status {first.status}: {meaning}{where} ({len(errors)} in total)")
 
 
 @check(
     "nccl-log-warnings",
     "software",
-    title="NCCL warned of nothing",
+    title="NCCL warnings",
     read=_READ + "lines of WARN; `Call to connect returned ..., retrying`",
     expected="none",
     source=_NCCL,
-    cost="most end the job; some are a fallback that is slow",
+    cost="most end the job; some announce a slow fallback",
     fix="start with the first",
     when_wrong="`No plugin found` and the like are normal",
 )
-def warnings(machine: Machine) -> Outcome:
+def warnings(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
-    if not log.warnings:
-        if log.retries and not log.num_started:
-            why = named(f"{host or '?'}: {', '.join(reasons)}" for host, reasons in log.retries.items())
-            return warn(f"connections are tried again ({why}), and no rank's start is complete")
-        return _none(machine)
+    if log.warnings:
+        return _warnings_with_known_cause(log) or _first_warning(log.warnings)
+    if log.retries and not log.num_started:
+        return warn(f"connections are tried again ({_by_host(log.retries)}), and no rank's start is complete")
+    return _none(machine)
+
+
+def _warnings_with_known_cause(log: NcclLog) -> CheckOutcome | None:
     if log.no_connection:
-        hosts = named(f"{host or '?'}: {', '.join(why)}" for host, why in log.no_connection.items())
-        over = sorted(set(log.bootstrap.values()) | {n for names in log.socket_interfaces.values() for n in names})
-        through = f", over {named(over)}: set NCCL_SOCKET_IFNAME to the one that reaches them" if over else ""
-        return fail(f"ranks cannot reach others ({hosts}){through}")
+        return fail(_no_connection(log))
+    first_text = log.warnings[0].text[:140]
     text = " ".join(warning.text for warning in log.warnings)
-    if "posix_fallocate" in text or re.search(r"/dev/shm|shared memory.*(?:fail|extend)", text):
-        return fail(f"/dev/shm is too small: {log.warnings[0].text[:140]}")
-    if re.search(r"ibv_modify_qp.*(?:unreachable|error 101)|Network is unreachable", text, re.IGNORECASE):
-        return fail(f"RDMA connections cannot be made; wrong GID or route: {log.warnings[0].text[:140]}")
-    if any("Cuda failure 802" in warning.text for warning in log.warnings):
-        return fail("CUDA is not ready (802, system not yet initialized): look at gpu-fabric and fabric-manager")
-    if any("nvls" in (warning.place or "") and "Cuda failure" in warning.text for warning in log.warnings):
+    if _SMALL_SHM.search(text):
+        return fail(f"/dev/shm is too small: {first_text}")
+    if _UNREACHABLE.search(text):
+        return fail(f"RDMA connections fail; wrong GID or route: {first_text}")
+    if "Cuda failure 802" in text:
+        return fail("CUDA is not ready (802, system not yet initialized): see gpu-fabric and fabric-manager")
+    if any(_is_nvls_failure(warning) for warning in log.warnings):
         return fail(
-            "NVLink SHARP cannot be set up: reset the GPUs after a restart of the fabric manager; "
-            "NCCL_NVLS_ENABLE=0 does without"
+            "NVLink SHARP setup failed: reset the GPUs after a restart of the fabric manager; "
+            "NCCL_NVLS_ENABLE=0 turns it off"
         )
     if all("libibverbs" in warning.text for warning in log.warnings):
         return warn("libibverbs is not installed here: NCCL cannot use RDMA (NET/IB)")
-    first = next(warning for warning in log.warnings if "libibverbs" not in warning.text)
-    at = f" on {first.host}" if first.host else ""
-    place = f" ({first.place})" if first.place else ""
-    return warn(f"{len(log.warnings)}, the first{at}: {first.text[:160]}{place}")
+    return None
+
+
+def _no_connection(log: NcclLog) -> str:
+    reason = f"ranks cannot reach others ({_by_host(log.no_connection)})"
+    interfaces = sorted({*log.bootstrap.values(), *_distinct(log.socket_interfaces)})
+    if not interfaces:
+        return reason
+    return f"{reason}, over {named(interfaces)}: set NCCL_SOCKET_IFNAME to an interface that reaches them"
+
+
+def _is_nvls_failure(warning: LoggedWarning) -> bool:
+    return "Cuda failure" in warning.text and "nvls" in (warning.source or "")
+
+
+def _first_warning(warnings: Iterable[LoggedWarning]) -> CheckOutcome:
+    all_warnings = list(warnings)
+    first = next(warning for warning in all_warnings if "libibverbs" not in warning.text)
+    host = f" on {first.host}" if first.host else ""
+    source = f" ({first.source})" if first.source else ""
+    return warn(f"{len(all_warnings)}, the first{host}: {first.text[:160]}{source}")
 
 
 @check(
     "nccl-log-version",
     "software",
-    title="all ranks have one version of NCCL",
+    title="NCCL versions of the ranks",
     read=_READ + "`NCCL version`",
     expected="one",
     source=_NCCL,
-    cost="hangs, or wrong results, at the first collective whose protocol changed between them",
-    fix="the same environment on all hosts; see nccl-library-override",
+    cost="hangs or wrong results, at the first collective whose protocol differs between the versions",
+    fix="use the same environment on all hosts; see nccl-library-override",
     when_wrong="logs of several jobs in one file",
 )
-def version(machine: Machine) -> Outcome:
+def version(machine: Machine) -> CheckOutcome:
     versions = machine.nccl_log.versions
-    need(versions, "no line tells the version")
+    need(versions, "no line gives the version")
     return ok(versions[0]) if len(versions) == 1 else fail(f"several: {named(versions)}")
 
 
 @check(
     "nccl-log-paths",
     "gpu",
-    title="NCCL found a path of high bandwidth for its rings and trees",
+    title="NCCL's paths for rings and trees",
     read=_READ + "`Pattern 4, ..., nChannels 2, bw 24.0/24.0, type NVL/PIX`; else a graph XML (NCCL_GRAPH_DUMP_FILE)",
     expected="NVL or PIX within the host, at most PXB (PXN) to the NIC",
     source="NCCL source, graph/topo.h: path types",
-    cost="PHB and SYS cross the CPU; the bandwidth that NCCL plans with is in the line",
-    fix="look at the topology checks; in a virtual machine, NCCL_TOPO_FILE",
-    when_wrong="hosts without NVLink have no better path",
+    cost="PHB and SYS cross the CPU; the line gives the bandwidth that NCCL plans with",
+    fix="see the topology checks; in a virtual machine, NCCL_TOPO_FILE",
+    when_wrong="a host without NVLink has no better path",
 )
-def paths(machine: Machine) -> Outcome:
+def paths(machine: Machine) -> CheckOutcome:
     patterns, has_network = _patterns(machine)
-    rings = [pattern for pattern in patterns if pattern[0] == 4] or patterns
-    worst = min(rings, key=lambda pattern: pattern[2] * pattern[1])
-    shown = f"{worst[1]} channels x {worst[2]:g} GB/s, {worst[3]} within the host, {worst[4]} to the network"
-    if not worst[1]:
+    rings = [pattern for pattern in patterns if pattern.number == _RING] or patterns
+    worst = min(rings, key=lambda pattern: pattern.channel_gb_per_s * pattern.num_channels)
+    if not worst.num_channels:
         return warn("no path was found for a ring: 0 channels")
-    if worst[3] in ("SYS", "PHB", "NET") or (worst[4] == "SYS" and has_network):
+    shown = (
+        f"{worst.num_channels} channels x {worst.channel_gb_per_s:g} GB/s, "
+        f"{worst.inside} within the host, {worst.between} to the network"
+    )
+    is_far_from_network = has_network and worst.between == "SYS"
+    if worst.inside in _FAR_INSIDE or is_far_from_network:
         return warn(shown)
-    is_near = worst[4] in ("LOC", "NVL", "C2C", "PIX", "PXB", "PXN", "P2C") or not has_network
-    return ok(shown) if worst[3] in ("NVL", "NVB", "PIX", "LOC", "C2C") and is_near else info(shown)
+    is_near_network = not has_network or worst.between in _NEAR_NETWORK
+    if worst.inside in _NEAR_INSIDE and is_near_network:
+        return ok(shown)
+    return info(shown)
 
 
-def _patterns(machine: Machine) -> tuple[list[tuple[int, int, float, str, str]], bool]:
-    """Pattern, channels, GB/s, types within and between hosts: of a log, else of a graph XML. And whether hosts are."""
+def _patterns(machine: Machine) -> tuple[list[Pattern], bool]:
+    """Return the patterns of a log, else of a graph XML, and whether they reach a network."""
     try:
         log = machine.nccl_log
-    except NotReadError as error:
+    except NotReadError:
         if NCCL_GRAPH not in machine.snapshot.outputs:
-            raise error
+            raise
         graphs = machine.nccl_graphs
         need(graphs, "the graph XML holds no graph")
-        found = [(g.pattern, g.num_channels, g.inside_gb_per_s, g.inside, g.between) for g in graphs]
-        return found, any(g.has_network for g in graphs)
+        patterns = [
+            Pattern(graph.pattern, graph.num_channels, graph.inside_gb_per_s, graph.inside, graph.between)
+            for graph in graphs
+        ]
+        return patterns, any(graph.has_network for graph in graphs)
     if not log.patterns:
         raise NotReadError("no `Pattern` line: NCCL_DEBUG_SUBSYS needs GRAPH")
     return list(log.patterns), len(log.hosts) > 1
@@ -311,64 +382,65 @@ def _patterns(machine: Machine) -> tuple[list[tuple[int, int, float, str, str]],
 @check(
     "nccl-log-choices",
     "software",
-    title="which algorithms and protocols NCCL chose",
+    title="NCCL's algorithms and protocols",
     read=_READ + "`N Bytes -> Algo 1 proto 2` (NCCL_DEBUG_SUBSYS=TUNING)",
-    expected="either",
+    expected="any",
     source="NCCL source, include/nccl_common.h",
-    cost="none of itself",
+    cost="none by itself",
     fix="none needed",
-    when_wrong="never seen to be",
+    when_wrong="no case is known",
 )
-def choices(machine: Machine) -> Outcome:
+def choices(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
     if not log.choices:
         raise NotReadError("no such line: NCCL_DEBUG_SUBSYS needs TUNING")
-    counts = Counter(f"{algorithm}/{protocol}" for _, algorithm, protocol in log.choices)
+    counts = Counter(f"{choice.algorithm}/{choice.protocol}" for choice in log.choices)
     return info(named(f"{name}: {count}" for name, count in counts.most_common()))
 
 
 @check(
     "nccl-log-fabric",
     "gpu",
-    title="GPUs on a multi-node NVLink fabric have joined it",
+    title="membership of GPUs in a multi-node NVLink fabric",
     read=_READ + "MNNVL: fabric UUID, state and health mask",
     expected="state 3 (completed), one UUID and clique, for GPUs that have a fabric",
     source="NVML, nvmlGpuFabricInfo",
     cost="NVLink between hosts is not used",
-    fix="look at the fabric manager and at `nvidia-imex-ctl`",
+    fix="check the fabric manager and `nvidia-imex-ctl`",
     when_wrong="GPUs without NVSwitch have UUID 0",
 )
-def fabric(machine: Machine) -> Outcome:
+def fabric(machine: Machine) -> CheckOutcome:
     fabrics = machine.nccl_log.fabrics
     if not fabrics:
         raise NotHereError("no line of MNNVL")
-    joined = [entry for entry in fabrics if entry[1] not in ("0.0", "0")]
-    if not joined:
+    members = [gpu for gpu in fabrics if gpu.uuid not in ("0.0", "0")]
+    if not members:
         return info("these GPUs are on no fabric between hosts")
-    bad = [bus for bus, _, _, state, _ in joined if state != 3]
-    if bad:
-        return fail(f"state is not 3 (completed) for {named(bad)}")
-    groups = {(uuid, clique) for _, uuid, clique, _, _ in joined}
-    return ok(f"{len({e[0] for e in joined})} GPUs in {len(groups)} clique{'s' if len(groups) > 1 else ''}")
+    incomplete = [gpu.bus for gpu in members if gpu.state != 3]
+    if incomplete:
+        return fail(f"state is not 3 (completed) for {named(incomplete)}")
+    num_gpus = len({gpu.bus for gpu in members})
+    num_cliques = len({(gpu.uuid, gpu.clique) for gpu in members})
+    return ok(f"{num_gpus} GPUs in {num_cliques} clique{'s' if num_cliques > 1 else ''}")
 
 
 @check(
     "nccl-log-affinity",
     "host",
-    title="NCCL binds the ranks to several CPUs, near their GPU",
+    title="CPU affinity that NCCL sets for the ranks",
     read=_READ + "`Setting affinity for GPU 0 to ffff`",
-    expected="a set of CPUs for each GPU",
+    expected="several CPUs for each GPU",
     source=_NCCL,
     cost="one core for a rank and all its threads: launches and proxies wait for each other",
-    fix="do not bind ranks to single cores (`--cpu-bind`), or give NCCL_IGNORE_CPU_AFFINITY=1",
-    when_wrong="a machine with one core for each rank",
+    fix="do not bind ranks to single cores (`--cpu-bind`), or set NCCL_IGNORE_CPU_AFFINITY=1",
+    when_wrong="a machine with one core per rank",
 )
-def affinity(machine: Machine) -> Outcome:
-    log = machine.nccl_log
-    if not log.affinities:
+def affinity(machine: Machine) -> CheckOutcome:
+    masks = machine.nccl_log.affinities
+    if not masks:
         raise NotReadError("no line sets an affinity")
-    sizes = {key: parse_cpu_mask(mask) for key, mask in log.affinities.items()}
-    single = [f"GPU {gpu}: {cpu_list_text(cpus)}" for (_, gpu), cpus in sizes.items() if len(cpus) == 1]
+    gpu_cpus = [(gpu, parse_cpu_mask(mask)) for (_, gpu), mask in masks.items()]
+    single = [f"GPU {gpu}: {cpu_list_text(cpus)}" for gpu, cpus in gpu_cpus if len(cpus) == 1]
     if single:
         return warn(f"bound to one CPU: {named(single)}")
-    return ok(named(f"GPU {gpu}: {cpu_list_text(cpus)}" for (_, gpu), cpus in sizes.items()))
+    return ok(named(f"GPU {gpu}: {cpu_list_text(cpus)}" for gpu, cpus in gpu_cpus))

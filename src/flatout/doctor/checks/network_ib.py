@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, fail, info, named, need, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, ok, warn, with_missing
 from flatout.doctor.machine import Machine
 from flatout.doctor.peers import MIN_PEERS, minority, outliers
 from flatout.doctor.unknown import NotReadError
@@ -46,7 +46,7 @@ def _count(machine: Machine, name: str) -> dict[str, int]:
     fix="look at the cable, the switch's port and the subnet manager",
     when_wrong="ports that are not wired on purpose, then on all hosts alike",
 )
-def port_state(machine: Machine) -> Outcome:
+def port_state(machine: Machine) -> CheckOutcome:
     states, physical = _ports(machine, "state"), _ports(machine, "phys_state")
     need(list(states), "no port's state was read")
     down = {port: f"{state}, {physical.get(port, '?')}" for port, state in states.items() if "ACTIVE" not in state}
@@ -69,7 +69,7 @@ def port_state(machine: Machine) -> Outcome:
     fix="look at the cable and the switch's port: a lane that is lost halves or quarters the rate",
     when_wrong="ports for management or storage that are slower by design; bonds are left out",
 )
-def rate(machine: Machine) -> Outcome:
+def rate(machine: Machine) -> CheckOutcome:
     rates, layers = _ports(machine, "rate"), _ports(machine, "link_layer")
     states = _ports(machine, "state")
     groups: dict[str, dict[str, str]] = {}
@@ -107,7 +107,7 @@ def rate(machine: Machine) -> Outcome:
     fix="reseat or replace the cable or transceiver",
     when_wrong=_SINCE,
 )
-def link_downed(machine: Machine) -> Outcome:
+def link_downed(machine: Machine) -> CheckOutcome:
     counts = _count(machine, "counters/link_downed")
     need(list(counts), "no port's link_downed was read")
     ordered = sorted(counts.values())
@@ -136,7 +136,7 @@ def link_downed(machine: Machine) -> Outcome:
     fix="clean or replace the cable or transceiver; `mlxlink` (as root) tells the error rate",
     when_wrong=_SINCE,
 )
-def symbol_errors(machine: Machine) -> Outcome:
+def symbol_errors(machine: Machine) -> CheckOutcome:
     names = ("symbol_error", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors")
     found = {name: _count(machine, f"counters/{name}") for name in names}
     need([1 for ports in found.values() if ports], "no error counter of a port was read")
@@ -168,7 +168,7 @@ def symbol_errors(machine: Machine) -> Outcome:
     fix="RoCE: PFC or ECN on hosts and every switch on the way; InfiniBand: cables",
     when_wrong=_SINCE,
 )
-def retransmission(machine: Machine) -> Outcome:
+def retransmission(machine: Machine) -> CheckOutcome:
     names = ("rnr_nak_retry_err", "packet_seq_err", "local_ack_timeout_err", "out_of_sequence", "roce_adp_retrans")
     sums: dict[str, int] = {}
     for name in names:
@@ -195,7 +195,7 @@ def retransmission(machine: Machine) -> Outcome:
     fix="give the interface an IPv4 address; set NCCL_IB_GID_INDEX to the index of a v2 entry",
     when_wrong="fabrics with IPv6 only; EFA",
 )
-def gid(machine: Machine) -> Outcome:
+def gid(machine: Machine) -> CheckOutcome:
     ethernet = [port for port, layer in _ports(machine, "link_layer").items() if layer == "Ethernet"]
     if not ethernet:
         need(list(_ports(machine, "link_layer")), "no port's link layer was read")
@@ -234,7 +234,7 @@ def gid(machine: Machine) -> Outcome:
     fix="bring all to the newest version of the vendor's release",
     when_wrong="while firmware is rolled out",
 )
-def firmware(machine: Machine) -> Outcome:
+def firmware(machine: Machine) -> CheckOutcome:
     boards: dict[str, dict[str, str]] = {}
     for device in machine.rdma_devices:
         version = machine.optional(f"{_BASE}/{device}/fw_ver")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, info, named, need, none_in_log, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, info, named, need, none_in_log, ok, warn, with_missing
 from flatout.doctor.machine import Machine
 from flatout.doctor.unknown import NotReadError
 
@@ -32,7 +32,7 @@ def _interfaces(machine: Machine) -> list[str]:
     fix="the same MTU on all hosts and on the switches between them",
     when_wrong="interfaces for storage or management that happen to have such names",
 )
-def mtu(machine: Machine) -> Outcome:
+def mtu(machine: Machine) -> CheckOutcome:
     mtus = {}
     for name in _interfaces(machine):
         text = machine.optional(f"/sys/class/net/{name}/mtu")
@@ -69,7 +69,7 @@ def mtu(machine: Machine) -> Outcome:
     fix="set NCCL_SOCKET_IFNAME to the interface that reaches the other hosts",
     when_wrong="jobs on one host",
 )
-def default_interface(machine: Machine) -> Outcome:
+def default_interface(machine: Machine) -> CheckOutcome:
     names = _interfaces(machine)
     chosen = machine.environment.get("NCCL_SOCKET_IFNAME")
     if chosen:
@@ -90,7 +90,7 @@ def default_interface(machine: Machine) -> Outcome:
     fix="reseat or replace the cable or transceiver",
     when_wrong="counted since the host started; planned work on switches counts too",
 )
-def carrier_losses(machine: Machine) -> Outcome:
+def carrier_losses(machine: Machine) -> CheckOutcome:
     counts = {
         path.split("/")[4]: int(text)
         for path, text in machine.matching("/sys/class/net/*/carrier_down_count").items()
@@ -128,7 +128,7 @@ def carrier_losses(machine: Machine) -> Outcome:
     fix="an administrator raises them with sysctl",
     when_wrong="RDMA does not use them",
 )
-def tcp_buffers(machine: Machine) -> Outcome:
+def tcp_buffers(machine: Machine) -> CheckOutcome:
     most = {}
     for name in ("tcp_rmem", "tcp_wmem"):
         most[name] = int(machine.file(f"/proc/sys/net/ipv4/{name}").split()[2])
@@ -147,7 +147,7 @@ def tcp_buffers(machine: Machine) -> Outcome:
     fix="an administrator sets `sysctl net.ipv4.ip_local_port_range='10000 65000'`",
     when_wrong="small jobs need few",
 )
-def port_range(machine: Machine) -> Outcome:
+def port_range(machine: Machine) -> CheckOutcome:
     first, last = (int(word) for word in machine.file("/proc/sys/net/ipv4/ip_local_port_range").split())
     count = last - first + 1
     return ok(f"{count:,}") if count >= 20_000 else warn(f"{count:,} ({first} to {last})")

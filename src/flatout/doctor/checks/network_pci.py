@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, fail, info, named, none_in_log, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, none_in_log, ok, warn, with_missing
 from flatout.doctor.graph import topology_of
 from flatout.doctor.machine import Machine
 from flatout.doctor.unknown import NotHereError, NotReadError
@@ -21,7 +21,7 @@ from flatout.doctor.unknown import NotHereError, NotReadError
     fix="reseat the NIC; move it to a slot of its generation",
     when_wrong="a newer NIC in an older slot, as bought; a second port of one NIC has a link of its own for show",
 )
-def pcie_link(machine: Machine) -> Outcome:
+def pcie_link(machine: Machine) -> CheckOutcome:
     topology = topology_of(machine)
     if topology is None:
         raise NotReadError("no NIC's link is in what was read")
@@ -61,7 +61,7 @@ def pcie_link(machine: Machine) -> Outcome:
     fix="`modprobe nvidia_peermem` by an administrator, or the open kernel modules",
     when_wrong="EFA and other fabrics have modules of their own; an NCCL log with GDRDMA is proof",
 )
-def gpu_direct(machine: Machine) -> Outcome:
+def gpu_direct(machine: Machine) -> CheckOutcome:
     devices = machine.rdma_devices
     if not machine.num_gpus:
         raise NotHereError("there is no NVIDIA GPU")
@@ -86,7 +86,7 @@ def gpu_direct(machine: Machine) -> Outcome:
     fix="restart the node; update the NIC's firmware; if it returns, replace the NIC",
     when_wrong="the log may be days old",
 )
-def health(machine: Machine) -> Outcome:
+def health(machine: Machine) -> CheckOutcome:
     lines = machine.kernel_log.lines["nic_health"]
     return fail(f"{len(lines)} lines, the last: {lines[-1][:140]}") if lines else none_in_log(machine)
 
@@ -102,7 +102,7 @@ def health(machine: Machine) -> Outcome:
     fix="a newer driver and a newer stack of the NIC",
     when_wrong="`detected invalid context, skipping further processing` at the end of a process is harmless",
 )
-def peermem_errors(machine: Machine) -> Outcome:
+def peermem_errors(machine: Machine) -> CheckOutcome:
     lines = machine.kernel_log.lines["peermem"]
     if not lines:
         return none_in_log(machine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, fail, info, named, ok, warn
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, ok, warn
 from flatout.doctor.machine import NO_FILE, Machine
 from flatout.doctor.unknown import NotHereError, NotReadError
 
@@ -41,7 +41,7 @@ def settings(machine: Machine) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _unset(machine: Machine, outcome: Outcome) -> Outcome:
+def _unset(machine: Machine, outcome: CheckOutcome) -> CheckOutcome:
     """The outcome, where all that could set it was read; a log or a file that lacks a variable proves nothing."""
     if machine.snapshot.environment is None:
         raise NotReadError("not in what was given, but the environment was not read")
@@ -72,7 +72,7 @@ def _set(machine: Machine, **bad: str) -> list[str]:
     fix="remove the variable, unless a hang was traced to peer-to-peer",
     when_wrong="GPUs without peer-to-peer lose nothing; a workaround for IOMMU or ACS faults",
 )
-def peer_to_peer(machine: Machine) -> Outcome:
+def peer_to_peer(machine: Machine) -> CheckOutcome:
     bad = _set(machine, NCCL_P2P_DISABLE="[1-9]", NCCL_P2P_LEVEL="LOC|0")
     return fail(f"turned off: {named(bad)}") if bad else _unset(machine, ok("not turned off"))
 
@@ -88,7 +88,7 @@ def peer_to_peer(machine: Machine) -> Outcome:
     fix="remove the variable, and give the container a larger /dev/shm if that was the reason",
     when_wrong=_WRONG,
 )
-def shared_memory(machine: Machine) -> Outcome:
+def shared_memory(machine: Machine) -> CheckOutcome:
     bad = _set(machine, NCCL_SHM_DISABLE="[1-9]")
     return warn(f"turned off: {named(bad)}") if bad else _unset(machine, ok("not turned off"))
 
@@ -104,7 +104,7 @@ def shared_memory(machine: Machine) -> Outcome:
     fix="remove the variable",
     when_wrong="RDMA devices that do not reach the other hosts (storage only)",
 )
-def infiniband(machine: Machine) -> Outcome:
+def infiniband(machine: Machine) -> CheckOutcome:
     bad = _set(machine, NCCL_IB_DISABLE="[1-9]", NCCL_NET="Socket")
     if not bad:
         return _unset(machine, ok("not turned off"))
@@ -128,7 +128,7 @@ def infiniband(machine: Machine) -> Outcome:
     fix="remove the variable",
     when_wrong="a platform on which reads over PCIe are slower than copies: NCCL_NET_GDR_READ=0 is right there",
 )
-def gpu_direct(machine: Machine) -> Outcome:
+def gpu_direct(machine: Machine) -> CheckOutcome:
     bad = _set(machine, NCCL_NET_GDR_LEVEL="LOC|0", NCCL_IB_GDR_LEVEL="LOC|0")
     if bad:
         return fail(f"turned off: {named(bad)}")
@@ -147,7 +147,7 @@ def gpu_direct(machine: Machine) -> Outcome:
     fix="remove it, and measure with and without",
     when_wrong="a value that was tuned on this very machine",
 )
-def forced_choice(machine: Machine) -> Outcome:
+def forced_choice(machine: Machine) -> CheckOutcome:
     names = ("ALGO", "PROTO", "NTHREADS", "MIN_NCHANNELS", "MAX_NCHANNELS", "MIN_CTAS", "MAX_CTAS", "BUFFSIZE")
     bad = _set(machine, **{f"NCCL_{name}": ".+" for name in names})
     return warn(f"forced: {named(bad)}") if bad else _unset(machine, ok("none is forced"))
@@ -164,7 +164,7 @@ def forced_choice(machine: Machine) -> Outcome:
     fix="remove NCCL_PROTO",
     when_wrong="NVLink platforms where NCCL uses LL128 anyway",
 )
-def unsafe_protocol(machine: Machine) -> Outcome:
+def unsafe_protocol(machine: Machine) -> CheckOutcome:
     bad = _set(machine, NCCL_PROTO="(?!\\^)(?:.*,)?LL128(?:,.*)?")
     return fail(f"forced: {named(bad)}") if bad else _unset(machine, ok("not forced"))
 
@@ -180,7 +180,7 @@ def unsafe_protocol(machine: Machine) -> Outcome:
     fix="NCCL_DEBUG=WARN, or NCCL_DEBUG_FILE with a file a rank",
     when_wrong="while a fault is being looked for",
 )
-def debug_output(machine: Machine) -> Outcome:
+def debug_output(machine: Machine) -> CheckOutcome:
     found = settings(machine)
     level = found.get("NCCL_DEBUG", ("", ""))[0].upper()
     systems = found.get("NCCL_DEBUG_SUBSYS", ("", ""))[0].upper()
@@ -200,7 +200,7 @@ def debug_output(machine: Machine) -> Outcome:
     fix="name the interface that reaches the other hosts; `ip route` tells",
     when_wrong="the job runs in another network namespace than doctor",
 )
-def named_interface(machine: Machine) -> Outcome:
+def named_interface(machine: Machine) -> CheckOutcome:
     found = settings(machine).get("NCCL_SOCKET_IFNAME")
     if found is None:
         return _unset(machine, ok("not set: NCCL looks for one itself"))
@@ -233,7 +233,7 @@ def named_interface(machine: Machine) -> Outcome:
     fix="remove the variable, or name the devices of the fabric",
     when_wrong="devices of storage are left out on purpose",
 )
-def named_device(machine: Machine) -> Outcome:
+def named_device(machine: Machine) -> CheckOutcome:
     found = settings(machine).get("NCCL_IB_HCA")
     if found is None:
         return _unset(machine, ok("not set: NCCL uses all"))
@@ -259,7 +259,7 @@ def named_device(machine: Machine) -> Outcome:
     fix="remove the entry, or make it the same on all hosts on purpose",
     when_wrong="a vendor's image that brings a newer NCCL on purpose",
 )
-def library_override(machine: Machine) -> Outcome:
+def library_override(machine: Machine) -> CheckOutcome:
     found = []
     for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
         parts = re.split(r"[: ]", machine.environment.get(name, ""))
@@ -278,7 +278,7 @@ def library_override(machine: Machine) -> Outcome:
     fix="install the vendor's plugin, or use the vendor's image",
     when_wrong="the plugin lies on the loader's default path: an NCCL log tells",
 )
-def network_plugin(machine: Machine) -> Outcome:
+def network_plugin(machine: Machine) -> CheckOutcome:
     devices = machine.rdma_devices
     efa = [name for name in devices if name.startswith(("efa", "rdmap"))]
     if not efa:

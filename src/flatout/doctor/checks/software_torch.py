@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout.doctor.check import Outcome, check, fail, info, named, ok, warn
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, ok, warn
 from flatout.doctor.machine import SMI_QUERY, Machine
 from flatout.doctor.unknown import NotHereError, NotReadError
 
@@ -33,7 +33,7 @@ def _set(machine: Machine, **bad: tuple[str, ...]) -> list[str]:
     fix="`Driver/library version mismatch`: reboot, or load the module again; else look at the kernel log for NVRM",
     when_wrong="a container without the NVIDIA runtime has neither the tool nor the GPUs",
 )
-def driver_answers(machine: Machine) -> Outcome:
+def driver_answers(machine: Machine) -> CheckOutcome:
     output = machine.snapshot.outputs.get(SMI_QUERY)
     if (output is None or output.text is None) and machine.has_nvml and machine.gpus:
         why = "was not given" if output is None else f"gave nothing: {output.problem}"
@@ -66,7 +66,7 @@ def driver_answers(machine: Machine) -> Outcome:
     fix="reboot, or unload and load the module",
     when_wrong="never seen to be",
 )
-def driver_kernel_module(machine: Machine) -> Outcome:
+def driver_kernel_module(machine: Machine) -> CheckOutcome:
     driver = machine.smi.driver
     if driver is None:
         raise NotReadError("`nvidia-smi -q` gives no driver version")
@@ -85,7 +85,7 @@ def driver_kernel_module(machine: Machine) -> Outcome:
     fix="a newer driver, or a PyTorch for the driver's CUDA",
     when_wrong="the vendor's forward compatibility package is installed (cuda-compat)",
 )
-def cuda_driver(machine: Machine) -> Outcome:
+def cuda_driver(machine: Machine) -> CheckOutcome:
     if "torch" not in machine.packages:
         raise NotReadError("the Python that runs Flatout has no torch")
     built = machine.packages.get("cuda")
@@ -121,7 +121,7 @@ def _version(text: str) -> tuple[int, ...]:
     fix="unset CUDA_LAUNCH_BLOCKING",
     when_wrong=_WRONG,
 )
-def blocking_launch(machine: Machine) -> Outcome:
+def blocking_launch(machine: Machine) -> CheckOutcome:
     bad = _set(machine, CUDA_LAUNCH_BLOCKING=("1",))
     return fail(named(bad)) if bad else ok("not set")
 
@@ -137,7 +137,7 @@ def blocking_launch(machine: Machine) -> Outcome:
     fix="unset them",
     when_wrong="while profiling on purpose",
 )
-def tools_left(machine: Machine) -> Outcome:
+def tools_left(machine: Machine) -> CheckOutcome:
     bad = _set(machine, CUDA_INJECTION64_PATH=(), COMPUTE_PROFILE=("1",), CUDA_PROFILE=("1",))
     return warn(named(bad)) if bad else ok("not set")
 
@@ -153,7 +153,7 @@ def tools_left(machine: Machine) -> Outcome:
     fix="unset NVIDIA_TF32_OVERRIDE, and choose in the script",
     when_wrong="full FP32 precision is wanted",
 )
-def tf32_override(machine: Machine) -> Outcome:
+def tf32_override(machine: Machine) -> CheckOutcome:
     bad = _set(machine, NVIDIA_TF32_OVERRIDE=("0",))
     return warn(named(bad)) if bad else ok("not set to 0")
 
@@ -169,7 +169,7 @@ def tf32_override(machine: Machine) -> Outcome:
     fix="unset it for FSDP",
     when_wrong="Megatron's overlap of tensor parallel communication needs 1 on GPUs before Blackwell",
 )
-def one_queue(machine: Machine) -> Outcome:
+def one_queue(machine: Machine) -> CheckOutcome:
     bad = _set(machine, CUDA_DEVICE_MAX_CONNECTIONS=("1",))
     return info(f"{named(bad)}: right for Megatron, wrong for FSDP") if bad else ok("not set to 1")
 
@@ -185,7 +185,7 @@ def one_queue(machine: Machine) -> Outcome:
     fix="unset it, if the others are yours",
     when_wrong="a scheduler gave this job a part of the host",
 )
-def visible_devices(machine: Machine) -> Outcome:
+def visible_devices(machine: Machine) -> CheckOutcome:
     value = machine.environment.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return ok("not set: all")
@@ -214,7 +214,7 @@ def visible_devices(machine: Machine) -> Outcome:
     fix="unset them",
     when_wrong="while a hang is being looked for",
 )
-def debug_mode(machine: Machine) -> Outcome:
+def debug_mode(machine: Machine) -> CheckOutcome:
     bad = _set(
         machine,
         TORCH_DISTRIBUTED_DEBUG=("DETAIL",),
@@ -237,7 +237,7 @@ def debug_mode(machine: Machine) -> Outcome:
     fix="unset PYTORCH_NO_CUDA_MEMORY_CACHING",
     when_wrong="while memory errors are being looked for",
 )
-def allocator(machine: Machine) -> Outcome:
+def allocator(machine: Machine) -> CheckOutcome:
     bad = _set(machine, PYTORCH_NO_CUDA_MEMORY_CACHING=())  # PyTorch asks only whether it is set
     return fail(named(bad)) if bad else ok("not set")
 
@@ -253,7 +253,7 @@ def allocator(machine: Machine) -> Outcome:
     fix="unset them",
     when_wrong="jobs that compile nothing",
 )
-def compile_disabled(machine: Machine) -> Outcome:
+def compile_disabled(machine: Machine) -> CheckOutcome:
     bad = _set(machine, TORCH_COMPILE_DISABLE=("1",), TORCHDYNAMO_DISABLE=("1",))
     return warn(named(bad)) if bad else ok("not set")
 
@@ -270,7 +270,7 @@ def compile_disabled(machine: Machine) -> Outcome:
     fix="OMP_NUM_THREADS = cores / ranks, less the loader's workers",
     when_wrong="ranks that are bound to cores of their own see only theirs here",
 )
-def omp_threads(machine: Machine) -> Outcome:
+def omp_threads(machine: Machine) -> CheckOutcome:
     value = machine.environment.get("OMP_NUM_THREADS", "")
     cores = min(len(machine.cpus_allowed), machine.cpu_quota or float("inf"))
     ranks = machine.num_ranks_here

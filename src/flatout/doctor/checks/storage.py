@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, fail, info, named, need, none_in_log, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, none_in_log, ok, warn, with_missing
 from flatout.doctor.graph import lspci_kind, pci_kind, sysfs_link
 from flatout.doctor.machine import Machine
 from flatout.doctor.unknown import NotHereError, NotReadError
@@ -36,7 +36,7 @@ def _df(machine: Machine, name: str) -> list[tuple[str, int, int, str]]:
     fix="remove old checkpoints and caches (~/.cache, /tmp)",
     when_wrong="quotas of users are not seen here",
 )
-def free_space(machine: Machine) -> Outcome:
+def free_space(machine: Machine) -> CheckOutcome:
     rows = [row for row in _df(machine, "df -P -k") if row[3] != "/dev/shm" and row[1]]
     need(rows, "`df -P -k` gives no file system with a size")
     full = [f"{path}: {free / (1 << 20):.1f} GiB" for _, _, free, path in rows if free < 1 << 20]
@@ -61,7 +61,7 @@ def free_space(machine: Machine) -> Outcome:
     fix="pack small files into shards; remove caches",
     when_wrong="file systems that make inodes as needed show 0 of 0, and are left out",
 )
-def inodes(machine: Machine) -> Outcome:
+def inodes(machine: Machine) -> CheckOutcome:
     rows = [row for row in _df(machine, "df -P -i") if row[1]]
     if not rows:
         raise NotHereError("these file systems make inodes as needed")
@@ -84,7 +84,7 @@ def inodes(machine: Machine) -> Outcome:
     fix="shards of 100 MB and more, a copy on a local disk, or more workers",
     when_wrong="a fast network file system; `flatout profile` shows whether the loader waits",
 )
-def mount_kind(machine: Machine) -> Outcome:
+def mount_kind(machine: Machine) -> CheckOutcome:
     kinds = {mount.path: mount.kind for mount in machine.mounts}
     rows = [row for row in _df(machine, "df -P -k") if row[3] != "/dev/shm"]
     found = {path: kinds[path] for *_, path in rows if path in kinds}
@@ -105,7 +105,7 @@ def mount_kind(machine: Machine) -> Outcome:
     fix="look at the disk (`smartctl`), check the file system, and mount it again",
     when_wrong="mounts that are read-only on purpose are not counted, only those of the kernel log",
 )
-def read_only(machine: Machine) -> Outcome:
+def read_only(machine: Machine) -> CheckOutcome:
     lines = machine.kernel_log.lines["read_only"]
     return fail(f"{len(lines)} times: {lines[-1][:140]}") if lines else none_in_log(machine)
 
@@ -121,7 +121,7 @@ def read_only(machine: Machine) -> Outcome:
     fix="look at the disk (`smartctl`, `nvme smart-log`), and replace it",
     when_wrong="the log may be days old; a disk that was unplugged on purpose",
 )
-def io_errors(machine: Machine) -> Outcome:
+def io_errors(machine: Machine) -> CheckOutcome:
     lines = machine.kernel_log.lines["io_error"]
     return warn(f"{len(lines)} lines, the last: {lines[-1][:140]}") if lines else none_in_log(machine)
 
@@ -137,7 +137,7 @@ def io_errors(machine: Machine) -> Outcome:
     fix="look at the server and the network to it; read the data set from a local disk",
     when_wrong="the log may be days old",
 )
-def nfs_hangs(machine: Machine) -> Outcome:
+def nfs_hangs(machine: Machine) -> CheckOutcome:
     lines = machine.kernel_log.lines["nfs"]
     return warn(f"{len(lines)} lines, the last: {lines[-1][:140]}") if lines else none_in_log(machine)
 
@@ -153,7 +153,7 @@ def nfs_hangs(machine: Machine) -> Outcome:
     fix="reseat the disk; another slot",
     when_wrong="disks of a newer generation than the slot, as bought: then alike on all",
 )
-def nvme_link(machine: Machine) -> Outcome:
+def nvme_link(machine: Machine) -> CheckOutcome:
     links = _nvme_links(machine)
     if not links:
         if machine.bus_is_known:
@@ -200,7 +200,7 @@ def _nvme_links(machine: Machine) -> dict[str, PcieLink | None]:
     fix="an administrator sets `blockdev --setra`",
     when_wrong="data that is read at random gains nothing",
 )
-def read_ahead(machine: Machine) -> Outcome:
+def read_ahead(machine: Machine) -> CheckOutcome:
     found = {
         path.split("/")[3]: int(text)
         for path, text in machine.matching("/sys/block/*/queue/read_ahead_kb").items()

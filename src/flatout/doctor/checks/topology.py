@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import Outcome, check, info, named, need, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, info, named, need, ok, warn, with_missing
 from flatout.doctor.graph import GB, children, link_bytes_per_s, path_up, topology_of
 from flatout.doctor.machine import Machine, natural
 from flatout.doctor.parse.cpu_list import cpu_list_text, parse_cpu_list
@@ -57,7 +57,7 @@ def _gb(node: TopologyNode) -> str:
     fix="with free slots, move cards; else let the GPUs' ranks load their batches at different times, or prefetch",
     when_wrong="traffic between GPUs and NICs behind the same switch does not pass the uplink, as servers intend",
 )
-def shared_uplink(machine: Machine) -> Outcome:
+def shared_uplink(machine: Machine) -> CheckOutcome:
     topology = _tree(machine)
     by_id = {node.id: node for node in topology.nodes}
     uplinks: dict[str, list[str]] = {}
@@ -89,7 +89,7 @@ def shared_uplink(machine: Machine) -> Outcome:
     fix="move the card to a slot of the CPU",
     when_wrong="a chipset newer than this list is taken for a switch of the board",
 )
-def chipset(machine: Machine) -> Outcome:
+def chipset(machine: Machine) -> CheckOutcome:
     topology = _tree(machine)
     if "sysfs" not in topology.sources:
         raise NotReadError("only sysfs tells the vendor of a root port")
@@ -121,7 +121,7 @@ def chipset(machine: Machine) -> Outcome:
     fix="reseat the card, riser or cable; look at bifurcation in the firmware",
     when_wrong="ports of switches that are wired to fewer lanes by design",
 )
-def narrow_path(machine: Machine) -> Outcome:
+def narrow_path(machine: Machine) -> CheckOutcome:
     topology = topology_of(machine)
     if topology is None:
         raise NotReadError("no topology is in what was read")
@@ -221,7 +221,7 @@ def _is_rdma(nodes: dict[str, TopologyNode], name: str) -> bool:
     fix="move NICs or GPUs between slots; in a virtual machine, give NCCL the vendor's topology file",
     when_wrong="virtual machines hide switches: everything reads PHB, NODE or SYS then",
 )
-def nic_distance(machine: Machine) -> Outcome:
+def nic_distance(machine: Machine) -> CheckOutcome:
     near = _near(machine)
     unpaired = _unpaired(machine, near)
     nearest = {gpu: min(nics.values(), key=_ORDER.index) for gpu, nics in near.items()}
@@ -269,7 +269,7 @@ def _have_own_nodes(machine: Machine, gpus: list[str]) -> bool:
     fix="set NCCL_CROSS_NIC or NCCL_IB_HCA with care, or move cards",
     when_wrong="NICs of storage or of management are counted as if they were of the fabric",
 )
-def nic_share(machine: Machine) -> Outcome:
+def nic_share(machine: Machine) -> CheckOutcome:
     near = _near(machine)
     users: dict[str, int] = dict.fromkeys(sorted({nic for nics in near.values() for nic in nics}, key=natural), 0)
     for nics in near.values():
@@ -300,7 +300,7 @@ def nic_share(machine: Machine) -> Outcome:
     fix="pass the topology through to the virtual machine, or turn on NUMA in the firmware",
     when_wrong="a machine with one NUMA node needs none",
 )
-def numa_known(machine: Machine) -> Outcome:
+def numa_known(machine: Machine) -> CheckOutcome:
     topology = topology_of(machine)
     if topology is None:
         raise NotReadError("no topology is in what was read")
@@ -359,7 +359,7 @@ def _local_cpus(machine: Machine) -> dict[str, frozenset[int]]:
     fix="`numactl --cpunodebind=N --membind=N`, `torchrun --numa-binding=node`, or `srun --cpu-bind`",
     when_wrong="in a container the driver's CPU Affinity is narrowed to the cpuset, so that a wrong cpuset looks right",
 )
-def cpu_binding(machine: Machine) -> Outcome:
+def cpu_binding(machine: Machine) -> CheckOutcome:
     allowed = machine.cpus_allowed
     local = _local_cpus(machine)
     need(list(local), "which CPUs are near which GPU was not read")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout.doctor.check import Outcome, check, info, named, ok, warn
+from flatout.doctor.check import CheckOutcome, check, info, named, ok, warn
 from flatout.doctor.graph import GB, link_bytes_per_s
 from flatout.doctor.machine import Machine
 from flatout.doctor.parse.cpu_list import cpu_list_text, parse_cpu_list
@@ -21,7 +21,7 @@ from flatout.doctor.unknown import NotReadError
     fix="take the vendor's current file, or correct `affinity`, `link_speed` and `link_width`",
     when_wrong="a file that is meant for another machine than this one",
 )
-def nccl_file(machine: Machine) -> Outcome:
+def nccl_file(machine: Machine) -> CheckOutcome:
     topology = machine.nccl_topology
     if not topology.is_whole:
         raise NotReadError(topology.problems[0])
@@ -81,7 +81,7 @@ def _narrow_uplinks(topology: NcclTopology) -> list[str]:
     fix="set NCCL_TOPO_FILE to the vendor's file for this machine type",
     when_wrong="the vendor's network plugin brings its own file (aws-ofi-nccl)",
 )
-def nccl_file_missing(machine: Machine) -> Outcome:
+def nccl_file_missing(machine: Machine) -> CheckOutcome:
     if not machine.is_virtual:
         return info("this is no virtual machine")
     path = machine.environment.get("NCCL_TOPO_FILE")

@@ -1,29 +1,30 @@
-"""`dmesg`, `/dev/kmsg`, `journalctl -k` or syslog -> events of hardware: Xid, AER, machine checks, OOM, links.
+"""Parse `dmesg`, `/dev/kmsg`, `journalctl -k` or syslog into hardware events: Xid, AER, machine checks, OOM, links.
 
-Lines are counted as they are; a log that was rotated, or a ring buffer that wrapped, holds only what is left.
+Every line counts once. A rotated log, or a ring buffer that wrapped, holds only the latest events.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import msgspec
 
-# What begins a line of dmesg (also -T, -d, -x, -r), /dev/kmsg, journalctl and syslog.
+# The beginning of a line of dmesg (also -T, -d, -x, -r), /dev/kmsg, journalctl or syslog.
 STAMP = re.compile(
     r"(?:kern\s*:|(?:<\d+>)?\[ *\+?\d+\.\d+\] ?|\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\]|\d+,\d+,\d+,|"
     r"[^\W\d]{3,4}\.? +\d+ \d\d:\d\d:\d\d(?:\.\d+)? \S+ \S+: |"
     r"[^\W\d]{2,4} \d{4}-\d\d-\d\d [\d:.]+ \S+ \S+ \S+: |"
     r"\d{4}-\d\d-\d\dT[\d:]+,\d+\S* |\d{4}-\d\d-\d\dT\S+ \S+ (?:kernel|\S+\[\d+\]): )"
 )
-# What only the kernel writes, whatever stands before it.
+# Text that only the kernel writes, whatever precedes it.
 MARK = re.compile(
     r"NVRM: Xid \(|NVRM: .*fallen off the bus|nvidia-nvswitch\S* SXid|\bAER: |EDAC MC\d|mce: \[Hardware Error\]"
 )
-# At the end of the text a number may be cut off: 11 of 119.
+# A number at the end of the text may be truncated: 11 of 119.
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?!\d|\Z)(?:, (.*))?")
 _OFF_BUS = re.compile(r"NVRM: GPU (?:at PCI:)?([0-9a-fA-F:.]+): GPU has fallen off the bus")
-_OFF_BUS_LINES = re.compile(  # three lines, of which dmesg and journalctl indent all but the first
+_OFF_BUS_LINES = re.compile(  # three lines; dmesg and journalctl indent all but the first
     r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]+)(?=\s)(?:.*\n){1,2}?.*NVRM: fallen off the bus and is not responding"
 )
 _SXID = re.compile(r"nvidia-nvswitch\S* SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(?!\d|\Z)(?:, (.*))?")
@@ -43,7 +44,7 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
         r"Machine Check Exception|Processor context corrupt|EDAC .* UE |Uncorrected (?:hardware memory )?error|"
         r"\[Hardware Error\]: Uncorrected|Memory failure: 0x\w+: .*(?:Killing|corrupt)"
     ),
-    # `events logged` is printed for corrected ones alike, so that it alone is no fault.
+    # `events logged` is also printed for corrected errors, so it alone is not a fault.
     "memory_corrected": re.compile(r"EDAC .* CE |Corrected error, no action required|Machine check events logged"),
     "oom": re.compile(r"Out of memory: Killed process|oom-kill:|Memory cgroup out of memory"),
     "hung_task": re.compile(r"INFO: task .* blocked for more than \d+ seconds"),
@@ -65,10 +66,12 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
 
 _BANK = re.compile(r"\[Hardware Error\]: .*Bank \d+: ([0-9a-f]{16})")
 _UNCORRECTED = 1 << 61  # of MCi_STATUS; Intel SDM volume 3, 17.3.2.2, and AMD64 APM volume 2, 9.3.2.2
-# Errors that the firmware reports come in several lines: first how bad it is, then of what.
+# An error that the firmware reports takes several lines: its severity, then its section, then its device.
 _FIRMWARE_SEVERITY = re.compile(r"\[Hardware Error\]: event severity: (\w+)")
 _FIRMWARE_SECTION = re.compile(r"\[Hardware Error\]: +section_type: (.+)")
 _FIRMWARE_DEVICE = re.compile(r"\[Hardware Error\]: +device_id: (\S+)")
+_FIRMWARE_PCIE_KINDS = {"fatal": "aer_fatal", "recoverable": "aer_nonfatal", "corrected": "aer_corrected"}
+_FIRMWARE_OTHER_KINDS = {"fatal": "machine_check", "recoverable": "machine_check", "corrected": "memory_corrected"}
 _FEWEST_LINES = 200
 
 
@@ -81,75 +84,99 @@ class GpuEvent(msgspec.Struct, frozen=True, kw_only=True):
 class KernelLog(msgspec.Struct, frozen=True, kw_only=True):
     xids: tuple[GpuEvent, ...]
     sxids: tuple[GpuEvent, ...]
-    link_losses: dict[str, int]  # interface -> times that its carrier was lost
-    lines: dict[str, tuple[str, ...]]  # kind -> the lines that say it
-    off_bus: tuple[str, ...]  # addresses of GPUs that answer no more, also where no Xid says so
-    num_lines: int  # of a log; text around it does not count
-    num_missed: int  # messages that the journal says it lost
-    has_start: bool  # the kernel's first line is there
+    link_losses: dict[str, int]  # interface -> how often it lost its carrier
+    lines: dict[str, tuple[str, ...]]  # kind of event -> its lines
+    off_bus: tuple[str, ...]  # addresses of GPUs that have fallen off the bus, also without an Xid
+    num_lines: int  # lines of the log; text around it does not count
+    num_missed: int  # messages that the journal reports as lost
+    has_start: bool  # the kernel's first line is present
 
     @property
     def is_excerpt(self) -> bool:
-        """True where so little is there that a fault which it lacks may well have happened."""
-        return (self.num_lines < _FEWEST_LINES and not self.has_start) or self.num_missed > 0
-
-
-def _firmware_kind(section: str, severity: str) -> str | None:
-    """Where an error that the firmware reports belongs (UEFI, common platform error record); `info` ones nowhere."""
-    is_bad = severity in ("fatal", "recoverable")
-    if "PCIe" in section:
-        fatal = "aer_fatal" if severity == "fatal" else "aer_nonfatal"
-        return fatal if is_bad else "aer_corrected" if severity == "corrected" else None
-    return "machine_check" if is_bad else "memory_corrected" if severity == "corrected" else None
+        """Whether the log is so short that a fault missing from it may still have happened."""
+        is_short = self.num_lines < _FEWEST_LINES and not self.has_start
+        return is_short or self.num_missed > 0
 
 
 def kernel_lines(text: str) -> str:
-    """The lines of a kernel log in a text of other tools; empty where none says a fault of hardware."""
+    """Return the kernel log's lines from the text of other tools; empty if none reports a hardware fault."""
     if not MARK.search(text):
         return ""
     return "".join(line for line in text.splitlines(keepends=True) if STAMP.match(line) or MARK.search(line))
 
 
 def parse_kernel_log(text: str) -> KernelLog:
-    xids: list[GpuEvent] = []
-    sxids: list[GpuEvent] = []
-    losses: dict[str, int] = {}
-    lines: dict[str, list[str]] = {kind: [] for kind in _PATTERNS}
-    all_lines = text.splitlines(keepends=True)
-    severity, of_firmware = "", None
-    for line in all_lines:
-        for pattern, events in ((_XID, xids), (_SXID, sxids)):
-            if match := pattern.search(line):
-                events.append(GpuEvent(address=match[1].lower(), code=int(match[2]), text=(match[3] or "").strip()))
-        is_down = "own" in line or "carrier" in line or "DOWN" in line  # the pattern alone is slow
-        if is_down and (match := _CARRIER.search(line)):
-            name = match[1] or match[2]
-            losses[name] = losses.get(name, 0) + 1
-        for kind, pattern in _PATTERNS.items():
-            if pattern.search(line):
-                lines[kind].append(line.strip())
-        if match := _BANK.search(line):
-            bad = int(match[1], 16) & _UNCORRECTED
-            lines["machine_check" if bad else "memory_corrected"].append(line.strip())
-        if match := _FIRMWARE_SEVERITY.search(line):
-            severity = match[1]
-        if match := _FIRMWARE_SECTION.search(line):
-            of_firmware = _firmware_kind(match[1], severity)
-            if of_firmware:
-                lines[of_firmware].append(line.strip())
-        elif (match := _FIRMWARE_DEVICE.search(line)) and of_firmware:
-            lines[of_firmware][-1] += f", device {match[1]}"
+    events = _Events()
+    lines = text.splitlines(keepends=True)
+    for line in lines:
+        events.read(line)
     return KernelLog(
-        xids=tuple(xids),
-        sxids=tuple(sxids),
-        link_losses=losses,
-        lines={kind: tuple(found) for kind, found in lines.items()},
-        off_bus=tuple(
-            dict.fromkeys(
-                match[1].lower() for pattern in (_OFF_BUS, _OFF_BUS_LINES) for match in pattern.finditer(text)
-            )
-        ),
-        num_lines=sum(STAMP.match(line) is not None for line in all_lines),
-        num_missed=sum(int(first or second) for first, second in _MISSED.findall(text)),
+        xids=tuple(events.xids),
+        sxids=tuple(events.sxids),
+        link_losses=dict(events.link_losses),
+        lines={kind: tuple(matching) for kind, matching in events.lines.items()},
+        off_bus=_off_bus(text),
+        num_lines=sum(STAMP.match(line) is not None for line in lines),
+        num_missed=sum(int(missed or suppressed) for missed, suppressed in _MISSED.findall(text)),
         has_start="Linux version " in text,
     )
+
+
+class _Events:
+    """The events of the lines read so far."""
+
+    def __init__(self) -> None:
+        self.xids: list[GpuEvent] = []
+        self.sxids: list[GpuEvent] = []
+        self.link_losses: Counter[str] = Counter()
+        self.lines: dict[str, list[str]] = {kind: [] for kind in _PATTERNS}
+        self._firmware_severity = ""
+        self._firmware_kind: str | None = None
+
+    def read(self, line: str) -> None:
+        if match := _XID.search(line):
+            self.xids.append(_gpu_event(match))
+        if match := _SXID.search(line):
+            self.sxids.append(_gpu_event(match))
+        self._read_carrier_loss(line)
+        for kind, pattern in _PATTERNS.items():
+            if pattern.search(line):
+                self.lines[kind].append(line.strip())
+        if match := _BANK.search(line):
+            is_uncorrected = int(match[1], 16) & _UNCORRECTED
+            self.lines["machine_check" if is_uncorrected else "memory_corrected"].append(line.strip())
+        self._read_firmware_error(line)
+
+    def _read_carrier_loss(self, line: str) -> None:
+        if not any(word in line for word in ("own", "carrier", "DOWN")):
+            return  # the pattern alone is slow
+        if match := _CARRIER.search(line):
+            self.link_losses[match[1] or match[2]] += 1
+
+    def _read_firmware_error(self, line: str) -> None:
+        if match := _FIRMWARE_SEVERITY.search(line):
+            self._firmware_severity = match[1]
+        if match := _FIRMWARE_SECTION.search(line):
+            self._firmware_kind = _firmware_kind(match[1], self._firmware_severity)
+            if self._firmware_kind:
+                self.lines[self._firmware_kind].append(line.strip())
+            return
+        match = _FIRMWARE_DEVICE.search(line)
+        if match and self._firmware_kind:
+            self.lines[self._firmware_kind][-1] += f", device {match[1]}"
+
+
+def _gpu_event(match: re.Match[str]) -> GpuEvent:
+    return GpuEvent(address=match[1].lower(), code=int(match[2]), text=(match[3] or "").strip())
+
+
+def _firmware_kind(section: str, severity: str) -> str | None:
+    """Return the kind of an error that the firmware reports (UEFI, common platform error record); None for `info`."""
+    kinds = _FIRMWARE_PCIE_KINDS if "PCIe" in section else _FIRMWARE_OTHER_KINDS
+    return kinds.get(severity)
+
+
+def _off_bus(text: str) -> tuple[str, ...]:
+    """Return the addresses of GPUs that have fallen off the bus, each once."""
+    matches = (*_OFF_BUS.finditer(text), *_OFF_BUS_LINES.finditer(text))
+    return tuple(dict.fromkeys(match[1].lower() for match in matches))

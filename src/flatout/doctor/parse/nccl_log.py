@@ -1,24 +1,26 @@
-"""A log of `NCCL_DEBUG=INFO` -> what NCCL chose and what went wrong; of any number of ranks, hosts and versions.
+"""Parse a log of `NCCL_DEBUG=INFO` into what NCCL chose and what failed, for any number of ranks, hosts and versions.
 
-In: the text, perhaps with prefixes of a launcher, perhaps a part of it. Out: only what lines say; a field that no line
+In: the text, perhaps prefixed by a launcher, perhaps only a part. Out: only what its lines say. A field that no line
 gives is empty, which never means that NCCL did not do it.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-# Before a WARN stands where in the source it is: `misc/socket.cc:49`, or the signature of a plugin's function.
+# A WARN begins with its place in the source: `misc/socket.cc:49`, or the signature of a plugin's function.
 _LINE = re.compile(
-    r"(?P<host>[^\s:|]+):(?P<pid>\d+):\d+ (?:\[(?P<device>-?\d+)\] (?:(?P<place>\S.{0,200}:\d+) )?)?"
+    r"(?P<host>[^\s:|]+):(?P<pid>\d+):\d+ (?:\[(?P<device>-?\d+)\] (?:(?P<source>\S.{0,200}:\d+) )?)?"
     r"NCCL (?P<level>INFO|WARN|ERROR) (?P<text>.*)"
 )
-_LINE_WITHOUT_HOST = re.compile(r"(?P<host>)(?:(?P<place>\S+:\d+) )?NCCL (?P<level>INFO|WARN|ERROR) (?P<text>.*)")
+_LINE_WITHOUT_HOST = re.compile(r"(?P<host>)(?:(?P<source>\S+:\d+) )?NCCL (?P<level>INFO|WARN|ERROR) (?P<text>.*)")
 # Before 2.3 the lines lacked NCCL's name.
 _OLD_LINE = re.compile(
-    r"(?P<host>[^\s:|]+):(?P<pid>\d+):\d+ \[(?P<device>-?\d+)\] (?:(?P<place>\S+:\d+) )?"
+    r"(?P<host>[^\s:|]+):(?P<pid>\d+):\d+ \[(?P<device>-?\d+)\] (?:(?P<source>\S+:\d+) )?"
     r"(?P<level>INFO|WARN|ERROR) (?P<text>.*)"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -27,22 +29,26 @@ _NO_CONNECTION = re.compile(
     r"(?:socketStartConnect: )?Connect to (?:\S+) failed : (?P<second>[\w ]+)",
     re.IGNORECASE,
 )
-# At the end of the text a number may be cut off: 1 of 12.
+# A number at the end of the text may be truncated: 1 of 12.
 _VERSION = re.compile(r"[NR]CCL version(?: :)? (\d+\.\d+\.\d+)(?!\d|\Z)")
+_RDMA_USED = re.compile(r"NET/IB.* : Using ")
+_SOCKETS_USED = re.compile(r"NET/(?:Socket|FastSocket)\b.* : Using ")
+_BOOTSTRAP = re.compile(r"(?:Bootstrap\s*: Using|NET : Using interface) (?:\[\d+\])?([\w.@-]+):")
+_NETWORK = re.compile(r"Using (?:internal Network|network) (.+)", re.IGNORECASE)
 _DEVICE = re.compile(r"\[(\d+)\]([\w.-]+):(\d+)/(IB|RoCE|\w+)(?:/\w+)?")
 _INTERFACE = re.compile(r"\[\d+\]([\w.@-]+):")
 _CHANNEL = re.compile(
     r"(?:Channel|Ring) (\d+)(?:/\d+)? ?: (\d+)(?:\[\w+\])? -> (\d+)(?:\[\w+\])?(?: \[(send|receive)\])? via (.+)"
 )
-_BYTES = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
+_CHOICE = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
 _PATTERN = re.compile(
     r"Pattern (\d+), crossNic (\d+), nChannels (\d+), (?:speed|bw) ([\d.]+)/([\d.]+), type (\w+)/(\w+)"
 )
-_SYSTEM = re.compile(r"=== System : maxBw ([\d.]+) totalBw ([\d.]+) ===")
+_RING_GDR = re.compile(r"use ring PXN \d GDR (\d)")
 _SET = re.compile(r"(NCCL_\w+) set (?:by environment )?to (.*?)\.?$")
 _GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for HCA \d+ '([^']+)'")
 _GDR_ON = re.compile(r"GPU Direct RDMA Enabled for HCA \d+ '([^']+)'")
-_STATUS = re.compile(
+_COMPLETION_ERROR = re.compile(
     r"Got completion (?:from peer (?P<peer>[^\s<]+)\S* )?.*?with (?:error|status=)\s*(?P<status>\d+)(?!\d|\Z)"
     r"(?:.*? hca (?P<device>\S+))?"
 )
@@ -59,7 +65,7 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     channel: int
     sender: int
     receiver: int
-    direction: str | None  # `send` or `receive`: which side the line speaks of; None within a host
+    direction: str | None  # `send` or `receive`: the side that wrote the line; None within a host
     via: str  # as NCCL writes it: `P2P/CUMEM`, `SHM/direct/direct`, `NET/IB/0/GDRDMA`
 
     @property
@@ -79,17 +85,45 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         return "GDRDMA" in self.via
 
 
-class Warning_(msgspec.Struct, frozen=True, kw_only=True):  # noqa: N801 - `Warning` is a builtin
+class LoggedWarning(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None
-    place: str | None  # in the source: `transport/nvls.cc:254`
+    source: str | None  # where in NCCL's source: `transport/nvls.cc:254`
     text: str
 
 
 class CompletionError(msgspec.Struct, frozen=True, kw_only=True):
     status: int  # ibv_wc_status
     host: str | None
-    device: str | None  # newer versions name it
+    device: str | None  # named by newer versions
     peer: str | None  # address of the other side
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The algorithm and protocol that NCCL chose for a message size."""
+
+    num_bytes: int
+    algorithm: str
+    protocol: str
+
+
+class Pattern(msgspec.Struct, frozen=True):
+    """How NCCL laid out rings or trees."""
+
+    number: int
+    num_channels: int
+    channel_gb_per_s: float
+    inside: str  # the worst kind of path within the host
+    between: str  # the worst kind of path to the network
+
+
+class Fabric(msgspec.Struct, frozen=True):
+    """A GPU on a multi-node NVLink fabric."""
+
+    bus: str
+    uuid: str
+    clique: str
+    state: int
+    health_mask: int
 
 
 class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,52 +137,61 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     channels: tuple[Channel, ...]
     gpu_direct_off: dict[str, tuple[str, ...]]  # host -> devices
     gpu_direct_on: dict[str, tuple[str, ...]]
-    settings: dict[str, tuple[str, ...]]  # NCCL_X -> values that were set by the environment or a file
-    choices: tuple[tuple[int, str, str], ...]  # bytes, algorithm, protocol
-    patterns: tuple[tuple[int, int, float, str, str], ...]  # pattern, channels, GB/s, type inside, type between hosts
-    system: tuple[float, float] | None  # the model's largest link, and total, in GB/s
+    settings: dict[str, tuple[str, ...]]  # NCCL_X -> values that the environment or a file sets
+    choices: tuple[Choice, ...]
+    patterns: tuple[Pattern, ...]
     ring_gpu_direct: tuple[bool, ...]  # `use ring PXN 0 GDR 1`
-    fabrics: tuple[tuple[str, str, str, int, int], ...]  # bus, UUID, clique, state, health mask
+    fabrics: tuple[Fabric, ...]
     affinities: dict[tuple[str, int], str]  # (host, GPU) -> CPU mask
-    p2p_off: tuple[tuple[int, int], ...]
+    p2p_off: tuple[tuple[int, int], ...]  # pairs of connected GPUs
     completion_errors: tuple[CompletionError, ...]  # in the order of the log
     no_connection: dict[str, tuple[str, ...]]  # host -> why it could not reach another: `Connection timed out`
-    retries: dict[str, tuple[str, ...]]  # the same, of those that were tried again
-    warnings: tuple[Warning_, ...]
-    num_started: int  # ranks whose start is said to be complete
-    num_lines: int  # lines of NCCL in the text
+    retries: dict[str, tuple[str, ...]]  # the same, for connections that were tried again
+    warnings: tuple[LoggedWarning, ...]
+    num_started: int  # ranks that report a complete start
+    num_lines: int  # NCCL's lines in the text
 
 
 def parse_nccl_log(text: str) -> NcclLog:
-    """Raises ValueError where no line is NCCL's."""
-    log = _Collected()
+    """Raises ValueError if no line is NCCL's."""
+    reader = _LogReader()
     for line in text.splitlines(keepends=True):
-        log.read(line)
-    if not log.num_lines:
+        reader.read(line)
+    if not reader.num_lines:
         raise ValueError("no line of an NCCL log")
-    return log.done()
+    return reader.log()
 
 
-class _Collected:
+_Ordered = dict[str, None]  # a set that keeps the order of the log
+
+
+class _LogReader:
+    """Collects what the lines say, in the order of the log."""
+
     def __init__(self) -> None:
         self.num_lines = 0
         self.num_started = 0
         self.num_ranks: int | None = None
-        self.hosts: dict[str, None] = {}
-        self.versions: dict[str, None] = {}
-        self.by_host: dict[str, dict[str, dict[str, None]]] = {}
+        self.hosts: _Ordered = {}
+        self.versions: _Ordered = {}
+        self.networks: defaultdict[str, _Ordered] = defaultdict(dict)  # by host, as those below
+        self.rdma_devices: defaultdict[str, _Ordered] = defaultdict(dict)
+        self.socket_interfaces: defaultdict[str, _Ordered] = defaultdict(dict)
+        self.gpu_direct_off: defaultdict[str, _Ordered] = defaultdict(dict)
+        self.gpu_direct_on: defaultdict[str, _Ordered] = defaultdict(dict)
+        self.no_connection: defaultdict[str, _Ordered] = defaultdict(dict)
+        self.retries: defaultdict[str, _Ordered] = defaultdict(dict)
+        self.settings: defaultdict[str, _Ordered] = defaultdict(dict)  # by name
         self.bootstrap: dict[str, str] = {}
         self.channels: list[Channel] = []
-        self.settings: dict[str, dict[str, None]] = {}
-        self.choices: list[tuple[int, str, str]] = []
-        self.patterns: list[tuple[int, int, float, str, str]] = []
-        self.system: tuple[float, float] | None = None
+        self.choices: list[Choice] = []
+        self.patterns: list[Pattern] = []
         self.ring_gpu_direct: list[bool] = []
-        self.fabrics: list[tuple[str, str, str, int, int]] = []
+        self.fabrics: list[Fabric] = []
         self.affinities: dict[tuple[str, int], str] = {}
         self.p2p_off: list[tuple[int, int]] = []
         self.completion_errors: list[CompletionError] = []
-        self.warnings: list[Warning_] = []
+        self.warnings: list[LoggedWarning] = []
 
     def read(self, line: str) -> None:
         if match := _VERSION.search(line):
@@ -157,117 +200,156 @@ class _Collected:
             return
         if "INFO" not in line and "WARN" not in line and "NCCL ERROR" not in line:
             return
-        line = _COLOUR.sub("", line) if "\x1b" in line else line
-        found = _LINE.search(line) or _LINE_WITHOUT_HOST.search(line) or _OLD_LINE.search(line)
-        if found is None:
+        line = _COLOUR.sub("", line)
+        match = _LINE.search(line) or _LINE_WITHOUT_HOST.search(line) or _OLD_LINE.search(line)
+        if match is None:
             return
         self.num_lines += 1
-        host, text = found["host"] or "", found["text"].rstrip()
+        host, text = match["host"], match["text"].rstrip()
         if host:
             self.hosts[host] = None
-        if "onnect" in text and (match := _NO_CONNECTION.search(text)):
-            kind = "retry" if found["level"] == "INFO" else "no connection"
-            self._add(kind, host, (match["first"] or match["second"]).strip())
-        if found["level"] == "INFO" and not line.endswith("\n") and "Init COMPLETE" not in line:
-            return  # the last line of the text may be cut off
-        if found["level"] != "INFO":
-            self.warnings.append(Warning_(host=host or None, place=found["place"], text=text))
-            if match := _STATUS.search(line):
-                self.completion_errors.append(
-                    CompletionError(
-                        status=int(match["status"]), host=host or None, device=match["device"], peer=match["peer"]
-                    )
-                )
+        if match["level"] != "INFO":
+            self._read_no_connection(host, text, self.no_connection)
+            self._read_warning(line, match)
             return
-        self._read_network(host, text)
-        self._read_choice(host, text)
+        self._read_no_connection(host, text, self.retries)
+        if line.endswith("\n") or "Init COMPLETE" in line:  # else the text ends here, perhaps within the line
+            self._read_info(host, text)
 
-    def _add(self, kind: str, host: str, value: str) -> None:
-        self.by_host.setdefault(kind, {}).setdefault(host, {})[value] = None
+    def _read_no_connection(self, host: str, text: str, reasons: defaultdict[str, _Ordered]) -> None:
+        if "onnect" not in text:
+            return  # the pattern alone is slow
+        if match := _NO_CONNECTION.search(text):
+            reason = match["first"] or match["second"]
+            reasons[host][reason.strip()] = None
 
-    def _read_network(self, host: str, text: str) -> None:
-        used, _, out_of_band = text.partition("; OOB ")
-        if text.startswith("NET/IB") and " : Using " in used:
-            for device in _DEVICE.finditer(used):
-                self._add("rdma", host, f"{device[2]}:{device[3]}/{device[4]}")
-            if out_of_band:
-                self.bootstrap.setdefault(host, out_of_band.split(":")[0])
-        elif re.match(r"NET/(Socket|FastSocket)\b", text) and " : Using " in text:
-            for name in _INTERFACE.findall(text):
-                self._add("socket", host, name)
-        elif match := re.match(r"(?:Bootstrap\s*: Using|NET : Using interface) (?:\[\d+\])?([\w.@-]+):", text):
-            self.bootstrap[host] = match[1]
-        elif match := re.match(r"Using (?:internal Network|network) (.+)", text, re.IGNORECASE):
-            self._add("network", host, match[1].strip())
-        elif match := _GDR_OFF.search(text):
-            self._add("off", host, match[1])
-        elif match := _GDR_ON.search(text):
-            self._add("on", host, match[1])
-
-    def _read_choice(self, host: str, text: str) -> None:
-        if match := _CHANNEL.match(text):
-            self.channels.append(
-                Channel(
-                    host=host or None,
-                    channel=int(match[1]),
-                    sender=int(match[2]),
-                    receiver=int(match[3]),
-                    direction=match[4],
-                    via=match[5].strip(),
-                )
+    def _read_warning(self, line: str, match: re.Match[str]) -> None:
+        host = match["host"] or None
+        self.warnings.append(LoggedWarning(host=host, source=match["source"], text=match["text"].rstrip()))
+        if error := _COMPLETION_ERROR.search(line):
+            self.completion_errors.append(
+                CompletionError(status=int(error["status"]), host=host, device=error["device"], peer=error["peer"])
             )
-        elif match := _SET.match(text):
-            self.settings.setdefault(match[1], {})[match[2]] = None
-        elif match := _BYTES.match(text):
-            self.choices.append((int(match[2]), _named(match[3], ALGORITHMS), _named(match[4], PROTOCOLS)))
-        elif match := _PATTERN.match(text):
-            self.patterns.append((int(match[1]), int(match[3]), float(match[4]), match[6], match[7]))
-        elif match := _SYSTEM.match(text):
-            self.system = (float(match[1]), float(match[2]))
-        elif match := re.search(r"use ring PXN \d GDR (\d)", text):
-            self.ring_gpu_direct.append(match[1] == "1")
-        elif match := _FABRIC.match(text):
-            self.fabrics.append((match[1], match[2], match[3], int(match[4]), int(match[5], 16)))
-        elif match := _AFFINITY.match(text):
-            self.affinities[host, int(match[1])] = match[2]
-        elif match := _P2P_OFF.search(text):
-            self.p2p_off.append((int(match[1]), int(match[2])))
+
+    def _read_info(self, host: str, text: str) -> None:
+        for find, read in _INFO_LINES:
+            if match := find(text):
+                read(self, host, match)
+                break
         self.num_started += "Init COMPLETE" in text
         if match := _RANK.search(text):
             self.num_ranks = max(self.num_ranks or 0, int(match[2]))
 
-    def done(self) -> NcclLog:
-        def by_host(kind: str) -> dict[str, tuple[str, ...]]:
-            return {host: tuple(values) for host, values in self.by_host.get(kind, {}).items()}
+    def _read_rdma(self, host: str, match: re.Match[str]) -> None:
+        used, _, out_of_band = match.string.partition("; OOB ")
+        for device in _DEVICE.finditer(used):
+            self.rdma_devices[host][f"{device[2]}:{device[3]}/{device[4]}"] = None
+        if out_of_band:
+            self.bootstrap.setdefault(host, out_of_band.split(":")[0])
 
+    def _read_sockets(self, host: str, match: re.Match[str]) -> None:
+        for interface in _INTERFACE.findall(match.string):
+            self.socket_interfaces[host][interface] = None
+
+    def _read_bootstrap(self, host: str, match: re.Match[str]) -> None:
+        self.bootstrap[host] = match[1]
+
+    def _read_network(self, host: str, match: re.Match[str]) -> None:
+        self.networks[host][match[1].strip()] = None
+
+    def _read_gpu_direct_off(self, host: str, match: re.Match[str]) -> None:
+        self.gpu_direct_off[host][match[1]] = None
+
+    def _read_gpu_direct_on(self, host: str, match: re.Match[str]) -> None:
+        self.gpu_direct_on[host][match[1]] = None
+
+    def _read_channel(self, host: str, match: re.Match[str]) -> None:
+        self.channels.append(
+            Channel(
+                host=host or None,
+                channel=int(match[1]),
+                sender=int(match[2]),
+                receiver=int(match[3]),
+                direction=match[4],
+                via=match[5].strip(),
+            )
+        )
+
+    def _read_setting(self, host: str, match: re.Match[str]) -> None:
+        self.settings[match[1]][match[2]] = None
+
+    def _read_choice(self, host: str, match: re.Match[str]) -> None:
+        algorithm, protocol = _name(match[3], ALGORITHMS), _name(match[4], PROTOCOLS)
+        self.choices.append(Choice(int(match[2]), algorithm, protocol))
+
+    def _read_pattern(self, host: str, match: re.Match[str]) -> None:
+        self.patterns.append(Pattern(int(match[1]), int(match[3]), float(match[4]), match[6], match[7]))
+
+    def _read_ring(self, host: str, match: re.Match[str]) -> None:
+        self.ring_gpu_direct.append(match[1] == "1")
+
+    def _read_fabric(self, host: str, match: re.Match[str]) -> None:
+        self.fabrics.append(Fabric(match[1], match[2], match[3], int(match[4]), int(match[5], 16)))
+
+    def _read_affinity(self, host: str, match: re.Match[str]) -> None:
+        self.affinities[host, int(match[1])] = match[2]
+
+    def _read_p2p_off(self, host: str, match: re.Match[str]) -> None:
+        self.p2p_off.append((int(match[1]), int(match[2])))
+
+    def log(self) -> NcclLog:
         return NcclLog(
             hosts=tuple(self.hosts),
             versions=tuple(self.versions),
             num_ranks=self.num_ranks,
-            networks=by_host("network"),
-            rdma_devices=by_host("rdma"),
-            socket_interfaces=by_host("socket"),
+            networks=_tuples(self.networks),
+            rdma_devices=_tuples(self.rdma_devices),
+            socket_interfaces=_tuples(self.socket_interfaces),
             bootstrap=self.bootstrap,
             channels=tuple(self.channels),
-            gpu_direct_off=by_host("off"),
-            gpu_direct_on=by_host("on"),
-            settings={name: tuple(values) for name, values in self.settings.items()},
+            gpu_direct_off=_tuples(self.gpu_direct_off),
+            gpu_direct_on=_tuples(self.gpu_direct_on),
+            settings=_tuples(self.settings),
             choices=tuple(self.choices),
             patterns=tuple(self.patterns),
-            system=self.system,
             ring_gpu_direct=tuple(self.ring_gpu_direct),
             fabrics=tuple(self.fabrics),
             affinities=self.affinities,
             p2p_off=tuple(self.p2p_off),
             completion_errors=tuple(self.completion_errors),
-            no_connection=by_host("no connection"),
-            retries=by_host("retry"),
+            no_connection=_tuples(self.no_connection),
+            retries=_tuples(self.retries),
             warnings=tuple(self.warnings),
             num_started=self.num_started,
             num_lines=self.num_lines,
         )
 
 
-def _named(text: str, names: tuple[str, ...]) -> str:
-    """NCCL wrote numbers before 2.24, and names since."""
+# What an INFO line says, by the first pattern that matches its text.
+_INFO_LINES: tuple[
+    tuple[Callable[[str], re.Match[str] | None], Callable[[_LogReader, str, re.Match[str]], None]], ...
+] = (
+    (_RDMA_USED.match, _LogReader._read_rdma),
+    (_SOCKETS_USED.match, _LogReader._read_sockets),
+    (_BOOTSTRAP.match, _LogReader._read_bootstrap),
+    (_NETWORK.match, _LogReader._read_network),
+    (_GDR_OFF.search, _LogReader._read_gpu_direct_off),
+    (_GDR_ON.search, _LogReader._read_gpu_direct_on),
+    (_CHANNEL.match, _LogReader._read_channel),
+    (_SET.match, _LogReader._read_setting),
+    (_CHOICE.match, _LogReader._read_choice),
+    (_PATTERN.match, _LogReader._read_pattern),
+    (_RING_GDR.search, _LogReader._read_ring),
+    (_FABRIC.match, _LogReader._read_fabric),
+    (_AFFINITY.match, _LogReader._read_affinity),
+    (_P2P_OFF.search, _LogReader._read_p2p_off),
+)
+
+
+def _tuples(values: Mapping[str, _Ordered]) -> dict[str, tuple[str, ...]]:
+    return {key: tuple(ordered) for key, ordered in values.items()}
+
+
+def _name(text: str, names: tuple[str, ...]) -> str:
+    """Return the name of a number: NCCL wrote numbers before 2.24, and has written names since."""
     return names[int(text)] if text.isdecimal() and int(text) < len(names) else text

@@ -1,8 +1,9 @@
-"""`nvidia-smi -q`, `nvlink -s`, `nvlink -e` and `-L` -> facts of each GPU. `N/A` and the like are None."""
+"""Parse `nvidia-smi -q`, `nvlink -s`, `nvlink -e` and `-L` into facts of each GPU. `N/A` and the like are None."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import msgspec
 
@@ -21,7 +22,7 @@ class SmiGpu(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, str]  # `ECC Errors/Volatile/SRAM Correctable` -> text
 
     def text(self, *endings: str) -> str | None:
-        """The value whose path ends so, the first of the endings that is there; None for N/A and where it is absent."""
+        """Return the value whose path ends with the first ending that is present; None if it is absent or `N/A`."""
         for ending in endings:
             for path, value in self.values.items():
                 if path == ending or path.endswith("/" + ending):
@@ -34,13 +35,14 @@ class SmiGpu(msgspec.Struct, frozen=True, kw_only=True):
         return float(match[0]) if match else None
 
     def section(self, name: str) -> dict[str, str]:
-        """All values below a section of that name, by the rest of the path."""
-        found = {}
+        """Return all values below a section of that name, by the rest of their path."""
+        values = {}
         for path, value in self.values.items():
-            before, mark, rest = path.partition(name + "/")
-            if mark and (not before or before.endswith("/")):
-                found[rest] = value
-        return found
+            before, separator, rest = path.partition(name + "/")
+            is_whole_name = not before or before.endswith("/")
+            if separator and is_whole_name:
+                values[rest] = value
+        return values
 
 
 class SmiQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,29 +53,19 @@ class SmiQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_query(text: str) -> SmiQuery:
-    """`nvidia-smi -q`, whole or with `-d SECTION`."""
+    """Parse `nvidia-smi -q`, with or without `-d SECTION`."""
     head: dict[str, str] = {}
     gpus: list[SmiGpu] = []
-    values = head
-    path: list[tuple[int, str]] = []
-    lines = text.splitlines()
-    if lines and not text.endswith("\n") and lines[-1].startswith(" "):
-        lines.pop()  # its value may be cut off
-    for line in lines:
+    values = _Values(head)
+    for line in _certain_lines(text):
         if not line.strip() or line.startswith("="):
             continue
         if match := _GPU.fullmatch(line):
-            values, path = {}, []
-            gpus.append(SmiGpu(address=full_address(match[1]), values=values))
-            continue
-        indent = len(line) - len(line.lstrip())
-        key, mark, value = line.strip().partition(" : ")
-        while path and path[-1][0] >= indent:
-            path.pop()
-        if mark or line.rstrip().endswith(" :"):
-            values["/".join([*(name for _, name in path), key.rstrip(" :")])] = value.strip()
+            gpu = SmiGpu(address=full_address(match[1]), values={})
+            gpus.append(gpu)
+            values = _Values(gpu.values)
         else:
-            path.append((indent, key.strip()))
+            values.read(line)
     attached = head.get("Attached GPUs", "")
     return SmiQuery(
         driver=head.get("Driver Version"),
@@ -83,50 +75,90 @@ def parse_query(text: str) -> SmiQuery:
     )
 
 
-def parse_nvlink_status(text: str) -> dict[int, dict[int, float | None]]:
-    """`nvidia-smi nvlink -s`: GPU -> link -> GB/s; None is an inactive link; no links: none is active."""
-    gpus: dict[int, dict[int, float | None]] = {}
-    current: dict[int, float | None] | None = None
+def _certain_lines(text: str) -> list[str]:
+    """Return the lines without a last one whose value may be truncated."""
     lines = text.splitlines()
-    if lines and not text.endswith("\n") and "Link" in lines[-1] and not lines[-1].endswith(("GB/s", "<inactive>")):
+    if lines and lines[-1].startswith(" ") and not text.endswith("\n"):
         lines.pop()
-    for line in lines:
+    return lines
+
+
+class _Values:
+    """Reads indented lines into a flat dictionary: `Temperature/GPU Current Temp` -> text."""
+
+    def __init__(self, values: dict[str, str]) -> None:
+        self._values = values
+        self._sections: list[tuple[int, str]] = []  # indentation and name of each open section, the outermost first
+
+    def read(self, line: str) -> None:
+        indent = len(line) - len(line.lstrip())
+        while self._sections and self._sections[-1][0] >= indent:
+            self._sections.pop()
+        key, separator, value = line.strip().partition(" : ")
+        is_value = separator or line.rstrip().endswith(" :")
+        if not is_value:
+            self._sections.append((indent, key.strip()))
+            return
+        path = [name for _, name in self._sections]
+        path.append(key.rstrip(" :"))
+        self._values["/".join(path)] = value.strip()
+
+
+def parse_nvlink_status(text: str) -> dict[int, dict[int, float | None]]:
+    """Parse `nvidia-smi nvlink -s`: GPU -> link -> GB/s.
+
+    An inactive link is None; a GPU whose links are all inactive may list none.
+    """
+    gpus: dict[int, dict[int, float | None]] = {}
+    links: dict[int, float | None] = {}
+    for line in _whole_link_lines(text):
         if match := _LISTED.match(line):
-            current = gpus.setdefault(int(match[1]), {})
-        elif current is not None and (match := _LINK_SPEED.match(line)):
-            current[int(match[1])] = float(match[2])
-        elif current is not None and (match := _LINK_INACTIVE.match(line)):
-            current[int(match[1])] = None
+            links = gpus.setdefault(int(match[1]), {})
+        elif match := _LINK_SPEED.match(line):
+            links[int(match[1])] = float(match[2])
+        elif match := _LINK_INACTIVE.match(line):
+            links[int(match[1])] = None
     return gpus
+
+
+def _whole_link_lines(text: str) -> list[str]:
+    """Return the lines without a last one that ends within a link's speed."""
+    lines = text.splitlines()
+    if not lines or text.endswith("\n"):
+        return lines
+    if "Link" in lines[-1] and not lines[-1].endswith(("GB/s", "<inactive>")):
+        lines.pop()
+    return lines
 
 
 def parse_nvlink_errors(text: str) -> dict[int, dict[str, int]]:
-    """`nvidia-smi nvlink -e`: GPU -> kind of error -> count over all links."""
-    gpus: dict[int, dict[str, int]] = {}
-    current: dict[str, int] | None = None
+    """Parse `nvidia-smi nvlink -e`: GPU -> kind of error -> count over all links."""
+    gpus: dict[int, Counter[str]] = {}
+    errors: Counter[str] = Counter()
     for line in text.splitlines():
         if match := _LISTED.match(line):
-            current = gpus.setdefault(int(match[1]), {})
-        elif current is not None and (match := _LINK_ERROR.match(line)):
-            kind = match[2].lower()
-            current[kind] = current.get(kind, 0) + int(match[3])
-    return gpus
+            errors = gpus.setdefault(int(match[1]), Counter())
+        elif match := _LINK_ERROR.match(line):
+            errors[match[2].lower()] += int(match[3])
+    return {gpu: dict(counts) for gpu, counts in gpus.items()}
 
 
-def is_list_whole(text: str) -> bool:
-    """Whether the last line of `nvidia-smi -L` that tells a device has its end; a text that is cut may lack devices."""
-    told = [line for line in text.splitlines() if _LISTED.match(line) or re.match(r"\s+MIG\b", line)]
-    return bool(told) and told[-1].rstrip().endswith(")")
+def is_list_complete(text: str) -> bool:
+    """Whether the last device line of `nvidia-smi -L` is complete; a truncated text may lack devices."""
+    devices = [line for line in text.splitlines() if _LISTED.match(line) or re.match(r"\s+MIG\b", line)]
+    return bool(devices) and devices[-1].rstrip().endswith(")")
 
 
 def parse_list(text: str) -> dict[int, tuple[str, int]]:
-    """`nvidia-smi -L`: GPU -> its name and the number of its MIG devices."""
-    gpus: dict[int, tuple[str, int]] = {}
-    last = None
+    """Parse `nvidia-smi -L`: GPU -> its name and the number of its MIG devices."""
+    names: dict[int, str] = {}
+    num_mig_devices: Counter[int] = Counter()
+    gpu = None
     for line in text.splitlines():
         if match := _LISTED.match(line):
-            last = int(match[1])
-            gpus[last] = (match[2], 0)
-        elif last is not None and re.match(r"\s+MIG \S+\s+Device", line):
-            gpus[last] = (gpus[last][0], gpus[last][1] + 1)
-    return gpus
+            gpu = int(match[1])
+            names[gpu] = match[2]
+            num_mig_devices[gpu] = 0
+        elif gpu is not None and re.match(r"\s+MIG \S+\s+Device", line):
+            num_mig_devices[gpu] += 1
+    return {gpu: (name, num_mig_devices[gpu]) for gpu, name in names.items()}

@@ -1,4 +1,4 @@
-"""What `probe.gpu_values` prints of the driver's library -> the record of `nvidia-smi -q`, under the same names."""
+"""Parse what `probe.gpu_values` prints of NVML into the record of `nvidia-smi -q`, under the same names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Printed(msgspec.Struct):
 
 
 def parse_nvml(text: str) -> SmiQuery:
-    """Raises ValueError for what it did not print."""
+    """Raises ValueError for any other text."""
     printed = msgspec.json.decode(text.encode(), type=_Printed)
     return SmiQuery(
         driver=printed.driver,
