@@ -1,7 +1,7 @@
 """One check: what it says of itself, and a function from Machine to what it found.
 
-A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). A text that no check expects
-gives `unknown` too, so that damaged input never ends a run and never counts as good.
+A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). A text that no check
+expects gives `unknown` too, so that damaged input never ends a run and never counts as good.
 """
 
 from __future__ import annotations
