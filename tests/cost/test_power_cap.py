@@ -9,7 +9,6 @@ from statistics import median
 
 import msgspec
 import pytest
-from tests.read.conftest import SHARED
 
 from flatout.catalog.prices import all_prices, exactly
 from flatout.cost.power_cap import cap_advice
@@ -30,11 +29,8 @@ def advice(samples: list[PowerSample], usd_per_gpu_hour: float | None = None, **
 
 
 @pytest.fixture(scope="session")
-def public() -> Path:
-    folder = SHARED / "job_traces" / "zeus_power"
-    if not folder.is_dir():
-        pytest.skip(f"needs the public curves in {folder}")
-    return folder
+def public(shared_data: Path) -> Path:
+    return shared_data / "job_traces" / "zeus_power"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.read.conftest import SHARED
 
 from flatout.cost.spot import DECIDE_EVERY_S, SpotJob, availability, replay, spot_advice, wilson, youngs_interval_s
 from flatout.errors import InputError, UsageError
@@ -247,11 +246,8 @@ def test_youngs_interval() -> None:
 
 
 @pytest.fixture(scope="session")
-def public() -> Path:
-    folder = SHARED / "job_traces"
-    if not folder.is_dir():
-        pytest.skip(f"needs the public traces in {folder}")
-    return folder
+def public(shared_data: Path) -> Path:
+    return shared_data / "job_traces"
 
 
 def test_public_traces_have_the_availability_that_is_published_of_them(public: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where the traces with a known cause and the public ones lie; each job is diagnosed once a run of the tests."""
+"""Fixtures of the traces with a known cause and of the public ones; each job is diagnosed once per run of the tests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.shared_data import SHARED
 
 from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
 
-SHARED = Path(__file__).parents[3] / "shared"
+ROOT = Path(__file__).parents[2]
+# The complete set first: what is in the repository is a part of it, the same files.
+TRACES = (SHARED / "traces", ROOT / "examples" / "traces", ROOT / "tests" / "data" / "traces")
 
 # How a job of one or several files is diagnosed: paths below the folder of the fixture.
 Diagnose = Callable[..., Diagnosed]
@@ -24,26 +27,30 @@ def _diagnosed(*paths: Path) -> Diagnosed:
     return diagnose_paths(paths, with_tracks=True)  # predict replays them too
 
 
-def _folder(*names: str) -> Path:
-    if not SHARED.is_dir():
-        pytest.skip("../shared is absent")
-    return SHARED.joinpath(*names)
+def known_trace(name: str) -> Path | None:
+    """The archive of the job of that name; None where it is not in the repository and `../shared` is absent."""
+    archives = [folder / f"{name}.tar.xz" for folder in TRACES]
+    return next((archive for archive in archives if archive.exists()), None)
+
+
+def _archive(name: str) -> Path:
+    archive = known_trace(name)
+    assert archive is not None, f"{name} is in ../shared alone: the test must request `shared_data`"
+    return archive
 
 
 @pytest.fixture(scope="session")
 def known() -> Diagnose:
     """`known("straggler")`: the job of that name, whose cause is known."""
-    folder = _folder("data", "traces")
-    return lambda name: _diagnosed(folder / f"{name}.tar.xz")
+    return lambda name: _diagnosed(_archive(name))
 
 
 @pytest.fixture(scope="session")
 def untraced_step_s() -> Callable[[str], float]:
     """`untraced_step_s("straggler")`: what a step of the job takes when it is not recorded."""
-    folder = _folder("data", "traces")
 
     def step_s(name: str) -> float:
-        with tarfile.open(folder / f"{name}.tar.xz") as archive:
+        with tarfile.open(_archive(name)) as archive:
             # It is the first file; asking for it by name would unpack the whole archive.
             member = next(member for member in archive if member.name.endswith("/info.json"))
             file = archive.extractfile(member)
@@ -54,8 +61,8 @@ def untraced_step_s() -> Callable[[str], float]:
 
 
 @pytest.fixture(scope="session")
-def public_folder() -> Path:
-    return _folder("data", "public_traces")
+def public_folder(shared_data: Path) -> Path:
+    return shared_data / "public_traces"
 
 
 @pytest.fixture(scope="session")

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from flatout.doctor.check import run_check
 from flatout.doctor.checks import CHECKS
 from flatout.doctor.machine import KERNEL_LOG, NCCL_LOG, Machine
 from flatout.records.doctor import CheckResult
 from flatout.records.snapshot import Output, Snapshot
 
-PUBLIC = Path(__file__).parents[3] / "shared" / "data" / "samples"
 BY_ID = {check.id: check for check in CHECKS}
-
-
-def public(*parts: str) -> Path:
-    """A sample of the shared folder; the test is skipped where that is absent."""
-    path = PUBLIC.joinpath(*parts)
-    if not path.exists():
-        pytest.skip("../shared is absent")
-    return path
 
 
 def result(check_id: str, snapshot: Snapshot) -> CheckResult:

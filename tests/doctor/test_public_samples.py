@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from tests.doctor.samples import PUBLIC, public
 
 from flatout.doctor.given import kind_of, read_given
 from flatout.doctor.judge import judged
@@ -11,6 +12,12 @@ from flatout.errors import InputError
 from flatout.records.snapshot import Output, Snapshot
 from flatout.report.doctor_text import doctor_text
 from flatout.report.terminal import TextStyle
+
+
+@pytest.fixture(scope="session")
+def public(shared_data: Path) -> Path:
+    return shared_data / "samples"
+
 
 # folder, file, check, status, what the reason names
 KNOWN = [
@@ -64,16 +71,15 @@ REFUSED = {  # AMD's tools, a table of nccl-tests, a manifest: told so in one li
 
 @pytest.mark.parametrize(("folder", "file", "check_id", "status", "named"), KNOWN)
 def test_what_a_sample_is_known_to_show_is_found(
-    folder: str, file: str, check_id: str, status: str, named: str
+    public: Path, folder: str, file: str, check_id: str, status: str, named: str
 ) -> None:
-    report = judged(read_given([public(folder, file)]))
+    report = judged(read_given([public / folder / file]))
     found = next(check for check in report.checks if check.id == check_id)
     assert (found.status, named in found.reason) == (status, True), found.reason
 
 
-def test_every_sample_is_judged_or_refused_in_one_line() -> None:
-    public()
-    paths = [path for folder in PUBLIC.iterdir() if folder.is_dir() for path in folder.iterdir()]
+def test_every_sample_is_judged_or_refused_in_one_line(public: Path) -> None:
+    paths = [path for folder in public.iterdir() if folder.is_dir() for path in folder.iterdir()]
     refused = set()
     for path in paths:
         try:
@@ -87,8 +93,8 @@ def test_every_sample_is_judged_or_refused_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("folder", ["topo_m", "nccl_logs", "topo_xml", "nvidia_smi", "kernel_logs"])
-def test_a_sample_that_is_cut_off_is_understood_as_far_as_it_goes(folder: str) -> None:
-    for path in sorted(public(folder).iterdir()):
+def test_a_sample_that_is_cut_off_is_understood_as_far_as_it_goes(public: Path, folder: str) -> None:
+    for path in sorted((public / folder).iterdir()):
         text = path.read_text(errors="replace")
         for cut in (text[: int(len(text) * share)] for share in (0.2, 0.5, 0.9)):
             if (kind := kind_of(cut)) is not None:

@@ -1,4 +1,4 @@
-"""Rows of the published runs beside the checkout: of Korthikanti et al. (arXiv:2205.05198), Narayanan et al.
+"""Rows of the published runs in `../shared`: of Korthikanti et al. (arXiv:2205.05198), Narayanan et al.
 (arXiv:2104.04473), MT-NLG (arXiv:2201.11990), vTrain, BLOOM's chronicles and llm-foundry."""
 
 from __future__ import annotations
@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-RUNS = Path(__file__).parents[3] / "shared" / "data" / "published_runs" / "published_runs.csv"
 ROWS = {
     *range(597, 631),
     *(726, 768, 769, 783, 813, 816, 817, 822, 824, 661, 662, 663, 665, 666, 667),
@@ -14,9 +13,9 @@ ROWS = {
 }
 
 
-def write_sample(path: Path) -> Path:
-    """Of all sources few rows, so that a test takes a moment."""
-    with RUNS.open(newline="", encoding="utf-8") as file, path.open("w", newline="", encoding="utf-8") as out:
+def write_sample(runs: Path, path: Path) -> Path:
+    """Copy a few rows of all sources, so that a test takes a moment."""
+    with runs.open(newline="", encoding="utf-8") as file, path.open("w", newline="", encoding="utf-8") as out:
         reader = csv.DictReader(file)
         assert reader.fieldnames is not None
         writer = csv.DictWriter(out, reader.fieldnames)

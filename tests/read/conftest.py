@@ -1,4 +1,4 @@
-"""Fixtures of the reader's tests: where the shared data lie, and a file of given events."""
+"""Fixtures of the reader's tests: the folder of the public traces, and a file of given events."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ import pytest
 from flatout.read import TraceSource, open_sources, read_trace
 from flatout.records.events import EventTable
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-
 
 @pytest.fixture(scope="session")
-def public_traces() -> Path:
-    folder = SHARED / "public_traces"
-    if not folder.is_dir():
-        pytest.skip(f"needs the public traces in {folder}")
-    return folder
+def public_traces(shared_data: Path) -> Path:
+    return shared_data / "public_traces"
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.read.conftest import SHARED, read_path
+from tests.read.conftest import read_path
+from tests.shared_data import SHARED
 
 from flatout.errors import InputError
 from flatout.read import assign_ranks, open_sources, read_trace

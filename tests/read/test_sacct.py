@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.read.conftest import SHARED
 
 from flatout.errors import InputError
 from flatout.read.sacct import merged, parse_sacct, read_sacct
@@ -41,11 +40,8 @@ def read(*lines: str, header: str = HEADER, **options: str) -> Attempts:
 
 
 @pytest.fixture(scope="session")
-def samples() -> Path:
-    folder = SHARED / "job_traces" / "gcm_samples"
-    if not folder.is_dir():
-        pytest.skip(f"needs the public samples in {folder}")
-    return folder
+def samples(shared_data: Path) -> Path:
+    return shared_data / "job_traces" / "gcm_samples"
 
 
 def fields(path: Path, delimiter: bytes) -> tuple[list[bytes], list[list[bytes]]]:
