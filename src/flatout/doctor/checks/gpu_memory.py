@@ -1,121 +1,123 @@
-"""Memory of the GPUs: errors, rows and pages that were taken out of use, and who else holds some."""
+"""Checks of GPU memory: errors, remapped rows, retired pages, and other processes that use it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, ok, warn
+from flatout.doctor.gpu_values import gpu_values
 from flatout.doctor.machine import Machine
 from flatout.doctor.parse.nvidia_smi import SmiGpu
 from flatout.doctor.unknown import NotReadError
 
 _DCGM = "NVIDIA GPU Debug Guidelines and Memory Error Management, https://docs.nvidia.com/deploy/"
-
-
-def _each(machine: Machine, value: Callable[[SmiGpu], float | None], what: str) -> tuple[dict[str, float], int]:
-    """GPU -> value, and how many gave none."""
-    values = {gpu.address: number for gpu in machine.gpus if (number := value(gpu)) is not None}
-    need(list(values), f"`nvidia-smi -q` gives no {what} for any GPU")
-    return values, len(machine.gpus) - len(values)
-
-
-def _sum(gpu: SmiGpu, section: str, *words: str) -> float | None:
-    """The sum of the numbers in a section whose names hold a word."""
-    found = {
-        name: int(value)
-        for name, value in gpu.section(section).items()
-        if value.isdecimal() and any(word in name for word in words)
-    }
-    totals = [value for name, value in found.items() if name.endswith("Total")]  # GPUs before Ampere
-    return sum(totals or found.values()) if found else None
+_MOST_REMAPPED_ROWS = 512
+_MANY_PAGES, _TOO_MANY_PAGES = 10, 60
 
 
 @check(
     "gpu-ecc-uncorrectable",
     "gpu",
-    title="no GPU has uncorrectable memory errors since the driver was loaded",
+    title="uncorrectable GPU memory errors",
     read="`nvidia-smi -q`: ECC Errors, Volatile, uncorrectable counts of SRAM and DRAM",
-    expected="0",
+    expected="0 since the driver was loaded",
     source=_DCGM,
-    cost="the job on that GPU ends with an ECC error, or computes with wrong data where containment fails",
-    fix="drain the node, reset the GPU, and run the vendor's field diagnostics if the count returns",
-    when_wrong="an error before the last reset of a row remapping stays counted until the driver is loaded again",
+    cost="the job on that GPU ends with an ECC error, or computes with wrong data if containment fails",
+    fix="drain the node, reset the GPU, and run the vendor's field diagnostics if errors return",
+    when_wrong="an error before the last reset for a row remapping counts until the driver is loaded again",
 )
 def ecc_uncorrectable(machine: Machine) -> CheckOutcome:
-    values, missing = _each(
+    counts = gpu_values(
         machine,
-        lambda gpu: _sum(gpu, "ECC Errors/Volatile", "Uncorrectable", "Double Bit"),
-        "volatile uncorrectable error count (ECC may be off or not supported)",
+        _num_uncorrectable,
+        "`nvidia-smi -q` gives no volatile uncorrectable error count (ECC may be off or not supported) for any GPU",
     )
-    bad = [f"{gpu}: {count:.0f}" for gpu, count in values.items() if count > 0]
-    outcome = fail(f"uncorrectable errors on {named(bad)}") if bad else ok(f"0 on {len(values)} GPUs")
-    return with_missing(outcome, missing, "GPUs gave no count")
+    bad = [f"{gpu}: {count:.0f}" for gpu, count in counts.items() if count > 0]
+    if bad:
+        return counts.judged(fail(f"uncorrectable errors on {named(bad)}"))
+    return counts.judged(ok(f"0 on {len(counts)} GPUs"))
+
+
+def _num_uncorrectable(gpu: SmiGpu) -> int | None:
+    """Sum the uncorrectable errors; GPUs before Ampere give totals, which already include the others."""
+    counts, totals = [], []
+    for name, value in gpu.section("ECC Errors/Volatile").items():
+        is_uncorrectable = "Uncorrectable" in name or "Double Bit" in name
+        if not is_uncorrectable or not value.isdecimal():
+            continue
+        counts.append(int(value))
+        if name.endswith("Total"):
+            totals.append(int(value))
+    return sum(totals or counts) if counts else None
 
 
 @check(
     "gpu-sram-correctable",
     "gpu",
-    title="the count of corrected SRAM errors is small",
+    title="corrected GPU SRAM errors",
     read="`nvidia-smi -q`: ECC Errors, Aggregate, SRAM Correctable",
     expected="at most 10,000 over the GPU's life",
     source="Azure HPC node health checks, https://github.com/Azure/azurehpc-health-checks",
     cost="nothing yet: such a GPU is more likely to fail in a long run",
     fix="have the GPU examined before a long run",
-    when_wrong="the count grows with age; it says little of a GPU that has run for years",
+    when_wrong="the count grows with age; it says little about a GPU that has run for years",
 )
 def sram_correctable(machine: Machine) -> CheckOutcome:
-    values, missing = _each(
-        machine, lambda gpu: gpu.number("Aggregate/SRAM Correctable"), "aggregate count of corrected SRAM errors"
-    )
-    bad = [f"{gpu}: {count:,.0f}" for gpu, count in values.items() if count > 10_000]
-    outcome = warn(f"many corrected errors: {named(bad)}") if bad else ok(f"at most {max(values.values()):,.0f}")
-    return with_missing(outcome, missing, "GPUs gave no count")
+    return _corrected(machine, "SRAM", limit=10_000)
 
 
 @check(
     "gpu-dram-correctable",
     "gpu",
-    title="the count of corrected DRAM errors is small",
+    title="corrected GPU DRAM errors",
     read="`nvidia-smi -q`: ECC Errors, Aggregate, DRAM Correctable",
     expected="at most 20 million over the GPU's life",
     source="Azure HPC node health checks, https://github.com/Azure/azurehpc-health-checks",
     cost="nothing yet: such a GPU is more likely to fail in a long run",
     fix="have the GPU examined before a long run",
-    when_wrong="the count grows with age; it says little of a GPU that has run for years",
+    when_wrong="the count grows with age; it says little about a GPU that has run for years",
 )
 def dram_correctable(machine: Machine) -> CheckOutcome:
-    values, missing = _each(
-        machine, lambda gpu: gpu.number("Aggregate/DRAM Correctable"), "aggregate count of corrected DRAM errors"
+    return _corrected(machine, "DRAM", limit=20_000_000)
+
+
+def _corrected(machine: Machine, memory: str, *, limit: int) -> CheckOutcome:
+    counts = gpu_values(
+        machine,
+        lambda gpu: gpu.number(f"Aggregate/{memory} Correctable"),
+        f"`nvidia-smi -q` gives no aggregate count of corrected {memory} errors for any GPU",
     )
-    bad = [f"{gpu}: {count:,.0f}" for gpu, count in values.items() if count > 20_000_000]
-    outcome = warn(f"many corrected errors: {named(bad)}") if bad else ok(f"at most {max(values.values()):,.0f}")
-    return with_missing(outcome, missing, "GPUs gave no count")
+    bad = [f"{gpu}: {count:,.0f}" for gpu, count in counts.items() if count > limit]
+    if bad:
+        return counts.judged(warn(f"many corrected errors: {named(bad)}"))
+    return counts.judged(ok(f"at most {max(counts.values()):,.0f}"))
 
 
 @check(
     "gpu-sram-threshold",
     "gpu",
-    title="no GPU has passed its own limit of SRAM errors",
+    title="GPU SRAM error threshold",
     read="`nvidia-smi -q`: ECC Errors, Aggregate, SRAM Threshold Exceeded",
     expected="No",
     source=_DCGM,
     cost="the vendor's criterion for replacing the GPU is met: expect crashes",
     fix="return the GPU",
-    when_wrong="never seen to be",
+    when_wrong="no case is known",
 )
 def sram_threshold(machine: Machine) -> CheckOutcome:
-    values = {gpu.address: gpu.text("SRAM Threshold Exceeded") for gpu in machine.gpus}
-    known = {gpu: value for gpu, value in values.items() if value}
-    need(list(known), "`nvidia-smi -q` has no SRAM Threshold Exceeded: the GPU or its driver is too old for it")
-    bad = [gpu for gpu, value in known.items() if value == "Yes"]
-    outcome = fail(f"limit passed on {named(bad)}") if bad else ok(f"No on {len(known)} GPUs")
-    return with_missing(outcome, len(values) - len(known), "GPUs did not say")
+    answers = gpu_values(
+        machine,
+        lambda gpu: gpu.text("SRAM Threshold Exceeded"),
+        "`nvidia-smi -q` has no SRAM Threshold Exceeded: the GPU or its driver is too old",
+    )
+    exceeded = [gpu for gpu, answer in answers.items() if answer == "Yes"]
+    if exceeded:
+        return answers.judged(fail(f"threshold exceeded on {named(exceeded)}"))
+    return answers.judged(ok(f"not exceeded on {len(answers)} GPUs"))
 
 
 @check(
     "gpu-row-remap",
     "gpu",
-    title="no row remapping is pending or has failed, and few were needed",
+    title="GPU memory row remapping",
     read="`nvidia-smi -q`: Remapped Rows, Pending, Remapping Failure Occurred and Uncorrectable Error",
     expected="No and No, and at most 512 rows for uncorrectable errors",
     source=_DCGM,
@@ -124,97 +126,121 @@ def sram_threshold(machine: Machine) -> CheckOutcome:
     when_wrong="GPUs before Ampere have no remapping (see gpu-retired-pages)",
 )
 def row_remap(machine: Machine) -> CheckOutcome:
-    found = {
-        gpu.address: (gpu.text("Remapped Rows/Pending"), gpu.text("Remapping Failure Occurred")) for gpu in machine.gpus
-    }
-    known = {gpu: pair for gpu, pair in found.items() if None not in pair or "Yes" in pair}
-    need(list(known), "`nvidia-smi -q` has no Remapped Rows")
-    rows = {gpu.address: gpu.number("Remapped Rows/Uncorrectable Error") for gpu in machine.gpus}
-    bad = [
-        f"{gpu} ({'failed' if failed == 'Yes' else 'pending'})"
-        for gpu, (pending, failed) in known.items()
-        if "Yes" in (pending, failed)
-    ]
-    bad += [f"{gpu} ({count:.0f} rows)" for gpu, count in rows.items() if count is not None and count > 512]
-    outcome = fail(f"row remapping on {named(bad)}") if bad else ok(f"none on {len(known)} GPUs")
-    return with_missing(outcome, len(found) - len(known), "GPUs did not say")
+    states = gpu_values(machine, _remap_state, "`nvidia-smi -q` has no Remapped Rows")
+    bad = [f"{gpu} ({state})" for gpu, state in states.items() if state != "none"]
+    for gpu in machine.gpus:
+        num_rows = gpu.number("Remapped Rows/Uncorrectable Error")
+        if num_rows is not None and num_rows > _MOST_REMAPPED_ROWS:
+            bad.append(f"{gpu.address} ({num_rows:.0f} rows)")
+    if bad:
+        return states.judged(fail(f"row remapping on {named(bad)}"))
+    return states.judged(ok(f"none on {len(states)} GPUs"))
+
+
+def _remap_state(gpu: SmiGpu) -> str | None:
+    """Return `failed`, `pending` or `none`; None if the GPU does not give enough to tell."""
+    pending = gpu.text("Remapped Rows/Pending")
+    failed = gpu.text("Remapping Failure Occurred")
+    if failed == "Yes":
+        return "failed"
+    if pending == "Yes":
+        return "pending"
+    return None if pending is None or failed is None else "none"
 
 
 @check(
     "gpu-row-remap-banks",
     "gpu",
-    title="each bank of memory has rows left to remap to",
+    title="spare rows in the GPU memory banks",
     read="`nvidia-smi -q`: Remapped Rows, Bank Remap Availability Histogram, None and Low",
     expected="0 banks without, or with few, spare rows",
     source=_DCGM,
     cost="nothing yet: the next bad row in such a bank cannot be replaced",
     fix="plan to have the GPU replaced",
-    when_wrong="never seen to be",
+    when_wrong="no case is known",
 )
 def row_remap_banks(machine: Machine) -> CheckOutcome:
-    def left(gpu: SmiGpu) -> float | None:
-        empty, low = (gpu.number(f"Bank Remap Availability Histogram/{name}") for name in ("None", "Low"))
-        return None if empty is None and low is None else (empty or 0) + (low or 0)
+    num_banks = gpu_values(machine, _num_exhausted_banks, "`nvidia-smi -q` gives no histogram of banks for any GPU")
+    bad = [f"{gpu}: {count:.0f} banks" for gpu, count in num_banks.items() if count]
+    if bad:
+        return num_banks.judged(warn(f"few spare rows on {named(bad)}"))
+    return num_banks.judged(ok(f"every bank of {len(num_banks)} GPUs has spare rows"))
 
-    values, missing = _each(machine, left, "histogram of banks")
-    bad = [f"{gpu}: {count:.0f} banks" for gpu, count in values.items() if count]
-    outcome = warn(f"few spare rows on {named(bad)}") if bad else ok(f"every bank of {len(values)} GPUs has spare rows")
-    return with_missing(outcome, missing, "GPUs did not say")
+
+def _num_exhausted_banks(gpu: SmiGpu) -> float | None:
+    levels = (gpu.number(f"Bank Remap Availability Histogram/{level}") for level in ("None", "Low"))
+    counts = [count for count in levels if count is not None]
+    return sum(counts) if counts else None
 
 
 @check(
     "gpu-retired-pages",
     "gpu",
-    title="few pages are retired, and none is pending",
+    title="retired GPU memory pages",
     read="`nvidia-smi -q`: Retired Pages, single bit, double bit and pending",
-    expected="none pending, and fewer than 60 in all (the vendor's limit for return); more than 10 is worth a look",
+    expected="none pending, and fewer than 60 in total (the vendor's limit for return); investigate more than 10",
     source="NVIDIA Dynamic Page Retirement, https://docs.nvidia.com/deploy/dynamic-page-retirement/",
     cost="a pending page is still in use: the next access may end the job",
     fix="pending: reset the GPU; 60 or more: return it",
-    when_wrong="Ampere and newer remap rows instead, and say N/A here",
+    when_wrong="Ampere and newer remap rows instead, and report N/A here",
 )
 def retired_pages(machine: Machine) -> CheckOutcome:
-    pages: dict[str, int] = {}
-    pending = []
-    for gpu in machine.gpus:
-        single, double = gpu.number("Retired Pages/Single Bit ECC"), gpu.number("Retired Pages/Double Bit ECC")
-        if single is None and double is None:
-            continue
-        pages[gpu.address] = int((single or 0) + (double or 0))
-        if gpu.text("Pending Page Blacklist", "Retired Pages/Pending") == "Yes":
-            pending.append(gpu.address)
-    if not pages:
+    try:
+        pages = gpu_values(machine, _num_retired_pages, "`nvidia-smi -q` has no Retired Pages")
+    except NotReadError:
         if any(gpu.section("Remapped Rows") for gpu in machine.gpus):
             return info("these GPUs remap rows instead of retiring pages")
-        raise NotReadError("`nvidia-smi -q` has no Retired Pages")
-    missing = len(machine.gpus) - len(pages)
-    over = [f"{gpu}: {count}" for gpu, count in pages.items() if count >= 60]
-    many = [f"{gpu}: {count}" for gpu, count in pages.items() if 10 < count < 60]
-    if pending or over:
-        parts = [f"pending on {named(pending)}"] if pending else []
-        parts += [f"60 or more on {named(over)}"] if over else []
-        parts += [f"more than 10 on {named(many)}"] if many else []
-        return fail("retired pages: " + "; ".join(parts))
+        raise
+    pending = [gpu.address for gpu in machine.gpus if gpu.address in pages and _has_pending_page(gpu)]
+    too_many = [f"{gpu}: {count}" for gpu, count in pages.items() if count >= _TOO_MANY_PAGES]
+    many = [f"{gpu}: {count}" for gpu, count in pages.items() if _MANY_PAGES < count < _TOO_MANY_PAGES]
+    if pending or too_many:
+        groups = {"pending": pending, "60 or more": too_many, "more than 10": many}
+        shown = "; ".join(f"{group} on {named(gpus)}" for group, gpus in groups.items() if gpus)
+        return fail(f"retired pages: {shown}")
     if many:
         return warn(f"many retired pages: {named(many)}")
-    return with_missing(ok(f"at most {max(pages.values())}, none pending"), missing, "GPUs did not say")
+    return pages.judged(ok(f"at most {max(pages.values())}, none pending"))
+
+
+def _num_retired_pages(gpu: SmiGpu) -> int | None:
+    causes = (gpu.number(f"Retired Pages/{cause} ECC") for cause in ("Single Bit", "Double Bit"))
+    counts = [int(count) for count in causes if count is not None]
+    return sum(counts) if counts else None
+
+
+def _has_pending_page(gpu: SmiGpu) -> bool:
+    return gpu.text("Pending Page Blacklist", "Retired Pages/Pending") == "Yes"
 
 
 @check(
     "gpu-memory-free",
     "gpu",
-    title="no other process holds memory of a GPU",
+    title="GPU memory used by other processes",
     read="`nvidia-smi -q`: FB Memory Usage, Used, and Processes",
-    expected="no more than an idle driver keeps before the job starts: 700 MiB, or 3 % on large GPUs",
+    expected="before the job starts, at most what an idle driver uses: 700 MiB, or 3 % on large GPUs",
     source="proposal of this project, uncalibrated; checkers that allow 15 MiB count the driver's own on newer GPUs",
-    cost="less memory for the job, and a GPU that is shared: that rank is late in every step",
-    fix="end what was left behind by an earlier job, or ask who else uses the node",
-    when_wrong="run while the job runs, it finds the job itself",
+    cost="less memory for the job, and a shared GPU: that rank is late in every step",
+    fix="end the processes that an earlier job left behind, or ask who else uses the node",
+    when_wrong="while the job runs, the check counts the job itself",
 )
 def memory_free(machine: Machine) -> CheckOutcome:
-    used, missing = _each(machine, lambda gpu: gpu.number("FB Memory Usage/Used"), "memory in use")
-    total = {gpu.address: gpu.number("FB Memory Usage/Total") for gpu in machine.gpus}
-    # An idle driver keeps up to about 3 % of the memory on large GPUs.
-    bad = [f"{gpu}: {mib:,.0f} MiB" for gpu, mib in used.items() if mib > max(700, 0.03 * (total[gpu] or 0))]
-    outcome = warn(f"in use already: {named(bad)}") if bad else ok(f"at most {max(used.values()):,.0f} MiB in use")
-    return with_missing(outcome, missing, "GPUs did not say")
+    used = gpu_values(
+        machine,
+        lambda gpu: gpu.number("FB Memory Usage/Used"),
+        "`nvidia-smi -q` gives no memory in use for any GPU",
+    )
+    bad = []
+    for gpu in machine.gpus:
+        used_mib = used.get(gpu.address, 0)
+        if used_mib > _idle_driver_mib(gpu):
+            bad.append(f"{gpu.address}: {used_mib:,.0f} MiB")
+    if bad:
+        return used.judged(warn(f"already in use: {named(bad)}"))
+    return used.judged(ok(f"at most {max(used.values()):,.0f} MiB in use"))
+
+
+def _idle_driver_mib(gpu: SmiGpu) -> float:
+    """Return the most memory that an idle driver uses: about 3 % on large GPUs."""
+    total_mib = gpu.number("FB Memory Usage/Total") or 0
+    return max(700, 0.03 * total_mib)

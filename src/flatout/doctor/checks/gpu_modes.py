@@ -1,220 +1,246 @@
-"""Modes of the GPUs, and whether all are there."""
+"""Checks of the GPUs' modes, of their number, and of the faults that the driver has logged."""
 
 from __future__ import annotations
 
-import re
-
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, none_in_log, ok, warn, with_missing
+from flatout.doctor.check import CheckOutcome, check, fail, info, named, none_in_log, ok, warn, with_missing
+from flatout.doctor.gpu_values import gpu_values
 from flatout.doctor.graph import lspci_kind, pci_kind
 from flatout.doctor.machine import SMI_LIST, Machine
 from flatout.doctor.parse.kernel_log import GpuEvent
-from flatout.doctor.parse.nvidia_smi import is_list_complete
+from flatout.doctor.parse.lspci import PciDevice
+from flatout.doctor.parse.nvidia_smi import SmiGpu, is_list_complete
 from flatout.doctor.unknown import NotReadError
 
 _SMI = "NVIDIA nvidia-smi manual, https://docs.nvidia.com/deploy/nvidia-smi/"
 # NVIDIA's catalogue of Xid messages; the list of Azure's node health checks, with 94 and 95 (contained and uncontained
 # memory errors) and 79 (fallen off the bus). 13, 31, 43 and 45 are mostly faults of the program.
-_XID_OF_HARDWARE = {48, 56, 57, 58, 62, 63, 64, 65, 68, 69, 73, 74, 79, 80, 81, 92, 94, 95, 109, 119, 120, 140}
-_XID_OF_PROGRAM = {13, 31, 43, 45}
-_XID_OF_NVLINK = range(144, 151)  # of Blackwell; whether it is fatal, the line says
-_RECOVERY_ACTION = 154  # `changed from 0x0 (None) to 0x4 (Drain and Reset)`
-
-
-def _is_hardware(event: GpuEvent) -> bool:
-    if event.code in _XID_OF_NVLINK:
-        return "Nonfatal" not in event.text
-    if event.code == _RECOVERY_ACTION:
-        return not re.search(r"to 0x0 \(None\)", event.text)
-    return event.code in _XID_OF_HARDWARE
+_HARDWARE_XIDS = {48, 56, 57, 58, 62, 63, 64, 65, 68, 69, 73, 74, 79, 80, 81, 92, 94, 95, 109, 119, 120, 140}
+_PROGRAM_XIDS = {13, 31, 43, 45}
+_NVLINK_XIDS = range(144, 151)  # on Blackwell; the line says whether the fault is fatal
+_RECOVERY_ACTION_XID = 154  # `changed from 0x0 (None) to 0x4 (Drain and Reset)`
+_OFF_BUS_XID = 79
 
 
 @check(
     "gpu-count",
     "gpu",
-    title="the driver uses every GPU that is plugged in",
+    title="number of GPUs",
     read="`nvidia-smi -q`: GPUs, against PCI devices of class 03 of NVIDIA in sysfs or lspci",
     expected="the same number",
     source="the bus itself",
-    cost="a GPU that fell off the bus: the job does not start, or runs with fewer ranks",
+    cost="a GPU fell off the bus: the job does not start, or runs with fewer ranks",
     fix="look for Xid 79 in the kernel log, reset the node, reseat the GPU",
-    when_wrong="a container sees the bus of the host, but only the GPUs that it was given",
+    when_wrong="a container sees the bus of the host, but only its own GPUs",
 )
 def count(machine: Machine) -> CheckOutcome:
-    # A second function of a GPU (.1) is its audio.
-    plugged = {
-        address
-        for address in machine.pci_addresses
-        if pci_kind(machine, address) == "gpu"
-        and machine.optional(f"/sys/bus/pci/devices/{address}/vendor") == "0x10de"
-    }
-    try:
-        listed = [d for d in machine.lspci if lspci_kind(d.kind, d.name) == "gpu" and "NVIDIA" in d.name]
-    except NotReadError:
-        listed = []
-    if gone := [device.address for device in listed if device.is_gone]:
-        return fail(f"on the bus, but answering nothing (rev ff): {named(gone)}")
-    if not plugged:
-        plugged = {device.address for device in listed}
-    if not plugged:
+    listed = _listed_gpus(machine)
+    gone = [device.address for device in listed if device.is_gone]
+    if gone:
+        return fail(f"on the bus, but not responding (rev ff): {named(gone)}")
+    on_bus = _sysfs_gpus(machine) or {device.address for device in listed}
+    if not on_bus:
         raise NotReadError("no NVIDIA GPU is on the bus that was read")
     try:
         used = {gpu.address for gpu in machine.smi.gpus}
     except NotReadError as error:
-        raise NotReadError(f"{len(plugged)} NVIDIA GPUs are on the bus, but {error}") from error
+        raise NotReadError(f"{len(on_bus)} NVIDIA GPUs are on the bus, but {error}") from error
     if machine.smi.num_attached not in (None, len(used)):
-        raise NotReadError(f"`nvidia-smi -q` says {machine.smi.num_attached} GPUs and describes {len(used)}")
-    if missing := sorted(plugged - used):
-        try:
-            is_container = machine.is_container
-        except NotReadError as error:
-            return warn(f"on the bus, but not used by the driver: {named(missing)}; as in a container: {error}")
-        if is_container:
-            return info(f"{len(used)} of {len(plugged)} GPUs of the host are given to this container")
-        return fail(f"on the bus, but not used by the driver: {named(missing)}")
-    return ok(f"{len(used)} GPUs")
+        raise NotReadError(f"`nvidia-smi -q` counts {machine.smi.num_attached} GPUs and describes {len(used)}")
+    unused = sorted(on_bus - used)
+    if not unused:
+        return ok(f"{len(used)} GPUs")
+    try:
+        is_container = machine.is_container
+    except NotReadError as error:
+        return warn(f"on the bus, but not used by the driver: {named(unused)}; normal in a container: {error}")
+    if is_container:
+        return info(f"{len(used)} of {len(on_bus)} GPUs of the host are given to this container")
+    return fail(f"on the bus, but not used by the driver: {named(unused)}")
+
+
+def _sysfs_gpus(machine: Machine) -> set[str]:
+    """Return NVIDIA's GPUs on the bus, without their second functions (.1), which are audio."""
+    gpus = {address for address in machine.pci_addresses if pci_kind(machine, address) == "gpu"}
+    return {address for address in gpus if machine.optional(f"/sys/bus/pci/devices/{address}/vendor") == "0x10de"}
+
+
+def _listed_gpus(machine: Machine) -> list[PciDevice]:
+    """Return NVIDIA's GPUs that lspci lists; none if it was not read."""
+    try:
+        devices = machine.lspci
+    except NotReadError:
+        return []
+    gpus = [device for device in devices if lspci_kind(device.kind, device.name) == "gpu"]
+    return [gpu for gpu in gpus if "NVIDIA" in gpu.name]
 
 
 @check(
     "gpu-persistence",
     "gpu",
-    title="the driver stays loaded between jobs",
+    title="GPU persistence mode",
     read="`nvidia-smi -q`: Persistence Mode",
     expected="Enabled",
     source=_SMI,
-    cost="seconds at each start of a job, and clocks and limits that are forgotten between jobs",
+    cost="seconds at each start of a job; clocks and limits are lost between jobs",
     fix="an administrator starts nvidia-persistenced",
     when_wrong="under some hypervisors it cannot be enabled",
 )
 def persistence(machine: Machine) -> CheckOutcome:
-    modes = {gpu.address: mode for gpu in machine.gpus if (mode := gpu.text("Persistence Mode"))}
-    need(list(modes), "`nvidia-smi -q` has no Persistence Mode")
+    modes = gpu_values(machine, lambda gpu: gpu.text("Persistence Mode"), "`nvidia-smi -q` has no Persistence Mode")
     off = [gpu for gpu, mode in modes.items() if mode != "Enabled"]
-    outcome = warn(f"disabled on {named(off)}") if off else ok(f"enabled on {len(modes)} GPUs")
-    return with_missing(outcome, len(machine.gpus) - len(modes), "GPUs did not say")
+    if off:
+        return modes.judged(warn(f"disabled on {named(off)}"))
+    return modes.judged(ok(f"enabled on {len(modes)} GPUs"))
 
 
 @check(
     "gpu-compute-mode",
     "gpu",
-    title="processes may share a GPU where they need to",
+    title="GPU compute mode",
     read="`nvidia-smi -q`: Compute Mode",
     expected="Default",
     source=_SMI,
     cost="Prohibited: no job runs; Exclusive_Process: a second process on the GPU (a loader with CUDA, a tool) fails",
     fix="an administrator sets `nvidia-smi -c DEFAULT`",
-    when_wrong="one process a GPU, without helpers, runs well in exclusive mode",
+    when_wrong="one process per GPU, without CUDA in other processes, runs well in exclusive mode",
 )
 def compute_mode(machine: Machine) -> CheckOutcome:
-    modes = {gpu.address: mode for gpu in machine.gpus if (mode := gpu.text("Compute Mode"))}
-    need(list(modes), "`nvidia-smi -q` has no Compute Mode")
+    modes = gpu_values(machine, lambda gpu: gpu.text("Compute Mode"), "`nvidia-smi -q` has no Compute Mode")
     prohibited = [gpu for gpu, mode in modes.items() if mode == "Prohibited"]
     if prohibited:
-        return fail(f"no process may use {named(prohibited)}")
+        return fail(f"no process can use {named(prohibited)}")
     exclusive = [gpu for gpu, mode in modes.items() if mode.startswith("Exclusive")]
-    outcome = info(f"exclusive on {named(exclusive)}") if exclusive else ok(f"Default on {len(modes)} GPUs")
-    return with_missing(outcome, len(machine.gpus) - len(modes), "GPUs did not say")
+    if exclusive:
+        return modes.judged(info(f"exclusive on {named(exclusive)}"))
+    return modes.judged(ok(f"Default on {len(modes)} GPUs"))
 
 
 @check(
     "gpu-mig",
     "gpu",
-    title="no GPU is divided into MIG devices",
+    title="GPU MIG mode",
     read="`nvidia-smi -q`: MIG Mode, Current; else MIG devices in `nvidia-smi -L`",
     expected="Disabled",
     source="NVIDIA Multi-Instance GPU user guide: MIG devices have no NVLink and no GPU-to-GPU P2P",
-    cost="NCCL runs at most one rank a GPU, without peer-to-peer transfers",
+    cost="NCCL runs at most one rank per GPU, without peer-to-peer transfers",
     fix="an administrator sets `nvidia-smi -mig 0` and resets the GPU",
-    when_wrong="jobs of one GPU may well share it by MIG",
+    when_wrong="single-GPU jobs can share a GPU by MIG",
 )
 def mig(machine: Machine) -> CheckOutcome:
-    missing = 0
     try:
-        missing = sum("MIG Mode/Current" not in gpu.values for gpu in machine.gpus)
-        modes = {gpu.address: gpu.text("MIG Mode/Current") for gpu in machine.gpus}
-        known = {gpu: mode == "Enabled" for gpu, mode in modes.items() if mode}
-        if not known and not any("MIG Mode/Current" in gpu.values for gpu in machine.gpus):
-            raise NotReadError("`nvidia-smi -q` has no MIG Mode")
-        if not known:
-            return ok("these GPUs cannot be divided")
+        return _mig_by_mode(machine)
     except NotReadError:
-        missing = 0
-        known = {f"GPU{number}": devices > 0 for number, (_, devices) in machine.listed.items()}
-        is_whole = is_list_complete(machine.snapshot.outputs[SMI_LIST].text or "")
-        if not is_whole and not any(known.values()):
-            raise NotReadError(f"the list of `{SMI_LIST}` is cut off: MIG devices may be missing") from None
-    divided = [gpu for gpu, is_divided in known.items() if is_divided]
-    outcome = fail(f"divided: {named(divided)}") if divided else ok(f"none of {len(known)} GPUs is divided")
-    return with_missing(outcome, missing, "GPUs did not say")
+        return _mig_by_devices(machine)
+
+
+def _mig_by_mode(machine: Machine) -> CheckOutcome:
+    path = "MIG Mode/Current"
+    modes = {gpu.address: mode for gpu in machine.gpus if (mode := gpu.text(path))}
+    num_missing = sum(path not in gpu.values for gpu in machine.gpus)
+    if not modes and num_missing == len(machine.gpus):
+        raise NotReadError("`nvidia-smi -q` has no MIG Mode")
+    if not modes:
+        return ok("these GPUs do not support MIG")
+    outcome = _mig_outcome({gpu: mode == "Enabled" for gpu, mode in modes.items()})
+    return with_missing(outcome, num_missing, "GPUs gave no value")
+
+
+def _mig_by_devices(machine: Machine) -> CheckOutcome:
+    is_divided = {f"GPU{number}": num_devices > 0 for number, (_, num_devices) in machine.listed.items()}
+    text = machine.output(SMI_LIST)
+    if not any(is_divided.values()) and not is_list_complete(text):
+        raise NotReadError(f"the list of `{SMI_LIST}` is truncated: MIG devices may be missing")
+    return _mig_outcome(is_divided)
+
+
+def _mig_outcome(is_divided: dict[str, bool]) -> CheckOutcome:
+    divided = [gpu for gpu, is_mig in is_divided.items() if is_mig]
+    if divided:
+        return fail(f"divided: {named(divided)}")
+    return ok(f"none of {len(is_divided)} GPUs is divided")
 
 
 @check(
     "gpu-fabric",
     "gpu",
-    title="GPUs on an NVSwitch have joined their fabric",
+    title="NVSwitch fabric state of the GPUs",
     read="`nvidia-smi -q`: Fabric, State and Status",
     expected="Completed, Success",
     source="NVIDIA Fabric Manager user guide",
     cost="CUDA does not start on such a GPU (error 802), or NVLink is not used: all-reduce at PCIe speed",
-    fix="an administrator starts nvidia-fabricmanager in the driver's own version",
-    when_wrong="GPUs without NVSwitch say N/A",
+    fix="an administrator starts nvidia-fabricmanager in the driver's version",
+    when_wrong="GPUs without NVSwitch report N/A",
 )
 def fabric(machine: Machine) -> CheckOutcome:
-    states = {gpu.address: (gpu.text("Fabric/State"), gpu.text("Fabric/Status")) for gpu in machine.gpus}
-    known = {gpu: pair for gpu, pair in states.items() if pair[0]}
-    if not known:
+    try:
+        states = gpu_values(machine, _fabric_state, "`nvidia-smi -q` has no Fabric")
+    except NotReadError:
         if any(gpu.section("Fabric") for gpu in machine.gpus):
             return info("these GPUs are on no NVSwitch")
-        raise NotReadError("`nvidia-smi -q` has no Fabric")
-    bad = [
-        f"{gpu}: {', '.join(filter(None, pair))}"
-        for gpu, pair in known.items()
-        if pair[0] != "Completed" or pair[1] not in (None, "Success")
+        raise
+    not_joined = [
+        f"{gpu}: {state}" for gpu, state in states.items() if state not in ("Completed", "Completed, Success")
     ]
-    outcome = fail(f"not joined: {named(bad)}") if bad else ok(f"{len(known)} GPUs completed")
-    return with_missing(outcome, len(states) - len(known), "GPUs did not say")
+    if not_joined:
+        return states.judged(fail(f"not joined: {named(not_joined)}"))
+    return states.judged(ok(f"{len(states)} GPUs completed"))
+
+
+def _fabric_state(gpu: SmiGpu) -> str | None:
+    """Return `Completed, Success`, or the state alone if the GPU gives no status."""
+    state = gpu.text("Fabric/State")
+    status = gpu.text("Fabric/Status")
+    if state is None or status is None:
+        return state
+    return f"{state}, {status}"
 
 
 @check(
     "gpu-recovery-action",
     "gpu",
-    title="the driver asks for no reset",
+    title="GPU recovery action",
     read="`nvidia-smi -q`: GPU Recovery Action",
     expected="None",
     source=_SMI,
-    cost="the GPU cannot be used, or not reliably, until then",
-    fix="drain the node and do what is asked: reset or reboot",
-    when_wrong="never seen to be",
+    cost="the GPU is unusable or unreliable until then",
+    fix="drain the node, then reset or reboot as the driver requests",
+    when_wrong="no case is known",
 )
 def recovery_action(machine: Machine) -> CheckOutcome:
-    actions: dict[str, str] = {}
-    for gpu in machine.gpus:
-        found = [value for path, value in gpu.values.items() if path.endswith("GPU Recovery Action")]
-        if found and found[0].lower() not in ("n/a", "unknown"):
-            actions[gpu.address] = found[0]
-    need(list(actions), "`nvidia-smi -q` has no GPU Recovery Action: the driver is older than 555")
-    asked = [f"{gpu}: {action}" for gpu, action in actions.items() if action != "None"]
-    outcome = fail(f"asked for: {named(asked)}") if asked else ok(f"None on {len(actions)} GPUs")
-    return with_missing(outcome, len(machine.gpus) - len(actions), "GPUs did not say")
+    actions = gpu_values(
+        machine, _recovery_action, "`nvidia-smi -q` has no GPU Recovery Action: the driver is older than 555"
+    )
+    requested = [f"{gpu}: {action}" for gpu, action in actions.items() if action != "None"]
+    if requested:
+        return actions.judged(fail(f"requested: {named(requested)}"))
+    return actions.judged(ok(f"none needed on {len(actions)} GPUs"))
+
+
+def _recovery_action(gpu: SmiGpu) -> str | None:
+    """Return the action; unlike elsewhere, `None` is a value here: no action is needed."""
+    for path, action in gpu.values.items():
+        if path.endswith("GPU Recovery Action"):
+            return None if action.lower() in ("n/a", "unknown") else action
+    return None
 
 
 @check(
     "gpu-confidential-compute",
     "gpu",
-    title="whether confidential computing is on",
+    title="confidential computing on the GPUs",
     read="`nvidia-smi -q`: Conf Compute Protected Memory Usage, Total",
-    expected="either",
+    expected="any",
     source="NVIDIA confidential computing deployment guides",
     cost="copies to and from the host are encrypted, at a few GB/s instead of the link's speed",
-    fix="turn it off where it is not needed",
-    when_wrong="never seen to be",
+    fix="turn it off if it is not needed",
+    when_wrong="no case is known",
 )
 def confidential(machine: Machine) -> CheckOutcome:
-    sizes = {
-        gpu.address: size
-        for gpu in machine.gpus
-        if (size := gpu.number("Conf Compute Protected Memory Usage/Total")) is not None
-    }
-    need(list(sizes), "`nvidia-smi -q` does not tell protected memory")
+    sizes = gpu_values(
+        machine,
+        lambda gpu: gpu.number("Conf Compute Protected Memory Usage/Total"),
+        "`nvidia-smi -q` does not show protected memory",
+    )
     on = [gpu for gpu, size in sizes.items() if size > 0]
     return info(f"on for {named(on)}" if on else "off")
 
@@ -222,41 +248,50 @@ def confidential(machine: Machine) -> CheckOutcome:
 @check(
     "gpu-xid",
     "gpu",
-    title="the driver has reported no fault of a GPU",
+    title="GPU Xid errors",
     read="kernel log (`dmesg`, else `journalctl -k` of 24 hours): NVRM: Xid, and `fallen off the bus` without one",
-    expected="no Xid of hardware",
+    expected="no Xid of the hardware",
     source="NVIDIA Xid catalogue, https://docs.nvidia.com/deploy/xid-errors/; Azure's list for node health",
-    cost="the job ends, or a GPU falls out of it",
-    fix="look the code up in the vendor's catalogue; drain the node for 48, 64, 74, 79, 95, 119",
-    when_wrong="the log may be days old: an Xid before the last reset is history",
+    cost="the job ends or loses a GPU",
+    fix="look up the code in the vendor's catalogue; drain the node for 48, 64, 74, 79, 95, 119",
+    when_wrong="the log may be days old: an Xid before the last reset no longer matters",
 )
 def xid(machine: Machine) -> CheckOutcome:
-    events = machine.kernel_log.xids
-    hardware = sorted({f"Xid {event.code} on {event.address}" for event in events if _is_hardware(event)})
-    said = {event.address for event in events if event.code == 79}
-    hardware += [
-        f"{address} has fallen off the bus"
-        for address in machine.kernel_log.off_bus
-        if not any(address.startswith(other) for other in said)
-    ]
+    log = machine.kernel_log
+    hardware = sorted({f"Xid {event}" for event in map(_on_gpu, filter(_is_hardware, log.xids))})
+    with_xid = tuple(event.address for event in log.xids if event.code == _OFF_BUS_XID)
+    hardware += [f"{address} has fallen off the bus" for address in log.off_bus if not address.startswith(with_xid)]
     if hardware:
         return fail(named(hardware))
-    other = [event for event in events if event.code not in _XID_OF_PROGRAM]
-    if other:
-        return warn(f"Xid {named(sorted({f'{event.code} on {event.address}' for event in other}))}")
-    if events:
-        return warn(f"Xid {named(sorted({str(event.code) for event in events}))}: mostly a fault of a program")
+    unclear = {_on_gpu(event) for event in log.xids if event.code not in _PROGRAM_XIDS}
+    if unclear:
+        return warn(f"Xid {named(sorted(unclear))}")
+    if log.xids:
+        codes = sorted({str(event.code) for event in log.xids})
+        return warn(f"Xid {named(codes)}: mostly a fault of a program")
     return none_in_log(machine)
+
+
+def _is_hardware(event: GpuEvent) -> bool:
+    if event.code in _NVLINK_XIDS:
+        return "Nonfatal" not in event.text
+    if event.code == _RECOVERY_ACTION_XID:
+        return "to 0x0 (None)" not in event.text
+    return event.code in _HARDWARE_XIDS
+
+
+def _on_gpu(event: GpuEvent) -> str:
+    return f"{event.code} on {event.address}"
 
 
 @check(
     "gpu-sxid",
     "gpu",
-    title="the NVSwitches have reported no fault",
+    title="NVSwitch SXid errors",
     read="kernel log: nvidia-nvswitch SXid",
     expected="none",
     source="NVIDIA Fabric Manager user guide, SXid messages",
-    cost="a fatal one ends every job that uses the switch",
+    cost="a fatal SXid ends every job that uses the switch",
     fix="an administrator resets the GPUs and switches of the board together",
     when_wrong="the log may be days old; many SXids are not fatal",
 )
@@ -264,6 +299,6 @@ def sxid(machine: Machine) -> CheckOutcome:
     events = machine.kernel_log.sxids
     if not events:
         return none_in_log(machine)
+    codes = named(sorted({_on_gpu(event) for event in events}))
     is_fatal = any(event.text.lower().startswith("fatal") for event in events)
-    codes = named(sorted({f"{event.code} on {event.address}" for event in events}))
     return fail(f"fatal SXid: {codes}") if is_fatal else warn(f"SXid {codes}")
