@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flatout.inside.gradients import NUM_STEPS
+from flatout.inside.checks.gradients import NUM_STEPS
 from flatout.records.change import ChangeSet
 from flatout.records.trial import BASELINE, GradientNorms, TrialResult
 from flatout.trial.gradient_gate import check_gradients

@@ -144,7 +144,7 @@ def test_every_module_keeps_the_room_rule() -> None:
         ("inside.hook", "import numpy as np", "inside may use only the standard library and torch, not numpy"),
         ("checkpoint.store", "import numpy", "checkpoint may use only the standard library and torch, not numpy"),
         ("checkpoint.store", "from flatout.records import events", "checkpoint may not import records"),
-        ("keep.beats", "from flatout.inside.beat import Beat", "keep may not import inside"),
+        ("keep.beats", "from flatout.inside.liveness.beat import Beat", "keep may not import inside"),
         ("keep.beats", "from flatout.inside import beat", "keep may not import inside"),
         ("keep.beats", "from flatout.inside.protocols import File", "keep may not import inside"),
         ("checkpoint.store", "from flatout.inside.log import LOG", "checkpoint may not import inside"),

@@ -18,7 +18,7 @@ import torch
 
 import flatout
 from flatout.checkpoint.scripted import damage_of, latest_good
-from flatout.inside.safe_save import save_safely
+from flatout.inside.checkpoints.safe_save import save_safely
 
 STARTUP = Path(flatout.__file__).parent / "inside" / "startup"
 

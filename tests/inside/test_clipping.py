@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.inside import install
-from flatout.inside.gradients import NUM_STEPS, Gradients
+from flatout.inside.checks.gradients import NUM_STEPS, GradientRecorder
 from flatout.records.trial import GradientNorms
 from flatout.trial.gradients import read_gradients
 
@@ -28,7 +28,7 @@ class Training:
     """Two weights of which the gradients have the norms 3 and 4."""
 
     def __init__(self) -> None:
-        self.gradients = Gradients(None)
+        self.gradients = GradientRecorder(None)
         self.weights: Weights = [torch.nn.Parameter(torch.zeros(9)), torch.nn.Parameter(torch.zeros(2, 8))]
         self.optimizer = torch.optim.SGD(self.weights)
 

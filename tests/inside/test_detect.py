@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.inside.detect import MAX_STEPS_WITHOUT_CLOSER, Source, StepDetector
+from flatout.inside.recording.step_detector import MAX_STEPS_WITHOUT_CLOSER, StepDetector, StepSource
 
 
 def ends(detector: StepDetector, events: str) -> str:
@@ -80,4 +80,4 @@ def test_once_there_is_an_optimizer_only_optimizers_end_steps(events: str) -> No
     detector.optimizer("A")
     shown = ends(detector, events)
     assert "|b" not in shown.replace("A|", "A").replace("D|", "D").replace("D<|", "D")
-    assert detector.source is Source.OPTIMIZER
+    assert detector.source is StepSource.OPTIMIZER

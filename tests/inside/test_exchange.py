@@ -19,14 +19,14 @@ import atexit, json, sys, time
 import torch, torch.distributed as dist
 from contextlib import nullcontext
 from torch.nn.parallel import DistributedDataParallel as DDP
-from flatout.inside.exchange import EVERY, FIRST, Exchanges, hook_ddp
+from flatout.inside.liveness.exchange import EVERY, FIRST, DdpExchanges, hook_ddp
 
 class Beat:
     def exchanged(self, *given, **more):
         seen.append([step, *given, more["per_step"], more["num_ranks"]])
 
 seen, kind = [], sys.argv[1]
-exchanges = Exchanges()
+exchanges = DdpExchanges()
 original = DDP.__init__
 undo = hook_ddp(exchanges.made)
 atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py

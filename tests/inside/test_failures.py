@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.inside.failures import _message
+from flatout.inside.failure.failure_notes import _message
 
 
 class Broken(Dataset[int]):

@@ -13,7 +13,7 @@ import torch
 from tests.inside.patches.runs import Done, run
 from tests.trial.training import changes, trial
 
-from flatout.inside.gradients import NUM_STEPS, Gradients
+from flatout.inside.checks.gradients import NUM_STEPS, GradientRecorder
 from flatout.records.trial import GradientNorms, TrialResult
 from flatout.trial.gates import check_losses
 from flatout.trial.gradient_gate import check_gradients, gradient_note
@@ -210,7 +210,7 @@ def test_sparse_gradients_are_not_known(tmp_path: Path) -> None:
 # The measurement itself, in this process.
 
 
-def measured(tmp_path: Path, gradients: Gradients, num_ranks: int = 1) -> tuple[GradientNorms, ...]:
+def measured(tmp_path: Path, gradients: GradientRecorder, num_ranks: int = 1) -> tuple[GradientNorms, ...]:
     gradients.write(tmp_path, 0)
     return read_gradients(tmp_path, num_ranks)
 
@@ -223,7 +223,7 @@ def sgd(*gradients: torch.Tensor | None) -> torch.optim.Optimizer:
 
 
 def test_norms_are_those_of_all_gradients_and_a_missing_one_is_none(tmp_path: Path) -> None:
-    gradients = Gradients(None)
+    gradients = GradientRecorder(None)
     optimizer = sgd(torch.tensor([3.0, 0.0]), None, torch.tensor([[4.0]]), torch.zeros(2))
     for _ in range(NUM_STEPS + 3):
         assert gradients.before_step(optimizer, (optimizer,), {}) is None
@@ -234,7 +234,7 @@ def test_norms_are_those_of_all_gradients_and_a_missing_one_is_none(tmp_path: Pa
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_short_gradients_are_summed_in_longer_numbers(tmp_path: Path, dtype: torch.dtype) -> None:
-    gradients, optimizer = Gradients(None), sgd(torch.full((1 << 16,), 300.0, dtype=dtype))
+    gradients, optimizer = GradientRecorder(None), sgd(torch.full((1 << 16,), 300.0, dtype=dtype))
     gradients.before_step(optimizer, (optimizer,), {})
     (found,) = measured(tmp_path, gradients)
     assert found.norms == pytest.approx([300.0 * 256], rel=1e-3)  # its square is beyond float16
@@ -243,7 +243,7 @@ def test_short_gradients_are_summed_in_longer_numbers(tmp_path: Path, dtype: tor
 def test_the_scale_of_a_fused_optimizers_scaler_is_divided_out_and_its_skipped_steps_are_unknown(
     tmp_path: Path,
 ) -> None:
-    gradients, optimizer = Gradients(None), sgd(torch.tensor([3.0, 4.0]))
+    gradients, optimizer = GradientRecorder(None), sgd(torch.tensor([3.0, 4.0]))
     scale = torch.tensor(2.0)
     for found_inf in (0.0, 1.0):
         optimizer.grad_scale, optimizer.found_inf = scale, torch.tensor(found_inf)  # type: ignore[attr-defined]
@@ -258,14 +258,14 @@ def test_the_scale_of_a_fused_optimizers_scaler_is_divided_out_and_its_skipped_s
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_a_gradient_that_is_no_number_is_known_to_be_none(tmp_path: Path, value: float) -> None:
-    gradients, optimizer = Gradients(None), sgd(torch.tensor([1.0, value]))
+    gradients, optimizer = GradientRecorder(None), sgd(torch.tensor([1.0, value]))
     gradients.before_step(optimizer, (optimizer,), {})
     (found,) = measured(tmp_path, gradients)
     assert found.norms == (math.inf,)
 
 
 def test_optimizers_are_measured_each_by_itself_and_not_once_steps_count(tmp_path: Path) -> None:
-    gradients = Gradients(2)  # the third step after the first is the first that counts
+    gradients = GradientRecorder(2)  # the third step after the first is the first that counts
     first, second, late = sgd(torch.ones(4)), sgd(torch.ones(9)), sgd(torch.ones(1))
     for _ in range(NUM_STEPS):
         for optimizer in (first, second):
@@ -276,7 +276,7 @@ def test_optimizers_are_measured_each_by_itself_and_not_once_steps_count(tmp_pat
 
 
 def test_sparse_gradients_of_one_optimizer_leave_the_other_known(tmp_path: Path) -> None:
-    gradients = Gradients(None)
+    gradients = GradientRecorder(None)
     sparse, dense = sgd(torch.eye(3).to_sparse()), sgd(torch.ones(9))
     for optimizer in (sparse, dense):
         gradients.before_step(optimizer, (optimizer,), {})
@@ -289,7 +289,7 @@ def test_a_gradient_of_an_unknown_class_is_unknown_and_an_error_is_no_error_of_t
         pass
 
     optimizer = sgd(torch.ones(2))
-    gradients = Gradients(None)
+    gradients = GradientRecorder(None)
     optimizer.param_groups[0]["params"][0].grad = torch.ones(2).as_subclass(Own)
     gradients.before_step(optimizer, (optimizer,), {})
     assert measured(tmp_path, gradients) == ()
@@ -299,7 +299,7 @@ def test_a_gradient_of_an_unknown_class_is_unknown_and_an_error_is_no_error_of_t
 
 
 def test_a_rank_without_a_word_leaves_the_norms_unknown(tmp_path: Path) -> None:
-    gradients, optimizer = Gradients(None), sgd(torch.ones(4))
+    gradients, optimizer = GradientRecorder(None), sgd(torch.ones(4))
     gradients.before_step(optimizer, (optimizer,), {})
     assert measured(tmp_path, gradients, num_ranks=2) == ()
     (tmp_path / "gradients-rank1.json").write_text('{"rank": 1, "optim')
@@ -324,7 +324,7 @@ def test_parts_of_hybrid_shards_are_counted_once_and_what_is_not_reduced_yet_is_
             "copies": (Replicate(), Replicate()),
             "partial": (Replicate(), Partial()),
         }
-        gradients = Gradients(None)
+        gradients = GradientRecorder(None)
         optimizers = []
         for placements in placed.values():
             optimizers.append(sgd(None))
@@ -346,7 +346,7 @@ def test_parts_of_hybrid_shards_are_counted_once_and_what_is_not_reduced_yet_is_
 
 @pytest.mark.parametrize("counts", [(2, 2, 3, 3), (2, 3, 2, 3)], ids=["a group is added", "groups step one by one"])
 def test_steps_of_other_parameters_than_the_first_steps_are_unknown(tmp_path: Path, counts: tuple[int, ...]) -> None:
-    gradients, optimizer = Gradients(None), sgd(torch.ones(4), torch.zeros(1), torch.ones(5))
+    gradients, optimizer = GradientRecorder(None), sgd(torch.ones(4), torch.zeros(1), torch.ones(5))
     group = optimizer.param_groups[0]
     parameters = list(group["params"])
     for count in counts:  # DeepSpeed's ZeRO exchanges the groups, too
@@ -358,7 +358,7 @@ def test_steps_of_other_parameters_than_the_first_steps_are_unknown(tmp_path: Pa
 
 
 def test_a_parameter_that_is_without_a_gradient_now_and_then_is_told_from_one_that_always_is(tmp_path: Path) -> None:
-    gradients, optimizer = Gradients(None), sgd(torch.ones(4), torch.ones(1), None)
+    gradients, optimizer = GradientRecorder(None), sgd(torch.ones(4), torch.ones(1), None)
     now_and_then = optimizer.param_groups[0]["params"][1]
     for step in range(NUM_STEPS):
         now_and_then.grad = None if step == 1 else torch.ones(1)
@@ -373,7 +373,7 @@ def test_parts_of_fsdp1_sum_to_the_whole_also_where_a_rank_has_none(tmp_path: Pa
 
     whole = torch.arange(1.0, 7.0)
     for rank, part in enumerate((whole[:4], whole[4:])):
-        gradients, optimizer = Gradients(None), sgd(part, None if rank else torch.full((3,), 2.0))
+        gradients, optimizer = GradientRecorder(None), sgd(part, None if rank else torch.full((3,), 2.0))
         for parameter in optimizer.param_groups[0]["params"]:
             _set_fsdp_flattened(parameter)
         gradients.before_step(optimizer, (optimizer,), {})

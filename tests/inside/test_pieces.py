@@ -15,15 +15,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.inside import log
-from flatout.inside.batches import count_batch
-from flatout.inside.flops import FlopsStep
-from flatout.inside.losses import MAX_KEPT, Losses, StepLoss
 from flatout.inside.patches.fsdp2 import _Order
 from flatout.inside.patches.report import REPORTS, Report
+from flatout.inside.phases.flops import FlopsStep
+from flatout.inside.phases.trace_window import TraceWindow, WindowState
 from flatout.inside.protocol import STEP_COLUMNS
+from flatout.inside.recording.batches import count_batch
+from flatout.inside.recording.losses import MAX_KEPT, Losses, StepLoss
+from flatout.inside.recording.step_file import StepFile
 from flatout.inside.settings import read_settings
-from flatout.inside.step_file import StepFile
-from flatout.inside.window import State, Window
 
 
 @dataclass
@@ -255,17 +255,17 @@ def test_settings_of_nonsense_are_the_defaults() -> None:
 
 
 def test_a_large_job_is_traced_for_fewer_steps(tmp_path: Path) -> None:
-    window = Window(tmp_path / "rank0.json", 3, 200_000)
+    window = TraceWindow(tmp_path / "rank0.json", 3, 200_000)
     window.prepare()
     window.start(7)
     assert not window.next_step()
     window.stop()
-    assert (window.state, window.steps, window.problem) == (State.DONE, [7], None)
+    assert (window.state, window.steps, window.problem) == (WindowState.DONE, [7], None)
 
 
 def test_a_disk_without_space_for_the_trace_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: os.terminal_size((0, 0)) and type("U", (), {"free": 1 << 20}))
-    window = Window(tmp_path / "rank0.json", 1, 1000)
+    window = TraceWindow(tmp_path / "rank0.json", 1, 1000)
     window.prepare()
     window.start(0)
     window.next_step()

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from flatout.inside import recorder as module
-from flatout.inside.recorder import Recorder
-from flatout.inside.settings import Settings
+from flatout.inside.recording.recorder import Recorder
+from flatout.inside.settings import RecorderSettings
 
 
 def recorder(folder: Path) -> Recorder:
     (folder / ".state").mkdir(exist_ok=True)
-    return Recorder(Settings(recording=folder, is_light=True), lambda: None)
+    return Recorder(RecorderSettings(recording=folder, is_light=True), lambda: None)
 
 
 def rows(folder: Path) -> list[list[Any]]:

@@ -15,7 +15,7 @@ from tests.profile.runs import environment, job
 
 import flatout
 from flatout.inside.identity import Identity
-from flatout.inside.sampling import start_sampler
+from flatout.inside.recording.sampling import start_sampler
 from flatout.profile import read_recording
 
 STARTUP = Path(flatout.__file__).parent / "inside" / "startup"
@@ -89,7 +89,7 @@ def test_a_python_without_psutil_samples_nothing_and_says_so(tmp_path: Path, mon
     assert not list(tmp_path.glob("host-*"))
     header = {"rank": 0, "world_size": 1, "hostname": HOST, "device": None, "backend": None, "torch": "2.13.0"}
     header |= {"steps_from": "optimizer", "base_unix_ns": 0, "columns": ["kind"]}
-    from flatout.inside.step_file import StepFile
+    from flatout.inside.recording.step_file import StepFile
 
     StepFile(tmp_path, 0, header).close(0)
     (tmp_path / "recording.json").write_text(json.dumps({}))

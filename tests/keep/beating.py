@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout.inside import beat as inside_beat
-from flatout.inside.beat import CHECKPOINT, DATA, Beat
+from flatout.inside.liveness.beat import CHECKPOINT, DATA, Beat
 
 PHASES = {"data": DATA, "checkpoint": CHECKPOINT}
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.profile.runs import recorded, run, torchrun
 
-from flatout.inside.checkpoints import CheckpointHooks
+from flatout.inside.checkpoints.checkpoint_hooks import CheckpointHooks
 from flatout.profile import read_recording
 
 
@@ -55,10 +55,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     said: list[str] = []
     hooks = CheckpointHooks(lambda: said.append("begins") or "token", said.append)
     before = torch.save
-    hooks.put_in()
+    hooks.install()
     hooks.look()
     yield said
-    hooks.take_out()
+    hooks.remove()
     assert torch.save is before
 
 
@@ -90,7 +90,7 @@ def test_distributed_checkpoints_are_hooked_once_they_are_imported(monkeypatch: 
     assert package.save is saver.save is not held
     assert held() == "saved"
     assert said == ["begins", "token"]
-    hooks.take_out()
+    hooks.remove()
     assert package.save is saver.save is held
 
 
@@ -104,5 +104,5 @@ def test_flatouts_own_checkpoints_are_hooked_and_what_they_write_in_the_backgrou
     with Checkpointer(tmp_path / "ckpt", model=torch.nn.Linear(2, 2)) as checkpointer:
         assert checkpointer.save(1)
         checkpointer.wait()
-    hooks.take_out()
+    hooks.remove()
     assert said == ["begins", "token"] and Checkpointer.save is before

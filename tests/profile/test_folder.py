@@ -121,7 +121,7 @@ def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
 
 def header(rank: int, **more: object) -> dict[str, object]:
     from flatout.inside.protocol import STEP_COLUMNS
-    from flatout.inside.step_file import SCHEMA
+    from flatout.inside.recording.step_file import SCHEMA
 
     return {
         "schema": SCHEMA,

@@ -1,7 +1,8 @@
 """Checkpoints that a script writes by itself, with torch.save, to one file: which copy of it is whole.
 
-In: the path of the file. `inside.safe_save` keeps the file before it as `NAME.previous`, and the sizes and checksums
-of both in `NAME.checksums`. Out: the path with a whole file, put back from the previous one if the last is torn.
+In: the path of the file. `inside.checkpoints.safe_save` keeps the file before it as `NAME.previous`, and the sizes and
+checksums of both in `NAME.checksums`. Out: the path with a whole file, put back from the previous one if the last is
+torn.
 Nothing is unpickled and torch is not needed: torch.save writes a zip archive, whose parts have checksums of their own,
 so that a file is checked that was written without Flatout too.
 """

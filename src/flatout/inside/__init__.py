@@ -1,9 +1,18 @@
 """What runs inside the user's training process: the standard library and torch only. It never makes the job fail.
 
-Loaded from outside: `startup/` comes first on PYTHONPATH; its `sitecustomize` puts in the hooks of `early`, and after
-`import torch` calls `install.install`. From there on, in: optimizer steps, backward passes and DataLoader batches, as
-hooks report them. Out: `rank{R}.steps.jsonl` and `rank{R}.json` in the folder named by FLATOUT_RECORDING.
+It is loaded from outside: `startup/` comes first on PYTHONPATH, and its `sitecustomize` installs the hooks of
+`failure.pre_torch_hooks` and, after `import torch`, calls `install.install`, which hooks torch as the environment asks.
 
-Every entry from torch is guarded: an error of ours is written to `inside-<host>.log`, and the recorder steps aside.
-No other room of Flatout is imported here, and no other room imports this one.
+    protocol        the names that both sides use: the only module that the rest of Flatout imports
+    recording/      what happens in each step, and the file of steps
+    phases/         what is done at certain steps: counting FLOPs, tracing, stopping the job
+    liveness/       heartbeats and stacks, for one that watches from outside
+    failure/        how a process failed
+    checkpoints/    when the script saves, and saving without torn files
+    overlay/        what a trial's script would overwrite is redirected
+    checks/         whether a trial still computes the right numbers
+    patches/        the changes that a tuning tries inside the process
+
+Every call from torch is guarded: an error of ours is written to `inside-<host>.log` (`log`), and the recorder steps
+aside. Nothing else of Flatout is imported here.
 """

@@ -22,18 +22,18 @@ import torch.utils.data.dataloader
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from flatout.inside.attempt import find_attempt
-from flatout.inside.checkpoints import CheckpointHooks
-from flatout.inside.divert import divert
-from flatout.inside.ending import ENDING
-from flatout.inside.failure_hooks import note_failures
-from flatout.inside.heartbeat import start_heartbeat
+from flatout.inside.checkpoints.checkpoint_hooks import CheckpointHooks
+from flatout.inside.checkpoints.safe_save import save_safely
+from flatout.inside.exit_handlers import EXIT_HANDLERS
+from flatout.inside.failure.failure_hooks import note_failures
 from flatout.inside.identity import is_loader_worker
+from flatout.inside.liveness.heartbeat import start_heartbeat
 from flatout.inside.log import LOG, guarded
+from flatout.inside.overlay.redirect import divert
 from flatout.inside.patches.apply import apply_patches
 from flatout.inside.protocol import Variable
-from flatout.inside.recorder import Recorder
-from flatout.inside.safe_save import save_safely
+from flatout.inside.recording.attempt import find_attempt
+from flatout.inside.recording.recorder import Recorder
 from flatout.inside.settings import read_settings
 
 # Dynamo knows it as true. Else it costs a call only, where `is_compiling` first looks whether TorchScript runs.
@@ -59,7 +59,7 @@ class _Process:
             return None
         self.recorder = self.active = Recorder(settings, self.leave, between_steps=_CHECKPOINTS.look)
         LOG.on_silence = self.leave
-        ENDING.at_stop(_finish)
+        EXIT_HANDLERS.at_stop(_finish)
         atexit.register(_finish)
         if parent_process() is not None:  # such a process ends without atexit
             multiprocessing_util.Finalize(None, _finish, exitpriority=-1)
@@ -100,7 +100,7 @@ def _finish() -> None:
 @guarded
 def _after_fork() -> None:
     global PROCESS
-    ENDING.forget_stop()
+    EXIT_HANDLERS.forget_stop()
     if PROCESS.recorder is not None:
         PROCESS.recorder.forget()
     PROCESS = _Process()
@@ -282,5 +282,5 @@ def _hook_scalers() -> Callable[[], None]:
 
 
 def _hook_checkpoints() -> Callable[[], None]:
-    _CHECKPOINTS.put_in()
-    return _CHECKPOINTS.take_out
+    _CHECKPOINTS.install()
+    return _CHECKPOINTS.remove

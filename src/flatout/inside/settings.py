@@ -1,4 +1,4 @@
-"""What the environment asks the recorder to do. In: FLATOUT_* variables. Out: `Settings`."""
+"""What the environment asks the recorder to do. In: FLATOUT_* variables. Out: `RecorderSettings`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RecorderSettings:
     recording: Path
     num_steps: int = DEFAULT_NUM_STEPS
     warmup: int | None = None
@@ -42,13 +42,13 @@ class Settings:
         return state / f"attempt-{self.attempt}" if self.attempt else state
 
 
-def read_settings(environment: Mapping[str, str] = os.environ) -> Settings | None:
+def read_settings(environment: Mapping[str, str] = os.environ) -> RecorderSettings | None:
     """None where nothing should be recorded. A value that is no number counts as absent."""
     recording = environment.get(Variable.RECORDING)
     if not recording:
         return None
     num_steps = _whole(environment.get(Variable.STEPS))
-    return Settings(
+    return RecorderSettings(
         recording=Path(recording),
         num_steps=DEFAULT_NUM_STEPS if num_steps is None else max(num_steps, 1),
         warmup=_whole(environment.get(Variable.WARMUP)),

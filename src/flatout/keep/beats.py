@@ -1,4 +1,4 @@
-"""Read the heartbeats of a job's processes: the files that `inside/beat.py` writes -> `Pulse`, one a rank.
+"""Read the heartbeats of a job's processes: the files that `inside/liveness/beat.py` writes -> `Pulse`, one a rank.
 
 Nothing is asked of the processes, so a stuck one is read like any other. A file that is no heartbeat is passed over.
 """
@@ -34,7 +34,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """An exchange of gradients that DDP has timed (`inside/exchange.py`)."""
+    """An exchange of gradients that DDP has timed (`inside/liveness/exchange.py`)."""
 
     iteration: int  # of DDP: the same one on all ranks
     exposed_ns: int  # after the end of the backward pass

@@ -32,7 +32,7 @@ _OF_PEERS = re.compile(
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An exception that a rank did not catch, as the rank itself noted it (`inside/failures.py`)."""
+    """An exception that a rank did not catch, as the rank itself noted it (`inside/failure/failure_notes.py`)."""
 
     rank: int
     hostname: str

@@ -1,7 +1,7 @@
 """Ask a job's processes for the stacks of their threads, and read them: `Pulse` -> `Stack`.
 
-The signal is SIGRTMIN + 8 (see `inside/stacks.py`) and is sent to processes only that have said that they have a
-handler for it: without one, it would end them. Those that `flatout run` did not start are never asked.
+The signal is SIGRTMIN + 8 (see `inside/liveness/stacks.py`) and is sent to processes only that have said that they have
+a handler for it: without one, it would end them. Those that `flatout run` did not start are never asked.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a step's time holds besides computing: DDP's timing, a recording or NVML -> nanoseconds of three classes.
 
 `late_rank_wait` and `exposed_communication` are of the exchange of gradients where DDP has timed it on all ranks in the
-same iteration (`inside/exchange.py`): it ends on all ranks together, so the rank on which it is shortest is the late
-one, that time is the transfer, and what the others take longer is their wait for it. The median of the last five such
-iterations stands for the steps since. Where no DDP is, they are shares of the step in a recording, if one is given.
+same iteration (`inside/liveness/exchange.py`): it ends on all ranks together, so the rank on which it is shortest is
+the late one, that time is the transfer, and what the others take longer is their wait for it. The median of the last
+five such iterations stands for the steps since. Where no DDP is, they are shares of the step in a recording, if one is given.
 `throttled` is of NVML's clocks. What none of them tells stays unknown, and is inside the steps' own class.
 """
 

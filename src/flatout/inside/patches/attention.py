@@ -6,7 +6,7 @@ from functools import wraps
 from importlib.util import find_spec
 from typing import Any
 
-from flatout.inside.patches.imports import after_import
+from flatout.inside.after_import import after_import
 from flatout.inside.patches.report import Report
 
 

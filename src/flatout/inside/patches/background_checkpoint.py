@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import torch.serialization
 
-from flatout.inside.ending import ENDING
-from flatout.inside.patches.imports import after_import
+from flatout.inside.after_import import after_import
+from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.patches.report import REPORTS, Report
 
 # Whatever changes names, or hands files to another program, waits for all; an `open` or a look waits for its own file.
@@ -154,7 +154,7 @@ def background_checkpoint(report: Report) -> None:
                     stream.flush()
             os._exit(1)  # an error at exit would not change the exit code
 
-    ENDING.at_exit(at_exit)
+    EXIT_HANDLERS.at_exit(at_exit)
 
 
 class _Held:

@@ -130,7 +130,7 @@ def _leveled(clip: Any, level: Any, known: Any) -> Any:
 
 
 def average(parameters: list[Any], group: Any) -> bool:
-    """Gradients become their mean over the ranks, as a reduction in backward would make them. False: there are none."""
+    """Replace gradients by their mean over the ranks, as a reduction in backward would. Return False without any."""
     has_gradient = torch.tensor([one.grad is not None for one in parameters], dtype=torch.int32)
     device = next((one.device for one in parameters), torch.device("cpu"))
     has_gradient = has_gradient.to(device)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.backends.cudnn
 
-from flatout.inside.failures import out_of_memory_where
+from flatout.inside.failure.failure_notes import out_of_memory_where
 from flatout.inside.patches.report import Report
 
 

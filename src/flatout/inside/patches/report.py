@@ -21,7 +21,7 @@ from typing import ParamSpec, TypeVar
 import torch.distributed
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from flatout.inside.ending import ENDING
+from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.log import LOG
 from flatout.inside.protocol import File, process_name
@@ -102,7 +102,7 @@ class Reports:
                 self.write_all()
 
         register_optimizer_step_post_hook(after_step)
-        ENDING.at_exit(self.write_all)
+        EXIT_HANDLERS.at_exit(self.write_all)
 
     def add(self, name: str, parameters: Mapping[str, object]) -> Report:
         report = Report(name, parameters, self)

@@ -1,9 +1,9 @@
 """What Python runs at its start when Flatout has put this folder first on PYTHONPATH.
 
-In: the environment. Where a variable of `_is_asked` is set, it notes that it was loaded and waits for `torch` to be
-imported; until then there are only the light hooks of `early`, by which a script that fails before that tells why. In a
-trial, which leaves the user's files alone, these are kept from the script from the start (20 ms). It then runs the
-user's own `sitecustomize`. It never raises an error of its own and is written so that old Pythons can read it.
+In: the environment. Where a variable of `_is_asked` is set, this notes that it was loaded and waits for `torch` to be
+imported; until then only the light hooks of `failure.pre_torch_hooks` are there, by which a script that fails earlier
+says why. In a trial, which must not change the user's files, files are redirected from the start (20 ms). Then the
+user's own `sitecustomize` runs. This one never raises an error, and is written so that old Pythons can read it.
 """
 
 import os
@@ -88,7 +88,7 @@ def _start(recording: str) -> None:
         _note(recording, _protocol.ProcessEvent.OLD_PYTHON)
         return
     for early in _EARLY:
-        early.take_out()  # type: ignore[attr-defined]
+        early.remove()  # type: ignore[attr-defined]
     _import_inside("install").install()  # type: ignore[attr-defined]
 
 
@@ -96,8 +96,8 @@ def _note_failures_quietly(recording: str) -> None:
     try:
         folders = (_protocol.Variable.RECORDING, _protocol.Variable.HEARTBEAT)  # failures are noted in the first
         for name in [name for name in folders if os.environ.get(name)][:1]:
-            early = _import_inside("early").Early(name)  # type: ignore[attr-defined]
-            early.put_in()
+            early = _import_inside("failure.pre_torch_hooks").PreTorchHooks(name)  # type: ignore[attr-defined]
+            early.install()
             _EARLY.append(early)
     except Exception:  # noqa: BLE001 - never the job's problem
         _note(recording, _protocol.ProcessEvent.FAILED)
@@ -108,7 +108,7 @@ def _divert_quietly(recording: str) -> None:
         from pathlib import Path
 
         files = Path(recording) if recording else None
-        _import_inside("divert").divert_files(files)  # type: ignore[attr-defined]
+        _import_inside("overlay.redirect").divert_files(files)  # type: ignore[attr-defined]
     except Exception:  # noqa: BLE001 - tried again, and logged, once torch is there
         pass
 

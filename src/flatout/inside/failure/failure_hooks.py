@@ -1,0 +1,93 @@
+"""What tells `failures` of an exception once torch was imported.
+
+In: an exception that the script did not catch, in its main thread, in another, or in a rank that torch.multiprocessing
+started, what argparse refuses, and the text that a script ends with. The script's own hooks run as ever, after ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from functools import wraps
+from importlib import import_module
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from flatout.inside.exit_handlers import EXIT_HANDLERS
+from flatout.inside.failure.exit_text import EXIT_TEXT
+from flatout.inside.failure.failure_notes import FailureNotes, out_of_memory_where
+
+
+def note_failures(recording: Path) -> None:
+    notes = FailureNotes(recording)
+    _chain_hooks(notes)
+    _wrap_processes(notes)
+    _wrap_arguments(notes)
+    EXIT_HANDLERS.at_exit(lambda: _note_at_exit(notes))
+
+
+def _note_at_exit(notes: FailureNotes) -> None:
+    notes.note(getattr(sys, "last_value", None))  # where a script has a hook of its own
+    if EXIT_TEXT.text is not None:
+        notes.note_exit(EXIT_TEXT.text)
+
+
+def _chain_hooks(notes: FailureNotes) -> None:
+    own, own_in_threads = sys.excepthook, threading.excepthook
+
+    def excepthook(kind: Any, error: Any, trace: Any) -> None:
+        notes.note(error)
+        own(kind, error, trace)
+
+    def excepthook_in_threads(args: Any) -> None:
+        if out_of_memory_where(args.exc_value) is not None:  # the process may outlive a thread
+            notes.note(args.exc_value)
+        own_in_threads(args)
+
+    sys.excepthook, threading.excepthook = excepthook, excepthook_in_threads
+
+
+def _wrap_arguments(notes: FailureNotes) -> None:
+    """What argparse refuses ends the process in order; a launcher then tells of code 1, and of no reason."""
+    original = argparse.ArgumentParser.error
+
+    @wraps(original)
+    def error(self: Any, message: str) -> Any:
+        notes.note_refused(f"{self.prog}: {message}")
+        original(self, message)
+
+    argparse.ArgumentParser.error = error  # type: ignore[method-assign]
+
+
+def _wrap_processes(notes: FailureNotes) -> None:
+    """Ranks of `torch.multiprocessing.spawn` and processes of `multiprocessing` catch what their function raises."""
+    spawn: Any = import_module("torch.multiprocessing.spawn")  # torch.multiprocessing.spawn is the function
+    original_wrap, original_run = spawn._wrap, BaseProcess.run
+
+    @wraps(original_wrap)
+    def wrap(fn: Any, i: Any, args: Any, error_file: Any) -> Any:
+        def noting(*arguments: Any) -> Any:
+            try:
+                return fn(*arguments)
+            except Exception as error:
+                notes.note(error)
+                raise
+
+        return original_wrap(noting, i, args, error_file)
+
+    @wraps(original_run)
+    def run(self: Any) -> None:
+        try:
+            original_run(self)
+        except Exception as error:
+            notes.note(error)
+            raise
+        except SystemExit as end:
+            if isinstance(end.code, (str, Exception)):
+                notes.note_exit(str(end.code))
+            raise
+
+    spawn._wrap = wrap
+    BaseProcess.run = run  # type: ignore[method-assign]

@@ -1,0 +1,342 @@
+"""Puts the hooks of the heartbeat into torch: optimizer steps, batches, checkpoints, evaluation, process groups.
+
+In: FLATOUT_HEARTBEAT, a folder. Out: see `beat` and `stacks`. Nothing of torch.distributed's collectives is wrapped
+(compilers know these functions by what they are): how many a rank has begun is read from torch's own counters, which
+count those of DDP and FSDP too, by a thread that begins with the first process group, when the process has threads of
+torch's anyway.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.nn
+import torch.serialization
+import torch.utils.data.dataloader
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from flatout.inside.checkpoints.checkpoint_hooks import CheckpointHooks
+from flatout.inside.exit_handlers import EXIT_HANDLERS
+from flatout.inside.identity import find_identity, is_loader_worker
+from flatout.inside.liveness.beat import CHECKPOINT, DATA, Beat
+from flatout.inside.liveness.exchange import EVERY, FIRST, DdpExchanges, hook_ddp
+from flatout.inside.liveness.stacks import give_stacks, is_ours
+from flatout.inside.log import LOG, guarded
+from flatout.inside.protocol import File, Variable, partial_name
+
+_COUNT_EVERY_S = 0.5
+_LOOK_EVERY_NS = 1_000_000_000
+_OTHERS_BEFORE_CHANGE = 64  # steps of other optimizers, after which one of them counts
+
+_is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+_ident = threading.get_ident
+
+
+class _Heart:
+    """This process's; a forked child begins afresh."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.beat: Beat | None = None
+        self.thread = threading.main_thread().ident
+        self.is_out = False
+        self.counted: Callable[[], Any] = lambda: None  # the optimizer whose steps are the job's
+        self.num_others = 0
+        self.next_look_ns = 0
+        self.is_counting = False
+        self.exchanges = DdpExchanges()
+
+    def of_this_thread(self) -> Beat | None:
+        if self.is_out or _ident() != self.thread:
+            return None
+        return self.beat if self.beat is not None else self.begin()
+
+    def begin(self) -> Beat | None:
+        if is_loader_worker():
+            self.is_out = True
+            return None
+        self.beat = Beat(self.folder)
+        self.beat.set("gives_stacks", int(give_stacks(self.folder)))
+        EXIT_HANDLERS.at_exit(self._ends)
+        return self.beat
+
+    def _ends(self) -> None:
+        # An exception that the script did not catch ends it in this way, too, but not by itself.
+        if self.beat is not None and self.beat.pid == os.getpid() and getattr(sys, "last_value", None) is None:
+            self.beat.set("has_ended", 1)
+
+    def stepped(self, optimizer: Any) -> None:
+        if self.is_out:
+            return
+        if self.thread != _ident():
+            if self.beat is not None and self.beat.get("num_steps"):
+                return
+            self.thread = _ident()  # the script trains in a thread of its own
+        beat = self.beat if self.beat is not None else self.begin()
+        if beat is None:
+            return
+        counted = self.counted()
+        if counted is not optimizer:
+            self.num_others += 1
+            if counted is not None and self.num_others < _OTHERS_BEFORE_CHANGE:
+                beat.happened()
+                return
+            self.counted = weakref.ref(optimizer)
+        self.num_others = 0
+        now = beat.stepped()
+        step = beat.get("num_steps")
+        if step <= FIRST or step % EVERY == 0:
+            self.exchanges.stepped(beat, step)
+        if now >= self.next_look_ns:
+            self.next_look_ns = now + _LOOK_EVERY_NS
+            self.look(beat, optimizer)
+
+    def look(self, beat: Beat, optimizer: Any | None = None) -> None:
+        """What changes seldom."""
+        identity = find_identity()
+        beat.is_rank(identity.rank, identity.world_size)
+        beat.set("has_gpu", int(torch.cuda.is_initialized()))
+        beat.set("gives_stacks", int(beat.get("gives_stacks") and is_ours()))
+        _CHECKPOINTS.look()
+        if optimizer is not None and beat.get("has_gpu") and not beat.get("gpu"):
+            beat.is_on(_gpu_uuid())
+        if optimizer is not None and beat.get("num_steps") == 1:
+            steps = _steps_made(optimizer)
+            beat.set("base_step", -1 if steps is None else steps - 1)
+
+    def counts_collectives(self) -> None:
+        """Begin the thread that reads torch's counters; not one of `threading`, which the script could see."""
+        if not self.is_counting and self.beat is not None:
+            self.is_counting = True
+            _thread.start_new_thread(_count, (self, self.beat))
+
+
+HEART: _Heart | None = None
+
+
+def _count(heart: _Heart, beat: Beat) -> None:
+    try:
+        while heart.beat is beat and not beat.get("has_ended"):
+            beat.counts(_sequences())
+            if (heart.folder / File.FLIGHT_REQUEST).exists():
+                _write_flight(heart.folder, beat)
+            time.sleep(_COUNT_EVERY_S)
+    except Exception:  # noqa: BLE001 - never the job's problem; a rank whose numbers are unknown is told so
+        LOG.error("counting collectives")
+
+
+def _write_flight(folder: Path, beat: Beat) -> None:
+    """What torch has recorded of the collectives, once; nothing where its recorder is off."""
+    path = folder / File.FLIGHT.of(beat.name)
+    if path.exists():
+        return
+    module: Any = torch._C._distributed_c10d
+    names = ("_dump_nccl_trace_json", "_dump_fr_trace_json") if beat.get("has_gpu") else ("_dump_fr_trace_json",)
+    dump = next((found for name in names if (found := getattr(module, name, None)) is not None), None)
+    content = dump() if dump is not None else b"{}"
+    partial = folder / partial_name(path.name)
+    partial.write_bytes(content if isinstance(content, bytes) else content.encode())
+    partial.replace(path)
+
+
+def _sequences() -> dict[str, int]:
+    world = torch.distributed.distributed_c10d._world
+    found = {}
+    for group, name in list(world.pg_names.items()):
+        try:
+            found[str(name)] = int(group._get_sequence_number_for_group())
+        except (RuntimeError, AttributeError):  # a backend that does not count
+            continue
+    return found
+
+
+def _gpu_uuid() -> bytes:
+    """Of this process's GPU; 16 zeros where torch does not tell."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    found = bytes(getattr(getattr(properties, "uuid", None), "bytes", b""))
+    return found if len(found) == 16 else bytes(16)
+
+
+def _steps_made(optimizer: Any) -> int | None:
+    """As the optimizer's own state has it, which a script that resumes has restored; None where it keeps no count."""
+    for state in optimizer.state.values():
+        step = state.get("step") if isinstance(state, dict) else None
+        if isinstance(step, (int, float)):
+            return int(step)
+        if isinstance(step, torch.Tensor) and step.device.type == "cpu" and step.numel() == 1:
+            return int(step)
+        return None
+    return None
+
+
+@guarded
+def _checkpoint_begins() -> Any:
+    beat = HEART.of_this_thread() if HEART is not None and not _is_compiling() else None
+    return None if beat is None else (beat, beat.enter(CHECKPOINT))
+
+
+@guarded
+def _checkpoint_ends(begun: Any) -> None:
+    beat, before = begun
+    beat.leave(before)
+    if before != CHECKPOINT:
+        beat.set("checkpoint_step", beat.get("num_steps"))
+        beat.set("num_checkpoints", beat.get("num_checkpoints") + 1)
+
+
+_CHECKPOINTS = CheckpointHooks(_checkpoint_begins, _checkpoint_ends)
+
+
+def start_heartbeat() -> list[Callable[[], None]]:
+    """Hook torch, where the environment asks for it; what undoes each of the hooks."""
+    global HEART
+    folder = os.environ.get(Variable.HEARTBEAT)
+    if not folder:
+        return []
+    if HEART is None:
+        HEART = _Heart(Path(folder))
+        os.register_at_fork(after_in_child=_after_fork)
+    hooks = (_hook_optimizers, _hook_loaders, _hook_modules, _hook_loads, _hook_groups, _hook_checkpoints, _hook_ddp)
+    return [undo for hook in hooks if (undo := guarded(hook)()) is not None]
+
+
+def _hook_checkpoints() -> Callable[[], None]:
+    _CHECKPOINTS.install()
+    return _CHECKPOINTS.remove
+
+
+def _hook_ddp() -> Callable[[], None] | None:
+    return hook_ddp(lambda module: HEART.exchanges.made(module) if HEART is not None else None)
+
+
+def _after_fork() -> None:
+    global HEART
+    if HEART is not None:
+        is_started = HEART.beat is not None
+        HEART = _Heart(HEART.folder)
+        HEART.thread = _ident()
+        if is_started:
+            guarded(_stacks_of_child)(HEART.folder)
+
+
+def _stacks_of_child(folder: Path) -> None:
+    """A loader's worker, perhaps the one that its rank waits for: its stacks are not to go to its parent's file."""
+    if is_ours():
+        give_stacks(folder)
+
+
+def _hook_optimizers() -> Callable[[], None]:
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _is_compiling() or HEART is None:
+            return
+        try:
+            HEART.stepped(optimizer)
+        except Exception:  # noqa: BLE001 - an error of ours is never the job's
+            LOG.error("heartbeat of a step")
+            HEART.is_out = LOG.is_silenced
+
+    handle = register_optimizer_step_post_hook(after_step)
+    return lambda: handle.remove()
+
+
+def _hook_loaders() -> Callable[[], None]:
+    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+    original = iterator.__next__
+
+    @wraps(original)
+    def next_batch(self: Any) -> Any:
+        heart = HEART
+        beat = None if heart is None or _ident() != heart.thread else heart.beat or _of_this_thread()
+        if beat is None:
+            return original(self)
+        before = beat.enter(DATA)
+        try:
+            return original(self)
+        finally:
+            beat.leave(before)
+
+    iterator.__next__ = next_batch
+    return lambda: setattr(iterator, "__next__", original)
+
+
+@guarded
+def _of_this_thread() -> Beat | None:
+    return None if HEART is None else HEART.of_this_thread()
+
+
+def _hook_modules() -> Callable[[], None]:
+    original = torch.nn.Module.train
+
+    @wraps(original)
+    def train(self: Any, mode: bool = True) -> Any:
+        if not _is_compiling() and HEART is not None and (beat := HEART.beat) is not None and _ident() == HEART.thread:
+            beat.evaluates(not mode)
+        return original(self, mode)
+
+    torch.nn.Module.train = train
+    return lambda: setattr(torch.nn.Module, "train", original)
+
+
+def _hook_loads() -> Callable[[], None]:
+    original = torch.serialization.load
+
+    @wraps(original)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        beat = _of_this_thread()
+        if beat is not None and not beat.get("num_steps"):
+            beat.set("has_loaded", 1)
+        return result
+
+    torch.serialization.load = torch.load = load
+
+    def undo() -> None:
+        torch.serialization.load = torch.load = original
+
+    return undo
+
+
+def _hook_groups() -> Callable[[], None] | None:
+    """A rank is one from here on, also where it never gets to its first step."""
+    if not torch.distributed.is_available():
+        return None
+    original = torch.distributed.init_process_group
+
+    @wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        _group_begins()
+        result = original(*args, **kwargs)
+        _group_begins(is_made=True)
+        return result
+
+    modules = (torch.distributed, torch.distributed.distributed_c10d)
+    for module in modules:
+        module.init_process_group = init_process_group
+
+    def undo() -> None:
+        for module in modules:
+            module.init_process_group = original
+
+    return undo
+
+
+@guarded
+def _group_begins(*, is_made: bool = False) -> None:
+    beat = _of_this_thread()
+    if beat is None or HEART is None:
+        return
+    HEART.look(beat)
+    beat.happened()
+    if is_made:
+        HEART.counts_collectives()

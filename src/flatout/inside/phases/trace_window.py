@@ -1,0 +1,192 @@
+"""The traced steps: torch.profiler around a few steps, exported as plain Kineto JSON once they are over.
+
+`prepare` one step ahead (it loads the GPU's tracing library), `start`, `next_step` between two steps, `stop`. Only one
+profiler can run in a process: where the script starts its own, ours makes way at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import profiler as autograd_profiler
+from torch.profiler import ProfilerActivity
+
+from flatout.inside.log import guarded
+from flatout.inside.protocol import partial_name
+
+MAX_EVENTS = 2_000_000
+_EVENTS_AN_OPERATOR = 6  # its nested operators, launch and kernel
+_MAX_S = 60.0
+_BYTES_AN_EVENT = 300
+_STARTERS = ("_prepare_trace", "_start_trace")
+
+
+class WindowState(Enum):
+    IDLE = auto()
+    PREPARED = auto()
+    TRACING = auto()
+    DONE = auto()
+
+
+class TraceWindow:
+    """`problem` says, in a clear word, why there is no trace or not all of it."""
+
+    def __init__(self, path: Path, num_steps: int, num_operators: int | None) -> None:
+        self.state = WindowState.IDLE
+        self.problem: str | None = None
+        self.steps: list[int] = []  # traced whole
+        self._path = path
+        self._num_steps = num_steps
+        if num_operators:
+            self._num_steps = max(min(num_steps, MAX_EVENTS // (num_operators * _EVENTS_AN_OPERATOR)), 1)
+        self._num_operators = num_operators
+        self._profiler: Any = None
+        self._mark: Any = None
+        self._step = 0
+        self._started = 0.0
+        self._is_ours = False
+        self._originals: dict[str, Any] = {}
+
+    def prepare(self) -> None:
+        if getattr(autograd_profiler, "_is_profiler_enabled", False):
+            self._give_up("the script runs torch.profiler itself")
+            return
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_initialized():
+            activities.append(ProfilerActivity.CUDA)
+        elif hasattr(torch, "xpu") and torch.xpu.is_initialized():
+            activities.append(ProfilerActivity.XPU)
+        self._profiler = torch.profiler._KinetoProfile(activities=activities, record_shapes=True)
+        with _quiet_kineto():
+            self._profiler.prepare_trace()
+        self.state = WindowState.PREPARED
+        self._make_way_for_others()
+
+    def start(self, step: int) -> None:
+        if self.state is not WindowState.PREPARED:
+            return
+        self._is_ours = True
+        try:
+            with _quiet_kineto():
+                self._profiler.start_trace()
+        finally:
+            self._is_ours = False
+        self.state = WindowState.TRACING
+        self._started = time.monotonic()
+        self._begin(step)
+
+    def next_step(self) -> bool:
+        """A traced step has ended: True where another one is traced."""
+        if self.state is not WindowState.TRACING:
+            return False
+        self._mark.__exit__(None, None, None)
+        self._mark = None
+        self.steps.append(self._step)
+        if len(self.steps) < self._num_steps and time.monotonic() - self._started < _MAX_S:
+            self._begin(self._step + 1)
+            return True
+        return False
+
+    def stop(self) -> None:
+        """End the recording and write the file; what went wrong is in `problem`."""
+        if self.state is not WindowState.TRACING:
+            self._release()
+            if self.state is WindowState.PREPARED:
+                self._give_up(self.problem or "the job ended before the first traced step")
+            return
+        if self._mark is not None:
+            self._mark.__exit__(None, None, None)
+            self._mark = None
+        self.state = WindowState.DONE
+        self._release()
+        self._profiler.stop_trace()
+        self._export()
+        self._profiler = None
+
+    def _begin(self, step: int) -> None:
+        self._step = step
+        self._mark = torch.autograd.profiler.record_function(f"ProfilerStep#{step}")
+        self._mark.__enter__()
+
+    def _export(self) -> None:
+        needed = (self._num_operators or 1000) * _EVENTS_AN_OPERATOR * _BYTES_AN_EVENT * max(len(self.steps), 1)
+        partial = self._path.with_name(partial_name(self._path.name))
+        free = shutil.disk_usage(self._path.parent).free
+        try:
+            if free < needed:
+                raise OSError(f"no space left for it ({free >> 20} MiB are free)")
+            self._profiler.export_chrome_trace(str(partial))
+            if not _is_whole(partial):
+                raise OSError("it was cut short, as it is on a full disk")
+            os.replace(partial, self._path)
+        except (OSError, RuntimeError) as error:
+            partial.unlink(missing_ok=True)
+            self.problem = f"the trace was not written: {error}"
+
+    def _give_up(self, problem: str) -> None:
+        self.problem = problem
+        self.state = WindowState.DONE
+        self._profiler = None
+
+    def _make_way_for_others(self) -> None:
+        """A second profiler would raise an error in the script's own call; so ours ends before it begins."""
+        for name in _STARTERS:
+            original = getattr(autograd_profiler.profile, name, None)
+            if original is not None:
+                self._originals[name] = original
+                setattr(autograd_profiler.profile, name, self._making_way(original))
+
+    def _making_way(self, original: Any) -> Any:
+        def start(profiler: Any) -> Any:
+            if not self._is_ours and self._originals:
+                self._yield_to_script()
+            return original(profiler)
+
+        return start
+
+    @guarded
+    def _yield_to_script(self) -> None:
+        self.problem = "the script started torch.profiler itself during the traced steps"
+        if self.state is WindowState.PREPARED:
+            # Kineto can only be unprepared by a recording, here an empty one.
+            self._is_ours = True
+            self._profiler.start_trace()
+            self._profiler.stop_trace()
+            self._is_ours = False
+            self._release()
+            self._give_up(self.problem)
+        else:
+            self.stop()
+
+    def _release(self) -> None:
+        for name, original in self._originals.items():
+            setattr(autograd_profiler.profile, name, original)
+        self._originals.clear()
+
+
+@contextmanager
+def _quiet_kineto() -> Iterator[None]:
+    """Kineto reads this variable when it is first used, and would write to the job's standard error."""
+    if "KINETO_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["KINETO_LOG_LEVEL"] = "99"
+    try:
+        yield
+    finally:
+        os.environ.pop("KINETO_LOG_LEVEL", None)
+
+
+def _is_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 64, 0))
+        return file.read().rstrip().endswith(b"}")

@@ -1,0 +1,46 @@
+"""Starts the sampler on a node where no `flatout profile` runs, as where `srun` has started the ranks.
+
+In: this rank. Out: a process of its own that writes `host-<hostname>.samples.jsonl` and ends when this rank does,
+however that happens. It is no child of the job, and holds none of its streams. It runs with the job's Python; where
+that has no psutil there is no file, and the recording says that the node was not sampled.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from flatout.inside.identity import Identity
+from flatout.inside.protocol import File, Variable
+
+_SOURCES = Path(__file__).resolve().parents[3]
+_RUN = (
+    "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('flatout.probe.sampler', None, '__main__')"
+)
+_IN_THE_BACKGROUND = '"$@" </dev/null >/dev/null 2>&1 &'
+_PATIENCE_S = 5.0
+
+
+def start_sampler(recording: Path, identity: Identity) -> bool:
+    """Whether one was started: by the node's first rank only, and where no other samples this host."""
+    hostname = os.uname().nodename
+    samples = recording / File.SAMPLES.of(hostname)
+    if identity.local_rank not in (0, None) or (identity.local_rank is None and identity.rank != 0):
+        return False
+    if (recording / File.HOST.of(hostname)).exists() or samples.exists() or not sys.executable:
+        return False
+    environment = {name: value for name, value in os.environ.items() if name != Variable.RECORDING}
+    command = [sys.executable, "-c", _RUN, str(_SOURCES), str(samples), "--watch", str(os.getpid())]
+    subprocess.run(
+        ["/bin/sh", "-c", _IN_THE_BACKGROUND, "sh", *command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        timeout=_PATIENCE_S,
+        check=False,
+    )
+    return True

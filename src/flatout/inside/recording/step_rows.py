@@ -1,0 +1,73 @@
+"""The row of the step file for a step of any kind: `Step`, its loss and the memory -> the columns of `step_file`.
+
+Steps of the plainest kind are made together, in `steady_state`.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import NamedTuple
+
+from flatout.inside.recording.batches import Count
+from flatout.inside.recording.losses import KeptLosses
+from flatout.inside.recording.memory import MemoryCounts
+
+
+class Step(NamedTuple):
+    """A step that has ended, before it is written down."""
+
+    number: int
+    start: int
+    end: int
+    loader_ns: int
+    checkpoint_ns: int
+    num_batches: int
+    counts: list[Count]  # of its last batches
+    num_backward: int
+    is_skipped: bool | None
+    kind: str
+    kept: KeptLosses | None
+
+
+def row_of(step: Step, loss: float | None, is_skipped: bool | None, memory: MemoryCounts | None) -> tuple[object, ...]:
+    """`is_skipped`: as a GradScaler's flag told, unless the step itself knows. `memory`: None where it was not read."""
+    if step.is_skipped is not None:
+        is_skipped = step.is_skipped
+    return (
+        step.number,
+        step.start,
+        step.end - step.start,
+        step.loader_ns,
+        step.num_batches,
+        *_counted(step),
+        step.num_backward,
+        None if is_skipped is None else int(is_skipped),
+        step.kind,
+        json_number(loss),
+        None if memory is None else memory.peak_bytes,
+        None if memory is None else memory.num_retries,
+        step.checkpoint_ns,
+    )
+
+
+def memory_columns(memory: MemoryCounts | None) -> str:
+    """The same two, of a row that is text already."""
+    return "null,null" if memory is None else f"{memory.peak_bytes},{memory.num_retries}"
+
+
+def json_number(value: float | None) -> float | str | None:
+    """JSON has no infinities: they, and what is no number, become text."""
+    return value if value is None or isfinite(value) else str(value)
+
+
+def _counted(step: Step) -> Count:
+    """Samples and tokens of the step: of as many of its last batches as it had backward passes.
+
+    Batches before those belong to an evaluation; a trainer may fetch all batches of a step before its first pass.
+    """
+    if len(step.counts) == 1:
+        return step.counts[0]
+    batches = step.counts[-step.num_backward :] if step.num_backward else step.counts
+    samples = [count for count, _ in batches if count is not None]
+    tokens = [count for _, count in batches if count is not None]
+    return sum(samples) if samples else None, sum(tokens) if tokens else None

@@ -1,0 +1,112 @@
+"""When the warm-up ends, and how ranks come to trace the same steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flatout.inside.identity import Identity, find_identity
+from flatout.inside.phases.consensus import NUM_UNTRACED_STEPS, TracePlanFile, make_plan
+from flatout.inside.phases.warmup import WarmupDetector
+from flatout.inside.recording.step_detector import StepSource
+
+
+def steps_until_settled(
+    times: list[float], source: StepSource = StepSource.OPTIMIZER, *, is_training: bool = True
+) -> int | None:
+    settling = WarmupDetector()
+    for number, step_s in enumerate(times, 1):
+        settling.add(step_s)
+        if settling.is_settled(source, is_training=is_training):
+            return number
+    return None
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([0.2] * 20, 11),  # DistributedDataParallel waits for the GPU in ten, and the one after them is short
+        ([0.01] * 200, 50),  # fifty steps where a second would take longer
+        ([5.0, 3.0, 2.0, 1.0] + [0.5] * 20, 12),  # the median of the older five is a settled step
+        ([60.0] * 4, 3),
+        ([0.2, 0.2, 0.2, 0.2, 4.0] * 8, 11),  # a checkpoint now and then
+        ([0.1 * 1.2**number for number in range(40)], 38),  # it never settles: two minutes at most
+        ([0.2] * 10, None),
+    ],
+)
+def test_warm_up_ends(times: list[float], expected: int | None) -> None:
+    if expected == 38:
+        found = steps_until_settled(times)
+        assert found is not None
+        assert sum(times[:found]) >= 120 > sum(times[: found - 1])
+    else:
+        assert steps_until_settled(times) == expected
+
+
+def test_steps_that_may_be_parts_of_one_take_longer() -> None:
+    assert steps_until_settled([0.5] * 99, StepSource.BATCH, is_training=False) == 20
+    assert steps_until_settled([0.5] * 99, StepSource.BATCH) == 64
+    assert steps_until_settled([0.5] * 99, StepSource.BACKWARD) == 64
+
+
+def test_a_given_warm_up_is_kept() -> None:
+    settling = WarmupDetector(warmup=2)
+    settling.add(9.0)
+    assert not settling.is_settled(StepSource.OPTIMIZER, is_training=True)
+    settling.add(0.1)
+    assert settling.is_settled(StepSource.OPTIMIZER, is_training=True)
+
+
+def identity(world_size: int = 2, rank: int = 0, num_nodes: int | None = 1) -> Identity:
+    return Identity(rank=rank, world_size=world_size, local_rank=None, backend=None, num_nodes=num_nodes)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "num_nodes", "step_s", "least"),
+    [(1, 1, 0.01, NUM_UNTRACED_STEPS), (8, 1, 0.01, 30), (16, 2, 0.01, 300), (8, 1, 10.0, NUM_UNTRACED_STEPS)],
+)
+def test_other_ranks_have_time_to_read_the_plan(world_size: int, num_nodes: int, step_s: float, least: int) -> None:
+    plan = make_plan(
+        settled=50, step_s=step_s, num_steps=3, is_light=False, identity=identity(world_size, 0, num_nodes)
+    )
+    assert plan.flops_step - plan.settled == least
+    assert plan.start is not None
+    assert plan.start > plan.flops_step + 2
+
+
+def test_long_steps_are_traced_less_often() -> None:
+    def num_steps(step_s: float) -> int:
+        return make_plan(settled=9, step_s=step_s, num_steps=5, is_light=False, identity=identity()).num_steps
+
+    assert [num_steps(step_s) for step_s in (0.1, 10.0, 400.0)] == [5, 3, 1]
+
+
+def test_a_plan_reaches_the_other_ranks(tmp_path: Path) -> None:
+    leader, other = TracePlanFile(tmp_path, identity(), 0), TracePlanFile(tmp_path, identity(rank=1), 0)
+    assert other.look(10**9) is None
+    plan = make_plan(settled=9, step_s=0.1, num_steps=3, is_light=False, identity=identity())
+    leader.publish(plan)
+    assert other.look(10**9 + 1) is None  # asked again too soon
+    assert other.look(2 * 10**9) == plan
+
+
+def test_half_a_plan_is_no_plan(tmp_path: Path) -> None:
+    other = TracePlanFile(tmp_path, identity(rank=1), 0)
+    (tmp_path / "plan-0").write_text('{"settled": 9, "flops_st')
+    assert other.look(10**9) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, (3, 8, 1, 2)),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "3", "SLURM_NNODES": "1"}, (3, 8, 3, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2, None, None)),
+        ({"RANK": "x", "WORLD_SIZE": "8"}, (0, 1, None, None)),
+        ({}, (0, 1, None, None)),
+    ],
+)
+def test_launchers_variables(variables: dict[str, str], expected: tuple[object, ...]) -> None:
+    found = find_identity(variables)
+    assert (found.rank, found.world_size, found.local_rank, found.num_nodes) == expected
