@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.inside import recorder as module
+from flatout.inside.recording import recorder as module
 from flatout.inside.recording.recorder import Recorder
 from flatout.inside.settings import RecorderSettings
 

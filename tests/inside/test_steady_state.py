@@ -43,7 +43,7 @@ class Phases:
         return ""
 
 
-def recorder(*, is_at_rest: bool) -> Recorder:
+def recorder(*, is_steady: bool) -> Recorder:
     made = Recorder(RecorderSettings(recording=Path("unused")), lambda: None)
     made._file, made._phases = File(), Phases()  # type: ignore[assignment]
     made._known = {OPTIMIZER}
@@ -51,7 +51,7 @@ def recorder(*, is_at_rest: bool) -> Recorder:
     made._detector.optimizer(OPTIMIZER)
     made._is_by_optimizer = True
     made._step, made._start_ns, made._kind = 100, 1000, ""
-    made._is_at_rest = is_at_rest
+    made._is_steady = is_steady
     return made
 
 
@@ -92,8 +92,8 @@ STEP = st.one_of(
 def test_the_same_rows_as_event_by_event(steps: list[Any]) -> None:
     events = [event for step in steps for event in step]
     rows = []
-    for is_at_rest in (True, False):
-        one = recorder(is_at_rest=is_at_rest)
+    for is_steady in (True, False):
+        one = recorder(is_steady=is_steady)
         note(one, events)
         one._work_through(10**9)
         note(one, [("batch", torch.Size([2]), torch.float32), ("backward", 1.0), ("optimizer", None, None)])
@@ -104,7 +104,7 @@ def test_the_same_rows_as_event_by_event(steps: list[Any]) -> None:
 
 @given(st.lists(PLAIN_STEP, min_size=1, max_size=6))
 def test_plain_steps_are_taken_together(steps: list[Any]) -> None:
-    one = recorder(is_at_rest=True)
+    one = recorder(is_steady=True)
     note(one, [event for step in steps for event in step])
-    assert one._take_at_rest(10**9)
+    assert one._take_steady_steps(10**9)
     assert len(one._file.written) == len(steps)  # type: ignore[union-attr]

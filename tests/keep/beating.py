@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.inside import beat as inside_beat
+from flatout.inside.liveness import beat as inside_beat
 from flatout.inside.liveness.beat import CHECKPOINT, DATA, Beat
 
 PHASES = {"data": DATA, "checkpoint": CHECKPOINT}

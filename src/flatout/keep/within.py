@@ -3,8 +3,8 @@
 `late_rank_wait` and `exposed_communication` are of the exchange of gradients where DDP has timed it on all ranks in the
 same iteration (`inside/liveness/exchange.py`): it ends on all ranks together, so the rank on which it is shortest is
 the late one, that time is the transfer, and what the others take longer is their wait for it. The median of the last
-five such iterations stands for the steps since. Where no DDP is, they are shares of the step in a recording, if one is given.
-`throttled` is of NVML's clocks. What none of them tells stays unknown, and is inside the steps' own class.
+five such iterations stands for the steps since. Where no DDP is, they are shares of the step in a recording, if one is
+given. `throttled` is of NVML's clocks. What none of them tells stays unknown, and is inside the steps' own class.
 """
 
 from __future__ import annotations
