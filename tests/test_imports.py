@@ -1,18 +1,18 @@
-"""The room rule: a stage is functions from records to records and imports no other stage.
+"""The room rule: a stage is functions from records to records and imports no other stage; and no cycle of imports.
 
-The rule is read from the source with `ast`, so imports inside functions and under TYPE_CHECKING count too.
+Both are read from the source with `ast`: imports inside functions, under TYPE_CHECKING and by `import_module` count
+like those at the top of a file. `source_imports` says what is seen.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.source_imports import RELATIVE, UNKNOWN, cycles, import_graph, imported_modules
 
 import flatout
 
@@ -64,6 +64,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 ROOMS_THAT_RUN_IN_THE_USERS_PROCESS = {"inside", "checkpoint"}
 PROTOCOL = "inside.protocol"  # the one module of `inside` that every other room may import; it imports nothing
+# What these rooms use besides the standard library and torch, by module.
+MAY_ALSO_USE = {"checkpoint.values": {"numpy"}}  # only a job that has values of numpy saves or reads any
 
 
 def violations(module: str, source: str) -> list[str]:
@@ -71,39 +73,32 @@ def violations(module: str, source: str) -> list[str]:
     room = module.split(".")[0]
     if room not in MAY_IMPORT:
         return [f"flatout.{module}: the room `{room}` is not in the room rule"]
-    found = []
-    for line, imported in imported_modules(ast.parse(source)):
-        top, _, rest = imported.partition(".")
-        if top == "":
-            found.append(f"flatout.{module}:{line}: a relative import")
-        elif module == PROTOCOL:
-            found.append(f"flatout.{module}:{line}: {PROTOCOL} may import nothing")
-        elif top != "flatout":
-            if room in ROOMS_THAT_RUN_IN_THE_USERS_PROCESS and top not in {*sys.stdlib_module_names, "torch"}:
-                found.append(f"flatout.{module}:{line}: {room} may use only the standard library and torch, not {top}")
-        elif rest == PROTOCOL or rest.startswith(f"{PROTOCOL}."):
-            continue
-        elif (other := rest.split(".")[0]) not in {"", "__version__", room} | MAY_IMPORT[room]:
-            found.append(f"flatout.{module}:{line}: {room} may not import {other}")
-    return found
+    broken = []
+    for line, imported in imported_modules(f"flatout.{module}", source):
+        problem = _problem(module, room, imported)
+        if problem is not None:
+            broken.append(f"flatout.{module}:{line}: {problem}")
+    return broken
 
 
-def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of each module that `tree` imports, by statement or by a call with its name."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                yield from ((node.lineno, alias.name) for alias in names)
-            case ast.ImportFrom(level=level, module=name, names=names):
-                if level or name is None:
-                    yield node.lineno, ""
-                else:  # `from flatout import read` imports flatout.read
-                    yield from ((node.lineno, f"{name}.{alias.name}") for alias in names)
-            case ast.Call(
-                func=ast.Name(id=called) | ast.Attribute(attr=called), args=[ast.Constant(value=str(name)), *_]
-            ):
-                if called in {"import_module", "__import__"}:
-                    yield node.lineno, name
+def _problem(module: str, room: str, imported: str) -> str | None:
+    if imported == RELATIVE:
+        return "a relative import"
+    top, _, rest = imported.partition(".")
+    other = rest.split(".")[0]
+    if module == PROTOCOL:
+        return f"{PROTOCOL} may import nothing"
+    if UNKNOWN in top or (top == "flatout" and UNKNOWN in other):
+        return "an import of a module whose room this file does not spell"
+    if rest == PROTOCOL or rest.startswith(f"{PROTOCOL}."):
+        return None
+    if top == "flatout":
+        return None if other in {"", "__version__", room} | MAY_IMPORT[room] else f"{room} may not import {other}"
+    if room not in ROOMS_THAT_RUN_IN_THE_USERS_PROCESS:
+        return None
+    if top in {*sys.stdlib_module_names, "torch", *MAY_ALSO_USE.get(module, ())}:
+        return None
+    return f"{room} may use only the standard library and torch, not {top}"
 
 
 def modules() -> dict[str, Path]:
@@ -131,6 +126,28 @@ def test_every_module_keeps_the_room_rule() -> None:
         ),
         ("read.kineto", "import_module('flatout.attribute')", "read may not import attribute"),
         ("read.kineto", "importlib.import_module('flatout.attribute')", "read may not import attribute"),
+        ("read.kineto", "import_module(name='flatout.attribute')", "read may not import attribute"),
+        ("read.kineto", "__import__('flatout.attribute')", "read may not import attribute"),
+        ("read.kineto", "NAME = 'flatout.attribute'\nimport_module(NAME)", "read may not import attribute"),
+        ("read.kineto", "import_module(f'flatout.attribute.{part}')", "read may not import attribute"),
+        ("read.kineto", "import_module('flatout.' + 'attribute')", "read may not import attribute"),
+        (
+            "read.kineto",
+            "for name in ('json', 'flatout.attribute'):\n    import_module(name)",
+            "read may not import attribute",
+        ),
+        (
+            "read.kineto",
+            "PARTS = {'a': 'attribute', 'b': 'records'}\nimport_module(f'flatout.{PARTS[key]}')",
+            "read may not import attribute",
+        ),
+        ("read.kineto", "def f(name):\n    import_module(name)", "whose room this file does not spell"),
+        ("read.kineto", "import_module(f'flatout.{room}')", "whose room this file does not spell"),
+        ("read.kineto", "import_module('flatout.' + room + '.kineto')", "whose room this file does not spell"),
+        ("read.kineto", "from importlib import import_module as load", "whose room this file does not spell"),
+        ("read.kineto", "load = importlib.import_module", "whose room this file does not spell"),
+        ("read.kineto", "import_module('.attribute', 'flatout')", "a relative import"),
+        ("read.kineto", "name = 'flatout.read'\nname = name + x\nimport_module(name)", "file does not spell"),
         ("read.kineto", "from . import archive", "a relative import"),
         ("read.kineto", "from ..attribute import parts", "a relative import"),
         ("records.events", "from flatout.catalog import gpus", "records may not import catalog"),
@@ -143,6 +160,11 @@ def test_every_module_keeps_the_room_rule() -> None:
         ("inside.hook", "from flatout.records import events", "inside may not import records"),
         ("inside.hook", "import numpy as np", "inside may use only the standard library and torch, not numpy"),
         ("checkpoint.store", "import numpy", "checkpoint may use only the standard library and torch, not numpy"),
+        (
+            "checkpoint.store",
+            "_NUMPY = 'numpy'\nimport_module(_NUMPY)",
+            "checkpoint may use only the standard library and torch, not numpy",
+        ),
         ("checkpoint.store", "from flatout.records import events", "checkpoint may not import records"),
         ("keep.beats", "from flatout.inside.liveness.beat import Beat", "keep may not import inside"),
         ("keep.beats", "from flatout.inside import beat", "keep may not import inside"),
@@ -154,8 +176,8 @@ def test_every_module_keeps_the_room_rule() -> None:
     ],
 )
 def test_a_violation_is_found(module: str, source: str, what: str) -> None:
-    assert len(found := violations(module, source)) == 1
-    assert found[0].endswith(what)
+    assert len(broken := violations(module, source)) == 1
+    assert broken[0].endswith(what)
 
 
 @pytest.mark.parametrize(
@@ -171,10 +193,58 @@ def test_a_violation_is_found(module: str, source: str, what: str) -> None:
         ("inside.hook", "import json\nimport torch.distributed\nfrom flatout.inside import clock"),
         ("keep.beats", "from flatout.inside.protocol import File, Variable"),
         ("checkpoint.store", "from flatout.inside import protocol"),
+        ("inside.hook", "import_module('flatout.inside.' + name)"),
+        ("inside.hook", "def f():\n    for n in ('json', 're'):\n        import_module(n)\ndef g(n):\n    print(n)"),
+        ("cli", "for _verb in ('plan', 'cost'):\n    import_module(f'flatout.cli.{_verb}')"),
     ],
 )
 def test_what_is_allowed_is_not_found(module: str, source: str) -> None:
     assert violations(module, source) == []
+
+
+def test_no_modules_import_each_other() -> None:
+    """No cycle of imports in all of Flatout, at whatever depth of the code an import stands.
+
+    An import of `a.b.c` counts as one of `a` and of `a.b` too, as Python runs these first.
+    """
+    sources = {f"flatout.{name}": path.read_text() for name, path in modules().items() if name != "__init__"}
+    sources["flatout"] = (PACKAGE / "__init__.py").read_text()
+    assert cycles(import_graph(sources)) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from pack import one",
+        "import pack.one",
+        "from pack.one import name",
+        "def f():\n    from pack.one import name",
+        "if TYPE_CHECKING:\n    from pack.one import name",
+        "import_module('pack.one')",
+        "import_module(f'pack.{name}')",
+        "TABLE = {'x': 'pack.one'}\nimport_module(TABLE[key])",
+        "import_module(f'{__package__}.one')",
+    ],
+)
+def test_a_cycle_is_found_wherever_its_imports_stand(back: str) -> None:
+    sources = {
+        "pack": "",
+        "pack.one": "from pack.two import other",
+        "pack.two": "from pack import three",
+        "pack.three": back,
+        "four": "from pack import one, two, three",
+    }
+    assert cycles(import_graph(sources)) == [["pack.one", "pack.three", "pack.two"]]
+
+
+def test_a_cycle_through_a_package_is_found() -> None:
+    sources = {"a": "from b.part import x", "b": "from a import y", "b.part": ""}
+    assert cycles(import_graph(sources)) == [["a", "b"]]
+
+
+def test_a_package_may_import_its_own_modules() -> None:
+    sources = {"pack": "from pack.one import name", "pack.one": "import pack.two", "pack.two": ""}
+    assert cycles(import_graph(sources)) == []
 
 
 def test_every_room_that_exists_has_a_module() -> None:

@@ -12,8 +12,9 @@ from flatout.errors import InputError, OutputError
 from flatout.plan.calibrate import Calibration, fit, most_telling, predict_logs, prior, update
 from flatout.plan.constants import NAMES
 from flatout.plan.evaluate import evaluate
+from flatout.plan.run_calibration import corrected_by, fit_and_write, timed_of_rows
 from flatout.plan.runs import Run, as_case, read_runs
-from flatout.plan.shipped import FILE, calibrated_with, fit_and_write, shipped
+from flatout.plan.shipped import FILE, shipped
 from flatout.records.plan import PlanEvaluation
 
 
@@ -164,7 +165,7 @@ def test_shipped_constants_are_fitted_to_more_than_ten_sources() -> None:
 
 
 def test_own_runs_calibrate(sample: Path) -> None:
-    corrected = calibrated_with(sample, shipped())
+    corrected = corrected_by(timed_of_rows(sample)[0], shipped())
     assert corrected.num_runs > 30
     case = as_case([run for run in read_runs(sample)[0] if run.step_time_s is not None])
     assert (predict_logs(case, corrected)[1] < predict_logs(case, shipped())[1]).all()

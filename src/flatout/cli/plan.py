@@ -154,8 +154,9 @@ def _setting(
 
 def _evaluate(path: Path, *, uses_shipped: bool, fit: Path | None, force: bool, json: bool) -> None:
     from flatout.plan.evaluate import evaluate
+    from flatout.plan.run_calibration import fit_and_write
     from flatout.plan.runs import read_runs
-    from flatout.plan.shipped import fit_and_write, shipped
+    from flatout.plan.shipped import shipped
 
     found, rows_read = read_runs(path)
     result = evaluate(found, rows_read, shipped=shipped() if uses_shipped else None)

@@ -19,8 +19,8 @@ def calibrated(setting: Setting, path: Path, fixed: Sequence[str]) -> Setting:
     """By what the file is. InputError: none of the three, or a recording without its layout."""
     from flatout.plan.ceilings import is_ceilings, with_ceilings
     from flatout.plan.constants import from_logs
+    from flatout.plan.run_calibration import corrected_by, timed_of_rows
     from flatout.plan.runs import usual_software
-    from flatout.plan.shipped import corrected_by, timed_of_rows
 
     if path.is_dir():
         return replace(setting, calibration=corrected_by([_recorded(setting, path, fixed)], setting.calibration))

@@ -13,6 +13,8 @@ import msgspec
 from flatout.catalog import System, all_gpu_facts, all_systems
 from flatout.errors import InputError
 from flatout.plan.ceilings import with_ceilings
+from flatout.plan.constants import from_logs
+from flatout.plan.shipped import shipped
 from flatout.records.machine import GpuFacts
 from flatout.records.plan import Cluster
 
@@ -155,8 +157,5 @@ def _from_toml(path: Path) -> tuple[Cluster, dict[str, float]]:
         origin="measured" if measured else "typed",
     )
     if typed.ceilings is not None:
-        from flatout.plan.constants import from_logs
-        from flatout.plan.shipped import shipped
-
         return with_ceilings(changed, {**shares, **measured}, path.parent / typed.ceilings, from_logs(shipped().logs))
     return changed, {**shares, **measured}

@@ -13,7 +13,7 @@ from typing import Any
 
 from flatout.errors import InputError
 from flatout.plan.counts import num_parameters
-from flatout.plan.model_names import from_dict
+from flatout.plan.huggingface import from_dict
 from flatout.records.plan import Workload
 
 _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nhead")

@@ -18,17 +18,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
 
 from flatout.errors import InputError
 from flatout.schedule.cluster import Cluster
 from flatout.schedule.jobs import Assumptions, ClusterJob
-from flatout.schedule.pool import WHOLE, Placement, nodes_of
-
-if TYPE_CHECKING:
-    from flatout.schedule.policy import Policy
+from flatout.schedule.pool import WHOLE, Placement, Pool, nodes_of
 
 FUTURE, WAITING, RUNNING, AWAY, DONE = range(5)  # AWAY: reclaimed while idle, until it has work again
 _END, _FAIL, _REPAIR, _PHASE, _BACK, _WAKE = range(6)
@@ -84,6 +81,23 @@ class Shape(NamedTuple):
     team: str  # only where a policy gives teams nodes of their own
 
 
+class SimulatedPolicy(Protocol):
+    """The calls that a simulation makes to its policy; `flatout.schedule.policy.Policy` documents each of them."""
+
+    name: ClassVar[str]
+    has_own_nodes: ClassVar[bool]
+
+    def attach(self, sim: Simulation) -> None: ...
+    def pool(self, cluster: Cluster) -> Pool: ...
+    def own_nodes(self, team: str, cluster: Cluster) -> int: ...
+    def submitted(self, job: int) -> None: ...
+    def stopped(self, job: int) -> None: ...
+    def ended(self, job: int) -> None: ...
+    def phase_changed(self, job: int) -> None: ...
+    def decide(self) -> None: ...
+    def notes(self) -> tuple[str, ...]: ...
+
+
 class Simulation:
     """One run. A policy reads the public attributes, and acts by `start`, `start_at`, `preempt`, `resize` and `wake`.
 
@@ -94,7 +108,7 @@ class Simulation:
         self,
         jobs: Sequence[ClusterJob],
         cluster: Cluster,
-        policy: Policy,
+        policy: SimulatedPolicy,
         *,
         assumptions: Assumptions | None = None,
         failures: FailureModel | None = None,

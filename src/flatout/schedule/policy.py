@@ -7,13 +7,11 @@ other methods of `Simulation` from `decide` only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from flatout.schedule.cluster import Cluster
+from flatout.schedule.engine import Simulation
 from flatout.schedule.pool import Pool
-
-if TYPE_CHECKING:
-    from flatout.schedule.engine import Simulation
 
 
 class Policy:

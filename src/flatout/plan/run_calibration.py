@@ -1,0 +1,65 @@
+"""Constants fitted to measured runs, and corrected by them.
+
+In: the runs of a CSV. Out: a `Calibration`, or a file of constants as Flatout ships one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from flatout.errors import InputError, OutputError
+from flatout.plan.calibrate import Calibration, fit, predict_logs, update
+from flatout.plan.constants import NAMES
+from flatout.plan.runs import Run, as_case, read_runs
+from flatout.plan.shipped import StoredConstants
+
+# No published run is off by a fifth as much: beyond it units, batch or model are others than the file says.
+MOST_OFF = 20.0
+
+
+def fit_and_write(runs: list[Run], path: Path, *, force: bool = False) -> Calibration:
+    """Fit all timed runs and store the result. OutputError: the file is there and `force` is not given."""
+    if path.exists() and not force:
+        raise OutputError(f"`{path}` exists already", hint="give another name, or --force")
+    timed = [run for run in runs if run.step_time_s is not None]
+    seconds = np.array([run.step_time_s for run in timed], dtype=np.float64)
+    found = fit(as_case(timed), np.log(seconds), [run.source for run in timed])
+    stored = StoredConstants(
+        schema="flatout/plan-constants",
+        num_runs=len(timed),
+        sources=tuple(sorted({run.source for run in timed})),
+        logs={name: round(float(value), 5) for name, value in zip(NAMES, found.logs, strict=True)},
+        covariance=tuple(tuple(round(float(value), 7) for value in row) for row in found.covariance),
+    )
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n")
+    return found
+
+
+def timed_of_rows(path: Path) -> tuple[list[Run], int]:
+    """Return the runs of a CSV that have a step time, and how many rows the CSV has. InputError: none has."""
+    runs, rows_read = read_runs(path)
+    timed = [run for run in runs if run.step_time_s is not None]
+    if not timed:
+        raise InputError(
+            f"`{path}` must have runs with a step time, but of its {rows_read} rows none can be used",
+            hint="docs/how-to/plan.md lists the columns; three runs with different layouts are enough",
+        )
+    return timed, rows_read
+
+
+def corrected_by(timed: list[Run], known: Calibration) -> Calibration:
+    """The constants corrected by runs that have a step time. InputError: one that no run of this kind can have."""
+    seconds = np.array([run.step_time_s for run in timed], dtype=np.float64)
+    predicted = np.exp(predict_logs(as_case(timed), known)[0])
+    ratios = seconds / predicted
+    worst = int(np.argmax(np.abs(np.log(ratios))))
+    if not 1 / MOST_OFF < ratios[worst] < MOST_OFF:
+        raise InputError(
+            f"a measured step must be within {MOST_OFF:.0f} times of the predicted one, but number {worst + 1} of the "
+            f"runs took {seconds[worst]:,.4g} s where {predicted[worst]:,.4g} s are predicted",
+            hint="step_time_s is in seconds, for the whole global batch",
+        )
+    return update(as_case(timed), np.log(seconds), known)
