@@ -82,7 +82,7 @@ def test_the_part_that_explains_the_difference_comes_first() -> None:
     assert "A step took 178 ms in A and 141 ms in B" in text
     assert "The largest part of that is data loading, -58.1 ms." in text
     assert "no verdict" in text
-    assert "single steps lie apart: A 178 ms to 178 ms, median 178 ms of 6" in text
+    assert "step times range: A 178 ms to 178 ms, median 178 ms of 6" in text
 
 
 def test_findings_are_new_gone_or_changed() -> None:
@@ -111,7 +111,7 @@ def test_without_steps_whole_windows_are_compared() -> None:
     gone = next(finding for finding in result.findings if finding.name == "straggler")
     assert gone.b_cost_s == pytest.approx(0.0467 * 3)
     text = " ".join(diff_text(result, a, b).split())
-    assert "no steps are marked in A: whole recordings are compared" in text
+    assert "no steps are marked in A: complete recordings are compared" in text
 
 
 def test_the_spread_is_of_steps_not_of_ranks() -> None:

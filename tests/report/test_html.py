@@ -130,7 +130,7 @@ def test_the_headline_says_what_is_wrong_what_it_costs_and_what_to_try() -> None
     assert header.all("h1")[0].text == builder.straggler().findings[0].title
     for expected in ("46.7 ms", "51 % of the step", "rank 2", "straggler", "check the lengths", "semantic"):
         assert expected in header.text
-    assert "4 ranks NVIDIA H200 3 steps 92.8 ms a step" in header.text
+    assert "4 ranks NVIDIA H200 3 steps 92.8 ms per step" in header.text
     assert page.all("title")[0].text.startswith("straggler, 51 % of the step")
 
 

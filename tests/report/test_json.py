@@ -68,12 +68,12 @@ def test_numpy_evidence_is_plain_json() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no diagnosis"),
-        (b"not json", "is no diagnosis"),
-        (b"[]", "is no diagnosis"),
-        (b"\xff\xfe", "is no diagnosis"),
-        (b"[" * 100_000, "is no diagnosis"),
-        (b'{"traceEvents": []}', "is no diagnosis"),
+        (b"", "is not a diagnosis"),
+        (b"not json", "is not a diagnosis"),
+        (b"[]", "is not a diagnosis"),
+        (b"\xff\xfe", "is not a diagnosis"),
+        (b"[" * 100_000, "is not a diagnosis"),
+        (b'{"traceEvents": []}', "is not a diagnosis"),
         (b'{"schema": "flatout/tuning", "version": 1}', "must have the schema `flatout/diagnosis`"),
         (b'{"schema": "flatout/diagnosis", "version": 2}', "version 2"),
         (b'{"schema": "flatout/diagnosis", "version": 1}', "breaks the schema"),

@@ -79,13 +79,13 @@ def test_shares_are_those_of_a_mean_step() -> None:
 def test_a_finding_shows_cost_ranks_evidence_changes_safety_and_confidence() -> None:
     text = " ".join(diagnosis_text(builder.straggler()).split())
     for expected in (
-        "1. straggler: 46.7 ms a step, 51 %, rank 2",
+        "1. straggler: 46.7 ms per step, 51 %, rank 2",
         "Rank 2 computes 46.2 ms longer",
         "cause: compute; late by: 46.2 ms; waiting ranks: 0, 1, 3",
         "check the lengths of its samples. (semantic)",
         "confidence high",
-        "2. exposed-communication: 4.20 ms a step, 4.6 %, all ranks",
-        "ranks 0, 1, 3 wait 46.2 ms a step for rank 2: compute",
+        "2. exposed-communication: 4.20 ms per step, 4.6 %, all ranks",
+        "ranks 0, 1, 3 wait 46.2 ms per step for rank 2: compute",
     ):
         assert expected in text
     assert text.endswith("next: flatout explain straggler")
@@ -109,7 +109,7 @@ def test_without_steps_the_base_is_the_recording() -> None:
     text = diagnosis_text(builder.no_steps())
     assert "2 of 4 ranks · no steps marked · 2.04 s recorded" in text
     assert "No trace of ranks 1, 2." in text
-    assert "270 ms in all" in text
+    assert "270 ms in total" in text
     assert "a step" not in text
 
 

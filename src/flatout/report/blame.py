@@ -1,6 +1,6 @@
-"""Who waits for whom, per step: the blame of a diagnosis as sentences' worth of sums and as a matrix.
+"""Who waits for whom, per step: the blame of a diagnosis as sums and as a matrix.
 
-In: `Diagnosis.blame` (seconds over all whole steps). Out: seconds a step of the waiting rank. Nothing is judged here.
+In: `Diagnosis.blame` (seconds over all complete steps). Out: seconds per step of the waiting rank. It judges nothing.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from flatout.records.diagnosis import Diagnosis
 from flatout.report.rows import Rows
 
 SMALLEST_WAIT = 0.05  # of the longest wait for the same cause
-SMALLEST_SHARE = 0.02  # of the step: what a finding costs at least
+SMALLEST_SHARE = 0.02  # of the step: the smallest cost of a finding
 STRONGEST_SHARE = 0.5  # of the step
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank's part made others wait."""
+    """The waiting that one part of one rank caused."""
 
     blamed_rank: int
     part: str
-    waiting_ranks: tuple[int, ...]  # without those that wait next to nothing compared with the one that waits longest
-    wait_s: float  # a step, mean over the waiting ranks
-    mean_wait_s: float  # a step, mean over the ranks of the whole job
+    waiting_ranks: tuple[int, ...]  # without ranks that wait very little compared with the longest waiting rank
+    wait_s: float  # per step, mean over the waiting ranks
+    mean_wait_s: float  # per step, mean over all ranks of the job
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a rank (or the mean rank of a group) waits for the blamed one."""
+    """The time that a rank (or the mean rank of a group) waits for the blamed rank."""
 
-    wait_s: float  # a step
+    wait_s: float  # per step
     share: float  # of the waiting row's step
     parts_s: tuple[tuple[str, float], ...]  # largest first
 
 
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
-    columns: tuple[int, ...]  # blamed ranks, those that anyone waits for
-    num_other: int  # blamed ranks that have no column of their own, summed in the last one
-    cells: tuple[tuple[Cell | None, ...], ...]  # a row for each of `Rows.rows`
+    columns: tuple[int, ...]  # blamed ranks that at least one rank waits for
+    num_other: int  # blamed ranks without a separate column, summed in the last column
+    cells: tuple[tuple[Cell | None, ...], ...]  # one row per row of `Rows.rows`
 
 
 def _steps(diagnosis: Diagnosis) -> dict[int, int]:
@@ -46,7 +46,7 @@ def _steps(diagnosis: Diagnosis) -> dict[int, int]:
 
 
 def charges(diagnosis: Diagnosis) -> tuple[Charge, ...]:
-    """The blame by blamed rank and part, largest first."""
+    """Return the blame by blamed rank and part, largest first."""
     num_steps = _steps(diagnosis)
     waits: dict[tuple[int, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for blame in diagnosis.blame:
@@ -54,11 +54,11 @@ def charges(diagnosis: Diagnosis) -> tuple[Charge, ...]:
             wait_s = blame.wait_s / num_steps.get(blame.waiting_rank, 1)
             waits[blame.blamed_rank, blame.part][blame.waiting_rank] += wait_s
     num_ranks = max(1, len(diagnosis.ranks))
-    found = []
+    result = []
     for (rank, part), by_rank in waits.items():
         longest_s = max(by_rank.values())
         listed = {waiting: wait_s for waiting, wait_s in by_rank.items() if wait_s >= SMALLEST_WAIT * longest_s}
-        found.append(
+        result.append(
             Charge(
                 blamed_rank=rank,
                 part=part,
@@ -67,11 +67,11 @@ def charges(diagnosis: Diagnosis) -> tuple[Charge, ...]:
                 mean_wait_s=sum(by_rank.values()) / num_ranks,
             )
         )
-    return tuple(sorted(found, key=lambda charge: (-charge.mean_wait_s, charge.blamed_rank, charge.part)))
+    return tuple(sorted(result, key=lambda charge: (-charge.mean_wait_s, charge.blamed_rank, charge.part)))
 
 
 def matrix(diagnosis: Diagnosis, rows: Rows, *, most_columns: int) -> Matrix:
-    """Waiting rows against blamed ranks; the ranks that are waited for longest get the columns."""
+    """Return the waiting rows against the blamed ranks. The ranks that others wait for longest get the columns."""
     num_steps = _steps(diagnosis)
     row_of = {rank: index for index, row in enumerate(rows.rows) for rank in row.ranks}
     by_rank: dict[int, float] = defaultdict(float)
@@ -88,8 +88,9 @@ def matrix(diagnosis: Diagnosis, rows: Rows, *, most_columns: int) -> Matrix:
         row = row_of[blame.waiting_rank]
         wait_s = blame.wait_s / num_steps.get(blame.waiting_rank, 1) / len(rows.rows[row].ranks)
         sums[row, column_of.get(blame.blamed_rank, len(columns))][blame.part] += wait_s
+    num_columns = len(columns) + 1 if num_other > 0 else len(columns)
     cells = tuple(
-        tuple(_cell(sums.get((index, column)), row.duration_s) for column in range(len(columns) + (num_other > 0)))
+        tuple(_cell(sums.get((index, column)), row.duration_s) for column in range(num_columns))
         for index, row in enumerate(rows.rows)
     )
     return Matrix(columns=columns, num_other=num_other, cells=cells)

@@ -1,4 +1,4 @@
-"""A command line as it may be shown and stored: values of arguments that look like secrets are masked."""
+"""Mask the secrets in a command line before it is shown or stored."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _ASSIGNMENT = re.compile(r"(?s)(--?)?([A-Za-z_][\w.-]*)=(.*)")
 
 
 def masked_command(command: Sequence[str]) -> tuple[str, ...]:
-    """The arguments; what follows a secret's name (`--api-key X`, `HF_TOKEN=X`) and known secrets are masked."""
+    """Mask known secrets, and values that follow a secret's name (`--api-key X`, `HF_TOKEN=X`)."""
     masked: list[str] = []
     is_value_secret = False
     for argument in command:
-        argument = argument.encode("utf-8", "backslashreplace").decode()  # a file name may be no UTF-8
+        argument = argument.encode("utf-8", "backslashreplace").decode()  # a file name need not be UTF-8
         if is_value_secret and not argument.startswith("--"):
             masked.append(MASK)
             is_value_secret = False
@@ -34,10 +34,10 @@ def masked_command(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def command_line(command: Sequence[str]) -> str:
-    """The command as a shell takes it, secrets masked."""
+    """Return the command in shell syntax, with secrets masked."""
     return " ".join(map(quoted, masked_command(command)))
 
 
 def quoted(word: str) -> str:
-    """A word of a masked command as a shell takes it."""
+    """Return one argument of a masked command in shell syntax."""
     return shlex.quote(word).replace(f"'{MASK}'", MASK)

@@ -1,7 +1,7 @@
-"""Two diagnoses side by side: part by part and finding by finding.
+"""Compare two diagnoses, part by part and finding by finding.
 
-In: two `Diagnosis`. Out: a `DiagnosisDiff` and its text and JSON (schema `flatout/diff`, version 1). It says what
-changed and by how much, and how far the steps of one run lie apart; it gives no verdict, which takes repeated trials.
+In: two `Diagnosis`. Out: a `DiagnosisDiff` and its text and JSON (schema `flatout/diff`, version 1). It reports what
+changed, by how much, and the range of step times within each run. It gives no verdict: that takes repeated trials.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flatout.report.terminal import TextStyle
 
 SCHEMA = "flatout/diff"
 VERSION = 1
-SMALLEST_CHANGE = 0.001  # of the larger time; smaller changes of a part are summed up in the text
+SMALLEST_CHANGE = 0.001  # of the larger time; the text sums up smaller changes
 BAR_WIDTH = 8
 NAME_WIDTH = 26
 
@@ -33,7 +33,7 @@ class DiffSide(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     device: str | None
     time_s: float  # of a mean step, or of the window
-    step_s_min: float | None  # over the steps, each the mean over ranks; None without steps
+    step_s_min: float | None  # shortest step, each step being the mean over ranks; None without steps
     step_s_median: float | None
     step_s_max: float | None
 
@@ -50,27 +50,27 @@ class PartChange(msgspec.Struct, frozen=True, kw_only=True):
 class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     state: str  # new | gone | both
-    a_ranks: tuple[int, ...] | None  # None where it is not in A
+    a_ranks: tuple[int, ...] | None  # None if the finding is not in A
     b_ranks: tuple[int, ...] | None
     a_cost_s: float | None
     b_cost_s: float | None
-    change_s: float  # b - a, none counted as 0
+    change_s: float  # b - a; a missing finding counts as 0
 
 
 class DiagnosisDiff(msgspec.Struct, frozen=True, kw_only=True):
-    basis: str  # step | window: what the times are of
+    basis: str  # step | window: what the times refer to
     a: DiffSide
     b: DiffSide
     change_s: float  # b - a
-    ratio: float | None  # b / a; None where A has no time
-    ratio_range: tuple[float, float] | None  # from B's shortest step over A's longest to the opposite
+    ratio: float | None  # b / a; None if A's time is 0
+    ratio_range: tuple[float, float] | None  # B's shortest step / A's longest, and B's longest / A's shortest
     parts: tuple[PartChange, ...]  # largest change first; the changes sum to `change_s`
     findings: tuple[FindingChange, ...]  # largest change first
     notes: tuple[str, ...]  # what makes the two hard to compare
 
 
 def diff(a: Diagnosis, b: Diagnosis) -> DiagnosisDiff:
-    """What changed from A to B: a mean step each, or the whole windows where either has no steps."""
+    """Compare the mean step of A and B, or their complete windows if either has no steps."""
     is_step = all(any(rank.steps for rank in diagnosis.ranks) for diagnosis in (a, b))
     a_parts, b_parts = _mean(a, is_step), _mean(b, is_step)
     a_side, b_side = _side(a, a_parts, is_step), _side(b, b_parts, is_step)
@@ -80,8 +80,8 @@ def diff(a: Diagnosis, b: Diagnosis) -> DiagnosisDiff:
             a_s=a_s,
             b_s=b_s,
             change_s=b_s - a_s,
-            a_share=a_s / a_side.time_s if a_side.time_s else 0.0,
-            b_share=b_s / b_side.time_s if b_side.time_s else 0.0,
+            a_share=_ratio(a_s, a_side.time_s) or 0.0,
+            b_share=_ratio(b_s, b_side.time_s) or 0.0,
         )
         for name, a_s, b_s in zip(PART_NAMES, a_parts, b_parts, strict=True)
     ]
@@ -90,7 +90,7 @@ def diff(a: Diagnosis, b: Diagnosis) -> DiagnosisDiff:
         a=a_side,
         b=b_side,
         change_s=b_side.time_s - a_side.time_s,
-        ratio=b_side.time_s / a_side.time_s if a_side.time_s else None,
+        ratio=_ratio(b_side.time_s, a_side.time_s),
         ratio_range=_ratio_range(a_side, b_side),
         parts=tuple(sorted(parts, key=lambda part: (-abs(part.change_s), PART_NAMES.index(part.part)))),
         findings=_finding_changes(a, b, is_step),
@@ -102,8 +102,12 @@ def diff_json(result: DiagnosisDiff, command: Sequence[str], *, pretty: bool = T
     return enveloped_json(SCHEMA, VERSION, command, result, pretty=pretty)
 
 
+def _ratio(value: float, base: float) -> float | None:
+    return value / base if base else None
+
+
 def _mean(diagnosis: Diagnosis, is_step: bool) -> tuple[float, ...]:
-    """Seconds of each part, mean over the ranks (in steps: those that have any)."""
+    """Return the seconds of each part, the mean over the ranks (in steps: over the ranks that have steps)."""
     if is_step:
         values = [mean_parts(rank) for rank in diagnosis.ranks if rank.steps]
     else:
@@ -114,11 +118,13 @@ def _mean(diagnosis: Diagnosis, is_step: bool) -> tuple[float, ...]:
 
 
 def _side(diagnosis: Diagnosis, parts_s: tuple[float, ...], is_step: bool) -> DiffSide:
-    by_step: dict[int, list[float]] = {}
-    for rank in diagnosis.ranks:
-        for step in rank.steps:
-            by_step.setdefault(step.step, []).append(step.window_s)
-    times = [sum(windows) / len(windows) for windows in by_step.values()] if is_step else []
+    times: list[float] = []
+    if is_step:
+        windows_of_step: dict[int, list[float]] = {}
+        for rank in diagnosis.ranks:
+            for step in rank.steps:
+                windows_of_step.setdefault(step.step, []).append(step.window_s)
+        times = [sum(windows) / len(windows) for windows in windows_of_step.values()]
     return DiffSide(
         num_ranks=diagnosis.job.num_ranks,
         num_steps=diagnosis.job.num_steps,
@@ -137,7 +143,7 @@ def _ratio_range(a: DiffSide, b: DiffSide) -> tuple[float, float] | None:
 
 
 def _finding_changes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[FindingChange, ...]:
-    """Findings of one name belong together: first those of the same ranks, then in the order of their costs."""
+    """Pair the findings of one name: first those with the same ranks, then the others in the order of their costs."""
     changes = []
     names = dict.fromkeys(finding.name for finding in (*a.findings, *b.findings))
     for name in names:
@@ -160,40 +166,54 @@ def _finding_changes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[Finding
 def _finding_change(
     name: str, pair: tuple[Finding | None, Finding | None], a: Diagnosis, b: Diagnosis, is_step: bool
 ) -> FindingChange:
-    costs = [
-        finding.cost_s_per_step * (1 if is_step else max(1, diagnosis.job.num_steps)) if finding else None
-        for finding, diagnosis in zip(pair, (a, b), strict=True)
-    ]
+    in_a, in_b = pair
+    if in_a is None:
+        state = "new"
+    elif in_b is None:
+        state = "gone"
+    else:
+        state = "both"
+    a_cost_s, b_cost_s = _cost_s(in_a, a, is_step), _cost_s(in_b, b, is_step)
     return FindingChange(
         name=name,
-        state="new" if pair[0] is None else "gone" if pair[1] is None else "both",
-        a_ranks=pair[0].ranks if pair[0] else None,
-        b_ranks=pair[1].ranks if pair[1] else None,
-        a_cost_s=costs[0],
-        b_cost_s=costs[1],
-        change_s=(costs[1] or 0.0) - (costs[0] or 0.0),
+        state=state,
+        a_ranks=in_a.ranks if in_a else None,
+        b_ranks=in_b.ranks if in_b else None,
+        a_cost_s=a_cost_s,
+        b_cost_s=b_cost_s,
+        change_s=(b_cost_s or 0.0) - (a_cost_s or 0.0),
     )
+
+
+def _cost_s(finding: Finding | None, diagnosis: Diagnosis, is_step: bool) -> float | None:
+    """Return the cost per step, or over the recorded steps if complete windows are compared."""
+    if finding is None:
+        return None
+    if is_step:
+        return finding.cost_s_per_step
+    return finding.cost_s_per_step * max(1, diagnosis.job.num_steps)
 
 
 def _notes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[str, ...]:
     notes = []
+    sides = (("A", a), ("B", b))
     if not is_step:
-        without = [name for name, side in (("A", a), ("B", b)) if not any(rank.steps for rank in side.ranks)]
-        notes.append(f"no steps are marked in {' and '.join(without)}: whole recordings are compared, lead-in included")
+        names = " and ".join(name for name, side in sides if not any(rank.steps for rank in side.ranks))
+        notes.append(f"no steps are marked in {names}: complete recordings are compared, including the warm-up")
     if a.job.num_ranks != b.job.num_ranks:
         notes.append(f"A has {a.job.num_ranks:,} ranks and B {b.job.num_ranks:,}: times are means over ranks")
     if a.job.device != b.job.device:
         notes.append(f"A ran on {a.job.device or 'an unnamed device'} and B on {b.job.device or 'an unnamed device'}")
-    missing = [name for name, side in (("A", a), ("B", b)) if side.job.missing_ranks]
-    if missing:
-        notes.append(f"ranks are missing in {' and '.join(missing)}: waiting may be counted as unsplit communication")
+    incomplete = " and ".join(name for name, side in sides if side.job.missing_ranks)
+    if incomplete:
+        notes.append(f"ranks are missing in {incomplete}: waiting may be counted as unsplit communication")
     return tuple(notes)
 
 
 def diff_text(
     result: DiagnosisDiff, a: Diagnosis, b: Diagnosis, *, style: TextStyle | None = None, next_command: str = ""
 ) -> str:
-    """The diff for a terminal: times, parts by the size of their change, findings, how far single steps lie apart."""
+    """Return the diff for a terminal: times, parts by the size of their change, findings, and ranges of step times."""
     style = style or TextStyle()
     separator = " · " if style.has_unicode else ", "
     head = []
@@ -207,28 +227,28 @@ def diff_text(
 
 
 def _change_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
-    """One sentence: from A to B, and which part explains most of it."""
+    """Return one sentence: the change from A to B, and the part that explains most of it."""
     what = "A step" if result.basis == "step" else "The recording"
     took = f"{what} took {units.seconds(result.a.time_s)} in A and {units.seconds(result.b.time_s)} in B"
-    ratio = f" (B / A = {result.ratio:.3f}, one run each" if result.ratio is not None else " (one run each"
+    basis = "one run each"
+    if result.ratio is not None:
+        basis = f"B / A = {result.ratio:.3f}, {basis}"
     if result.ratio_range:
-        ratio += f"; single steps {result.ratio_range[0]:.3f} to {result.ratio_range[1]:.3f}"
-    ratio += ")"
-    same_way = [part for part in result.parts if part.change_s * result.change_s > 0]
-    if not same_way:
-        return [style.bold(line) for line in style.wrapped(f"{took}{ratio}.")]
-    first = same_way[0]
-    return [
-        style.bold(line)
-        for line in style.wrapped(
-            f"{took}{ratio}: {_signed(result.change_s)}. The largest part of that is "
-            f"{part_label(first.part)}, {_signed(first.change_s)}."
+        basis += f"; single steps {result.ratio_range[0]:.3f} to {result.ratio_range[1]:.3f}"
+    sentence = f"{took} ({basis})."
+    same_direction = [part for part in result.parts if part.change_s * result.change_s > 0]
+    if same_direction:
+        largest = same_direction[0]
+        sentence = (
+            f"{took} ({basis}): {_signed(result.change_s)}. The largest part of that is "
+            f"{part_label(largest.part)}, {_signed(largest.change_s)}."
         )
-    ]
+    return [style.bold(line) for line in style.wrapped(sentence)]
 
 
 def _signed(value_s: float) -> str:
-    return ("+" if value_s > 0 else "") + units.seconds(value_s)
+    sign = "+" if value_s > 0 else ""
+    return f"{sign}{units.seconds(value_s)}"
 
 
 def _part_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
@@ -269,7 +289,8 @@ def _caveats(result: DiagnosisDiff) -> list[str]:
     caveats = list(result.notes)
     if result.basis == "step":
         sides = (("A", result.a), ("B", result.b))
-        caveats.append(f"single steps lie apart: {'; '.join(f'{name} {_spread(side)}' for name, side in sides)}")
+        ranges = "; ".join(f"{name} {_spread(side)}" for name, side in sides)
+        caveats.append(f"step times range: {ranges}")
     caveats.append("one run each, so no verdict: repeat both before you trust a difference of a few percent")
     return caveats
 

@@ -1,7 +1,7 @@
-"""The evidence of a finding as labelled texts: the unit of a value is told by the end of its key.
+"""Print the evidence of a finding as labelled texts. The end of a key gives the unit of its value.
 
-`_s`, `_s_per_step`, `_ns`, `_bytes`, `_bytes_per_s`, `_flops_per_s`, `_share`, `_ratio` and `num_` are known; a part's
-name is shown by its label, ranks as ranges, a missing value as "unknown". Nested values take the unit of their key.
+Known endings are those in `_UNITS`; keys with `num_` are counts. A part's name is shown as its label, ranks as ranges,
+and a missing value as "unknown". Nested values take the unit of their key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WHOLE_KEYS = {"num_bytes": "size", "bytes": "size", "bytes_per_s": "rate"}
 
 
 def evidence_texts(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(label, value) for each entry of the evidence, in its order."""
+    """Return the label and the printed value of each entry of the evidence, in order."""
     return [(_label(key), _text(key, value)) for key, value in evidence.items()]
 
 
@@ -79,8 +79,11 @@ def _text(key: str, value: Any, format_number: Callable[[float], str] = units.nu
 def _rank_or_number(key: str, value: float, format_number: Callable[[float], str]) -> str:
     if not math.isfinite(value):
         return "unknown"
-    is_label = _names_ranks(key) or key in ("step", "steps") or key.endswith(("_step", "_steps"))
-    return str(value) if is_label and isinstance(value, int) and not key.startswith("num_") else format_number(value)
+    names_steps = key in ("step", "steps") or key.endswith(("_step", "_steps"))
+    is_label = _names_ranks(key) or (names_steps and not key.startswith("num_"))
+    if is_label and isinstance(value, int):
+        return str(value)  # a rank or a step is a name: 1234, not 1,234
+    return format_number(value)
 
 
 def _names_ranks(key: str) -> bool:

@@ -1,7 +1,7 @@
-"""Write a file whole or not at all, and never over another one unasked.
+"""Write files atomically, and never overwrite one without permission.
 
-In: a path and bytes. Out: the file. Missing folders above it are made. Everything that can go wrong is an `OutputError`
-of one line. Devices and pipes (`/dev/stdout`, `/dev/null`) are written to as they are.
+In: a path and bytes. Out: the file. Missing parent folders are created. Every failure is an `OutputError` of one line.
+Devices and pipes (`/dev/stdout`, `/dev/null`) are written to directly.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import BinaryIO
 
 from flatout.errors import OutputError
 
+_WRITABLE = "give a path that you may write to"
+
 
 def write_new(path: str | Path, data: bytes | str, *, force: bool = False) -> None:
     """Write `data` (text as UTF-8) to `path`; an existing file is replaced only with `force`."""
@@ -23,13 +25,13 @@ def write_new(path: str | Path, data: bytes | str, *, force: bool = False) -> No
 
 
 def check_new(path: str | Path, *, force: bool = False) -> None:
-    """Raise OutputError where `write_new` would refuse; for a look before minutes of work."""
-    if os.path.isdir(path):  # unlike pathlib's, false for a name that is too long
+    """Raise OutputError if `write_new` would refuse the path: a check before minutes of work."""
+    if os.path.isdir(path):  # returns False for a name that is too long, where pathlib raises
         raise OutputError(f"`{path}` is a folder; a file is written here", hint="give the name of a file in it")
     if os.path.isfile(path) and not force:
         raise OutputError(
-            f"`{path}` exists already, and nothing is overwritten unasked",
-            hint="give another name, or `--force` to replace it",
+            f"`{path}` exists already, and files are overwritten only with `--force`",
+            hint="give another name, or pass `--force` to replace it",
         )
     if not os.path.exists(path) or os.path.isfile(path):
         above = os.path.dirname(os.path.realpath(path))
@@ -37,12 +39,12 @@ def check_new(path: str | Path, *, force: bool = False) -> None:
             above = os.path.dirname(above)
         if os.path.isdir(above) and not os.access(above, os.W_OK | os.X_OK):
             reason = "read-only file system" if _is_read_only(above) else "permission denied"
-            raise OutputError(f"`{path}` cannot be written: {reason}", hint="give a path that you may write to")
+            raise OutputError(f"`{path}` cannot be written: {reason}", hint=_WRITABLE)
 
 
 @contextmanager
 def open_new(path: str | Path, *, force: bool = False) -> Iterator[BinaryIO]:
-    """A binary file to write to; it gets its name when the block ends without an error, and is gone otherwise."""
+    """Open a binary file for writing. It gets its name when the block ends; if the block fails, it is deleted."""
     check_new(path, force=force)
     target = Path(os.path.realpath(path))
     try:
@@ -70,7 +72,7 @@ def _give_name(partial: Path, target: Path, *, force: bool) -> None:
         partial.replace(target)
         return
     try:
-        os.link(partial, target)  # unlike a rename, fails where the name was taken meanwhile
+        os.link(partial, target)  # a link fails if the name was taken meanwhile; a rename would overwrite it
     except OSError as error:
         if error.errno == errno.EEXIST or target.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
@@ -84,6 +86,7 @@ def _is_read_only(folder: str) -> bool:
 
 
 def _output_error(path: str | Path, error: OSError) -> OutputError:
-    hint = "free some space, or write to another disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    is_disk_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = "free some space, or write to another disk" if is_disk_full else _WRITABLE
     reason = (error.strerror or str(error)).lower()
-    return OutputError(f"`{path}` cannot be written: {reason}", hint=hint or "give a path that you may write to")
+    return OutputError(f"`{path}` cannot be written: {reason}", hint=hint)

@@ -1,8 +1,8 @@
-"""A diagnosis as one self-contained HTML file: no script, no outside reference, under 1 MB at any number of ranks.
+"""Render a diagnosis as one self-contained HTML file: no script, no external reference, under 1 MB for any job.
 
-In: a `Diagnosis`, the command line, and optionally what `flatout explain` says of when a finding is wrong. Out: a
-string. Above 64 ranks, ranks alike share a row. Texts from traces are hostile: the template escapes all of them, and a
-content policy in the page forbids scripts and outside references.
+In: a `Diagnosis`, the command line, and optionally when each finding is wrong, from `flatout explain`. Out: a string.
+With more than 64 ranks, similar ranks share a row. Texts from traces are untrusted: the template escapes them all, and
+a content policy in the page forbids scripts and external references.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flatout.report.blame import SMALLEST_SHARE, STRONGEST_SHARE, Cell, charges,
 from flatout.report.command import command_line
 from flatout.report.evidence import evidence_texts
 from flatout.report.parts import PART_LABELS, PART_MEANINGS, SAFETY_MEANINGS, part_label, part_values, rounded_shares
-from flatout.report.phrases import cost, counted, job_summary, ranks_of_job, ranks_text
+from flatout.report.phrases import cost, cost_base, counted, job_summary, ranks_of_job, ranks_text
 from flatout.report.quality import shared_notes
 from flatout.report.rows import MOST_NAMED_RANKS, Row, Rows, rank_rows
 from flatout.report.template import rendered
@@ -32,7 +32,7 @@ MOST_BLAMED = 16  # columns of the blame matrix
 MOST_CHARGES = 40
 MOST_FINDINGS = 50
 MOST_NOTES = 100
-LONGEST_TAG = 17  # characters of a finding's name that fit beside the bars
+LONGEST_TAG = 17  # characters of a finding's name that fit next to the bars
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one row on the common time axis; percent of the axis."""
+    """One step of one row on the common time axis, in percent of the axis."""
 
     left: str
     width: str
@@ -54,20 +54,23 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnosis_html(diagnosis: Diagnosis, command: Sequence[str], *, explain: Mapping[str, str] | None = None) -> str:
-    """The page; `explain` gives "when this is wrong" by finding name."""
+    """Return the page. `explain` maps a finding's name to its section "When this is wrong"."""
     return rendered("diagnosis.html.j2", page_content(diagnosis, command, explain or {}))
 
 
 def page_content(diagnosis: Diagnosis, command: Sequence[str], explain: Mapping[str, str]) -> dict[str, object]:
-    """What the template shows, as texts and numbers ready to print."""
+    """Return the texts and numbers that the template shows, ready to print."""
     rows = rank_rows(diagnosis, most_ranks=MOST_RANKS, most_rows=MOST_ROWS)
     findings = diagnosis.findings
+    notes = shared_notes(diagnosis.data_quality)
+    missing_ranks = diagnosis.job.missing_ranks
+    tags = {name for row in rows.rows for name in _findings_of(row, diagnosis)}
     return {
         "tool_version": __version__,
         "command": command_line(command),
         "facts": job_summary(diagnosis),
-        "missing": ranks_text(diagnosis.job.missing_ranks, 0) if diagnosis.job.missing_ranks else "",
-        "has_long_tags": any(len(name) > LONGEST_TAG for row in rows.rows for name in _findings_of(row, diagnosis)),
+        "missing": ranks_text(missing_ranks, 0) if missing_ranks else "",
+        "has_long_tags": any(len(name) > LONGEST_TAG for name in tags),
         "base": "step" if diagnosis.job.num_steps else "recording",
         "findings": [_finding(diagnosis, finding, explain) for finding in findings[:MOST_FINDINGS]],
         "num_more_findings": max(0, len(findings) - MOST_FINDINGS),
@@ -81,9 +84,9 @@ def page_content(diagnosis: Diagnosis, command: Sequence[str], explain: Mapping[
         "blame": _blame(diagnosis, rows),
         "notes": [
             {"ranks": ranks_of_job(note.ranks, diagnosis), "problem": note.problem, "effect": note.effect}
-            for note in shared_notes(diagnosis.data_quality)[:MOST_NOTES]
+            for note in notes[:MOST_NOTES]
         ],
-        "num_more_notes": max(0, len(shared_notes(diagnosis.data_quality)) - MOST_NOTES),
+        "num_more_notes": max(0, len(notes) - MOST_NOTES),
         "glossary": [
             {"part": index, "label": PART_LABELS[name], "meaning": PART_MEANINGS[name]}
             for index, name in enumerate(PART_NAMES)
@@ -93,10 +96,11 @@ def page_content(diagnosis: Diagnosis, command: Sequence[str], explain: Mapping[
 
 
 def _all_findings(diagnosis: Diagnosis) -> str:
-    cost_s = sum(finding.cost_s_per_step for finding in diagnosis.findings)
-    share = units.percent(sum(finding.share_of_step for finding in diagnosis.findings))
-    together = "together " if len(diagnosis.findings) > 1 else ""
-    return f"{counted(len(diagnosis.findings), 'finding')}, {together}{cost(diagnosis, cost_s)} ({share})"
+    findings = diagnosis.findings
+    cost_s = sum(finding.cost_s_per_step for finding in findings)
+    share = units.percent(sum(finding.share_of_step for finding in findings))
+    together = "together " if len(findings) > 1 else ""
+    return f"{counted(len(findings), 'finding')}, {together}{cost(diagnosis, cost_s)} ({share})"
 
 
 def _finding(diagnosis: Diagnosis, finding: Finding, explain: Mapping[str, str]) -> dict[str, object]:
@@ -105,7 +109,7 @@ def _finding(diagnosis: Diagnosis, finding: Finding, explain: Mapping[str, str])
         "code": finding.code,
         "title": finding.title,
         "cost": units.seconds(finding.cost_s_per_step),
-        "cost_base": "a step" if diagnosis.job.num_steps else "in all",
+        "cost_base": cost_base(diagnosis),
         "share": units.percent(finding.share_of_step),
         "bar": f"{min(1.0, max(0.0, finding.share_of_step)) * 100:.1f}",
         "ranks": ranks_of_job(finding.ranks, diagnosis),
@@ -119,18 +123,22 @@ def _finding(diagnosis: Diagnosis, finding: Finding, explain: Mapping[str, str])
 
 
 def _segments(parts_s: Iterable[float]) -> tuple[Segment, ...]:
-    """A stacked bar of the parts that have a width, in the order of the parts."""
+    """Return a stacked bar of the parts that have a width, in the order of the parts."""
     values = tuple(parts_s)
-    return tuple(
-        Segment(
-            part=part,
-            width=f"{width // 100}.{width % 100:02d}",
-            text=f"{PART_LABELS[PART_NAMES[part]]} {units.percent(width / 10_000)}",
-            title=f"{PART_LABELS[PART_NAMES[part]]} {width / 100:.1f} %, {units.seconds(values[part])}",
+    segments = []
+    for part, width in enumerate(rounded_shares(values, 10_000)):
+        if not width:
+            continue
+        label = PART_LABELS[PART_NAMES[part]]
+        segments.append(
+            Segment(
+                part=part,
+                width=f"{width // 100}.{width % 100:02d}",
+                text=f"{label} {units.percent(width / 10_000)}",
+                title=f"{label} {width / 100:.1f} %, {units.seconds(values[part])}",
+            )
         )
-        for part, width in enumerate(rounded_shares(values, 10_000))
-        if width
-    )
+    return tuple(segments)
 
 
 def _spoken(segments: Sequence[Segment]) -> str:
@@ -138,12 +146,9 @@ def _spoken(segments: Sequence[Segment]) -> str:
 
 
 def _mean(rows: Rows) -> dict[str, object]:
-    """The mean rank's step, and for each part its range over the rows."""
+    """Return the mean rank's step and, for each part, its range over the rows."""
     num_ranks = sum(len(row.ranks) for row in rows.rows)
-    mean = [
-        sum(row.parts_s[part] * len(row.ranks) for row in rows.rows) / max(1, num_ranks)
-        for part in range(len(PART_NAMES))
-    ]
+    mean = rows.mean_parts_s()
     segments = _segments(mean)
     shares = [tuple(_share(row, part) for row in rows.rows) for part in range(len(PART_NAMES))]
     return {
@@ -174,16 +179,12 @@ def _used_parts(rows: Rows) -> list[int]:
 
 
 def _findings_of(row: Row, diagnosis: Diagnosis) -> list[str]:
-    """Names of the findings that name this rank and few others."""
-    names = [
-        finding.name
-        for finding in diagnosis.findings
-        if not row.is_group
-        and row.ranks[0] in finding.ranks
-        and len(finding.ranks) <= MOST_NAMED_RANKS
-        and len(finding.ranks) < diagnosis.job.num_ranks
-    ]
-    return list(dict.fromkeys(names))
+    """Return the names of the findings that concern this rank and few others."""
+    if row.is_group:
+        return []
+    most_ranks = min(MOST_NAMED_RANKS, diagnosis.job.num_ranks - 1)
+    findings = [finding for finding in diagnosis.findings if row.ranks[0] in finding.ranks]
+    return list(dict.fromkeys(finding.name for finding in findings if len(finding.ranks) <= most_ranks))
 
 
 def _row(row: Row, diagnosis: Diagnosis, rows: Rows) -> dict[str, object]:
@@ -202,7 +203,7 @@ def _row(row: Row, diagnosis: Diagnosis, rows: Rows) -> dict[str, object]:
 
 
 def _steps(rows: Rows) -> dict[str, object] | None:
-    """Each row's steps on one time axis; where they are too many, those around the longest step."""
+    """Return each row's steps on one time axis. If there are too many, only those around the longest step."""
     numbers = sorted({step.step for row in rows.rows for step in row.shown.steps})
     if not numbers:
         return None
@@ -211,34 +212,36 @@ def _steps(rows: Rows) -> dict[str, object] | None:
     drawn = [step for lane in lanes for step in lane]
     first_s = 0.0 if numbers[0] in chosen else min(step.start_s for step in drawn)
     span_s = max(step.start_s + step.window_s for step in drawn) - first_s or 1.0
-    longest = max(range(len(lanes)), key=lambda index: len(lanes[index]))
     starts = [lane[0].start_s for lane in lanes if lane]
+
+    # If ranks start their steps at different times, as in a pipeline, the step numbers are right for one rank only.
+    longest = max(range(len(lanes)), key=lambda index: len(lanes[index]))
+    starts_differ = max(starts) - min(starts) > 0.01 * span_s
+    labels = []
+    for label in step_labels(lanes[longest], first_s, span_s):
+        classes = [label.size, "before"] if label.is_before else [label.size]
+        labels.append({"left": _percent(label.left), "text": label.text, "classes": " ".join(filter(None, classes))})
+
+    drawn_lanes = []
+    for row, lane in zip(rows.rows, lanes, strict=True):
+        blocks = [_block(step, first_s, span_s) for step in lane]
+        shown = f"rank {row.shown.rank}" if row.is_group else ""
+        drawn_lanes.append({"label": row.label, "shown": shown, "blocks": blocks})
+
     return {
         "num_all": len(numbers),
         "num_shown": len(chosen),
         "num_lanes": len(lanes),
         "has_lead_in": min(starts) - first_s > SMALLEST_DRAWN * span_s,
-        # Where ranks begin their steps at different times, as in a pipeline, the numbers hold for one of them.
-        "labelled": f"rank {rows.rows[longest].shown.rank}" if max(starts) - min(starts) > 0.01 * span_s else "",
-        "labels": [
-            {
-                "left": _percent(label.left),
-                "text": label.text,
-                "classes": " ".join(filter(None, (label.size, "before" if label.is_before else ""))),
-            }
-            for label in step_labels(lanes[longest], first_s, span_s)
-        ],
+        "labelled": f"rank {rows.rows[longest].shown.rank}" if starts_differ else "",
+        "labels": labels,
         "ticks": [{"left": _percent(left), "text": text} for left, text in ticks(first_s, span_s)],
-        "lanes": [
-            {"label": row.label, "shown": f"rank {row.shown.rank}" if row.is_group else "", "blocks": blocks}
-            for row, lane in zip(rows.rows, lanes, strict=True)
-            for blocks in [[_block(step, first_s, span_s) for step in lane]]
-        ],
+        "lanes": drawn_lanes,
     }
 
 
 def _chosen_steps(rows: Rows, numbers: list[int]) -> list[int]:
-    """Consecutive steps that can be drawn in the space there is, with the longest in their middle."""
+    """Return the consecutive steps that fit the chart, with the longest step in the middle."""
     num_segments = sum(part > 0 for row in rows.rows for part in row.parts_s)
     most = max(1, MOST_SEGMENTS // max(1, num_segments))
     if len(numbers) <= most:
@@ -264,11 +267,11 @@ def _percent(share: float) -> str:
 
 
 def _blame(diagnosis: Diagnosis, rows: Rows) -> dict[str, object] | None:
-    found = charges(diagnosis)
-    if not found:
+    all_charges = charges(diagnosis)
+    if not all_charges:
         return None
     table = matrix(diagnosis, rows, most_columns=MOST_BLAMED)
-    total_s = sum(charge.mean_wait_s for charge in found)
+    total_s = sum(charge.mean_wait_s for charge in all_charges)
     columns = [f"rank {rank}" for rank in table.columns]
     if table.num_other:
         columns.append(f"{table.num_other:,} others")
@@ -290,17 +293,18 @@ def _blame(diagnosis: Diagnosis, rows: Rows) -> dict[str, object] | None:
                 "wait": units.seconds(charge.wait_s),
                 "share": units.percent(charge.mean_wait_s / total_s),
             }
-            for charge in found[:MOST_CHARGES]
+            for charge in all_charges[:MOST_CHARGES]
         ],
-        "num_more": max(0, len(found) - MOST_CHARGES),
+        "num_more": max(0, len(all_charges) - MOST_CHARGES),
     }
 
 
 def _strength(share: float) -> float:
-    """Of the colour: none below what a finding may cost, the strongest from half a step on."""
+    """Return the strength of a cell's colour: none below the smallest finding, full at half a step or more."""
     if share < SMALLEST_SHARE:
         return 0.0
-    return 0.1 + 0.5 * math.sqrt(min(1.0, (share - SMALLEST_SHARE) / (STRONGEST_SHARE - SMALLEST_SHARE)))
+    position = (share - SMALLEST_SHARE) / (STRONGEST_SHARE - SMALLEST_SHARE)
+    return 0.1 + 0.5 * math.sqrt(min(1.0, position))
 
 
 def _cell(cell: Cell | None, num_columns: int) -> dict[str, str] | None:
@@ -316,10 +320,8 @@ def _cell(cell: Cell | None, num_columns: int) -> dict[str, str] | None:
 
 
 def _main_part(cell: Cell) -> str:
-    """The part that is blamed most, with its share where others are blamed too."""
+    """Return the part that is blamed most, with its share if other parts are blamed too."""
     part, wait_s = cell.parts_s[0]
-    return (
-        part_label(part)
-        if wait_s >= 0.95 * cell.wait_s
-        else f"{part_label(part)} {units.percent(wait_s / cell.wait_s)}"
-    )
+    if wait_s >= 0.95 * cell.wait_s:
+        return part_label(part)
+    return f"{part_label(part)} {units.percent(wait_s / cell.wait_s)}"

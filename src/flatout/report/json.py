@@ -1,4 +1,4 @@
-"""A diagnosis as the JSON of the contract `flatout/diagnosis`, version 1, and back."""
+"""Write a diagnosis as the JSON of the contract `flatout/diagnosis`, version 1, and read it back."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class _Envelope(msgspec.Struct):
 
 
 def diagnosis_json(diagnosis: Diagnosis, command: Sequence[str], *, pretty: bool = True) -> bytes:
-    """The contract object: `schema`, `version`, `tool_version`, `command` (secrets masked), then the diagnosis."""
+    """Return the contract's object: schema, version, tool version, command (secrets masked), then the diagnosis."""
     return enveloped_json(SCHEMA, VERSION, command, diagnosis, pretty=pretty)
 
 
 def enveloped_json(
     schema: str, version: int, command: Sequence[str], record: msgspec.Struct, *, pretty: bool = True
 ) -> bytes:
-    """Any record as one JSON object that begins as every object of Flatout does; ends with a newline if pretty."""
+    """Return a record as one JSON object with the envelope that all objects of Flatout have."""
     content: dict[str, Any] = {
         "schema": schema,
         "version": version,
@@ -39,11 +39,13 @@ def enveloped_json(
     }
     content |= {field: getattr(record, field) for field in record.__struct_fields__}
     data = msgspec.json.encode(content, enc_hook=_plain)
-    return msgspec.json.format(data, indent=2) + b"\n" if pretty else data
+    if not pretty:
+        return data
+    return msgspec.json.format(data, indent=2) + b"\n"
 
 
 def is_diagnosis(path: str | Path) -> bool:
-    """True for a file that begins like what `diagnosis_json` writes."""
+    """Return whether a file begins like one that `diagnosis_json` wrote."""
     try:
         with Path(path).open("rb") as file:
             return b'"flatout/' in file.read(200)
@@ -52,7 +54,10 @@ def is_diagnosis(path: str | Path) -> bool:
 
 
 def read_diagnosis(path: str | Path) -> Diagnosis:
-    """What `diagnosis_json` wrote. InputError: no such file, no JSON, another schema or version, a missing key."""
+    """Read what `diagnosis_json` wrote.
+
+    Raises InputError if the file is missing or not JSON, has another schema or version, or lacks a key.
+    """
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -61,7 +66,7 @@ def read_diagnosis(path: str | Path) -> Diagnosis:
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` is no diagnosis: {error}", hint=hint) from error
+        raise InputError(f"`{path}` is not a diagnosis: {error}", hint=hint) from error
     if envelope.schema != SCHEMA:
         raise InputError(f"`{path}` must have the schema `{SCHEMA}`, but has `{envelope.schema}`", hint=hint)
     if envelope.version != VERSION:
@@ -90,7 +95,7 @@ def _check_parts(path: str | Path, diagnosis: Diagnosis, hint: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Evidence may hold numpy numbers and arrays."""
+    """Convert the numpy numbers and arrays that evidence can contain."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise NotImplementedError(f"{type(value).__name__} has no JSON form")

@@ -1,4 +1,4 @@
-"""How the parts of a step are called, explained and rounded, the same in every report."""
+"""The labels and meanings of a step's parts, and their rounding, the same in all reports."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PART_LABELS: Mapping[str, str] = {
 }
 
 PART_MEANINGS: Mapping[str, str] = {
-    "compute": "The device runs a kernel that is no communication; communication under it is hidden and costs nothing.",
-    "transfer": "Only communication runs, and everyone that it needs has arrived: data moves.",
+    "compute": "The device runs a compute kernel; communication that overlaps it is hidden and costs nothing.",
+    "transfer": "Only communication runs, and all ranks that it needs have arrived: data moves.",
     "wait": "Only communication runs, and it waits for a rank that has not arrived yet.",
-    "bubble": "A pipeline stage idles as long as an ideal schedule of this shape makes it.",
+    "bubble": "A pipeline stage idles for as long as an ideal schedule of this shape requires.",
     "communication_unsplit": "Only communication runs; without the other ranks' traces, transfer and wait are unknown.",
     "memory_copy": "Only copies or memory sets run on the device.",
     "data_loading": "The device idles while the host waits for the next batch.",
@@ -35,7 +35,7 @@ PART_MEANINGS: Mapping[str, str] = {
     "host_sync": "The device idles because a synchronising call let its queue run empty.",
     "host_launch": "The device idles while the host prepares its next work (Python, operators, launch calls).",
     "launch_latency": "The device idles although its next work has been launched: the time a launch takes to arrive.",
-    "unattributed": "The device idles, and the trace does not tell why.",
+    "unattributed": "The device idles, and the trace does not show why.",
 }
 
 SAFETY_MEANINGS: Mapping[str, str] = {
@@ -48,19 +48,19 @@ BEFORE_WINDOW = "before_window"
 
 
 def part_label(part: str) -> str:
-    """The name of a part as people read it; a blamed part may also be `before_window`."""
+    """Return the label of a part. A blamed part can also be `before_window`."""
     if part == BEFORE_WINDOW:
         return "late before the recording"
     return PART_LABELS.get(part, part.replace("_", " "))
 
 
 def part_values(parts_s: Mapping[str, float]) -> tuple[float, ...]:
-    """The seconds of all parts in the order of `PART_NAMES`; rounding noise below zero is cut."""
+    """Return the seconds of all parts in the order of `PART_NAMES`; negative rounding noise becomes 0."""
     return tuple(max(0.0, parts_s.get(name, 0.0)) for name in PART_NAMES)
 
 
 def rounded_shares(values: Sequence[float], units: int) -> list[int]:
-    """Whole numbers that sum to `units`, in proportion to the values: by largest remainder, so that 100 % is 100 %."""
+    """Return integers in proportion to the values that sum to `units`, by the largest-remainder method."""
     total = sum(values)
     if total <= 0:
         return [0] * len(values)

@@ -1,4 +1,4 @@
-"""The data-quality notes of a diagnosis, those that many ranks share as one."""
+"""The data-quality notes of a diagnosis; a note that several ranks share is listed once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from flatout.records.events import Quality
 class SharedNote(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     effect: str
-    ranks: tuple[int, ...]  # empty: of the job as a whole
+    ranks: tuple[int, ...]  # empty: the note concerns the job
 
 
 def shared_notes(notes: Iterable[Quality]) -> tuple[SharedNote, ...]:
-    """One note for each (problem, effect), with its ranks, in the order of first appearance."""
-    ranks: dict[tuple[str, str], set[int]] = {}
+    """Return one note for each (problem, effect), with its ranks, in the order of first appearance."""
+    ranks_of_note: dict[tuple[str, str], set[int]] = {}
     for note in notes:
-        seen = ranks.setdefault((note.problem, note.effect), set())
+        ranks = ranks_of_note.setdefault((note.problem, note.effect), set())
         if note.rank is not None:
-            seen.add(note.rank)
+            ranks.add(note.rank)
     return tuple(
-        SharedNote(problem=problem, effect=effect, ranks=tuple(sorted(seen)))
-        for (problem, effect), seen in ranks.items()
+        SharedNote(problem=problem, effect=effect, ranks=tuple(sorted(ranks)))
+        for (problem, effect), ranks in ranks_of_note.items()
     )

@@ -1,8 +1,8 @@
-"""One row a rank, or, with too many ranks to read, a row for each group of ranks alike and one for each outlier.
+"""Rows of a report: one per rank or, with too many ranks to read, one per group of similar ranks and per outlier.
 
-In: a `Diagnosis`. Out: rows with the parts of a mean step. Ranks are alike when no part of their step differs from the
-group's centre by more than a tolerance, a share of the median step; the tolerance begins at 2 % and grows until the
-rows fit. Ranks that a finding names are never put into a group.
+In: a `Diagnosis`. Out: rows with the parts of a mean step. Ranks are similar when no part of their step differs from
+the group's centre by more than a tolerance, a share of the median step. The tolerance starts at 2 % and grows until
+the rows fit. Ranks that a finding names are never grouped.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from flatout.report.parts import part_values
 
 FIRST_TOLERANCE = 0.02  # of the median step: as large as the smallest finding
 SMALLEST_GROUP = 3
-MOST_NAMED_RANKS = 8  # a finding that names more ranks than this does not take them out of their groups
+MOST_NAMED_RANKS = 8  # the ranks of a finding that names more than this stay in their groups
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank, or a group of ranks alike: means over its ranks and their whole steps."""
+    """A rank or a group of similar ranks, with means over its ranks and their complete steps."""
 
     ranks: tuple[int, ...]
-    shown: RankDiagnosis  # the rank, or the one nearest to the group's centre
-    duration_s: float  # of a mean step; of the window where there are no steps
+    shown: RankDiagnosis  # the rank, or the rank nearest to the group's centre
+    duration_s: float  # of a mean step, or of the window if there are no steps
     parts_s: tuple[float, ...]  # in the order of PART_NAMES
 
     @property
@@ -46,9 +46,16 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     def groups(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.is_group)
 
+    def mean_parts_s(self) -> tuple[float, ...]:
+        """Return the mean seconds of each part over all ranks; a group counts once for each of its ranks."""
+        sizes = [len(row.ranks) for row in self.rows]
+        num_ranks = max(1, sum(sizes))
+        columns = zip(*(row.parts_s for row in self.rows), strict=True)
+        return tuple(sum(s * size for s, size in zip(column, sizes, strict=True)) / num_ranks for column in columns)
+
 
 def mean_parts(rank: RankDiagnosis) -> tuple[float, ...]:
-    """Seconds of each part in a mean step of the rank, or in its window where it has no steps."""
+    """Return the seconds of each part in a mean step of the rank, or in its window if it has no steps."""
     if not rank.steps:
         return part_values(rank.parts_s)
     columns = zip(*(part_values(step.parts_s) for step in rank.steps), strict=True)
@@ -56,23 +63,27 @@ def mean_parts(rank: RankDiagnosis) -> tuple[float, ...]:
 
 
 def rank_rows(diagnosis: Diagnosis, *, most_ranks: int, most_rows: int) -> Rows:
-    """The rows of a diagnosis: one a rank up to `most_ranks`, else about `most_rows` groups and outliers."""
+    """Return one row per rank for up to `most_ranks` ranks; with more, about `most_rows` groups and outliers."""
     ranks = sorted(diagnosis.ranks, key=lambda rank: rank.rank)
     parts = [mean_parts(rank) for rank in ranks]
     if len(ranks) <= most_ranks:
         rows = tuple(_row((rank,), rank, (values,)) for rank, values in zip(ranks, parts, strict=True))
         return Rows(rows=rows, tolerance=None)
     values = np.array(parts)
-    named = {rank for finding in diagnosis.findings if len(finding.ranks) <= MOST_NAMED_RANKS for rank in finding.ranks}
-    is_named = np.array([rank.rank in named for rank in ranks])
+    named_ranks: set[int] = set()
+    for finding in diagnosis.findings:
+        if len(finding.ranks) <= MOST_NAMED_RANKS:
+            named_ranks.update(finding.ranks)
+    is_named = np.array([rank.rank in named_ranks for rank in ranks])
     most_groups = max(1, most_rows - int(is_named.sum()))
     clusters, tolerance = _fitting_clusters(values, np.flatnonzero(~is_named), most_groups)
-    alone = [np.array([index]) for index in np.flatnonzero(is_named)]
-    members = [cluster for cluster in clusters if len(cluster) >= SMALLEST_GROUP]
-    alone += [np.array([index]) for cluster in clusters if len(cluster) < SMALLEST_GROUP for index in cluster]
-    members.sort(key=lambda cluster: (-len(cluster), int(cluster[0])))
-    alone.sort(key=lambda cluster: int(cluster[0]))
-    rows = tuple(_group_row(ranks, parts, values, cluster) for cluster in members + alone)
+
+    groups = [cluster for cluster in clusters if len(cluster) >= SMALLEST_GROUP]
+    small = [cluster for cluster in clusters if len(cluster) < SMALLEST_GROUP]
+    outliers = np.concatenate([np.flatnonzero(is_named), *small])
+    groups.sort(key=lambda cluster: (-len(cluster), int(cluster[0])))
+    groups += [np.array([index]) for index in sorted(outliers.tolist())]
+    rows = tuple(_group_row(ranks, parts, values, cluster) for cluster in groups)
     return Rows(rows=rows, tolerance=tolerance)
 
 
@@ -91,14 +102,14 @@ def _fitting_clusters(
 def _clusters(
     values: NDArray[np.float64], indices: NDArray[np.intp], tolerance_s: float, most_groups: int
 ) -> list[NDArray[np.intp]] | None:
-    """Ranks within the tolerance of a centre, group by group; None where that makes more rows than may be."""
+    """Cluster the ranks within the tolerance of a centre, group by group. None if there are too many rows."""
     clusters: list[NDArray[np.intp]] = []
     num_rows = 0
     while len(indices):
-        left = values[indices]
-        distance = np.abs(left - np.median(left, axis=0)).max(axis=1)
-        if not (distance <= tolerance_s).any():  # the median lies between the groups: take the rank nearest to it
-            distance = np.abs(left - left[int(distance.argmin())]).max(axis=1)
+        remaining = values[indices]
+        distance = np.abs(remaining - np.median(remaining, axis=0)).max(axis=1)
+        if not (distance <= tolerance_s).any():  # the median is between the groups, so take the rank nearest to it
+            distance = np.abs(remaining - remaining[int(distance.argmin())]).max(axis=1)
         is_near = distance <= tolerance_s
         clusters.append(indices[is_near])
         num_rows += 1 if len(clusters[-1]) >= SMALLEST_GROUP else len(clusters[-1])

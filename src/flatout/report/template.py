@@ -1,4 +1,4 @@
-"""A page from its template: every text is escaped, and no control character of a job reaches it.
+"""Render a page from its template. All texts are escaped, and no control character from a job reaches the page.
 
 In: a template in this folder and its content. Out: HTML.
 """
@@ -18,22 +18,22 @@ _JOINT = re.compile(r"(?<=\w)([.(/]+)(?=\w)")
 
 
 def rendered(template: str, content: Mapping[str, object]) -> str:
-    """The template with the content; a name that is missing in it is an error."""
+    """Render the template with the content. A name that the content lacks is an error."""
     import jinja2
     import markupsafe
 
     def whole(text: str) -> markupsafe.Markup:
-        """Escaped text in which a line ends between words, or where a long name has a joint, never before a unit."""
+        """Escape text so that lines break between words or at the joints of a long name, never before a unit."""
         escaped = str(markupsafe.escape(_BEFORE_UNIT.sub("\u00a0", visible(text))))
         return markupsafe.Markup(_LONG_WORD.sub(lambda word: _JOINT.sub(r"\1<wbr>", word[0]), escaped))
 
     def spaced(piece: str) -> markupsafe.Markup:
-        """A piece of a longer text: the spaces at its ends stay."""
+        """Escape a piece of a longer text and keep the spaces at its ends."""
         before, after = " " * piece[:1].isspace(), " " * piece[-1:].isspace()
         return markupsafe.Markup(f"{before}{whole(piece)}{after}" if piece.strip() else before)
 
     def code(text: str) -> markupsafe.Markup:
-        """The same, in which what stands between backticks is code."""
+        """Escape text in which backticks enclose code."""
         pieces = [spaced(piece) for piece in text.split("`")]
         if len(pieces) % 2 == 0:
             return markupsafe.Markup("`").join(pieces)
@@ -43,7 +43,7 @@ def rendered(template: str, content: Mapping[str, object]) -> str:
         )
 
     def figures(text: str) -> markupsafe.Markup:
-        """The same as `whole`, in which a range, `(1.79-1.87)`, is never broken."""
+        """Escape text as `whole` does, without line breaks inside a range such as `(1.79-1.87)`."""
         return markupsafe.Markup(_RANGE.sub(r'<span class="figure">\g<0></span>', str(whole(text))))
 
     environment = jinja2.Environment(

@@ -1,4 +1,4 @@
-"""What the terminal can show, and text made safe for it: width, colour, Unicode, control characters."""
+"""Fit text to the terminal: its width, colour and Unicode; and make text safe to print (control characters)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ class TextStyle(msgspec.Struct, frozen=True, kw_only=True):
         return f"{DIM}{text}{RESET}" if self.has_color else text
 
     def bar(self, share: float, width: int) -> str:
-        """A share of one as a bar of `width` characters."""
+        """Draw a fraction as a bar of `width` characters."""
         filled = min(width, max(0, round(share * width)))
-        return "█" * filled + "░" * (width - filled) if self.has_unicode else "#" * filled + "." * (width - filled)
+        full, empty = ("█", "░") if self.has_unicode else ("#", ".")
+        return full * filled + empty * (width - filled)
 
     def clean(self, text: str) -> str:
-        """Text from a trace on one line: control characters are spelled out, so that none reaches the terminal."""
+        """Return text from a trace on one line, with control characters escaped so that none reaches the terminal."""
         text = visible(text)
-        return text if self.has_unicode else text.encode("ascii", "backslashreplace").decode("ascii")
+        if self.has_unicode:
+            return text
+        return text.encode("ascii", "backslashreplace").decode("ascii")
 
     def wrapped(self, text: str, *, indent: str = "", label: str = "") -> list[str]:
-        """The cleaned text in lines of at most `width`, the first with the label, the others indented as far."""
+        """Wrap the cleaned text to `width`; the first line has the label, the others are indented by its length."""
         return textwrap.wrap(
             self.clean(text),
             width=self.width,
@@ -47,18 +50,21 @@ class TextStyle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def style_of(stream: TextIO, environment: Mapping[str, str] = os.environ) -> TextStyle:
-    """The style for a stream: colour only on a terminal and without `NO_COLOR`, at most 100 columns."""
+    """Return the style for a stream: colour only on a terminal and without `NO_COLOR`, at most 100 columns."""
     is_terminal = stream.isatty()
     encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "").replace("_", "")
+    width = 80
+    if is_terminal:
+        width = max(60, min(100, shutil.get_terminal_size((80, 24)).columns))
     return TextStyle(
-        width=max(60, min(100, shutil.get_terminal_size((80, 24)).columns)) if is_terminal else 80,
+        width=width,
         has_color=is_terminal and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb",
         has_unicode=encoding.startswith("utf"),
     )
 
 
 def visible(text: str, most_characters: int = 2000) -> str:
-    """Text from a file on one line, no longer than that, with control and direction characters spelled out."""
+    """Return text from a file on one line, truncated, with control and bidirectional characters escaped."""
     if len(text) > most_characters:
         text = text[:most_characters] + "..."
     return "".join(_visible(character) for character in " ".join(text.split()))

@@ -1,6 +1,6 @@
-"""A diagnosis as text for a terminal: what is wrong and what it costs, in 80 columns, without needing colour.
+"""Print a diagnosis on a terminal: what is wrong and what it costs, in 80 columns, readable without colour.
 
-In: a `Diagnosis` and a style. Out: a string. Above 16 ranks, ranks that behave alike share a row.
+In: a `Diagnosis` and a style. Out: a string. With more than 16 ranks, ranks that behave alike share a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_ROWS = 12
 MOST_EVIDENCE = 8
 MOST_CHARGES = 5
 SMALLEST_WAITING = 0.005  # of the step, mean over ranks
-SMALLEST_CHARGE = 0.02  # of all waiting
+SMALLEST_CHARGE = 0.02  # of the total waiting time
 LARGEST_OTHER = 20  # tenths of a percent that may go into the column `other`
 BAR_WIDTH = 20
 
@@ -39,7 +39,7 @@ _HEADERS = {
 
 
 def diagnosis_text(diagnosis: Diagnosis, *, style: TextStyle | None = None, next_command: str | None = None) -> str:
-    """The whole report; ends with the next command to type (by default `flatout explain` of the first finding)."""
+    """Return the full report. Its last line is the next command, by default `flatout explain` of the first finding."""
     style = style or TextStyle()
     sections = [
         _header(diagnosis, style),
@@ -60,7 +60,8 @@ def _header(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
     lines = style.wrapped(separator.join(job_summary(diagnosis)))
     missing = diagnosis.job.missing_ranks
     if missing:
-        lines += style.wrapped(f"No trace of rank{'s' if len(missing) > 1 else ''} {units.rank_ranges(missing)}.")
+        noun = "rank" if len(missing) == 1 else "ranks"
+        lines += style.wrapped(f"No trace of {noun} {units.rank_ranges(missing)}.")
     return [style.bold(line) for line in lines]
 
 
@@ -73,32 +74,34 @@ def _parts_table(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
     rows = rank_rows(diagnosis, most_ranks=MOST_RANKS, most_rows=MOST_ROWS)
     if not rows.rows:
         return []
-    labels = [str(row.ranks[0]) if not row.is_group else row.label for row in rows.rows]
+    labels = [row.label if row.is_group else str(row.ranks[0]) for row in rows.rows]
     durations = [units.seconds(row.duration_s) for row in rows.rows]
     values = [row.parts_s for row in rows.rows]
     if len(values) > 1:
-        weights = [len(row.ranks) for row in rows.rows]
-        mean = tuple(_weighted_mean(column, weights) for column in zip(*values, strict=True))
-        labels, durations, values = [*labels, "mean"], [*durations, units.seconds(sum(mean))], [*values, mean]
+        mean = rows.mean_parts_s()
+        labels.append("mean")
+        durations.append(units.seconds(sum(mean)))
+        values.append(mean)
     shares = [dict(zip(PART_NAMES, rounded_shares(row_values, 1000), strict=True)) for row_values in values]
+
+    base = "step" if diagnosis.job.num_steps else "time"
     label_width = max(4, *map(len, labels))
     duration_width = max(4, *map(len, durations))
-    base = "step" if diagnosis.job.num_steps else "time"
-    heads = [f"{'':>{label_width}}  {'':>{duration_width}}", f"{'rank':>{label_width}}  {base:>{duration_width}}"]
     starts = [f"{text:>{label_width}}  {time:>{duration_width}}" for text, time in zip(labels, durations, strict=True)]
-    lines = [_title(f"Where the {base} goes, in % of it", style)]
-    for number, columns in enumerate(_fitting_columns(shares, style.width - label_width - duration_width - 2)):
-        lines += [""] if number else []
-        for line, head in enumerate(heads):
-            lines.append((head + "".join(f"{_headers(name)[line]:>{_width(name)}}" for name in columns)).rstrip())
-            lines = lines if lines[-1] else lines[:-1]
+    upper_head = " " * (label_width + 2 + duration_width)
+    lower_head = f"{'rank':>{label_width}}  {base:>{duration_width}}"
+
+    lines = [_title(f"Where the {base} goes, in % of the {base}", style)]
+    blocks = _fitting_columns(shares, style.width - len(upper_head))
+    for number, columns in enumerate(blocks):
+        if number > 0:
+            lines.append("")
+        upper = upper_head + "".join(f"{_headers(name)[0]:>{_width(name)}}" for name in columns)
+        lower = lower_head + "".join(f"{_headers(name)[1]:>{_width(name)}}" for name in columns)
+        lines += [line.rstrip() for line in (upper, lower) if line.strip()]
         for start, row_shares in zip(starts, shares, strict=True):
             lines.append(start + "".join(f"{_tenths(row_shares[name]):>{_width(name)}}" for name in columns))
     return lines + _legend(rows, style)
-
-
-def _weighted_mean(values: tuple[float, ...], weights: list[int]) -> float:
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
 def _headers(part: str) -> tuple[str, str]:
@@ -114,14 +117,18 @@ def _tenths(share: int) -> str:
 
 
 def _fitting_columns(shares: list[dict[str, int]], width: int) -> list[list[str]]:
-    """The parts with a share on any row, in blocks that fit; small ones share a column where that saves a block."""
+    """Return the parts with a share in any row, in blocks that fit the width.
+
+    Small parts share the column `other` if that saves a block; it is added to `shares`.
+    """
     largest = {name: max(row[name] for row in shares) for name in PART_NAMES}
     columns = [name for name in PART_NAMES if largest[name] > 0]
     if sum(map(_width, columns)) <= width:
         return [columns]
     kept = list(columns)
     while sum(map(_width, kept)) + _width("other") > width:
-        kept.remove(min(kept, key=lambda name: (largest[name], -PART_NAMES.index(name))))
+        smallest = min(kept, key=lambda name: (largest[name], -PART_NAMES.index(name)))
+        kept.remove(smallest)
     for row in shares:
         row["other"] = sum(row[name] for name in columns if name not in kept)
     if max(row["other"] for row in shares) <= LARGEST_OTHER:
@@ -174,22 +181,24 @@ def _finding(diagnosis: Diagnosis, finding: Finding, number: int, style: TextSty
         more = f"; and {len(evidence) - MOST_EVIDENCE} more" if len(evidence) > MOST_EVIDENCE else ""
         shown = "; ".join(f"{label}: {value}" for label, value in evidence[:MOST_EVIDENCE])
         lines += style.wrapped(shown + more, indent="   ", label="evidence    ")
-    for index, change in enumerate(finding.changes):
-        safety = f" ({finding.safety})" if index == 0 else ""
-        lines += style.wrapped(change + safety, indent="   ", label="try         " if index == 0 else "or          ")
+    if finding.changes:
+        first, *others = finding.changes
+        lines += style.wrapped(f"{first} ({finding.safety})", indent="   ", label="try         ")
+        for change in others:
+            lines += style.wrapped(change, indent="   ", label="or          ")
     return lines + style.wrapped(finding.confidence, indent="   ", label="confidence  ")
 
 
 def _blame(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
-    found = charges(diagnosis)
-    total_s = sum(charge.mean_wait_s for charge in found)
+    all_charges = charges(diagnosis)
+    total_s = sum(charge.mean_wait_s for charge in all_charges)
     duration_s = diagnosis.job.step_s or max((rank.window_s for rank in diagnosis.ranks), default=0.0)
     if total_s <= SMALLEST_WAITING * duration_s:
         return []
-    num_large = sum(charge.mean_wait_s >= SMALLEST_CHARGE * total_s for charge in found)
+    num_large = sum(charge.mean_wait_s >= SMALLEST_CHARGE * total_s for charge in all_charges)
     num_shown = min(MOST_CHARGES, max(1, num_large))
     lines = [_title("Who waits for whom", style)]
-    for charge in found[:num_shown]:
+    for charge in all_charges[:num_shown]:
         waiting = ranks_text(charge.waiting_ranks, 0)
         verb = "waits" if len(charge.waiting_ranks) == 1 else "wait"
         cause = f"rank {charge.blamed_rank}: {part_label(charge.part)}"
@@ -198,10 +207,10 @@ def _blame(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
             f"({units.percent(charge.mean_wait_s / total_s)} of all waiting)",
             label="  ",
         )
-    rest = found[num_shown:]
+    rest = all_charges[num_shown:]
     if rest:
         rest_share = units.percent(sum(charge.mean_wait_s for charge in rest) / total_s)
-        lines.append(f"  and {counted(len(rest), 'smaller one')}, {rest_share} of all waiting")
+        lines.append(f"  and {counted(len(rest), 'smaller cause')}, {rest_share} of all waiting")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""A table for a terminal: columns that do not fit are wrapped, each in its own width."""
+"""Print a table on a terminal; columns that do not fit are wrapped within their own width."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from flatout.report.terminal import TextStyle
 
 GAP = 2
-SMALLEST_WIDTH = 12  # of a column that is made narrower
+SMALLEST_WIDTH = 12  # no column is narrowed below this
 
 
 def text_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, style: TextStyle, flexible: Sequence[int]
 ) -> list[str]:
-    """Lines of the table. The columns named in `flexible` are made narrower, the widest first, until all fits."""
+    """Return the lines of the table. The columns in `flexible` are narrowed, widest first, until the table fits."""
     cells = [[style.clean(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     while sum(widths) + GAP * (len(widths) - 1) > style.width:
