@@ -32,7 +32,7 @@ def test_a_plan_as_text_ends_with_the_next_command(
 ) -> None:
     assert run(monkeypatch, *PLAN, "--fix", "tp=2") == 0
     said = capfd.readouterr().out
-    assert "Why its neighbours lost" in said
+    assert "Why similar layouts lost" in said
     assert said.rstrip().splitlines()[-1].startswith("next: flatout plan --model llama3-8b")
     assert [line for line in said.splitlines()[:-1] if len(line) > 80] == []
 
@@ -105,7 +105,7 @@ def test_a_spreadsheets_csv_is_read_and_unused_rows_are_told(
     assert plan_with(tmp_path, monkeypatch, "2.0", "-1", "nan", mark="\ufeff") == 0
     said = capfd.readouterr()
     assert "of 3 rows" in said.err and "2 are not used" in said.err
-    assert "Corrected with 1 measured run of your own." in said.out
+    assert "Corrected with 1 measured run from your cluster." in said.out
 
 
 def test_milliseconds_are_not_taken_for_seconds(

@@ -17,7 +17,7 @@ def test_a_page_is_written_and_only_once(
     path = tmp_path / "plan.html"
     assert run(monkeypatch, *PLAN, "--html", str(path)) == 0
     said = capfd.readouterr()
-    assert "Why its neighbours lost" in said.out
+    assert "Why similar layouts lost" in said.out
     assert str(path) in said.err
     page = path.read_text()
     assert page.startswith("<!doctype html>")

@@ -1,4 +1,4 @@
-"""What a goal takes, as rows and sentences for the terminal and the page."""
+"""Print what a goal requires, as rows and sentences for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -10,30 +10,34 @@ from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import number, percent, seconds
 
-INTERVALS = "Intervals: nine in ten of the step time, with the extremes of all rates and prices together."
+INTERVALS = "Intervals combine the 90 % interval of the step time with the extremes of all rates and prices."
 Row = tuple[str, str, str, str]  # what, expected, interval, where it comes from
 
 
 def goal_sentence(answer: GoalAnswer) -> str:
-    """The answer in one sentence."""
+    """Return the answer in one sentence."""
     goal = answer.goal
     if not answer.is_reached:
         return f"`{goal.text}` is out of reach of {counted(answer.num_gpus, 'GPU')}: {answer.nearest}"
     money = f" and {usd(answer.usd.value)}" if answer.usd else ""
-    wanted = [calendar(goal.days)] if goal.days is not None else []
-    wanted += [usd(goal.usd)] if goal.usd is not None else []
-    if not wanted:
-        return f"{counted(answer.num_gpus, 'GPU')} take {calendar(answer.days.value)}{money}"
-    late = goal.days is not None and answer.days.high > goal.days
-    risk = "; the slow end of the interval is later than that" if late else ""
+    limits = []
+    if goal.days is not None:
+        limits.append(calendar(goal.days))
+    if goal.usd is not None:
+        limits.append(usd(goal.usd))
+    gpus = counted(answer.num_gpus, "GPU")
+    if not limits:
+        return f"{gpus} take {calendar(answer.days.value)}{money}"
+    can_be_late = goal.days is not None and answer.days.high > goal.days
+    risk = "; the slow end of the interval exceeds that" if can_be_late else ""
     return (
-        f"It takes {counted(answer.num_gpus, 'GPU')} to do it within {' and '.join(wanted)}: "
-        f"{calendar(answer.days.value)}{money}, and none of the smaller numbers that were tried does{risk}"
+        f"{gpus} are needed to finish within {' and '.join(limits)}: {calendar(answer.days.value)}{money}; "
+        f"no smaller number of GPUs that was tried is enough{risk}"
     )
 
 
 def goal_rows(answer: GoalAnswer) -> list[Row]:
-    """One a quantity."""
+    """Return one row per quantity."""
     rows: list[Row] = [("GPUs", number(answer.num_gpus), "", answer.layout)]
     rows.append(("steps", number(answer.num_steps), "", f"{number(answer.global_batch)} sequences each"))
     rows.append(_row("time", answer.days, calendar))
@@ -45,27 +49,30 @@ def goal_rows(answer: GoalAnswer) -> list[Row]:
     if answer.carbon_t:
         rows.append(_row("carbon", answer.carbon_t, _carbon))
     rows.append(_row("interruptions", answer.interruptions, short))
-    rows.append(_row("time that counts", answer.effective_share, percent))
+    rows.append(_row("productive time", answer.effective_share, percent))
     return rows
 
 
 def option_rows(answer: GoalAnswer) -> list[list[str]]:
-    """GPUs, days, money, step, layout, reached."""
-    return [
-        [
-            number(one.num_gpus),
-            "{1} ({2})".format(*_row("", one.days, calendar)),
-            usd(one.usd.value) if one.usd else "unknown",
-            seconds(one.step_time_s),
-            one.layout,
-            "yes" if one.is_reached else "no",
-        ]
-        for one in answer.options
-    ]
+    """Return a row per number of GPUs: GPUs, time, money, step, layout, and whether it reaches the goal."""
+    rows = []
+    for option in answer.options:
+        _, expected, interval, _ = _row("", option.days, calendar)
+        rows.append(
+            [
+                number(option.num_gpus),
+                f"{expected} ({interval})",
+                usd(option.usd.value) if option.usd else "unknown",
+                seconds(option.step_time_s),
+                option.layout,
+                "yes" if option.is_reached else "no",
+            ]
+        )
+    return rows
 
 
 def goal_text(answer: GoalAnswer, style: TextStyle) -> list[str]:
-    """Lines for the terminal."""
+    """Return the lines for the terminal."""
     lines = [style.bold("The goal"), *style.wrapped(goal_sentence(answer))]
     lines += text_table(
         ["", "expected", "interval", "from"], [list(row) for row in goal_rows(answer)], style=style, flexible=[3]
@@ -80,14 +87,16 @@ def goal_text(answer: GoalAnswer, style: TextStyle) -> list[str]:
 
 
 def short(value: float) -> str:
-    """Three significant digits at most: `30`, `12.5`, `1,234`."""
+    """Format a number with at most three significant digits: `30`, `12.5`, `1,234`."""
     if value >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 and value != round(value) else f"{value:.3g}"
+    if value >= 10 and value != round(value):
+        return f"{value:.1f}"
+    return f"{value:.3g}"
 
 
 def calendar(days: float) -> str:
-    """`4.8 hours`, `29.9 days`."""
+    """Format a duration in hours or days: `4.8 hours`, `29.9 days`."""
     return f"{short(days)} days" if days >= 2 else f"{short(days * 24)} hours"
 
 
@@ -100,10 +109,13 @@ def _carbon(tonnes: float) -> str:
 
 
 def usd(value: float) -> str:
-    """`$1.23M`, `$45,600`."""
+    """Format an amount of money: `$1.23M`, `$45,600`."""
+    if value >= 1e9:
+        return f"${value / 1e9:.3g}B"
     if value >= 1e6:
-        return f"${value / 1e6:.3g}M" if value < 1e9 else f"${value / 1e9:.3g}B"
-    return f"${round(value, -2) if value >= 10_000 else round(value):,.0f}"
+        return f"${value / 1e6:.3g}M"
+    digits = -2 if value >= 10_000 else 0
+    return f"${round(value, digits):,.0f}"
 
 
 def _row(name: str, value: GoalEstimate, written: Callable[[float], str]) -> Row:

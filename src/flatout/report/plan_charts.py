@@ -1,7 +1,7 @@
-"""The geometry of a plan's charts: rectangles of a pipeline, points of a front; numbers become percentages here.
+"""The geometry of a plan's charts: the rectangles of a pipeline and the points of a Pareto front.
 
-In: intervals and layouts. Out: texts that a template puts into SVG. Of a pipeline of too many operations the
-share of busy time is drawn, and its beginning once more in full.
+In: intervals and layouts. Out: texts that a template inserts into SVG. A pipeline with too many operations is drawn as
+its share of busy time.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import msgspec
 from flatout.records.plan import PlannedLayout
 from flatout.records.plan_details import PipelineInterval
 
-WIDTH = 10_000  # of the drawing; 10 are about a pixel
+WIDTH = 10_000  # units of the drawing; a pixel has about 10
 HEIGHT = 10
 MOST_DRAWN = 6000  # operations: about 120 kB
-COLUMNS = 500  # of the axis, where operations are too many to be drawn apart
-APART = 120  # operations of a stage up to which each has an edge
+COLUMNS = 500  # of the axis, if there are too many operations to draw each
+APART = 120  # most operations of a stage that are drawn with edges
 Pipeline = Sequence[Sequence[PipelineInterval]]
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage: an SVG path by kind of operation."""
+    """One stage, with an SVG path per kind of operation."""
 
     label: str
     paths: tuple[tuple[str, str], ...]  # class, path
@@ -31,21 +31,21 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineChart(msgspec.Struct, frozen=True, kw_only=True):
-    """All stages on one axis of time."""
+    """All stages on one time axis."""
 
     lanes: tuple[Lane, ...]
     span_s: float
-    is_merged: bool  # operations are too many to be drawn apart
+    is_merged: bool  # there are too many operations to draw each
     has_edges: bool
 
 
 def pipeline_chart(
     pipeline: Pipeline, tail: Sequence[tuple[str, float]], *, until_s: float | None = None
 ) -> PipelineChart:
-    """The pipeline and what follows it (class, seconds); or, up to `until_s`, only its beginning."""
+    """Draw the pipeline and the work after it (`tail`: class, seconds); with `until_s`, only the pipeline's start."""
     end_s = max(stage[-1].end_s for stage in pipeline)
     span_s = until_s if until_s is not None else end_s + sum(length_s for _, length_s in tail)
-    shown = [[one for one in stage if one.start_s < span_s] for stage in pipeline]
+    shown = [[interval for interval in stage if interval.start_s < span_s] for stage in pipeline]
     is_merged = until_s is None and sum(len(stage) for stage in shown) > MOST_DRAWN
     lanes = []
     for number, stage in enumerate(shown):
@@ -59,7 +59,7 @@ def pipeline_chart(
                 if length_s > 0:
                     paths.append((kind, _path([(start_s, start_s + length_s)], span_s)))
                 start_s += length_s
-        busy_s = sum(one.end_s - one.start_s for one in pipeline[number])
+        busy_s = sum(interval.end_s - interval.start_s for interval in pipeline[number])
         spoken = f"stage {number}: busy {busy_s / end_s * 100:.0f} % of the pipeline's time"
         lanes.append(Lane(label=f"stage {number}", paths=tuple(paths), spoken=spoken))
     return PipelineChart(
@@ -71,63 +71,65 @@ def pipeline_chart(
 
 
 def beginning_s(pipeline: Pipeline) -> float:
-    """Three times as long as the first stage waits for its first backward, as far as `MOST_DRAWN` operations go."""
-    starts = sorted(one.start_s for stage in pipeline for one in stage)
-    filled_s = next(one.end_s for one in pipeline[0] if one.kind == "backward")
-    return min(starts[min(MOST_DRAWN, len(starts) - 1)], 3 * filled_s)
+    """Return how much of the pipeline to draw in full: three times its filling, at most `MOST_DRAWN` operations."""
+    starts = sorted(interval.start_s for stage in pipeline for interval in stage)
+    filled_s = next(interval.end_s for interval in pipeline[0] if interval.kind == "backward")
+    last_drawn_s = starts[min(MOST_DRAWN, len(starts) - 1)]
+    return min(last_drawn_s, 3 * filled_s)
 
 
 def _operations(stage: Sequence[PipelineInterval]) -> dict[str, list[tuple[float, float]]]:
-    """By kind, and by whether the chunk is an even one."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for one in stage:
-        found.setdefault(f"{one.kind} {'odd' if one.chunk % 2 else 'even'}", []).append((one.start_s, one.end_s))
-    return found
+    """Group the spans by kind and by whether their chunk is odd or even."""
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for interval in stage:
+        parity = "odd" if interval.chunk % 2 else "even"
+        spans.setdefault(f"{interval.kind} {parity}", []).append((interval.start_s, interval.end_s))
+    return spans
 
 
 def _busy_columns(stage: Sequence[PipelineInterval], span_s: float) -> list[tuple[str, str]]:
-    """In each column of the axis a bar as high as the stage is busy there; equal neighbours are one."""
-    each_s = span_s / COLUMNS
+    """Draw a bar in each column of the axis, as high as the share of busy time; equal neighbours are merged."""
+    column_s = span_s / COLUMNS
     busy: dict[str, list[float]] = {}
-    for one in stage:
-        shares = busy.setdefault(one.kind, [0.0] * (COLUMNS + 1))
-        start, end = one.start_s / each_s, one.end_s / each_s
+    for interval in stage:
+        shares = busy.setdefault(interval.kind, [0.0] * (COLUMNS + 1))
+        start, end = interval.start_s / column_s, interval.end_s / column_s
         for column in range(int(start), min(COLUMNS, math.ceil(end))):
             shares[column] += max(0.0, min(end, column + 1) - max(start, column))
-    runs: list[tuple[str, int, int, int]] = []  # kind, height, first column, columns
+    runs: list[tuple[str, int, int, int]] = []  # kind, height, first column, number of columns
     for column in range(COLUMNS):
         parts = {kind: shares[column] for kind, shares in busy.items()}
-        whole = sum(parts.values())
-        height = round(min(1.0, whole) * HEIGHT)
+        total = sum(parts.values())
+        height = round(min(1.0, total) * HEIGHT)
         if not height:
             continue
         main = max(parts, key=lambda kind: parts[kind])
-        kind = main if parts[main] > 0.9 * whole else "both"
+        kind = main if parts[main] > 0.9 * total else "both"
         last = runs[-1] if runs else ("", 0, -1, 0)
         if last[:2] == (kind, height) and last[2] + last[3] == column:
             runs[-1] = (kind, height, last[2], last[3] + 1)
         else:
             runs.append((kind, height, column, 1))
     width = WIDTH // COLUMNS
-    found: dict[str, list[str]] = {}
+    paths: dict[str, str] = {}
     for kind, height, first, count in runs:
-        found.setdefault(f"{kind} even", []).append(
-            f"M{first * width} {HEIGHT - height}h{count * width}v{height}H{first * width}z"
-        )
-    return [(kind, "".join(words)) for kind, words in found.items()]
+        left = first * width
+        css = f"{kind} even"
+        paths[css] = paths.get(css, "") + f"M{left} {HEIGHT - height}h{count * width}v{height}H{left}z"
+    return list(paths.items())
 
 
 def _path(spans: Sequence[tuple[float, float]], span_s: float) -> str:
-    words = []
+    rectangles = []
     for start_s, end_s in spans:
         left = round(start_s / span_s * WIDTH)
         right = min(WIDTH, max(left + 1, round(end_s / span_s * WIDTH)))
-        words.append(f"M{left} 0h{right - left}v{HEIGHT}H{left}z")
-    return "".join(words)
+        rectangles.append(f"M{left} 0h{right - left}v{HEIGHT}H{left}z")
+    return "".join(rectangles)
 
 
 class FrontPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A layout's place in the chart; percent from the left and from the top."""
+    """A layout's position in the chart, in percent from the left and from the top."""
 
     x: str
     y: str
@@ -138,24 +140,28 @@ class FrontPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def front_points(front: Sequence[PlannedLayout], titles: Sequence[str]) -> tuple[list[FrontPoint], list[float]]:
-    """Step time to the right, over all intervals and logarithmic; memory upwards, from 0. With three times to mark."""
-    slowest = max(one.step_time_interval_s[1] for one in front)
-    fastest = min(one.step_time_interval_s[0] for one in front)
-    most = max(one.memory_bytes for one in front)
+    """Return the points, and three step times to mark on the axis.
+
+    Step time runs to the right, over all intervals, on a logarithmic scale; memory runs upwards from 0.
+    """
+    slowest = max(planned.step_time_interval_s[1] for planned in front)
+    fastest = min(planned.step_time_interval_s[0] for planned in front)
+    most_bytes = max(planned.memory_bytes for planned in front)
     span = math.log(slowest / fastest) or 1.0
 
     def across(seconds: float) -> str:
-        return f"{3 + 94 * min(1.0, max(0.0, math.log(seconds / fastest) / span)):.2f}"
+        share = math.log(seconds / fastest) / span
+        return f"{3 + 94 * min(1.0, max(0.0, share)):.2f}"
 
     points = [
         FrontPoint(
-            x=across(one.step_time_s),
-            y=f"{100 - one.memory_bytes / most * 92:.2f}",
-            low=across(one.step_time_interval_s[0]),
-            high=across(one.step_time_interval_s[1]),
+            x=across(planned.step_time_s),
+            y=f"{100 - planned.memory_bytes / most_bytes * 92:.2f}",
+            low=across(planned.step_time_interval_s[0]),
+            high=across(planned.step_time_interval_s[1]),
             is_best=number == 0,
             title=title,
         )
-        for number, (one, title) in enumerate(zip(front, titles, strict=True))
+        for number, (planned, title) in enumerate(zip(front, titles, strict=True))
     ]
     return points, [fastest, math.sqrt(fastest * slowest), slowest]

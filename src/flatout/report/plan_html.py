@@ -1,8 +1,7 @@
-"""A plan as one self-contained HTML file: no script, no outside reference, under 1 MB at any number of stages.
+"""Render a plan as one self-contained HTML file: no script, no external reference, under 1 MB for any plan.
 
-In: a `Plan`, its `PlanDetails`, the command line and the next one. Out: a string. Names of models and clusters come
-from files of others: the template escapes all texts, and a content policy in the page forbids scripts and outside
-references.
+In: a `Plan`, its `PlanDetails`, the command line and the next command. Out: a string. Names of models and clusters are
+untrusted: the template escapes all texts, and a content policy in the page forbids scripts and external references.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from flatout.records.plan_details import PlanDetails, StageMemory
 from flatout.report.axis import ticks
 from flatout.report.command import command_line, masked_command, quoted
 from flatout.report.goal_text import INTERVALS, goal_rows, goal_sentence, option_rows
-from flatout.report.phrases import counted
 from flatout.report.plan_charts import PipelineChart, beginning_s, front_points, pipeline_chart
 from flatout.report.plan_phrases import SENSITIVITY, difference, layout_words, memory_part, schedule_name, step_part
-from flatout.report.plan_text import layout_text
+from flatout.report.plan_text import calibration_note, layout_text
 from flatout.report.template import rendered
 
 MOST_STAGES = 64
@@ -27,25 +25,25 @@ AFTER_PIPELINE = ("pipeline_send", "data_parallel", "optimizer", "offload", "jit
 
 
 def plan_html(plan: Plan, details: PlanDetails, command: Sequence[str], *, next_command: Sequence[str]) -> str:
-    """The page."""
+    """Return the page."""
     return rendered("plan.html.j2", page_content(plan, details, command, next_command))
 
 
 def page_content(
     plan: Plan, details: PlanDetails, command: Sequence[str], next_command: Sequence[str]
 ) -> dict[str, object]:
-    """What the template shows, as texts and numbers ready to print."""
+    """Return the texts and numbers that the template shows, ready to print."""
     best = plan.layouts[0]
     return {
         "tool_version": __version__,
         "command": command_line(command),
         "facts": [
             f"{_billions(plan.num_parameters)} parameters",
-            f"{units.number(plan.global_batch)} sequences of {units.number(plan.seq)} tokens a step",
+            f"{units.number(plan.global_batch)} sequences of {units.number(plan.seq)} tokens per step",
             plan.precision,
             f"{units.number(plan.num_layouts)} valid layouts, {units.number(plan.num_fitting)} fit",
         ],
-        "headline": f"{plan.workload} on {plan.cluster}: {units.seconds(best.step_time_s)} a step",
+        "headline": f"{plan.workload} on {plan.cluster}: {units.seconds(best.step_time_s)} per step",
         "answers": _answers(plan, best, details),
         "layout": layout_text(best.layout),
         "layout_words": layout_words(best.layout),
@@ -54,24 +52,26 @@ def page_content(
         "pipeline": _pipeline(best, details),
         "memory": _memory(details),
         "front": _front(details),
-        "layouts": [_layout_row(place, one) for place, one in enumerate(plan.layouts, 1)],
+        "layouts": [_layout_row(position, planned) for position, planned in enumerate(plan.layouts, 1)],
         "neighbours": [
-            {"difference": difference(one.layout, best.layout), "layout": layout_text(one.layout), "why": one.why}
-            for one in plan.neighbours
+            {
+                "difference": difference(neighbour.layout, best.layout),
+                "layout": layout_text(neighbour.layout),
+                "why": neighbour.why,
+            }
+            for neighbour in plan.neighbours
         ],
         "sensitivity": [_sensitivity(name, factor) for name, factor in plan.sensitivity.items()],
         "worth_measuring": [
             {"layout": layout_text(layout), "words": layout_words(layout)} for layout in plan.worth_measuring
         ],
-        "calibrated": f"Corrected with {counted(plan.calibrated_with, 'measured run')} of your own."
-        if plan.calibrated_with
-        else "The model has not seen your cluster: the first layout alone can be several per cent off.",
+        "calibrated": calibration_note(plan),
         "next": [quoted(word) for word in masked_command(next_command)],
     }
 
 
 def _billions(count: int) -> str:
-    """`70.6 billion`, `345 million`."""
+    """Format a count: `70.6 billion`, `345 million`."""
     scale, word = (1e9, "billion") if count >= 1e9 else (1e6, "million")
     return f"{count / scale:,.3g} {word}"
 
@@ -82,17 +82,17 @@ def _answers(plan: Plan, best: PlannedLayout, details: PlanDetails) -> list[dict
         {
             "term": "Step time",
             "big": units.seconds(best.step_time_s),
-            "small": f"nine in ten: {units.seconds(low)} to {units.seconds(high)}",
+            "small": f"90 % interval: {units.seconds(low)} to {units.seconds(high)}",
         },
         {
             "term": "Throughput",
             "big": f"{units.number(round(best.tokens_per_s_per_gpu))} tokens/s",
-            "small": f"a GPU; MFU {units.percent(best.mfu)}",
+            "small": f"per GPU; MFU {units.percent(best.mfu)}",
         },
         {
             "term": "Memory",
             "big": units.num_bytes(best.memory_bytes),
-            "small": f"of {units.num_bytes(details.gpu_memory_bytes)}; runs out with a probability of "
+            "small": f"of {units.num_bytes(details.gpu_memory_bytes)}; probability of running out: "
             f"{units.percent(best.out_of_memory_probability)}",
         },
     ]
@@ -101,38 +101,41 @@ def _answers(plan: Plan, best: PlannedLayout, details: PlanDetails) -> list[dict
 def _bar(
     parts: Mapping[str, float], named: Callable[[str], tuple[str, str, str]], written: Callable[[float], str]
 ) -> dict[str, object]:
-    """A bar of 100 % with its legend; parts that are nothing are left out."""
-    whole = sum(parts.values())
+    """Return a bar of 100 % with its legend, without parts that are almost nothing."""
+    total = sum(parts.values())
     rows = []
     for name, value in parts.items():
+        if value <= SMALLEST_DRAWN * total:
+            continue
         label, css, meaning = named(name)
-        if value > SMALLEST_DRAWN * whole:
-            share = value / whole
-            rows.append(
-                {
-                    "css": css,
-                    "label": label,
-                    "meaning": meaning,
-                    "value": written(value),
-                    "share": units.percent(share),
-                    "width": f"{share * 100:.2f}",
-                    "title": f"{label} {units.percent(share)}, {written(value)}",
-                }
-            )
-    return {"parts": rows, "whole": written(whole), "spoken": ", ".join(str(row["title"]) for row in rows)}
+        share = value / total
+        rows.append(
+            {
+                "css": css,
+                "label": label,
+                "meaning": meaning,
+                "value": written(value),
+                "share": units.percent(share),
+                "width": f"{share * 100:.2f}",
+                "title": f"{label} {units.percent(share)}, {written(value)}",
+            }
+        )
+    return {"parts": rows, "whole": written(total), "spoken": ", ".join(str(row["title"]) for row in rows)}
 
 
 def _pipeline(best: PlannedLayout, details: PlanDetails) -> dict[str, object]:
     tail = [(step_part(name)[1], best.parts_s.get(name, 0.0)) for name in AFTER_PIPELINE]
-    chart = pipeline_chart(details.pipeline[:MOST_STAGES], tail)
+    drawn_stages = details.pipeline[:MOST_STAGES]
+    chart = pipeline_chart(drawn_stages, tail)
     charts = [_with_ticks(chart)]
     if chart.is_merged:
-        charts.append(
-            _with_ticks(pipeline_chart(details.pipeline[:MOST_STAGES], (), until_s=beginning_s(details.pipeline)))
-        )
+        beginning = pipeline_chart(drawn_stages, (), until_s=beginning_s(details.pipeline))
+        charts.append(_with_ticks(beginning))
+    intervals = [interval for stage in details.pipeline for interval in stage]
     end_s = max(stage[-1].end_s for stage in details.pipeline)
-    busy_s = sum(one.end_s - one.start_s for stage in details.pipeline for one in stage)
-    kinds = {one.kind for stage in details.pipeline for one in stage}
+    busy_s = sum(interval.end_s - interval.start_s for interval in intervals)
+    kinds = {interval.kind for interval in intervals}
+    busy_share = busy_s / (end_s * len(details.pipeline))
     return {
         "charts": charts,
         "schedule": schedule_name(best.layout) if best.layout.pp > 1 else "one stage",
@@ -141,7 +144,7 @@ def _pipeline(best: PlannedLayout, details: PlanDetails) -> dict[str, object]:
         "num_micro_batches": units.number(best.layout.num_micro_batches),
         "vpp": best.layout.vpp,
         "has_weights": "weights" in kinds,
-        "idle": units.percent(max(0.0, 1.0 - busy_s / (end_s * len(details.pipeline)))),
+        "idle": units.percent(max(0.0, 1.0 - busy_share)),
         "tail": [
             {"css": step_part(name)[1], "label": step_part(name)[0], "value": units.seconds(best.parts_s[name])}
             for name in AFTER_PIPELINE
@@ -161,12 +164,13 @@ def _with_ticks(chart: PipelineChart) -> dict[str, object]:
 
 
 def _memory(details: PlanDetails) -> dict[str, object]:
-    """Bars on the scale of the GPU's memory, or of the fullest stage where that is more."""
+    """Return bars on the scale of the GPU's memory, or of the largest stage if that is more."""
     stages = details.stages[:MOST_STAGES]
-    scale = max(details.gpu_memory_bytes, *(sum(one.parts_bytes.values()) for one in stages)) * 1.04
-    used = [name for name in stages[0].parts_bytes if any(one.parts_bytes[name] > 0 for one in stages)]
+    largest_bytes = max(sum(stage.parts_bytes.values()) for stage in stages)
+    scale = max(details.gpu_memory_bytes, largest_bytes) * 1.04
+    used = [name for name in stages[0].parts_bytes if any(stage.parts_bytes[name] > 0 for stage in stages)]
     return {
-        "rows": [_stage(one, scale, len(stages)) for one in stages],
+        "rows": [_stage(stage, scale, len(stages)) for stage in stages],
         "limit": f"{details.gpu_memory_bytes / scale * 100:.2f}",
         "gpu": details.gpu,
         "gpu_memory": units.num_bytes(details.gpu_memory_bytes),
@@ -174,35 +178,35 @@ def _memory(details: PlanDetails) -> dict[str, object]:
         "num_left_out": max(0, len(details.stages) - MOST_STAGES),
         "table": [
             {
-                "label": f"stage {one.stage}",
-                "layers": str(one.num_layers),
-                "values": [units.num_bytes(one.parts_bytes[name]) for name in used],
-                "whole": units.num_bytes(sum(one.parts_bytes.values())),
-                "out": units.percent(one.out_of_memory_probability),
+                "label": f"stage {stage.stage}",
+                "layers": str(stage.num_layers),
+                "values": [units.num_bytes(stage.parts_bytes[name]) for name in used],
+                "whole": units.num_bytes(sum(stage.parts_bytes.values())),
+                "out": units.percent(stage.out_of_memory_probability),
             }
-            for one in stages
+            for stage in stages
         ],
     }
 
 
-def _stage(one: StageMemory, scale: float, num_stages: int) -> dict[str, object]:
-    whole = sum(one.parts_bytes.values())
-    titles = [
-        (memory_part(name)[1], value, f"{memory_part(name)[0]} {units.num_bytes(value)}")
-        for name, value in one.parts_bytes.items()
-        if value > SMALLEST_DRAWN * scale
-    ]
+def _stage(stage: StageMemory, scale: float, num_stages: int) -> dict[str, object]:
+    total = sum(stage.parts_bytes.values())
+    segments = []
+    for name, value in stage.parts_bytes.items():
+        if value <= SMALLEST_DRAWN * scale:
+            continue
+        label, css, _ = memory_part(name)
+        title = f"{label} {units.num_bytes(value)}"
+        segments.append({"css": css, "width": f"{value / total * 100:.2f}", "title": title})
     return {
-        "label": f"stage {one.stage}" if num_stages > 1 else "every rank",
-        "layers": f"{one.num_layers} layers",
-        "whole": units.num_bytes(whole),
-        "out": units.percent(one.out_of_memory_probability),
-        "is_risky": one.out_of_memory_probability >= 0.1,
-        "width": f"{whole / scale * 100:.2f}",
-        "segments": [
-            {"css": css, "width": f"{value / whole * 100:.2f}", "title": title} for css, value, title in titles
-        ],
-        "spoken": ", ".join(title for _, _, title in titles),
+        "label": f"stage {stage.stage}" if num_stages > 1 else "every rank",
+        "layers": f"{stage.num_layers} layers",
+        "whole": units.num_bytes(total),
+        "out": units.percent(stage.out_of_memory_probability),
+        "is_risky": stage.out_of_memory_probability >= 0.1,
+        "width": f"{total / scale * 100:.2f}",
+        "segments": segments,
+        "spoken": ", ".join(segment["title"] for segment in segments),
     }
 
 
@@ -210,11 +214,11 @@ def _front(details: PlanDetails) -> dict[str, object] | None:
     if len(details.front) < 2:
         return None
     titles = [
-        f"{layout_text(one.layout)}: {units.seconds(one.step_time_s)}, {units.num_bytes(one.memory_bytes)}"
-        for one in details.front
+        f"{layout_text(planned.layout)}: {units.seconds(planned.step_time_s)}, {units.num_bytes(planned.memory_bytes)}"
+        for planned in details.front
     ]
     points, marks = front_points(details.front, titles)
-    most = max(one.memory_bytes for one in details.front)
+    most = max(planned.memory_bytes for planned in details.front)
     return {
         "points": points,
         "marks": [
@@ -223,26 +227,26 @@ def _front(details: PlanDetails) -> dict[str, object] | None:
         "levels": [{"top": f"{100 - share * 92:.2f}", "text": units.num_bytes(most * share)} for share in (1.0, 0.5)],
         "rows": [
             {
-                "layout": layout_text(one.layout),
-                "time": units.seconds(one.step_time_s),
-                "memory": units.num_bytes(one.memory_bytes),
-                "out": units.percent(one.out_of_memory_probability),
+                "layout": layout_text(planned.layout),
+                "time": units.seconds(planned.step_time_s),
+                "memory": units.num_bytes(planned.memory_bytes),
+                "out": units.percent(planned.out_of_memory_probability),
             }
-            for one in details.front
+            for planned in details.front
         ],
     }
 
 
-def _layout_row(place: int, one: PlannedLayout) -> dict[str, str]:
-    low, high = one.step_time_interval_s
+def _layout_row(position: int, planned: PlannedLayout) -> dict[str, str]:
+    low, high = planned.step_time_interval_s
     return {
-        "place": str(place),
-        "layout": layout_text(one.layout),
-        "time": units.seconds(one.step_time_s),
+        "position": str(position),
+        "layout": layout_text(planned.layout),
+        "time": units.seconds(planned.step_time_s),
         "interval": f"{units.seconds(low)} to {units.seconds(high)}",
-        "mfu": units.percent(one.mfu),
-        "memory": units.num_bytes(one.memory_bytes),
-        "out": units.percent(one.out_of_memory_probability),
+        "mfu": units.percent(planned.mfu),
+        "memory": units.num_bytes(planned.memory_bytes),
+        "out": units.percent(planned.out_of_memory_probability),
     }
 
 
@@ -251,7 +255,7 @@ def _sensitivity(name: str, factor: float) -> dict[str, str]:
     gain = max(0.0, 1.0 - factor)
     return {
         "label": SENSITIVITY.get(short, short.replace("_", " ")),
-        "gain": units.percent(gain) + " less" if gain >= 0.0005 else "nothing",
+        "gain": f"{units.percent(gain)} less" if gain >= 0.0005 else "nothing",
         "width": f"{gain * 100:.2f}",
     }
 

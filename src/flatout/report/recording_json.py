@@ -1,4 +1,4 @@
-"""A recording that has no diagnosis as the JSON of the contract `flatout/recording-report`, version 1."""
+"""Write a recording without a diagnosis as the JSON of the contract `flatout/recording-report`, version 1."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class RecordedRank(msgspec.Struct, frozen=True, kw_only=True):
     hostname: str
     device: DeviceFacts | None  # null: the CPU
     num_steps: int
-    untraced_step_s: float | None  # median of the settled steps; null: the job ended before they had settled
-    num_untraced_steps: int  # that it is the median of
-    ended_by: str | None  # exit, or the name of an exception; null: without a word, as by SIGKILL
+    untraced_step_s: float | None  # median of the steps after warm-up; null: the job ended before
+    num_untraced_steps: int  # the number of steps in that median
+    ended_by: str | None  # exit, or the name of an exception; null: unknown, as after SIGKILL
 
 
 class RecordingReport(msgspec.Struct, frozen=True, kw_only=True):
     path: str  # of the recording
     ranks: tuple[RecordedRank, ...]
     missing_ranks: tuple[int, ...]
-    traced_ranks: tuple[int, ...]  # whose trace is in the recording, for `flatout diagnose`
+    traced_ranks: tuple[int, ...]  # ranks with a trace in the recording, for `flatout diagnose`
     measured: Measured
     hosts: tuple[HostUse, ...]
     runs: tuple[Run, ...]
@@ -36,7 +36,7 @@ class RecordingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recording_json(recording: Recording, command: Sequence[str], *, pretty: bool = True) -> bytes:
-    """The contract object: `schema`, `version`, `tool_version`, `command` (secrets masked), then the report."""
+    """Return the contract's object: schema, version, tool version, command (secrets masked), then the report."""
     report = RecordingReport(
         path=recording.path,
         ranks=tuple(_rank(rank) for rank in recording.ranks),
