@@ -1,7 +1,7 @@
-"""What stands above and below the chart of steps: the numbers of steps that have room, and round times.
+"""The labels above and below the chart of steps: the step numbers that fit, and round times.
 
-In: steps with their places on the axis. Out: labels that do not lie over each other, on a phone as on a desk, without a
-script: each has the width of chart from which on it fits beside the more important ones.
+In: steps with their positions on the axis. Out: labels that do not overlap, on a phone or a large screen, without a
+script: each label has the smallest chart width at which it fits next to the more important labels.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import msgspec
 
 from flatout.records.diagnosis import StepDiagnosis
 
-# Narrowest chart in px that each class of labels is shown in; the style sheet hides the others there.
+# The narrowest chart, in px, that shows each class of labels; in narrower charts the style sheet hides it.
 WIDTHS = {"": 200, "medium": 480, "wide": 830}
 _CHARACTER_PX, _AROUND_PX = 8.5, 11
-_UNLIKE = 1.5  # of the median step: a longer step is one to look at, a shorter one has little room
+_UNUSUAL = 1.5  # times the median step: a longer step is of interest, a shorter one has little space
 _MOST_LONG = 8
-_MOST_OF_LEVEL = 0.8  # of equally round numbers: fewer would look like a choice
-BEFORE = 0.8  # of the axis: from here on a number stands before its mark, or it would leave the chart
+_MOST_OF_LEVEL = 0.8  # of equally round numbers: if fewer fit, they would look chosen on purpose
+BEFORE = 0.8  # of the axis: beyond this, a number is placed left of its mark to stay inside the chart
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_labels(steps: Sequence[StepDiagnosis], first_s: float, span_s: float) -> list[Label]:
-    """The numbers of steps that fit, in the order of time."""
+    """Return the labels of the steps that fit, in the order of time."""
     lefts = {step.step: (step.start_s - first_s) / span_s for step in steps}
     placed: dict[int, str] = {}
     for size, width_px in WIDTHS.items():
@@ -55,15 +55,20 @@ def step_labels(steps: Sequence[StepDiagnosis], first_s: float, span_s: float) -
 def _extent(left: float, number: int, width_px: float) -> tuple[float, float]:
     length_px = len(str(number)) * _CHARACTER_PX + _AROUND_PX
     mark_px = left * width_px
-    return (mark_px - length_px, mark_px) if left > BEFORE else (mark_px, mark_px + length_px)
+    if left > BEFORE:
+        return mark_px - length_px, mark_px
+    return mark_px, mark_px + length_px
 
 
 def _by_importance(steps: Sequence[StepDiagnosis]) -> Iterator[tuple[list[int], float]]:
-    """Long steps, the first, then by round numbers, short ones last; with the share of each that must fit."""
+    """Yield step numbers by importance, with the share of them that must fit.
+
+    Long steps come first, then the first step, then round numbers, and short steps last.
+    """
     usual_s = median(step.window_s for step in steps)
-    long = [step for step in steps if step.window_s > usual_s * _UNLIKE]
+    long = [step for step in steps if step.window_s > usual_s * _UNUSUAL]
     yield [step.step for step in sorted(long, key=lambda step: -step.window_s)[:_MOST_LONG]], 0.0
-    usual = [step.step for step in steps if step.window_s * _UNLIKE > usual_s]
+    usual = [step.step for step in steps if step.window_s * _UNUSUAL > usual_s]
     yield usual[:1], 0.0
     for stride in (1000, 500, 100, 50, 10, 5, 1):
         yield [number for number in usual if number % stride == 0], _MOST_OF_LEVEL
@@ -71,13 +76,11 @@ def _by_importance(steps: Sequence[StepDiagnosis]) -> Iterator[tuple[list[int], 
 
 
 def ticks(first_s: float, span_s: float) -> list[tuple[float, str]]:
-    """Round times along the axis with their places, at most seven."""
+    """Return at most seven round times with their positions along the axis."""
     rough = span_s / 6
     magnitude = 10.0 ** math.floor(math.log10(rough))
     distance_s = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= rough)
-    unit, scale = next(
-        (unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if span_s * scale >= 1 or unit == "us"
-    )
+    unit, scale = _unit_of(span_s)
     digits = 0 if distance_s * scale >= 0.999 else 1
     first = math.ceil(first_s / distance_s - 1e-9)
     times = [index * distance_s for index in range(first, first + 8)]
@@ -86,3 +89,11 @@ def ticks(first_s: float, span_s: float) -> list[tuple[float, str]]:
         for time_s in times
         if time_s <= first_s + span_s * 0.82  # a later one would not fit before the edge
     ]
+
+
+def _unit_of(span_s: float) -> tuple[str, float]:
+    """Return the unit in which the span is at least 1, and the number of such units per second."""
+    for unit, per_second in (("s", 1.0), ("ms", 1e3)):
+        if span_s * per_second >= 1:
+            return unit, per_second
+    return "us", 1e6

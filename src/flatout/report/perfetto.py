@@ -1,10 +1,10 @@
-"""Traces written back as Chrome JSON for ui.perfetto.dev: every original event, with Flatout's own tracks above them.
+"""Write traces back as Chrome JSON for ui.perfetto.dev: every original event, below Flatout's own tracks.
 
-In: for each rank its events as they stand in its file, its segments and its charged waits. Out: a file, written as it
-is made; gzip if its name ends in `.gz`. A process for each rank; its first tracks are "Flatout parts" and "Flatout
-blame", then host threads and GPU streams. Of an event only what must be told apart between ranks is rewritten: process,
-thread, id, and the times (on the job's common clock, in microseconds with three decimals, made from integer
-nanoseconds). All else, with all arguments, is copied as text.
+In: the events of each rank's file, its segments and its charged waits. Out: a file, written in a stream; compressed if
+its name ends in `.gz`. Each rank is a process, whose first tracks are "Flatout parts" and "Flatout blame", followed by
+host threads and GPU streams. Only the fields of an event that must differ between ranks are rewritten: process, thread,
+id, and the times (on the job's common clock, in microseconds with three decimals, from integer nanoseconds). All other
+fields, with all arguments, are copied as text.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _ESCAPE = re.compile(rb"(\\\\)|\\(u00[01][0-9a-fA-F]|u007[fF])")
 
 
 class Originals(Protocol):
-    """The events of a rank's file. They are gone through twice: to find their tracks, and to write them."""
+    """The events of a rank's file. They are iterated twice: to find their tracks, and to write them."""
 
     def __iter__(self) -> Iterator[OriginalEvent]: ...
 
     @property
     def metadata(self) -> dict[str, msgspec.Raw]:
-        """What stands around the events in the file; known once they have been gone through."""
+        """The fields around the events in the file; available after an iteration."""
 
 
 class PerfettoRank(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One rank as it is drawn. `segments` and `slices` are on the job's common clock."""
+    """The data to draw for one rank. `segments` and `slices` are on the job's common clock."""
 
     rank: int
     originals: Originals
@@ -63,11 +63,10 @@ class PerfettoRank(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def write_perfetto(
     path: str | Path, ranks: Iterable[PerfettoRank], *, origin_ns: int, force: bool = False
 ) -> dict[int, int]:
-    """Write the trace; OutputError where the file exists (without `force`) or cannot be written.
+    """Write the trace. Raises OutputError if the file exists (without `force`) or cannot be written.
 
-    Times count from `origin_ns`. Ranks are taken one by one, so that a generator need never hold two of them. Returns
-    by rank how many of its events were left out, because they have no time that can be used; ranks without any are not
-    in it.
+    Times count from `origin_ns`. Ranks are read one by one, so that a generator never holds two of them. Returns the
+    number of skipped events of each rank that has any: events without a usable time.
     """
     with open_new(path, force=force) as file:
         if str(path).endswith(".gz"):
@@ -80,12 +79,12 @@ def _write(file: BinaryIO | gzip.GzipFile, ranks: Iterable[PerfettoRank], origin
     file.write(f'{{"displayTimeUnit":"ns","otherData":{{"flatout":"{__version__}"}},"traceEvents":[\n'.encode())
     pending: list[bytes] = []
     separator = b""
-    left_out: dict[int, int] = {}
+    num_skipped: dict[int, int] = {}
     metadata: list[bytes] = []
     for rank in ranks:
         tracks = lay_out(rank.originals)
         if tracks.num_without_time:
-            left_out[rank.rank] = tracks.num_without_time
+            num_skipped[rank.rank] = tracks.num_without_time
         for line in _rank_lines(rank, tracks, origin_ns):
             pending.append(line)
             if len(pending) >= EVENTS_PER_WRITE:
@@ -96,7 +95,7 @@ def _write(file: BinaryIO | gzip.GzipFile, ranks: Iterable[PerfettoRank], origin
     if pending:
         file.write(separator + b",\n".join(pending))
     file.write(b'\n],"ranks":{%b}}\n' % b",\n".join(metadata))
-    return left_out
+    return num_skipped
 
 
 def _rank_lines(rank: PerfettoRank, tracks: Tracks, origin_ns: int) -> Iterator[bytes]:
@@ -125,7 +124,7 @@ def _track(process: int, track: int, label: str) -> Iterator[bytes]:
 
 
 def _quoted(text: str) -> str:
-    """A JSON string. Control characters, which Perfetto refuses even escaped (#598), are spelled out."""
+    """Return a JSON string. Perfetto refuses control characters even if escaped (#598), so they are written as text."""
     text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
     return msgspec.json.encode(text.encode("utf-8", "backslashreplace").decode()).decode()
 
@@ -136,7 +135,7 @@ def _time(ns: int) -> str:
 
 
 def _part_slices(segments: Segments) -> Iterator[tuple[str, int, int]]:
-    """(part, start, end), neighbours of one part as one."""
+    """Yield part, start and end; neighbouring segments of the same part are merged."""
     if not len(segments.part):
         return
     begins = np.flatnonzero(np.diff(segments.part, prepend=segments.part[:1] + 1))
@@ -148,26 +147,26 @@ def _part_slices(segments: Segments) -> Iterator[tuple[str, int, int]]:
 
 
 def _blame_slices(slices: Sequence[BlameSlice], segments: Segments) -> Iterator[tuple[str, int, int]]:
-    """(who is waited for, start, end): each charged wait laid over the waiting that follows its start."""
+    """Yield label, start and end: each charged wait is placed on the waiting time after its start."""
     waits: dict[int, list[BlameSlice]] = defaultdict(list)
     for piece in slices:
         waits[piece.start_ns].append(piece)
     is_wait = segments.part == Part.WAIT
     starts, ends = segments.start_ns[is_wait].tolist(), segments.end_ns[is_wait].tolist()
-    at, done_ns = 0, -(2**63)
+    index, done_ns = 0, -(2**63)
     for start_ns, pieces in sorted(waits.items()):
         text = _blame_text(pieces)
-        left_ns = round(sum(piece.wait_ns for piece in pieces))
+        remaining_ns = round(sum(piece.wait_ns for piece in pieces))
         done_ns = max(done_ns, start_ns)
-        while left_ns > 0 and at < len(starts):
-            begin_ns = max(starts[at], done_ns)
-            end_ns = min(ends[at], begin_ns + left_ns)
+        while remaining_ns > 0 and index < len(starts):
+            begin_ns = max(starts[index], done_ns)
+            end_ns = min(ends[index], begin_ns + remaining_ns)
             if end_ns > begin_ns:
                 yield text, begin_ns, end_ns
-                left_ns -= end_ns - begin_ns
+                remaining_ns -= end_ns - begin_ns
                 done_ns = end_ns
-            if left_ns > 0:
-                at += 1
+            if remaining_ns > 0:
+                index += 1
 
 
 def _blame_text(pieces: Sequence[BlameSlice]) -> str:
@@ -195,7 +194,7 @@ def _slice_lines(slices: Iterable[tuple[str, int, int]], process: int, track: in
 def _original_lines(
     rank: PerfettoRank, tracks: Tracks, process: int, first_track: int, origin_ns: int
 ) -> Iterator[bytes]:
-    """The file's events; where several begin at once on a track, in the order that Perfetto needs to nest them."""
+    """Yield the file's events. Events that start together on a track are put in the order that Perfetto nests."""
     shift_ns = rank.clock_offset_ns - origin_ns
     ids: dict[bytes, int] = {}
     held: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
@@ -204,7 +203,7 @@ def _original_lines(
         if event.phase == "M":
             name = bytes(fields.get("name", b"")).strip(b'"').decode("utf-8", "replace")
             if name in _NAMES_OF_TRACKS:
-                continue  # those of Flatout stand in their place
+                continue  # Flatout writes these itself
         elif event.start_ns is None:
             continue
         rewritten = f'"pid":{process},"tid":{first_track + int(tracks.track[index])}'
@@ -228,5 +227,9 @@ def _original_lines(
 
 def _object(fields: Iterable[tuple[str, msgspec.Raw]], last: bytes = b"") -> bytes:
     parts = [b"%b:%b" % (msgspec.json.encode(key), bytes(raw)) for key, raw in fields]
-    text = b"{" + b",".join([*parts, last] if last else parts) + b"}"
-    return _ESCAPE.sub(lambda match: match[1] or rb"\\" + match[2], text) if b"\\u00" in text else text
+    if last:
+        parts.append(last)
+    text = b"{" + b",".join(parts) + b"}"
+    if b"\\u00" not in text:
+        return text
+    return _ESCAPE.sub(lambda match: match[1] or rb"\\" + match[2], text)

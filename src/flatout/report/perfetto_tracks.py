@@ -1,9 +1,9 @@
-"""Where each event of a file is drawn: its track, and its place among events that begin at the same moment.
+"""Choose the track of each event, and the order of events that start at the same time.
 
 In: a file's events. Out: `Tracks`: host threads, then GPU streams by device and stream, then the rest. Perfetto nests
-the events of a track and drops, or draws elsewhere, those that overlap in part (google/perfetto#4280), as kernels of
-one stream may: those get another lane. Of events that begin at once it wants the longest first, and arrows after the
-events that they are tied to, which the order of a file does not promise.
+the events of a track and drops or misplaces those that overlap partly (google/perfetto#4280), as kernels of one stream
+can: these get another lane. Of events that start together, Perfetto needs the longest first, and arrows after the
+events that they are tied to; the order in a file does not guarantee that.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from numpy.typing import NDArray
 
 from flatout.records.events import GPU_WORK, Kind, OriginalEvent
 
-Place = tuple[int | str, int | str, bool]  # process, thread, and whether it is for notes of the device
+Place = tuple[int | str, int | str, bool]  # process, thread, and whether it holds annotations of the device
 
 _NOTES = (Kind.GPU_ANNOTATION, Kind.SYNC)
 
 
 class Tracks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Columns have an entry for each event of the file, in its order."""
+    """The tracks of a file. Each column has one entry per event, in the order of the file."""
 
-    labels: tuple[str, ...]  # of the tracks, in the order in which they are drawn
+    labels: tuple[str, ...]  # labels of the tracks, in drawing order
     track: NDArray[np.int64]  # index into `labels`
-    group: NDArray[np.int64]  # events that begin at once and whose order in the file is wrong; -1 for all others
-    position: NDArray[np.int64]  # orders the events of a group
+    group: NDArray[np.int64]  # events that start together and are in the wrong order in the file; -1 for all others
+    position: NDArray[np.int64]  # order of the events of a group
     group_sizes: dict[int, int]
-    num_without_time: int  # other than metadata, which needs none
+    num_without_time: int  # events without a time, except metadata, which needs none
 
 
 class _Seen:
-    """What one pass over the events leaves behind: a few numbers for each."""
+    """A few numbers per event, collected in one pass over the events."""
 
     def __init__(self, events: Iterable[OriginalEvent]) -> None:
         self.places: dict[Place, int] = {}
@@ -55,7 +55,7 @@ class _Seen:
             place.append(self.places.setdefault(key, len(self.places)))
             start_ns.append(event.start_ns or 0)
             duration_ns.append(event.duration_ns)
-            drawn.append(0 if event.start_ns is None or event.phase == "M" else 2 if event.phase == "X" else 1)
+            drawn.append(_drawn(event))
         self.place = np.array(place, np.int64)
         self.start_ns = np.array(start_ns, np.int64)
         self.duration_ns = np.array(duration_ns, np.int64)
@@ -72,7 +72,15 @@ class _Seen:
                 self.thread_names[key] = name.strip()
 
 
+def _drawn(event: OriginalEvent) -> int:
+    """Return 0 for an event that is not drawn, 2 for a slice, and 1 for any other drawn event."""
+    if event.start_ns is None or event.phase == "M":
+        return 0
+    return 2 if event.phase == "X" else 1
+
+
 def lay_out(events: Iterable[OriginalEvent]) -> Tracks:
+    """Assign each event of a file to a track."""
     seen = _Seen(events)
     ordered = sorted(seen.places, key=lambda place: _order(place, place in seen.has_work))
     labels: list[str] = []
@@ -106,7 +114,7 @@ def lay_out(events: Iterable[OriginalEvent]) -> Tracks:
 
 
 def _number(value: int | str) -> int | None:
-    """`7` of 7, "7" and "stream 7"."""
+    """Return the number of a process or thread: `7` for 7, "7" and "stream 7"."""
     if isinstance(value, int):
         return value
     digits = re.search(r"\d+$", value)
@@ -116,7 +124,12 @@ def _number(value: int | str) -> int | None:
 def _order(place: Place, has_work: bool) -> tuple[int, int, str, int, str, bool]:
     process, thread, is_note = place
     process_number, thread_number = _number(process), _number(thread)
-    group = 1 if has_work or is_note else 0 if process_number is not None else 2
+    if has_work or is_note:
+        group = 1  # GPU streams
+    elif process_number is not None:
+        group = 0  # host threads
+    else:
+        group = 2
     return group, process_number or 0, str(process), thread_number or 0, str(thread), is_note
 
 
@@ -124,9 +137,11 @@ def _label(place: Place, has_work: bool, name: str | None) -> str:
     process, thread, is_note = place
     if has_work or is_note:
         device, stream = _number(process), _number(thread)
-        where = f"device {process} {thread}" if device is None or stream is None else f"GPU {device} stream {stream}"
-        return f"{where}, annotations" if is_note else where
-    if process == -1:  # where Kineto draws its own overhead
+        label = f"GPU {device} stream {stream}"
+        if device is None or stream is None:
+            label = f"device {process} {thread}"
+        return f"{label}, annotations" if is_note else label
+    if process == -1:  # the process in which Kineto draws its own overhead
         return "profiler overhead"
     if _number(process) is None:
         return f"{process}: {thread}" if process or thread else "no thread"
@@ -134,11 +149,11 @@ def _label(place: Place, has_work: bool, name: str | None) -> str:
 
 
 def _free_of_overlap(starts: NDArray[np.int64], ends: NDArray[np.int64], *, may_nest: bool) -> NDArray[np.int64]:
-    """A lane for each event (by start, longest first), as few as their overlaps ask for; nested events share one."""
+    """Assign a lane to each event (by start, longest first), with as few lanes as possible; nested events share one."""
     lane_of = np.zeros(len(starts), np.int64)
     if (starts[1:] >= ends[:-1]).all():
         return lane_of
-    open_ends: list[list[int]] = []  # of each lane, the ends of the events that are open, outermost first
+    open_ends: list[list[int]] = []  # per lane, the ends of the open events, outermost first
     for index, (start_ns, end_ns) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         for lane, stack in enumerate(open_ends):
             while stack and stack[-1] <= start_ns:
@@ -154,7 +169,7 @@ def _free_of_overlap(starts: NDArray[np.int64], ends: NDArray[np.int64], *, may_
 
 
 def _tie_arrows(seen: _Seen, track: NDArray[np.int64]) -> None:
-    """Put arrows onto the track of the slice that they begin or end at, where a thread or stream has several tracks."""
+    """Move arrows to the track of the slice that they start or end at, if a thread or stream has several tracks."""
     places_of: dict[tuple[int | str, int | str], list[int]] = defaultdict(list)
     for (process, thread, _), number in seen.places.items():
         places_of[process, thread].append(number)
@@ -163,7 +178,9 @@ def _tie_arrows(seen: _Seen, track: NDArray[np.int64]) -> None:
         slices, others = rows[seen.is_slice[rows]], rows[~seen.is_slice[rows]]
         if not len(others) or len(np.unique(track[rows])) < 2:
             continue
-        slices = slices[np.argsort(track[slices], kind="stable")]  # work before notes, the first lane before others
+        slices = slices[
+            np.argsort(track[slices], kind="stable")
+        ]  # work before annotations, the first lane before others
         starts, first = np.unique(seen.start_ns[slices], return_index=True)
         at = np.searchsorted(starts, seen.start_ns[others]).clip(max=len(starts) - 1)
         is_tied = starts[at] == seen.start_ns[others]
@@ -171,7 +188,7 @@ def _tie_arrows(seen: _Seen, track: NDArray[np.int64]) -> None:
 
 
 def _misplaced(seen: _Seen, track: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Groups of events that begin at once on a track where the file has a shorter one, or an arrow, too early."""
+    """Find groups of events that start together on a track, of which the file has a shorter one or an arrow first."""
     rows = np.flatnonzero(seen.is_drawn)
     keys = (rows, -seen.duration_ns[rows], ~seen.is_slice[rows], seen.start_ns[rows], track[rows])
     rows = rows[np.lexsort(keys)]

@@ -1,6 +1,6 @@
-"""A logarithmic axis of ratios with 1 on it: where a ratio lies, and round marks that do not touch each other.
+"""A logarithmic axis of ratios that includes 1: the position of a ratio, and round marks that do not touch each other.
 
-Logarithmic, because twice as fast and half as fast are then equally far from 1.
+The axis is logarithmic so that twice as fast and half as fast are equally far from 1.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from itertools import pairwise
 import msgspec
 
 PAD = 0.06  # of the axis, on both sides
-SMALLEST_SPAN = 1.04  # of the highest over the lowest ratio: noise is not drawn large
+SMALLEST_SPAN = 1.04  # highest over lowest ratio: a smaller span would magnify noise
 LOWEST, HIGHEST = 0.01, 1000.0
-MARK_DISTANCE = 0.14  # of the axis: what a label takes on a phone
+MARK_DISTANCE = 0.14  # of the axis: the width of a label on a phone
 _STRIDES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _MOST_MARKS = 9
 
@@ -24,17 +24,18 @@ class RatioAxis(msgspec.Struct, frozen=True, kw_only=True):
     high: float
 
     def place(self, ratio: float) -> float:
-        """From 0, the left end, to 1; what lies outside is put at the end."""
+        """Return the position of a ratio, from 0 at the left to 1; a ratio outside the axis is put at its end."""
         inside = min(max(ratio, self.low), self.high)
         return math.log(inside / self.low) / math.log(self.high / self.low)
 
     def marks(self) -> list[tuple[float, str]]:
-        """Places and labels, 1 among them: as many round ratios as do not touch each other."""
-        kept = next((found for found in self._choices() if len(found) > 1 and self._is_clear(found)), [1.0])
-        return [(self.place(ratio), f"{ratio:g}x") for ratio in kept]
+        """Return positions and labels, with 1 among them: as many round ratios as fit without touching."""
+        clear = (ratios for ratios in self._choices() if len(ratios) > 1 and self._is_clear(ratios))
+        shown = next(clear, [1.0])
+        return [(self.place(ratio), f"{ratio:g}x") for ratio in shown]
 
     def _choices(self) -> Iterator[list[float]]:
-        """Round ratios on the axis, fewer and fewer."""
+        """Yield round ratios on the axis, fewer each time."""
         if self.high / self.low < 6:
             for stride in _STRIDES:
                 if (self.high - self.low) / stride < _MOST_MARKS:
@@ -49,7 +50,7 @@ class RatioAxis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ratio_axis(ratios: Iterable[float]) -> RatioAxis:
-    """An axis on which all of them lie, and 1."""
+    """Return an axis that includes all the ratios, and 1."""
     values = [1.0, *(min(max(ratio, LOWEST), HIGHEST) for ratio in ratios if math.isfinite(ratio))]
     low, high = min(values), max(values)
     if high / low < SMALLEST_SPAN:
