@@ -23,13 +23,12 @@ import numpy as np
 
 from flatout.catalog import all_models
 from flatout.plan.calibrate import fit, predict_logs
-from flatout.plan.case import Software
 from flatout.plan.clusters import cluster
 from flatout.plan.layouts import Job, all_layouts, layout_at
 from flatout.plan.runs import Run, as_case, read_runs
 from flatout.plan.search import Setting, evaluate_layouts
 from flatout.plan.shipped import shipped
-from flatout.records.plan import Layout
+from flatout.records.plan import Layout, Software
 
 SAMPLE = 400
 Seconds = float

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from flatout.catalog import all_models
-from flatout.plan.case import Software
 from flatout.plan.clusters import cluster
 from flatout.plan.layouts import Job, all_layouts
 from flatout.plan.search import Setting, evaluate_layouts, plan
 from flatout.plan.shipped import shipped
+from flatout.records.plan import Software
 
 SEARCHES = (
     ("gpt3-175b", "a100x4096", 3072, 2048, "bf16"),

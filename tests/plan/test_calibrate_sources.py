@@ -13,13 +13,14 @@ from tests.plan.test_search import setting_of
 
 from flatout.cli.plan_calibrate import calibrated
 from flatout.errors import InputError
-from flatout.plan.case import Software, machine_columns
+from flatout.plan.case import machine_columns
 from flatout.plan.ceilings import is_ceilings, with_ceilings
 from flatout.plan.clusters import cluster
 from flatout.plan.constants import from_logs
 from flatout.plan.model_names import workload
 from flatout.plan.search import plan
 from flatout.plan.shipped import shipped
+from flatout.records.plan import Software
 
 
 def ceilings(path: Path, *measurements: dict[str, Any]) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flatout.catalog.run_spellings import run_spellings
 from flatout.errors import InputError, OutputError
 from flatout.plan.calibrate import Calibration, fit, most_telling, predict_logs, prior, update
 from flatout.plan.constants import NAMES
@@ -206,10 +207,8 @@ def test_nothing_to_replay_and_nothing_to_hold_out_are_told(runs: list[Run]) -> 
     ],
 )
 def test_words_about_the_network_are_read(text: str, rate: float) -> None:
-    from flatout.plan.runs import _node_rate
-
-    found = _node_rate(text, 8)
-    assert found is not None and found / 8 == pytest.approx(rate)
+    node_rate = run_spellings().node_bytes_per_s(text, 8)
+    assert node_rate is not None and node_rate / 8 == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(("name", "value"), [("tp", "0.5"), ("micro_batch", "-1"), ("seq_len", "nan"), ("heads", "x")])

@@ -14,7 +14,7 @@ from tests.plan.scalar import memory_bytes, step_seconds
 
 from flatout.catalog import all_models
 from flatout.plan import case as cases
-from flatout.plan.case import Case, Software
+from flatout.plan.case import Case
 from flatout.plan.clusters import cluster
 from flatout.plan.collectives import all_gather_s, all_reduce_s, dispatch_s
 from flatout.plan.constants import PRIOR, Constants, from_logs, to_logs
@@ -25,7 +25,7 @@ from flatout.plan.pipeline import most_in_flight, simulate
 from flatout.plan.search import Setting, evaluate_layouts
 from flatout.plan.shipped import shipped
 from flatout.plan.step_time import step_time
-from flatout.records.plan import Layout, Workload
+from flatout.records.plan import Layout, Software, Workload
 
 
 def one_case(model: Workload, machine: dict[str, float], layout: Layout, seq: int, software: Software) -> Case:

@@ -11,13 +11,12 @@ import pytest
 from flatout.catalog import all_models
 from flatout.errors import InputError
 from flatout.plan import search
-from flatout.plan.case import Software
 from flatout.plan.clusters import cluster
 from flatout.plan.fits import SAFE, out_of_memory_probability
 from flatout.plan.layouts import Job, all_layouts
 from flatout.plan.memory import MemoryConstants
 from flatout.plan.shipped import shipped
-from flatout.records.plan import Plan
+from flatout.records.plan import Plan, Software
 
 
 def setting_of(model: str, machine: str, batch: int = 64, seq: int = 2048, precision: str = "bf16") -> search.Setting:

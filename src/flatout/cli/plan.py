@@ -121,12 +121,13 @@ def _setting(
     fix: list[str] | None,
 ) -> Setting:
     from flatout.errors import UsageError
-    from flatout.plan.case import PRECISIONS, Software
+    from flatout.plan.case import PRECISIONS
     from flatout.plan.clusters import cluster as read_cluster
     from flatout.plan.layouts import Job
     from flatout.plan.model_names import workload
     from flatout.plan.search import Setting
     from flatout.plan.shipped import shipped
+    from flatout.records.plan import Software
 
     if precision not in PRECISIONS:
         raise UsageError(f"--precision must be one of {', '.join(PRECISIONS)}, but is `{precision}`")

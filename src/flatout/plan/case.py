@@ -13,37 +13,11 @@ from typing import Any
 import numpy as np
 
 from flatout.plan import counts
-from flatout.records.plan import Cluster, Layout, Workload
+from flatout.records.plan import Cluster, Layout, Software, Workload
 
 Column = Any  # a float, or a float64 array
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
-    """What the training software does, as its documentation says; the defaults are those of current Megatron and
-    FSDP2.
-    """
-
-    fused_attention: bool = True  # FlashAttention or cuDNN; else the scores are written to memory
-    overlaps_dp: bool = True  # gradients are reduced while the backward pass goes on
-    overlaps_pp: bool = True  # interleaved sends and receives run beside compute
-    has_late_attention: bool = True  # cuDNN's or FlashAttention 3, written for the GPU; else FlashAttention 2
-    has_first_flash: bool = False  # FlashAttention 1
-    scatters_sends: bool = True  # a tensor-parallel group sends each value once (arXiv 2104.04473, 4.1)
-    # Products and their collectives are cut into pieces that run side by side: 1 by NVIDIA's kernels, 0.5 by torch's.
-    overlaps_tp: float = 0.0
-    overlaps_ep: bool = False  # one micro-batch's dispatch runs beside another's compute
-    uses_graphs: bool = False  # the whole step is one CUDA graph: the host launches nothing
-    is_blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1: the host waits for each kernel before the next
-    is_eager: bool = False  # elementwise operators are kernels of their own: no compiler, no fused ones
-    gathers_per_layer: float = 1.0  # of ZeRO 3: FSDP gathers a layer at once, DeepSpeed each parameter
-    gather_copies: float = 1.0  # of what is gathered: 2 where it comes as a list of pieces, which are copied together
-    gathers_again: bool = False  # once more for what is recomputed, rather than once for it and the backward pass
-    gradient_bytes: float = 4.0  # of one gradient as it is accumulated and reduced
-    held_gradient_bytes: float = 4.0  # of one gradient in memory, with its copies
-    selective_share: float = 0.0  # of a layer's products that `recompute = "selective"` does again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,14 +17,14 @@ import numpy.typing as npt
 from flatout.errors import InputError
 from flatout.plan import case as cases
 from flatout.plan.calibrate import Calibration, predict_logs
-from flatout.plan.case import Case, Software
+from flatout.plan.case import Case
 from flatout.plan.constants import from_logs
 from flatout.plan.counts import num_parameters, training_flops_per_token
 from flatout.plan.fits import SAFE, out_of_memory_probability
 from flatout.plan.layouts import DIALS, Columns, Job, all_layouts, case_columns, degrees, layout_at, only
 from flatout.plan.memory import MemoryConstants, memory
 from flatout.plan.step_time import step_time
-from flatout.records.plan import Layout, Plan, PlannedLayout
+from flatout.records.plan import Layout, Plan, PlannedLayout, Software
 from flatout.units import num_bytes, percent, seconds
 
 CHUNK = 8192

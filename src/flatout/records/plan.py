@@ -84,6 +84,30 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str = "1f1b"  # gpipe, 1f1b, zero-bubble
 
 
+class Software(msgspec.Struct, frozen=True, kw_only=True):
+    """What the training software does in a step. The defaults are those of current Megatron-Core and FSDP2."""
+
+    fused_attention: bool = True  # FlashAttention or cuDNN; otherwise the scores are written to memory
+    overlaps_dp: bool = True  # gradients are reduced during the backward pass
+    overlaps_pp: bool = True  # interleaved sends and receives run alongside compute
+    has_late_attention: bool = True  # cuDNN's or FlashAttention 3, written for the GPU; otherwise FlashAttention 2
+    has_first_flash: bool = False  # FlashAttention 1
+    scatters_sends: bool = True  # a tensor-parallel group sends each value once (arXiv 2104.04473, 4.1)
+    # Matrix multiplications and their collectives are cut into pieces that run side by side: 1 for NVIDIA's kernels,
+    # 0.5 for torch's.
+    overlaps_tp: float = 0.0
+    overlaps_ep: bool = False  # one micro-batch's dispatch runs alongside another's compute
+    uses_graphs: bool = False  # the whole step is one CUDA graph: the host launches nothing
+    is_blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1: the host waits for each kernel before the next
+    is_eager: bool = False  # elementwise operators are separate kernels: no compiler, no fused ones
+    gathers_per_layer: float = 1.0  # with ZeRO 3: FSDP gathers a layer at once, DeepSpeed each parameter
+    gather_copies: float = 1.0  # of gathered data: 2 where it comes as a list of pieces, which are copied together
+    gathers_again: bool = False  # once more for the recomputation, rather than once for it and the backward pass
+    gradient_bytes: float = 4.0  # size of one gradient as it is accumulated and reduced
+    held_gradient_bytes: float = 4.0  # size of one gradient in memory, with its copies
+    selective_share: float = 0.0  # of a layer's matrix multiplications that `recompute = "selective"` repeats
+
+
 class PlannedLayout(msgspec.Struct, frozen=True, kw_only=True):
     """A layout with what is predicted of it."""
 

@@ -1,0 +1,97 @@
+"""What training frameworks do in a step, by what a row of measured runs says, from `frameworks.toml`.
+
+In: the row's columns, as text. Out: the entries that apply. What the software does is put together from them in `plan`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+_FILE = Path(__file__).with_name("frameworks.toml")
+Columns = Mapping[str, str]  # text of a row by column, in lower case
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    software: dict[str, bool | float]  # fields of `Software`
+    source: str
+    date: str
+
+
+class Framework(_Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[framework]]` of the file."""
+
+    words: tuple[str, ...] = ()
+    except_words: tuple[str, ...] = ()
+    most_chunks: int | None = None
+
+    def is_named(self, framework: str) -> bool:
+        """Whether a framework of this name is one of them."""
+        if _contains_any(framework, self.except_words):
+            return False
+        return not self.words or _contains_any(framework, self.words)
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A version such as `26.06.01`, named in a column right before its product, and the least that counts."""
+
+    column: str
+    product: str
+    at_least: str
+
+    def is_named(self, columns: Columns) -> bool:
+        match = re.search(rf"\b(\d\d\.\d\d)\b[.\d]* {re.escape(self.product)}", columns.get(self.column, ""))
+        return match is not None and match[1] >= self.at_least
+
+
+class Option(_Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[option]]` of the file."""
+
+    frameworks: tuple[str, ...] = ()
+    has: dict[str, tuple[str, ...]] = {}
+    lacks: dict[str, tuple[str, ...]] = {}
+    equals: dict[str, str] = {}
+    release: Release | None = None
+
+    def holds(self, columns: Columns, frameworks: Iterable[str]) -> bool:
+        """Whether the row has the option; `frameworks` are the names of those that apply to it."""
+        return (
+            set(self.frameworks) <= set(frameworks)
+            and all(_contains_any(columns.get(column, ""), words) for column, words in self.has.items())
+            and not any(_contains_any(columns.get(column, ""), words) for column, words in self.lacks.items())
+            and all(columns.get(column, "") == text for column, text in self.equals.items())
+            and (self.release is None or self.release.is_named(columns))
+        )
+
+
+class _Frameworks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file."""
+
+    framework: tuple[Framework, ...]
+    option: tuple[Option, ...]
+
+
+def frameworks_named(framework: str) -> list[Framework]:
+    """Return the entries of a framework's name, in the order of the file."""
+    return [entry for entry in _read().framework if entry.is_named(framework.lower())]
+
+
+def options_of(columns: Columns) -> list[Option]:
+    """Return the options that a row has, in the order of the file."""
+    names = [entry.name for entry in frameworks_named(columns.get("framework", ""))]
+    return [option for option in _read().option if option.holds(columns, names)]
+
+
+@cache
+def _read() -> _Frameworks:
+    return msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8")), _Frameworks)
+
+
+def _contains_any(text: str, words: Iterable[str]) -> bool:
+    return any(word in text for word in words)

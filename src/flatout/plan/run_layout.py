@@ -1,0 +1,81 @@
+"""A row of a table of measured runs -> the software that trained, and the layout."""
+
+from __future__ import annotations
+
+from flatout.catalog.frameworks import frameworks_named, options_of
+from flatout.catalog.run_spellings import number_in, run_spellings, value_of
+from flatout.plan.run_row import RunRow
+from flatout.records.plan import Layout, Software
+
+GPUS_PER_NODE = 8  # where a row that shards within nodes does not say how large they are
+# What a row's `sequence_parallel` begins with where it is on.
+_ON = ("yes", "recipe", "true")
+
+
+def software_of(row: RunRow) -> Software:
+    """Return what the row's framework does, by the catalogue's entries of its name and of the row's other columns."""
+    columns = row.all_lower()
+    settings: dict[str, bool | float] = {}
+    for entry in (*frameworks_named(row.text("framework")), *options_of(columns)):
+        settings |= entry.software
+    return Software(**settings)  # type: ignore[arg-type]  # the catalogue's tests hold the settings to the fields
+
+
+def layout_of(row: RunRow, software: Software) -> Layout | None:
+    """Return the layout; None: its degrees do not divide the GPUs."""
+    tp, pp, cp = row.whole("tp", 1), row.whole("pp", 1), row.whole("cp", 1)
+    num_gpus, micro_batch = row.whole("num_gpus", 1), row.whole("micro_batch", 1)
+    if num_gpus % (tp * pp * cp):
+        return None
+    dp = num_gpus // (tp * pp * cp)
+    sharding = row.lower("sharding")
+    return Layout(
+        tp=tp,
+        sequence_parallel=tp > 1 and _has_sequence_parallelism(row, software),
+        pp=pp,
+        vpp=_chunks(row, pp),
+        cp=cp,
+        ep=row.whole("ep", 1),
+        dp=dp,
+        zero=value_of(run_spellings().zero, sharding),
+        shard=_shard_group(row, dp * cp),
+        offload="offload" in sharding,
+        micro_batch=micro_batch,
+        num_micro_batches=max(round(row.whole("global_batch", 1) / (dp * micro_batch)), 1),
+        recompute=_recompute(row),
+        schedule="zero-bubble" if "zb" in row.lower("vpp") else "1f1b",
+    )
+
+
+def _has_sequence_parallelism(row: RunRow, software: Software) -> bool:
+    """Return what the row says; where it says nothing, software with fused attention has it."""
+    text = row.lower("sequence_parallel")
+    return text.startswith(_ON) if text else software.fused_attention
+
+
+def _recompute(row: RunRow) -> str:
+    text = row.lower("recompute")
+    return next((kind for kind in ("full", "selective") if text.startswith(kind)), "none")
+
+
+def _chunks(row: RunRow, pp: int) -> int:
+    """Return the chunks of a pipeline rank: the row's, or where it has none, as many as its framework's recipes use."""
+    if pp == 1:
+        return 1
+    if row.text("vpp"):
+        return row.whole("vpp", 1)
+    most = max((entry.most_chunks or 1 for entry in frameworks_named(row.text("framework"))), default=1)
+    layers = row.whole("layers", 1)
+    if layers % pp:
+        return 1
+    return max(chunks for chunks in range(1, most + 1) if layers // pp % chunks == 0)
+
+
+def _shard_group(row: RunRow, replicas: int) -> int:
+    """Return over how many ranks ZeRO shards; 0: over all replicas."""
+    sharding = row.lower("sharding")
+    size = number_in(run_spellings().patterns.shard_group, sharding)
+    if size is None and value_of(run_spellings().sharded_in_node, sharding):
+        size = row.whole("gpus_per_node", GPUS_PER_NODE)
+    is_part_of_replicas = size is not None and 2 <= size < replicas and replicas % size == 0
+    return size if size is not None and is_part_of_replicas else 0

@@ -1,0 +1,35 @@
+"""The cells of one row of a table of measured runs, as text and as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+class RunRow:
+    """One row. A cell that is empty or absent is an empty text, and no number."""
+
+    def __init__(self, cells: Mapping[str, str | None]) -> None:
+        self._cells = {column: (cell or "").strip() for column, cell in cells.items()}
+
+    def text(self, column: str) -> str:
+        return self._cells.get(column, "")
+
+    def lower(self, column: str) -> str:
+        return self.text(column).lower()
+
+    def all_lower(self) -> dict[str, str]:
+        """Return every cell in lower case, by column."""
+        return {column: cell.lower() for column, cell in self._cells.items()}
+
+    def number(self, column: str) -> float | None:
+        """Return the number in a cell, if it is finite and above 0."""
+        try:
+            value = float(self.text(column).replace(",", ""))
+        except ValueError:
+            return None
+        return value if math.isfinite(value) and value > 0 else None
+
+    def whole(self, column: str, default: int = 0) -> int:
+        """Return the number in a cell without its fraction, or the default where that is not at least 1."""
+        return int(self.number(column) or 0) or default

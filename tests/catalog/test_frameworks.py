@@ -1,0 +1,99 @@
+"""What is known of frameworks: every entry is well formed, has a source, and applies to the names that it is for."""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import date
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import flatout.catalog
+from flatout.catalog.frameworks import frameworks_named, options_of
+from flatout.records.plan import Software
+
+FILE = Path(flatout.catalog.__file__).with_name("frameworks.toml")
+ENTRIES = tomllib.loads(FILE.read_text())
+EVERY = [*ENTRIES["framework"], *ENTRIES["option"]]
+
+
+@pytest.mark.parametrize("entry", EVERY, ids=lambda entry: entry["name"])
+def test_an_entry_sets_fields_of_software_and_says_from_where(entry: dict[str, object]) -> None:
+    settings = entry["software"]
+    assert isinstance(settings, dict) and settings
+    types = {field.name: field.type for field in msgspec.structs.fields(Software)}
+    assert {name: type(value) for name, value in settings.items()} == {name: types[name] for name in settings}
+    assert str(entry["source"]).strip()
+    assert date.fromisoformat(str(entry["date"]))
+
+
+def test_options_name_frameworks_of_the_file() -> None:
+    names = [entry["name"] for entry in ENTRIES["framework"]]
+    assert len(set(names)) == len(names)
+    assert {name for option in ENTRIES["option"] for name in option.get("frameworks", ())} <= set(names)
+
+
+def settings_of(**columns: str) -> dict[str, bool | float]:
+    settings: dict[str, bool | float] = {}
+    for entry in (*frameworks_named(columns["framework"]), *options_of(columns)):
+        settings |= entry.software
+    return settings
+
+
+def test_early_frameworks_have_no_fused_attention() -> None:
+    early = ["Megatron-LM 2021", "Megatron-LM 2022", "Megatron-DeepSpeed (BLOOM)", "OneFlow"]
+    assert {name for name in early if settings_of(framework=name)["fused_attention"] is False} == set(early)
+    assert "fused_attention" not in settings_of(framework="Megatron-Core r0.8")
+
+
+def test_nvidias_frameworks_interleave_and_have_kernels_for_the_gpu() -> None:
+    entries = frameworks_named("NeMo/Megatron-Core 24.07")
+    assert max(entry.most_chunks or 0 for entry in entries) == 10
+    assert settings_of(framework="NeMo/Megatron-Core 24.07")["has_late_attention"] is True
+    assert settings_of(framework="NeMo AutoModel")["has_late_attention"] is False
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"framework": "torchtitan fsdp2"}, {"is_eager": True}),
+        ({"framework": "torchtitan fsdp2", "notes": "compile; mem gib"}, {"is_eager": False}),
+        ({"framework": "torchtitan fsdp2", "notes": "asynctp+compile"}, {"overlaps_tp": 0.5}),
+        ({"framework": "megatron-bridge"}, {"overlaps_tp": 1.0}),
+        ({"framework": "megatron-bridge", "sharding": "megatron-fsdp (group 8)"}, {"overlaps_tp": None}),
+        ({"framework": "oneflow", "tp": "1"}, {"overlaps_dp": True, "overlaps_pp": True}),
+        ({"framework": "oneflow", "tp": "16"}, {"overlaps_dp": False, "overlaps_pp": True}),
+        ({"framework": "deepspeed zero-3 + hf", "sharding": "zero-3"}, {"overlaps_dp": False, "gathers_again": True}),
+        ({"framework": "deepspeed zero-2 + hf", "sharding": "zero-2"}, {"overlaps_dp": None, "gathers_again": None}),
+        ({"framework": "megatron-deepspeed", "precision": "bf16"}, {"held_gradient_bytes": 6.0}),
+        ({"framework": "megatron-deepspeed", "precision": "fp16"}, {"held_gradient_bytes": 2.0}),
+        ({"framework": "any", "precision": "fp16 and fp8"}, {"gradient_bytes": None}),
+        ({"framework": "any", "precision": "bf16-pure"}, {"gradient_bytes": 2.0}),
+        ({"framework": "any", "notes": "cuda_launch_blocking=1"}, {"is_blocking": True}),
+    ],
+)
+def test_what_a_row_says_changes_what_its_framework_does(
+    columns: dict[str, str], expected: dict[str, bool | float | None]
+) -> None:
+    settings = settings_of(**columns)
+    assert {name: settings.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("notes", "is_graphed"),
+    [
+        ("26.06 nemo container", True),
+        ("26.06.01 nemo container; force-balanced", True),
+        ("27.01 nemo container", True),
+        ("26.04.01 nemo container", False),
+        ("25.11 nemo container", False),
+        ("26.08 other container", False),
+        ("", False),
+    ],
+)
+def test_mxfp8_recipes_are_graphed_from_a_release_on(notes: str, is_graphed: bool) -> None:
+    assert settings_of(framework="megatron-bridge", precision="mxfp8", notes=notes).get("uses_graphs", False) is (
+        is_graphed
+    )
+    assert "uses_graphs" not in settings_of(framework="megatron-bridge", precision="bf16", notes=notes)
