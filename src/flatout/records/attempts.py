@@ -1,10 +1,10 @@
-"""Attempts of jobs as a scheduler's accounting has them: one record for each time that a job had its machines."""
+"""Attempts of jobs from a scheduler's accounting: one record per run of a job on its machines."""
 
 from __future__ import annotations
 
 import msgspec
 
-# Slurm's job states in which the job holds its machines, or may hold them again.
+# Slurm's states of a job that holds its machines, or is about to hold them again.
 RUNNING_STATES = frozenset(
     {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "UPDATE_DB"}
 )
@@ -24,33 +24,33 @@ WAITING_STATES = frozenset(
 
 
 class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the accounting. Text that the row leaves empty is None; so is a time that is not known."""
+    """One row of the accounting. Empty texts and unknown times are None."""
 
-    job: str  # with its array task or its part of a heterogeneous job: `12`, `12_7`, `12+1`
+    job: str  # ID with the array task or the component of a heterogeneous job: `12`, `12_7`, `12+1`
     state: str  # the state alone: `CANCELLED` of `CANCELLED by 1000`
-    elapsed_s: float  # with its machines; of a running one, until the accounting was asked
-    num_gpus: float  # a MIG slice is its share of a GPU
-    gpu_types: dict[str, float] = {}  # of them, those whose type Slurm tells
+    elapsed_s: float  # on its machines; for a running job, until the query
+    num_gpus: float  # a MIG slice counts as its share of a GPU
+    gpu_types: dict[str, float] = {}  # number of GPUs by type, for types that Slurm reports
     num_requested_gpus: float | None = None
     num_nodes: int | None = None
     nodes: str | None = None
     name: str | None = None
     user: str | None = None
     account: str | None = None
-    project: str | None = None  # Slurm's wckey, or the column that was asked for
+    project: str | None = None  # Slurm's wckey, or the requested column
     partition: str | None = None
     qos: str | None = None
     cluster: str | None = None
-    # Seconds since 1970 as the cluster's clocks show them: Slurm writes times without their zone.
+    # Unix seconds in the cluster's local time: Slurm writes times without a time zone.
     submit_s: float | None = None
     eligible_s: float | None = None
     start_s: float | None = None
-    end_s: float | None = None  # None while it runs
-    time_limit_s: float | None = None  # None: unlimited or not told
+    end_s: float | None = None  # None while the job runs
+    time_limit_s: float | None = None  # None: unlimited or unknown
     exit_code: int | None = None
     signal: int | None = None
-    energy_j: float | None = None  # of its nodes, by their own counters
-    line: int  # of the file, from 1
+    energy_j: float | None = None  # of its nodes, from their counters
+    line: int  # line in the file, from 1
 
     @property
     def gpu_seconds(self) -> float:
@@ -61,7 +61,7 @@ class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in RUNNING_STATES
 
 
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+class SkippedRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row that could not be read."""
 
     line: int
@@ -69,28 +69,28 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file of accounting holds, and what of it could not be read."""
+    """The attempts in an accounting file, and the rows that could not be read."""
 
     path: str
-    attempts: tuple[JobAttempt, ...]  # in the file's order
-    num_rows: int  # of attempts, steps, repeated and unreadable ones together
-    num_steps: int = 0  # rows of a job's steps: their time is their job's
-    num_repeated: int = 0  # rows that say again, word for word, what an earlier one said
-    left_out: tuple[LeftOut, ...] = ()
+    attempts: tuple[JobAttempt, ...]  # in the order of the file
+    num_rows: int  # attempts, steps, repeated and unreadable rows
+    num_steps: int = 0  # rows of job steps, whose time is included in their job
+    num_repeated: int = 0  # exact copies of earlier rows
+    left_out: tuple[SkippedRow, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of a job while it had its GPUs: means over them and over its time."""
+    """Measured use of a job's GPUs: means over the GPUs and over time."""
 
     job: str
-    busy_share: float | None = None  # of the time, the GPUs did something
-    power_w: float | None = None  # of one GPU
-    checkpoint_interval_s: float | None = None  # how often it saves what it has
+    busy_share: float | None = None  # share of time in which the GPUs were busy
+    power_w: float | None = None  # per GPU
+    checkpoint_interval_s: float | None = None  # time between checkpoints
 
 
 class JobTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulator needs of a job's attempt."""
+    """The facts of an attempt that a simulator needs."""
 
     job: str
     submit_s: float
@@ -103,8 +103,8 @@ class JobTimes(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
-def job_times(found: Attempts) -> tuple[JobTimes, ...]:
-    """Attempts with GPUs and a known submission, by it. A waiting one counts with what it asked for."""
+def job_times(history: Attempts) -> tuple[JobTimes, ...]:
+    """Return attempts with GPUs and a known submission time, in that order. A waiting job counts its requested GPUs."""
     times = (
         JobTimes(
             job=attempt.job,
@@ -117,7 +117,8 @@ def job_times(found: Attempts) -> tuple[JobTimes, ...]:
             account=attempt.account,
             state=attempt.state,
         )
-        for attempt in found.attempts
+        for attempt in history.attempts
         if attempt.submit_s is not None
     )
-    return tuple(sorted((each for each in times if each.num_gpus), key=lambda each: (each.submit_s, each.job)))
+    with_gpus = [job for job in times if job.num_gpus]
+    return tuple(sorted(with_gpus, key=lambda job: (job.submit_s, job.job)))

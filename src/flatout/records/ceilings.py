@@ -1,4 +1,4 @@
-"""What `flatout bench` measured of a machine: the rates that it really delivers, and how far each can be trusted."""
+"""The measurements of `flatout bench`: the rates that a machine delivers, and how reliable each of them is."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from typing import Literal
 import msgspec
 
 Unit = Literal["FLOP/s", "B/s", "1/s"]
-# queued_ahead: by the GPU's events, of calls queued before it came to them, as a job's host is ahead of its GPUs.
-# as_called: by the host, of calls that a thread starts one after the other; what starting a short one costs is in it.
+# queued_ahead: timed by GPU events, with calls queued ahead of the GPU, as in a job whose host runs ahead.
+# as_called: timed by the host, with calls started one after another; includes the cost of starting a short call.
 Timed = Literal["queued_ahead", "as_called"]
 
 
 class LoadedLink(msgspec.Struct, frozen=True, kw_only=True):
-    """The link of a GPU, read while copies kept it busy: an idle one is slow by design."""
+    """The PCIe link of a GPU, read while copies kept it busy: an idle link slows down by design."""
 
-    speed_gt_per_s: float  # of a lane
+    speed_gt_per_s: float  # per lane
     width: int  # lanes
-    best_speed_gt_per_s: float | None  # what both ends can; None where that is not told
+    best_speed_gt_per_s: float | None  # highest speed of both ends; None if unknown
     best_width: int | None
     source: str  # sysfs, NVML
 
     @property
     def is_below(self) -> bool:
-        """Slower or narrower than both ends can."""
+        """Whether the link is slower or narrower than both ends support."""
         return self.speed_gt_per_s < (self.best_speed_gt_per_s or 0) or self.width < (self.best_width or 0)
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """One rate. Repetitions of all measurements were interleaved, so that a slow minute falls on all of them alike."""
+    """One rate. Repetitions of all measurements are interleaved, so that a slow minute affects all of them equally."""
 
     name: str  # `matmul`, `memory_copy`, `all_reduce`, `storage_sequential_read`, ...
-    value: float  # median of the repetitions; of a collective, its bus bandwidth as nccl-tests defines it
+    value: float  # median of the repetitions; for a collective, the bus bandwidth as nccl-tests defines it
     unit: Unit
-    spread: float  # from the first to the third quartile of the repetitions, in the same unit
-    device: str  # as the vendor names it
-    ranks: tuple[int, ...]  # who worked at it, at the same time
+    spread: float  # interquartile range of the repetitions, in the same unit
+    device: str  # the vendor's name
+    ranks: tuple[int, ...]  # ranks that ran it at the same time
     n: int  # repetitions
-    seconds: float  # median of one call, as `timed` says
-    checked: str  # what its result was compared with
+    seconds: float  # median of one call, timed as `timed` says
+    checked: str  # reference of the result's check
     timed: Timed = "as_called"
-    seconds_as_called: float | None = None  # median of one call by the host, however `seconds` was timed
-    size: int | None = None  # bytes: of a collective as nccl-tests counts them, of a copy, of a record that was read
+    seconds_as_called: float | None = None  # median of one call, timed by the host
+    size: int | None = None  # bytes: of a collective as nccl-tests counts them, of a copy, or of a record read
     dtype: str | None = None
-    shape: tuple[int, ...] | None = None  # m, n, k of a matrix product
-    group: str | None = None  # of a collective: all, pairs, node, across
+    shape: tuple[int, ...] | None = None  # m, n, k of a matrix multiplication
+    group: str | None = None  # ranks of a collective: all, pairs, node, across
     threads: int | None = None
     backend: str = ""  # torch, numpy, gloo, nccl, ...
-    note: str = ""  # what it does not show, as a cache that could not be emptied
-    pcie: LoadedLink | None = None  # of a copy between host and GPU, during it; None: not read, or nothing shows it
+    note: str = ""  # a limitation, such as a cache that could not be emptied
+    pcie: LoadedLink | None = None  # during a copy between host and GPU; None: not available
     origin: str = "measured"
 
 
 class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of a call as latency_s + wire bytes / bandwidth; the curve itself is in `measurements`."""
+    """A model of a call's time: latency_s + wire bytes / bandwidth. The measured curve is in `measurements`."""
 
     name: str
     group: str
     ranks: tuple[int, ...]
-    latency_s: float  # of the GPUs where `timed` is queued_ahead; else mostly what starting a call costs the host
+    latency_s: float  # GPU latency if `timed` is queued_ahead; otherwise mostly the host's cost of starting a call
     bandwidth_bytes_per_s: float  # bus bandwidth
-    median_error: float  # of the fitted time, as a share of the measured one, over the sizes
+    median_error: float  # of the fitted time, relative to the measured time, over the sizes
     num_sizes: int
     backend: str
     timed: Timed = "as_called"  # of the smallest size
@@ -68,18 +68,18 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU, rank or pair that is unlike its peers by the rule of `flatout doctor`."""
+    """A GPU, rank or pair that differs from its peers by the rule of `flatout doctor`."""
 
     name: str
     peer: str
     value: float
     usual: float  # median of the peers
-    by: float  # value over usual, less 1
+    by: float  # value / usual - 1
     unit: Unit
 
 
 class WrongResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A result that is not what it must be: its speed is no ceiling, and is left out."""
+    """A wrong result. Its speed is not a ceiling and is excluded."""
 
     name: str
     what: str
@@ -92,25 +92,25 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     taken_at: str  # UTC, ISO 8601
     took_s: float
     device: str
-    num_devices: int  # ranks that measured, each with a device of its own; on CPUs they share one
+    num_devices: int  # ranks that measured, each on a separate device; on CPUs they share one
     is_gpu: bool
     backend: str  # of the collectives
     software: str  # versions
     measurements: tuple[Measurement, ...]
     fits: tuple[CollectiveFit, ...] = ()
     peers: tuple[PeerDifference, ...] = ()
-    peers_compared: dict[str, str] = {}  # of what -> how many, or why not
+    peers_compared: dict[str, str] = {}  # kind -> number of peers, or why there was no comparison
     wrong: tuple[WrongResult, ...] = ()
-    cores_busy_by_others: float | None = None  # of this host, meanwhile; None where it cannot be told
-    not_measured: dict[str, str] = {}  # what -> why
+    cores_busy_by_others: float | None = None  # of this host, during the measurements; None if unknown
+    not_measured: dict[str, str] = {}  # measurement -> reason
 
     def matmul_flops_per_s(self) -> dict[str, float]:
-        """Of the best shape of each operand type: one GPU's (the median of several), or the whole CPU's."""
+        """Return the rate of the best shape by operand type: of one GPU (the median over GPUs), or of the complete CPU."""
         best: dict[str, dict[tuple[int, ...], float]] = {}
-        for one in self.measurements:
-            if one.name == "matmul" and one.dtype is not None:
-                by_ranks = best.setdefault(one.dtype, {})
-                by_ranks[one.ranks] = max(by_ranks.get(one.ranks, 0.0), one.value)
+        for measurement in self.measurements:
+            if measurement.name == "matmul" and measurement.dtype is not None:
+                by_ranks = best.setdefault(measurement.dtype, {})
+                by_ranks[measurement.ranks] = max(by_ranks.get(measurement.ranks, 0.0), measurement.value)
         return {dtype: _median(list(rates.values())) for dtype, rates in best.items()}
 
 

@@ -1,4 +1,4 @@
-"""The result of `flatout diagnose`: the JSON contract `flatout/diagnosis`, version 1, as records.
+"""The result of `flatout diagnose`, as records of the JSON contract `flatout/diagnosis`, version 1.
 
 `parts_s` has all names of `PART_NAMES`, in that order, and sums to `window_s` within 1 us.
 """
@@ -14,7 +14,7 @@ from flatout.records.events import Quality
 
 
 class Part(IntEnum):
-    """What a moment of a rank's time went to. Exclusive and exhaustive; defined in the glossary."""
+    """A class of a rank's time. Parts are exclusive and exhaustive; the glossary defines them."""
 
     COMPUTE = 0
     TRANSFER = 1
@@ -35,7 +35,7 @@ PART_NAMES: tuple[str, ...] = tuple(part.name.lower() for part in Part)
 
 
 class StepDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    step: int  # as numbered by the profiler (ProfilerStep#7 -> 7)
+    step: int  # the profiler's number (ProfilerStep#7 -> 7)
     start_s: float  # since the earliest window start of all ranks
     window_s: float
     parts_s: dict[str, float]
@@ -43,20 +43,20 @@ class StepDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
-    window_s: float  # lead-in and steps
+    window_s: float  # the time before the first step, and all steps
     num_steps: int
     parts_s: dict[str, float]  # of the whole window
-    lead_in_s: float  # between the window's start and step 1
+    lead_in_s: float  # from the start of the window to the first step
     steps: tuple[StepDiagnosis, ...]
-    step_s: float | None  # mean step, None without steps
+    step_s: float | None  # mean step; None without steps
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
-    """Exposed waiting of one rank, charged to the rank and the part that began it. Whole steps only."""
+    """Exposed waiting of one rank, charged to the rank and the part that caused it. Complete steps only."""
 
     waiting_rank: int
     blamed_rank: int
-    part: str  # a part name, or "before_window" for lateness that was there when the recording began
+    part: str  # a part name, or "before_window" for lateness from before the recording
     wait_s: float
 
 
@@ -65,34 +65,34 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # kebab-case
     title: str  # one sentence with the numbers
     ranks: tuple[int, ...]
-    cost_s_per_step: float  # what mending it would save; without steps, of the whole window
+    cost_s_per_step: float  # seconds that fixing it would save, per step or, without steps, in the window
     share_of_step: float
     evidence: dict[str, Any]
     changes: tuple[str, ...]
-    safety: str  # exact | rounding | semantic: of the first change to try
+    safety: str  # exact | rounding | semantic; of the first change to try
     confidence: str  # high | medium | inconclusive
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int
     world_size: int | None
     missing_ranks: tuple[int, ...]
     device: str | None
     num_steps: int
-    step_s: float | None  # mean over ranks and whole steps
-    untraced_step_s: float | None = None  # known from a recording; None for a plain trace
-    hosts: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # where known, and more than one
-    # Of a recording only: null where missing, and `reasons` says why. A plain trace has none of these keys.
+    step_s: float | None  # mean over ranks and complete steps
+    untraced_step_s: float | None = None  # from a recording; None for a plain trace
+    hosts: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # if known, and more than one
+    # For a recording only: null if missing, and `reasons` says why. A plain trace has none of these keys.
     samples_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
     tokens_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
     mfu: float | msgspec.UnsetType | None = msgspec.UNSET
-    mfu_against: str | msgspec.UnsetType | None = msgspec.UNSET  # peak rates: vendor, or measured by flatout bench
+    mfu_against: str | msgspec.UnsetType | None = msgspec.UNSET  # source of the peak rates: vendor, or measured by flatout bench
     peak_memory_bytes: int | msgspec.UnsetType | None = msgspec.UNSET
     reasons: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    job: Job
+    job: JobSummary
     ranks: tuple[RankDiagnosis, ...]
     blame: tuple[Blame, ...]
     findings: tuple[Finding, ...]

@@ -1,8 +1,8 @@
-"""One rank's trace as columns: what every reader gives and every analysis takes.
+"""One rank's trace as columns: the output of every reader and the input of every analysis.
 
-A reader checks `EventTable.check()` at its exit, so that later stages need not check anything.
-Columns are numpy arrays of equal length `n`, sorted by `(start_ns, -duration_ns)`; texts that repeat are
-dictionary-encoded. A null in an integer column is `NULL` (-1).
+A reader calls `EventTable.check()` before it returns, so that later stages need no checks. Columns are numpy arrays of
+equal length `n`, sorted by `(start_ns, -duration_ns)`; repeated texts are dictionary-encoded. A null in an integer
+column is `NULL` (-1).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ NULL = -1
 
 
 class Kind(IntEnum):
-    """What an event is, whatever the vendor and the age of the profiler called its category."""
+    """The kind of an event, independent of how vendors and versions of the profiler name its category."""
 
     CPU_OP = 0  # cpu_op, Operator, hpu_op
     USER_ANNOTATION = 1  # user_annotation on the host: ProfilerStep#3, Optimizer.step#..., nccl:all_reduce
-    GPU_ANNOTATION = 2  # gpu_user_annotation: a copy of the host's on the device's timeline, never work
+    GPU_ANNOTATION = 2  # gpu_user_annotation: a host annotation shown on the device's timeline, never work
     RUNTIME = 3  # cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, privateuse1_runtime, Runtime, ...
-    KERNEL = 4  # kernel, Kernel, mtia_ccp_events that are no annotation
+    KERNEL = 4  # kernel, Kernel, mtia_ccp_events other than annotations
     MEMCPY = 5  # gpu_memcpy, Memcpy
     MEMSET = 6  # gpu_memset, Memset
-    SYNC = 7  # cuda_sync, xpu_sync: a wait drawn on the device's timeline, never work
-    PYTHON = 8  # python_function: only those kept by `read` (data loaders, checkpoints)
+    SYNC = 7  # cuda_sync, xpu_sync: a wait shown on the device's timeline, never work
+    PYTHON = 8  # python_function: only those that `read` keeps (data loaders, checkpoints)
     OVERHEAD = 9  # overhead: "Command Buffer Full", "Lazy Function Loading", ...
 
 
@@ -35,12 +35,12 @@ GPU_WORK = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
 
 
 class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the profiler recorded of one collective or point-to-point call (`record_param_comms`, NCCL kernels)."""
+    """The profiler's record of one collective or point-to-point call (`record_param_comms`, NCCL kernels)."""
 
     operation: str  # as recorded: allreduce, _allgather_base, _reduce_scatter_base, broadcast, send, recv, wait, ...
     group_name: str | None = None
     group_description: str | None = None
-    group_ranks: tuple[int, ...] | None = None  # None where absent or cut short ("...")
+    group_ranks: tuple[int, ...] | None = None  # None if absent or truncated ("...")
     group_size: int | None = None
     dtype: str | None = None
     num_input_elements: int | None = None
@@ -50,7 +50,7 @@ class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
-    """Something lost, repaired or unsure in the input, and what that does to the result."""
+    """Something lost, repaired or uncertain in the input, and its effect on the result."""
 
     problem: str
     effect: str
@@ -58,16 +58,16 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trace file says of itself."""
+    """The metadata of a trace file."""
 
     path: str  # as shown to the user: file, or archive and member
     rank: int | None = None  # from distributedInfo, else the file name, else None
     world_size: int | None = None
     backend: str | None = None
-    device_name: str | None = None  # of the device this rank ran on; None for the CPU
+    device_name: str | None = None  # of the device that this rank ran on; None for the CPU
     base_ns: int = 0  # baseTimeNanoseconds, already added to start_ns
     hostname: str | None = None
-    fingerprint: str | None = None  # of the times of all events: equal for copies of one trace
+    fingerprint: str | None = None  # of the times of all events: equal for copies of a trace
 
 
 class EventTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -79,7 +79,7 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     shapes: tuple[str, ...]  # dictionary of `shape`: the JSON text of "Input Dims", e.g. "[[8,1024],[]]"
     collectives: tuple[CollectiveArgs, ...]  # dictionary of `collective`
     quality: tuple[Quality, ...] = ()
-    dropped: tuple[tuple[str, int], ...] = ()  # what the reader left out by design, and how many: other phases, ...
+    dropped: tuple[tuple[str, int], ...] = ()  # kinds of events that the reader skips by design, with their counts
 
     kind: NDArray[np.uint8]  # Kind
     name: NDArray[np.int32]  # index into names, never null
@@ -88,12 +88,12 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     thread: NDArray[np.int32]  # index into threads; for GPU work too (its device and stream row)
     device: NDArray[np.int32]  # null on the host
     stream: NDArray[np.int64]  # null on the host
-    correlation: NDArray[np.int64]  # joins RUNTIME with GPU work; null where absent
-    external_id: NDArray[np.int64]  # joins CPU_OP with RUNTIME and GPU work; null where absent
-    num_bytes: NDArray[np.int64]  # of copies and sets; null where absent
-    shape: NDArray[np.int32]  # index into shapes, null where not recorded
-    collective: NDArray[np.int32]  # index into collectives, null where no collective arguments
-    sequence: NDArray[np.int64]  # "Seq" of a collective, null where absent
+    correlation: NDArray[np.int64]  # joins RUNTIME with GPU work; null if absent
+    external_id: NDArray[np.int64]  # joins CPU_OP with RUNTIME and GPU work; null if absent
+    num_bytes: NDArray[np.int64]  # of copies and sets; null if absent
+    shape: NDArray[np.int32]  # index into shapes; null if not recorded
+    collective: NDArray[np.int32]  # index into collectives; null without collective arguments
+    sequence: NDArray[np.int64]  # "Seq" of a collective; null if absent
 
     @property
     def num_events(self) -> int:
@@ -104,17 +104,17 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.start_ns + self.duration_ns
 
     def is_kind(self, *kinds: Kind) -> NDArray[np.bool_]:
-        """True where the event is of one of the kinds; shape (n,)."""
+        """Return True for events of one of the kinds; shape (n,)."""
         table = np.zeros(256, dtype=np.bool_)
         table[list(kinds)] = True
         return table[self.kind]
 
     def name_matches(self, matching: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """True where `matching[name]`; `matching` has one entry a dictionary name, so a test runs once a name."""
+        """Return `matching` for the name of each event. `matching` has one entry per name, so a test runs once per name."""
         return matching[self.name]
 
     def check(self) -> None:
-        """Raise AssertionError where the table breaks its schema (a bug of the reader, never of the user)."""
+        """Raise AssertionError if the table violates its schema, which is a bug in the reader, never a user error."""
         n = len(self.kind)
         for column, dtype in COLUMNS.items():
             values = getattr(self, column)
@@ -133,15 +133,15 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class OriginalEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An event as it stands in a file, of any phase and category; only `--perfetto` asks for it."""
+    """An event of any phase and category, as it is in the file; only `--perfetto` reads these."""
 
-    fields: dict[str, msgspec.Raw]  # the JSON text of each
+    fields: dict[str, msgspec.Raw]  # the JSON text of each field
     phase: str  # of the Trace Event Format: X, i, s, f, M, C, ...
     process: int | str
     thread: int | str
-    kind: Kind | None  # None for what no analysis knows
-    start_ns: int | None  # with the file's base time added; None where it has no time that can be used
-    duration_ns: int  # 0 where missing or negative
+    kind: Kind | None  # None if no analysis uses it
+    start_ns: int | None  # with the file's base time added; None without a usable time
+    duration_ns: int  # 0 if missing or negative
 
 
 COLUMNS: dict[str, np.dtype[np.generic]] = {

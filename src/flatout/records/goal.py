@@ -1,4 +1,4 @@
-"""What a goal ("100B tokens in 30 days") takes: GPUs, days, money, energy, carbon and interruptions."""
+"""The resources that a goal ("100B tokens in 30 days") needs: GPUs, days, money, energy, carbon, interruptions."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import msgspec
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """As the user put it, in numbers."""
+    """The user's goal in numbers."""
 
     text: str
     tokens: float
-    days: float | None = None  # null: as long as it takes
-    usd: float | None = None  # null: whatever it costs
+    days: float | None = None  # null: no limit
+    usd: float | None = None  # null: no limit
 
 
 class GoalEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A number with its interval of nine in ten, or of the range that its source gives."""
+    """A number with its 90 % interval, or with the range that its source gives."""
 
     value: float
     low: float
     high: float
-    source: str  # what it rests on: predicted, a published rate, a dated price, an assumption
+    source: str  # predicted, a published rate, a dated price, or an assumption
 
 
 class GoalOption(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of GPUs."""
+    """The resources needed with one number of GPUs."""
 
     num_gpus: int
     step_time_s: float
     layout: str  # in words
-    days: GoalEstimate  # on the calendar, with what interruptions cost
+    days: GoalEstimate  # calendar days, including interruptions
     usd: GoalEstimate | None  # null: no price is known
     is_reached: bool
 
 
 class GoalAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the goal takes on the fewest GPUs that reach it, or, where none of those given does, on all of them."""
+    """The resources on the fewest GPUs that reach the goal, or on all GPUs if no number reaches it."""
 
     goal: Goal
     is_reached: bool
-    nearest: str  # where the goal is out of reach: the nearest that is not; else empty
+    nearest: str  # the nearest goal in reach, if this one is not; otherwise empty
     num_gpus: int
     global_batch: int
     num_steps: int
@@ -50,6 +50,6 @@ class GoalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     energy_mwh: GoalEstimate | None
     carbon_t: GoalEstimate | None
     interruptions: GoalEstimate
-    effective_share: GoalEstimate  # of the calendar time that goes into steps which count
+    effective_share: GoalEstimate  # share of the calendar time in productive steps
     options: tuple[GoalOption, ...]
     notes: tuple[str, ...]

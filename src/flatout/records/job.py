@@ -1,4 +1,4 @@
-"""All ranks of a job attributed together: matched collectives, arrivals, pipelines, charged waits."""
+"""The attribution of all ranks of a job together: matched collectives, arrivals, pipelines, charged waits."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ class Match(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     operation: str
     group: str
     kernels: dict[int, int]  # rank -> row of its CommunicationKernels
-    members: tuple[int, ...] | None  # of the group; None where no rank recorded them
+    members: tuple[int, ...] | None  # of the group; None if no rank recorded them
     root: int | None
     num_bytes: int | None
-    is_complete: bool  # all members are here
+    is_complete: bool  # the traces of all members are present
     is_pipeline: bool  # send and receive
     source: int | None = None  # the sending rank
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """For each communication kernel of one rank: until when it waits, and for whom."""
+    """When each communication kernel of one rank stops waiting, and for which rank it waits."""
 
     until_ns: NDArray[np.int64]  # end of the wait, within [start, end]
     is_known: NDArray[np.bool_]
-    late_rank: NDArray[np.int64]  # the last rank that it needed, -1 where it waits for nobody or that is unknown
+    late_rank: NDArray[np.int64]  # the last rank that it needed; -1 if it waits for no rank, or if that is unknown
     is_pipeline: NDArray[np.bool_]
-    match: NDArray[np.int64]  # row of the list of matches that decided, -1 where none
+    match: NDArray[np.int64]  # row of the deciding match; -1 without one
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of a pipeline as its sends and receives show it."""
+    """The shape of a pipeline, inferred from its sends and receives."""
 
-    stages: tuple[int, ...]  # the ranks that send to each other, by number; not the order of the stages
-    num_microbatches: int  # a step
+    stages: tuple[int, ...]  # ranks that send to each other, sorted by number, not by stage
+    num_microbatches: int  # per step
 
     @property
     def ideal_bubble_share(self) -> float:
@@ -58,7 +58,7 @@ class BlameSlice(msgspec.Struct, frozen=True, kw_only=True):
     part: str
     start_ns: int
     wait_ns: float
-    step: int | None  # number of the step, None in the lead-in
+    step: int | None  # number of the step; None before the first step
     match: int  # row of JobAttribution.matches
 
 
@@ -80,7 +80,7 @@ class JobAttribution(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def blame(self) -> tuple[Blame, ...]:
-        """Whole steps only (without steps, the window), summed by waiting rank and cause, largest first."""
+        """The waits of complete steps (without steps, of the window), by waiting rank and cause, largest first."""
         has_steps = any(t.steps for t in self.timelines)
         sums: dict[tuple[int, int, str], float] = defaultdict(float)
         for piece in self.slices:

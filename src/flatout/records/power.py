@@ -1,4 +1,4 @@
-"""Measured power-cap curves, and what they say of capping."""
+"""Measured power-cap curves, and the advice derived from them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import msgspec
 
 
 class PowerSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration at one power limit: how long a fixed amount of its work took, and at what mean power."""
+    """One configuration at one power limit: the time and the mean power of a fixed amount of its work."""
 
-    configuration: tuple[str, ...]  # every column that is no number of the curve
-    workload: tuple[str, ...]  # of them, what is trained; its configurations are no independent evidence
+    configuration: tuple[str, ...]  # all columns other than the numbers of the curve
+    workload: tuple[str, ...]  # the columns that name what is trained; its configurations are not independent
     limit_w: float
     time_s: float
     power_w: float
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """Against no cap. The median over configurations, and a 95 % interval from drawing whole workloads anew."""
+    """A ratio to no cap: the median over configurations, with a 95 % bootstrap interval over workloads."""
 
     value: float
     low: float
@@ -28,21 +28,21 @@ class CapPoint(msgspec.Struct, frozen=True, kw_only=True):
     num_configurations: int
     time: Ratio
     energy: Ratio  # of the GPU
-    rented: Ratio  # what a job costs who rents: the time
-    owned: Ratio | None  # ... who pays for the GPU by the hour and for electricity apart; None: no price was given
+    rented: Ratio  # cost of a job on rented GPUs, which is its time
+    owned: Ratio | None  # cost on owned GPUs, with electricity separate; None without a price
 
 
 class CapAdvice(msgspec.Struct, frozen=True, kw_only=True):
     path: str
-    no_cap_w: float  # the highest limit measured, against which all is
+    no_cap_w: float  # the highest measured limit, the baseline of all ratios
     num_configurations: int
     num_workloads: int
-    num_left_out: int  # configurations that were not measured without a cap
+    num_left_out: int  # configurations without a measurement at the highest limit
     points: tuple[CapPoint, ...]  # by limit, falling
-    knee_w: float  # where energy x time is least
-    cheapest_w: float | None  # where a job costs its owner least
-    pays: bool | None  # whether the cheapest limit costs less than no cap, its whole interval
-    break_even_usd_per_gpu_hour: float | None  # at the knee: with GPUs cheaper than this, capping there saves money
+    knee_w: float  # the limit with the least energy x time
+    cheapest_w: float | None  # the limit with the lowest cost for an owner
+    pays: bool | None  # whether the complete interval of the cheapest limit is below no cap
+    break_even_usd_per_gpu_hour: float | None  # capping at the knee saves money if GPUs are cheaper than this
     usd_per_gpu_hour: float | None
     usd_per_kwh: float
     host: float

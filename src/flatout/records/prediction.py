@@ -1,31 +1,31 @@
-"""What a change is expected to bring before it is measured, and what was measured afterwards."""
+"""The expected effect of a change, and the measured effect."""
 
 from __future__ import annotations
 
 import msgspec
 
-NOMINAL = 0.9  # of measured speedups, that the intervals of predictions are to hold
+NOMINAL = 0.9  # share of measured speedups that prediction intervals should contain
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """A step's time now over its time with the change: above 1 is faster. No claim: only a trial makes one."""
+    """The predicted ratio of step times without and with a change: above 1 is faster. Only a trial makes a claim."""
 
-    change: str  # its name
+    change: str  # name of the change
     family: str
     speedup: float
-    low: float  # it is expected to lie between these
+    low: float  # the interval that is expected to contain it
     high: float
-    how: str  # one sentence: what the replay did
+    how: str  # one sentence: how the replay was edited
     assumptions: tuple[str, ...] = ()
-    bound: float | None = None  # the most that the findings allow; the speedup is never above it
-    correction: float = 1.0  # by calibration, already in the three
-    model: tuple[float, float, float] | None = None  # speedup, low and high as replayed, before anything was learned
-    num_behind: int = 0  # measured predictions that the interval's width is learned from
+    bound: float | None = None  # maximum that the findings allow; the speedup never exceeds it
+    correction: float = 1.0  # by calibration, included in speedup, low and high
+    model: tuple[float, float, float] | None = None  # speedup, low and high as replayed, before calibration
+    num_behind: int = 0  # measured predictions behind the interval's width
     origin: str = "predicted"
 
 
 class NoPrediction(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing can be said beyond the bound from the findings."""
+    """No prediction is possible beyond the bound from the findings."""
 
     change: str
     family: str
@@ -37,10 +37,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     family: str
     change: str
-    predicted: float  # speedup as replayed, before any correction
+    predicted: float  # speedup as replayed, before correction
     measured: float
     machine: str
-    date: str  # ISO 8601; outcomes of one date are of one tuning
-    low: float | None = None  # the interval as replayed; older lines have none
+    date: str  # ISO 8601; records with the same date are from one tuning
+    low: float | None = None  # the interval as replayed; missing in older lines
     high: float | None = None
-    sd: float = 0.0  # of log(measured): its own noise, by the noise floor; less of several pairs
+    sd: float = 0.0  # of log(measured): its noise, from the noise floor; smaller with several pairs

@@ -27,9 +27,9 @@ class TeamUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplaySeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over equal spans of time, and the GPUs in use on each node at equal distances."""
+    """Means over equal spans of time, and samples of the GPUs in use on each node."""
 
-    start_s: float  # in the history's own time
+    start_s: float  # in the time of the history
     span_s: float  # of one value
     allocated: tuple[float, ...]  # GPUs
     useful: tuple[float, ...]
@@ -39,11 +39,11 @@ class ReplaySeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy on the history. Shares are of all GPUs from the first submission to the last end."""
+    """One policy on the history. Shares refer to all GPUs from the first submission to the last end."""
 
     policy: str
     summary: str
-    is_oracle: bool = False  # knows all durations: a bound, no candidate
+    is_oracle: bool = False  # knows all durations: a bound, not a candidate
     num_jobs: int
     jct_mean_s: float  # from submission to the end
     jct_p50_s: float
@@ -51,14 +51,14 @@ class PolicyReplay(msgspec.Struct, frozen=True, kw_only=True):
     wait_mean_s: float
     wait_by_size: tuple[SizeWait, ...]
     utilization: float  # GPUs that are allocated
-    goodput: float  # GPUs that do work which is kept
+    goodput: float  # GPUs doing work that is kept
     makespan_s: float
-    longest_wait_s: float  # at a stretch without GPUs, of any job
-    num_starved: int  # jobs that waited at a stretch for longer than `starved_after_s`
-    fairness_p50: float  # finish-time fairness rho: completion time over that with a fair share; lower is better
+    longest_wait_s: float  # longest uninterrupted wait of any job
+    num_starved: int  # jobs with an uninterrupted wait longer than `starved_after_s`
+    fairness_p50: float  # finish-time fairness rho: completion time / completion time with a fair share; lower is better
     fairness_p99: float
     fragmentation: float  # GPUs that are free while a job waits
-    preemptions: int  # jobs stopped by the policy, resized ones too
+    preemptions: int  # jobs stopped or resized by the policy
     failures: int  # of nodes
     useful_gpu_hours: float
     idle_gpu_hours: float

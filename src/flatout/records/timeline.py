@@ -1,6 +1,6 @@
-"""What attribution makes of one rank's trace, and of all ranks together.
+"""The attribution of one rank's trace.
 
-`RankTimeline` is small enough to travel between processes: the event table stays where it was read.
+`RankTimeline` is small enough to be sent between processes; the event table stays in the process that read it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NUM_PARTS = len(Part)
 
 
 class StepSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a rank: from when the GPU is done with what was launched before it, to where the next begins."""
+    """One step of a rank: from the end of the GPU work launched before it to the start of the next step."""
 
     number: int
     start_ns: int
@@ -25,14 +25,14 @@ class StepSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segments(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A rank's window cut into contiguous pieces, each with exactly one part. Columns of equal length."""
+    """A rank's window, divided into contiguous segments with exactly one part each. Columns of equal length."""
 
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     part: NDArray[np.uint8]
 
     def cumulative_ns(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Nanoseconds by part from the window's start to each time (clipped to the window); shape (k, NUM_PARTS)."""
+        """Return the nanoseconds per part from the window's start to each time (clipped); shape (k, NUM_PARTS)."""
         if len(self.part) == 0:
             return np.zeros((len(times_ns), NUM_PARTS), dtype=np.int64)
         lengths = self.end_ns - self.start_ns
@@ -44,7 +44,7 @@ class Segments(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return result
 
     def cumulative_part_ns(self, part: Part, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Nanoseconds of one part from the window's start to each time; shape (k,)."""
+        """Return the nanoseconds of one part from the window's start to each time; shape (k,)."""
         if len(self.part) == 0:
             return np.zeros(len(times_ns), dtype=np.int64)
         clipped, index = self._place(times_ns)
@@ -52,27 +52,27 @@ class Segments(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return np.asarray(cumulative[index] - np.where(self.part[index] == part, self.end_ns[index] - clipped, 0))
 
     def between_ns(self, start_ns: int, end_ns: int) -> NDArray[np.int64]:
-        """Nanoseconds by part between two times; shape (NUM_PARTS,)."""
+        """Return the nanoseconds per part between two times; shape (NUM_PARTS,)."""
         first = int(np.searchsorted(self.end_ns, start_ns, side="right"))
         last = int(np.searchsorted(self.start_ns, end_ns, side="left"))
         lengths = np.minimum(self.end_ns[first:last], end_ns) - np.maximum(self.start_ns[first:last], start_ns)
         return np.bincount(self.part[first:last], weights=lengths, minlength=NUM_PARTS).astype(np.int64)
 
     def _place(self, times_ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The times clipped to the window, and the segment of each."""
+        """Return the times clipped to the window, and the segment of each."""
         clipped = np.clip(times_ns, self.start_ns[0], self.end_ns[-1])
         index = np.clip(np.searchsorted(self.start_ns, clipped, side="right") - 1, 0, len(self.part) - 1)
         return clipped, index
 
 
 class CommunicationCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What one communication kernel carries: a collective, or one of the sends and receives batched into it."""
+    """One operation of a communication kernel: a collective, or one of its batched sends and receives."""
 
     kernel: int  # row of CommunicationKernels
     operation: str  # all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, barrier,
     #                 send, recv, or unknown
-    group: str | None  # process group name, None where not recorded
-    ranks: tuple[int, ...] | None  # of the group, None where not recorded
+    group: str | None  # process group name; None if not recorded
+    ranks: tuple[int, ...] | None  # of the group; None if not recorded
     group_size: int | None
     root: int | None  # of broadcast, reduce, gather, scatter
     peer: int | None  # of send and recv
@@ -86,9 +86,9 @@ class CommunicationKernels(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
-    launched_ns: NDArray[np.int64]  # start of the launching call; BEFORE_RECORDING where there is none
+    launched_ns: NDArray[np.int64]  # start of the launching call; BEFORE_RECORDING without one
     stream: NDArray[np.int64]
-    calls: tuple[CommunicationCall, ...]  # at least one for each kernel, by kernel
+    calls: tuple[CommunicationCall, ...]  # at least one per kernel, sorted by kernel
 
     @property
     def num_kernels(self) -> int:
@@ -99,44 +99,44 @@ BEFORE_RECORDING = np.iinfo(np.int64).min
 
 
 class CallCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Runtime calls of one kind inside whole steps."""
+    """Runtime calls of one kind inside complete steps."""
 
     count: int
     host_s: float  # time inside the calls
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What the rules ask of a rank beyond its parts, summed over the whole steps (without steps, the window)."""
+    """Facts about a rank that rules need beyond its parts, summed over complete steps (without steps, the window)."""
 
-    num_host_events: int  # that the profiler recorded on the launching threads
-    host_s: float  # time on the host's own step marks
-    host_blocked_s: float  # of it, in synchronising calls, full command buffers, pageable copies, loaders, checkpoints
+    num_host_events: int  # recorded by the profiler on the launching threads
+    host_s: float  # time between the host's step marks
+    host_blocked_s: float  # part of it in synchronising calls, full command buffers, pageable copies, loaders, checkpoints
     num_launches: int
-    num_kernels: int  # communication apart
+    num_kernels: int  # without communication
     num_short_kernels: int
-    short_kernel_saving_s: float  # of dense runs of them, what one kernel doing the same work would save
+    short_kernel_saving_s: float  # time that one kernel would save, compared with dense runs of short ones
     matmul_s: float
-    plain_matmul_s: float  # matrix products of a kernel without tensor-core instructions
+    plain_matmul_s: float  # matrix multiplications in kernels without tensor-core instructions
     plain_matmul_names: tuple[str, ...]
-    sync_calls: dict[str, CallCount]  # by the operator that made them, else the call's own name
+    sync_calls: dict[str, CallCount]  # by calling operator, else by the name of the call
     allocator_calls: dict[str, CallCount]
-    pageable_copy: CallCount  # copies between pageable host memory and the device; host_s is time inside the calls
+    pageable_copy: CallCount  # copies between pageable host memory and the device
     pageable_bytes: int
     copy_bytes: dict[str, int]  # by direction: HtoD, DtoH, DtoD, PtoP
     loader: CallCount
     loader_name: str | None
     checkpoint_copy_s: float  # exposed copies inside checkpoint intervals
     optimizer_s: float  # host time inside Optimizer.step
-    optimizer_gpu_s: float  # GPU time of the kernels it launched
+    optimizer_gpu_s: float  # GPU time of the kernels that it launched
     num_optimizer_steps: int
     num_optimizer_launches: int
     num_passes: int  # forward and backward passes
-    communication_pass: NDArray[np.int64]  # the pass in which each communication kernel was launched, -1 before all
-    input_elements: tuple[int | None, ...]  # by step: elements of its largest embedding or first-layer input
+    communication_pass: NDArray[np.int64]  # the pass that launched each communication kernel; -1: before all
+    input_elements: tuple[int | None, ...]  # per step: elements of the largest embedding or first-layer input
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One rank, attributed on its own: exposed communication is still unsplit."""
+    """One rank, attributed without the other ranks: exposed communication is still unsplit."""
 
     meta: TraceMeta
     rank: int
@@ -153,5 +153,5 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def first_step_ns(self) -> int:
-        """Where the lead-in ends: the begin of step 1, or the window's start without steps."""
+        """The start of the first step, or of the window if there are no steps."""
         return self.steps[0].start_ns if self.steps else self.window_start_ns

@@ -1,8 +1,8 @@
-"""One rank's steps as a chain of host nodes and the GPU work that they launch: what `predict/` replays.
+"""One rank's steps as a chain of host nodes and the GPU work that they launch; `predict/` replays it.
 
-The launching threads of a rank take turns (a backward pass runs on a thread of its own while the training thread
-waits), so they are one chain. Host time between two nodes is kept by what it was spent on; time in which the host was
-blocked by the GPU is not in it, but a wait for the end of a piece of work. Times are integer ns since `origin_ns`.
+The launching threads of a rank take turns (a backward pass runs on a separate thread while the training thread waits),
+so they form one chain. Host time between two nodes is kept by its use. Time in which the GPU blocked the host is not
+included; it is represented as a wait for the end of a piece of work. Times are integer ns since `origin_ns`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 class Node(IntEnum):
     LAUNCH = 0
     SYNC = 1  # a synchronising call
-    COPY_SYNC = 2  # a copy call that returned when its copy was done (pageable memory)
-    FULL = 3  # a launch held by a full command buffer
+    COPY_SYNC = 2  # a copy call that returned when its copy was complete (pageable memory)
+    FULL = 3  # a launch blocked by a full command buffer
     FREE = 4  # device memory is freed, which drains the GPU
-    MARK = 5  # a step begins; the last one: the last step ends
+    MARK = 5  # a step starts; the last mark: the last step ends
 
 
 class Spent(IntEnum):
-    """What the host spent time on, not blocked by the GPU."""
+    """The use of host time that is not blocked by the GPU."""
 
     HOST = 0  # launch work and Python
     OPTIMIZER = 1
@@ -32,15 +32,15 @@ class Spent(IntEnum):
     DATA_LOADING = 3
     CHECKPOINT = 4
     ALLOCATOR = 5
-    COMPUTE = 6  # operators, of a job on the CPU
-    ACCUMULATE = 7  # gradients are added to those that are there
+    COMPUTE = 6  # operators of a job on the CPU
+    ACCUMULATE = 7  # gradients are added to existing ones
 
 
-# What the recorder prolongs: many short calls. What waits for a device, a disk or a worker it does not.
+# The recorder slows these, which consist of many short calls, but not waiting for a device, a disk or a worker.
 HOST_WORK = (Spent.HOST, Spent.OPTIMIZER, Spent.ZERO_GRAD, Spent.ACCUMULATE)
 
 
-class Work(IntEnum):
+class GpuWorkKind(IntEnum):
     OTHER = 0  # a kernel
     MATMUL = 1
     PLAIN_MATMUL = 2  # without tensor cores
@@ -59,18 +59,18 @@ class RankTrack(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     # Host nodes.
     node: NDArray[np.uint8]  # Node
     node_ns: NDArray[np.int64]
-    spent_ns: NDArray[np.int64]  # since the node before; shape (nodes, len(Spent))
-    waits_for: NDArray[np.int64]  # row of the work whose end the host waited for, -1: none
+    spent_ns: NDArray[np.int64]  # since the previous node; shape (nodes, len(Spent))
+    waits_for: NDArray[np.int64]  # row of the work that the host waited for; -1: none
     tail_ns: NDArray[np.int64]  # from that end until the call returned
-    # GPU work (of a job on the CPU its collectives).
-    work: NDArray[np.uint8]  # Work
+    # GPU work (for a job on the CPU, its collectives).
+    work: NDArray[np.uint8]  # GpuWorkKind
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
-    launched_by: NDArray[np.int64]  # row of the node, -1: launched before the first step
+    launched_by: NDArray[np.int64]  # row of the node; -1: launched before the first step
     stream: NDArray[np.int64]
-    after: NDArray[np.int64]  # row of the work of another stream that had to end before it, -1: none
-    communication: NDArray[np.int64]  # row of CommunicationKernels, -1: no communication
-    phase: NDArray[np.uint8]  # Spent in which it was launched: OPTIMIZER, ZERO_GRAD, ACCUMULATE, CHECKPOINT or HOST
+    after: NDArray[np.int64]  # row of the work on another stream that had to end first; -1: none
+    communication: NDArray[np.int64]  # row of CommunicationKernels; -1: not communication
+    phase: NDArray[np.uint8]  # Spent during the launch: OPTIMIZER, ZERO_GRAD, ACCUMULATE, CHECKPOINT or HOST
     num_bytes: NDArray[np.int64]  # of copies and sets, 0 elsewhere
 
     @property

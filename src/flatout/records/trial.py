@@ -1,6 +1,6 @@
-"""What one trial measured: a run of the job with a set of changes, or without any (the baseline).
+"""The result of one trial: a run of the job with a set of changes, or without any (the baseline).
 
-`trial/` writes these, `verdict/` judges them. Times are of settled steps only: what comes before is warm-up.
+`trial/` writes these, `verdict/` judges them. Times are of the steps after warm-up only.
 """
 
 from __future__ import annotations
@@ -20,57 +20,56 @@ BASELINE = "baseline"
 
 
 class Covariates(msgspec.Struct, frozen=True, kw_only=True):
-    """What else was going on in a trial's settled steps (Xids: in all of it). None where it was not measured."""
+    """Conditions during a trial's measured steps (Xids: during the complete trial). None if not measured."""
 
     sm_clock_hz: float | None = None  # mean over samples and GPUs
-    throttle_share: dict[str, float] = {}  # share of the samples, by reason as `probe/` names them; the highest GPU
-    xids: tuple[Xid, ...] | None = None  # GPU errors that the driver logged, those that the job causes itself too
+    throttle_share: dict[str, float] = {}  # share of the samples by reason as `probe/` names it, on the GPU with the most
+    xids: tuple[Xid, ...] | None = None  # GPU errors that the driver logged, including those that the job caused
     temperature_c: float | None = None  # highest
-    cores_busy_by_others: float | None = None  # cores that processes outside the job kept busy; the busiest host
-    cores_allowed: float | None = None  # to the job; the host with the fewest
-    quota_throttled_s_per_s: float | None = None  # by the control group's CPU quota
-    nodes: str | None = None  # that a scheduler gave it, as it names them
-    job: str | None = None  # the scheduler's number of it
+    cores_busy_by_others: float | None = None  # cores busy with processes outside the job, on the busiest host
+    cores_allowed: float | None = None  # for the job, on the host with the fewest
+    quota_throttled_s_per_s: float | None = None  # by the cgroup's CPU quota
+    nodes: str | None = None  # allocated by a scheduler, with its names
+    job: str | None = None  # the scheduler's job ID
 
 
 class GradientNorms(msgspec.Struct, frozen=True, kw_only=True):
-    """The gradients of one optimizer in its first steps, as it was about to use them, of all ranks together.
+    """The gradients of one optimizer before its first updates, over all ranks.
 
-    A parameter's norm is the root of the mean square over the ranks, or of sharded ones that of the whole.
+    A parameter's norm is the root mean square over the ranks, or the norm of the complete gradient if it is sharded.
     """
 
-    num_parameters: int | None  # None: nothing is known of it
-    norms: tuple[float, ...]  # of all parameters, each step; NaN: not known
-    unclipped: tuple[float, ...] = ()  # the same before the script clipped them; NaN, (): not clipped, or not known
-    without: tuple[int, ...] = ()  # parameters, by their place in the optimizer, with no gradient in most of the steps
-    absent: tuple[int, ...] = ()  # parameters with no gradient in at least one of the steps
-    faint: tuple[int, ...] = ()  # parameters with none, or less than 1e-4 of the whole norm, in any of the steps
-    rank_spread: float | None = (
-        None  # of a parameter's norm over the ranks, clipped or not, the largest, relative; None: nothing to compare
-    )
+    num_parameters: int | None  # None: unknown
+    norms: tuple[float, ...]  # over all parameters, per step; NaN: unknown
+    unclipped: tuple[float, ...] = ()  # the same before the script clipped them; NaN, (): not clipped, or unknown
+    without: tuple[int, ...] = ()  # parameters, by index in the optimizer, without a gradient in most steps
+    absent: tuple[int, ...] = ()  # parameters without a gradient in at least one step
+    faint: tuple[int, ...] = ()  # parameters without one, or with less than 1e-4 of the total norm, in any step
+    # Largest relative spread over the ranks of a parameter's norm, clipped or not; None: no comparison possible.
+    rank_spread: float | None = None
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial. Its order among all trials is `index`: drift is judged by it."""
+    """One trial. `index` is its position among all trials, by which drift is judged."""
 
-    index: int  # in the order of starting, baselines included
+    index: int  # in starting order, including baselines
     arm: str  # `baseline`, or the name of the set of changes
     outcome: TrialOutcome
     cause: FailureCause | None = None  # None: the outcome is not `failed`, or an older journal, which has no causes
-    problem: str = ""  # one line, where it did not complete
-    step_s: tuple[float, ...] = ()  # each settled step, in order; of several ranks the mean
+    problem: str = ""  # one line, if it did not complete
+    step_s: tuple[float, ...] = ()  # each measured step, in order; mean over ranks
     samples_per_step: float | None = None  # of all ranks
     tokens_per_step: float | None = None
     peak_memory_bytes: int | None = None  # of the caching allocator; the highest rank
     energy_j_per_step: float | None = None  # of all GPUs
-    wrong_data: str | None = None  # what the known-answer check of the collectives found; None: nothing, or not asked
-    losses: tuple[float, ...] = ()  # of each step from the first, for the gates
-    gradients: tuple[GradientNorms, ...] = ()  # of each optimizer, in the order of their first steps; (): not known
-    loader_workers: int | None = None  # of a rank's DataLoader: with others, random augmentation draws other samples
-    start_s: float | None = None  # from the start of the command to the first settled step
+    wrong_data: str | None = None  # result of the known-answer check of the collectives; None: correct, or not checked
+    losses: tuple[float, ...] = ()  # of each step, including warm-up, for the gates
+    gradients: tuple[GradientNorms, ...] = ()  # per optimizer, in the order of first use; (): unknown
+    loader_workers: int | None = None  # of a rank's DataLoader; random augmentation depends on their number
+    start_s: float | None = None  # from the start of the command to the first measured step
     covariates: Covariates = Covariates()
-    took_s: float | None = None  # of the whole run, from its start to its end
-    session: int = 0  # counts the interruptions of the tuning before it
+    took_s: float | None = None  # from the start of the run to its end
+    session: int = 0  # number of interruptions of the tuning before this trial
 
     @property
     def is_complete(self) -> bool:
@@ -78,7 +77,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """A baseline and a candidate that ran one right after the other, in either order."""
+    """A baseline and a candidate that ran back to back, in either order."""
 
     baseline: TrialResult
     candidate: TrialResult

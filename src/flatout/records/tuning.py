@@ -1,4 +1,4 @@
-"""What a tuning ended with: the winning changes with what was measured of them, and on what machine and job."""
+"""The result of a tuning: the winning changes with their measurements, and the machine and job."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from flatout.records.change import Change, ChangeSet, Safety
 from flatout.records.prediction import Prediction
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 
-TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")  # that predictions are of
-HEAD_NODE = "{head_node}"  # in a word of a command that is started as a Slurm job: the first node of the job
+TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")  # predictions refer to these
+HEAD_NODE = "{head_node}"  # placeholder in a command that runs as a Slurm job: the first node of the job
 TriedOutcome = Literal[
     "adopted", "not better", "unsafe", "failed", "out of memory", "not applied", "not confirmed", "not reached"
 ]
@@ -22,36 +22,36 @@ TuningStage = Literal["noise_floor", "confirmation"]
 
 
 class TuningEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """What ended a tuning, as data: `report/` words it."""
+    """The end of a tuning as data; `report/` writes the sentence."""
 
     ended_by: EndedBy
-    limit: float | None = None  # the one that was reached: seconds, trials or rounds
-    num_reserved: int = 0  # of the limit on trials, those that are kept for the final verdict
-    interrupts: TuningStage | None = None  # what the budget left unfinished
+    limit: float | None = None  # the limit that was reached: seconds, trials or rounds
+    num_reserved: int = 0  # trials of the limit that are reserved for the final verdict
+    interrupts: TuningStage | None = None  # the stage that the budget interrupted
 
 
 class TunedChange(msgspec.Struct, frozen=True, kw_only=True):
     change: Change
-    verdict: Verdict | None = None  # alone against what was on before it; None: measured only together
+    verdict: Verdict | None = None  # compared with the changes applied before; None: measured only with others
     prediction: Prediction | None = None
-    # False: confirmed only together with others, and in its own trial no better than noise: it may bring nothing.
+    # False: confirmed only together with others, and no better than noise in its own trial, so it may have no effect.
     is_shown_alone: bool = True
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
-    """What `emit/` writes from."""
+    """The input of `emit/`."""
 
-    command: tuple[str, ...]  # the user's, a word each, as it was tuned
-    changes: ChangeSet  # all that won, merged
+    command: tuple[str, ...]  # arguments of the user's command
+    changes: ChangeSet  # all winning changes, merged
     each: tuple[TunedChange, ...] = ()
-    verdict: Verdict | None = None  # of all together against the baseline, on fresh pairs
-    num_trials: int | None = None  # of the whole tuning
+    verdict: Verdict | None = None  # all changes compared with the baseline, on fresh pairs
+    num_trials: int | None = None  # in the tuning
     machine: dict[str, str] = {}  # {"device": "NVIDIA H200", "num_ranks": "4", ...}
     versions: dict[str, str] = {}  # {"torch": "2.11.0", "nccl": "2.28.9", ...}
     date: str = ""  # ISO 8601
-    config: str = "tuned.toml"  # where `flatout run` finds the changes when the emitted file is used
-    keep: tuple[str, ...] = ()  # options of `flatout run` by which the job is to be kept alive
-    sbatch_options: tuple[str, ...] = ()  # with which each trial was a Slurm job
+    config: str = "tuned.toml"  # the file from which `flatout run` reads the changes
+    keep: tuple[str, ...] = ()  # options of `flatout run` that keep the job alive
+    sbatch_options: tuple[str, ...] = ()  # options of each trial's Slurm job
 
     @property
     def needs_patches(self) -> bool:
@@ -59,36 +59,36 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_run(self) -> bool:
-        """Whether `flatout run` is around the command; it then applies all that was tuned."""
+        """Whether the command must run under `flatout run`, which then applies all changes."""
         return self.needs_patches or bool(self.keep)
 
 
 class Emitted(msgspec.Struct, frozen=True, kw_only=True):
-    """One file for another tool; nothing is written yet."""
+    """One file for another tool, not written yet."""
 
     path: str  # suggested file name
     text: str
-    notes: tuple[str, ...] = ()  # changes that the tool has no setting for, and what to do about them
+    notes: tuple[str, ...] = ()  # changes without a setting in the tool, and what to do about them
 
 
 class TriedSet(msgspec.Struct, frozen=True, kw_only=True):
-    """A change, or several together, as it was tried against what was on before it."""
+    """A change, or several together, tried against the changes applied before."""
 
-    name: str  # of the arm: names of changes joined by " + "
+    name: str  # name of the arm: names of the changes, joined by " + "
     changes: tuple[str, ...]
     safety: Safety
     round: int
-    bound: float | None  # the most that the findings allow
+    bound: float | None  # maximum speedup that the findings allow
     predicted_from: tuple[str, ...] = ()
     prediction: Prediction | None = None
     outcome: TriedOutcome
-    screened: float | None = None  # an estimate from one trial, no claim
+    screened: float | None = None  # an estimate from one trial, not a claim
     verdict: Verdict | None = None
-    reason: str = ""  # one line: why it ended so
+    reason: str = ""  # one line: the reason for the outcome
 
 
 class Screened(msgspec.Struct, frozen=True, kw_only=True):
-    """A change in a trial of its own beside the baseline, whatever came of it: predictions are learned from all."""
+    """A change in a separate trial next to a baseline, whatever its result: predictions are learned from all of them."""
 
     prediction: Prediction
     speedup: float
@@ -96,55 +96,55 @@ class Screened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step would gain if a finding were mended wholly: the most that any change for it can bring."""
+    """The maximum speedup of a step from fixing a finding completely: no change for it can bring more."""
 
     finding: str
     speedup: float
 
 
 class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a tuning was given to spend, and the options that say how it was to tune."""
+    """The budget of a tuning, and the options it was started with."""
 
     budget_s: float
     max_trials: int | None = None
-    options: tuple[str, ...] = ()  # a word each, as one would type them
+    options: tuple[str, ...] = ()  # separate arguments, as typed
 
 
 class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole tuning: what won, what was tried, and what it was judged against."""
+    """A complete tuning: what won, what was tried, and the noise floor it was judged by."""
 
     tuning: Tuning
     objective: Objective
     allowed_safety: Safety
     tried: tuple[TriedSet, ...]
-    screened: tuple[Screened, ...] = ()  # that ran, were safe, and had a prediction
-    bounds: tuple[Bound, ...]  # of the job as it came
+    screened: tuple[Screened, ...] = ()  # changes that ran, were safe, and had a prediction
+    bounds: tuple[Bound, ...]  # of the baseline
     floor: NoiseFloor | None
-    num_steps: int  # a trial
+    num_steps: int  # per trial
     baseline_step_s: float | None
     tuned_step_s: float | None
     baseline_peak_memory_bytes: int | None = None
     tuned_peak_memory_bytes: int | None = None
     num_trials: int
-    num_resumed: int  # of them, from the journal
+    num_resumed: int  # of these, read from the journal
     took_s: float
     end: TuningEnd
     request: TuneRequest | None = None
-    notes: tuple[str, ...] = ()  # what a reader must know: outputs that were diverted, what was not checked
+    notes: tuple[str, ...] = ()  # what a reader must know: redirected outputs, missing checks
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether its budget of time or trials ended it: that says nothing of what was not reached."""
+        """Whether the budget of time or trials ended the tuning, so that untried changes remain unknown."""
         return self.end.ended_by in ("time_budget", "trial_budget")
 
     @property
     def prediction_errors(self) -> tuple[float, ...]:
-        """Of each change that has pairs, the relative error of its predicted speedup."""
+        """The relative error of the predicted speedup of each change with pairs."""
         return tuple(abs(said.speedup / speedup - 1) for said, speedup in self.predicted_and_measured)
 
     @property
     def prediction_errors_without_history(self) -> tuple[float, ...]:
-        """The same of the predictions as they were replayed; empty where no history changed one of them."""
+        """The errors of the predictions as replayed; empty if history corrected none of them."""
         found = self.predicted_and_measured
         if all(said.correction == 1.0 for said, _ in found):
             return ()
@@ -152,7 +152,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def screened_alone(self) -> tuple[Screened, ...]:
-        """Of those with no pairs, the last trial of each; an unsafe change has no speed."""
+        """The last trial of each change without pairs; an unsafe change has no speed."""
         if self.objective not in TIMES:
             return ()
         known = {said.change for said, _ in self.predicted_and_measured}
@@ -163,9 +163,9 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def predicted_and_measured(self) -> tuple[tuple[Prediction, float], ...]:
-        """Of each change that has pairs, its prediction and the plain mean of its pairs, whatever the verdict.
+        """The prediction of each change with pairs, and the plain mean of its pairs, whatever the verdict.
 
-        What is predicted is time, so there are none for another objective; an unsafe change has no speed.
+        Predictions are of time, so other objectives have none; an unsafe change has no speed.
         """
         if self.objective not in TIMES:
             return ()

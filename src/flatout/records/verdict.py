@@ -1,4 +1,4 @@
-"""What trials showed: verdicts, the noise floor that they were judged against, and how long trials must be."""
+"""The results of trials: verdicts, and the noise floor that they are judged by."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ Objective = Literal["step_s", "s_per_sample", "s_per_token", "peak_memory_bytes"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate against the baseline. `speedup` is the baseline's cost over the candidate's: above 1 is better.
+    """A candidate compared with the baseline. `speedup` is the baseline's cost / the candidate's cost: above 1 is better.
 
-    Of what is called better or worse it is corrected for that (`verdict.corrected`), and is what to quote;
-    `mean_speedup` is the plain mean of the pairs, for all that takes in verdicts of every name. Else the two are equal.
+    Quote `speedup`: for `better` and `worse` it is corrected for the selection of such verdicts (`verdict.corrected`).
+    `mean_speedup` is the plain mean of the pairs, for statistics over verdicts of all names. Otherwise they are equal.
 
-    The interval holds at all looks together: the chance that it misses the truth at any look is at most
-    `error_rate`, however many pairs were run before someone stopped.
+    The interval holds at all interim analyses together: the probability that it misses the truth at any of them is at
+    most `error_rate`, however many pairs were run.
     """
 
     verdict: VerdictName
     objective: Objective
     speedup: float | None  # None before two pairs
     mean_speedup: float | None  # None before two pairs
-    interval: tuple[float, float] | None  # of the speedup; None before the first look
-    best_case: float | None  # the speedup is above this with a chance of 10 % only: for stopping early, no claim
-    error_rate: float  # that the interval holds to
-    min_effect: float  # a smaller gain or loss is not called better or worse; equivalence is within it
-    num_pairs: int  # that the verdict rests on
-    num_void: int  # left out of it, for what `void_reasons` say
+    interval: tuple[float, float] | None  # of the speedup; None before the first interim analysis
+    best_case: float | None  # the speedup exceeds this with 10 % probability; used to stop early, not a claim
+    error_rate: float  # of the interval
+    min_effect: float  # smaller gains or losses are not called better or worse; the margin of equivalence
+    num_pairs: int  # valid pairs behind the verdict
+    num_void: int  # invalid pairs, for the reasons in `void_reasons`
     void_reasons: tuple[str, ...]
-    order: str  # in which the counted pairs ran: "AB BA AB BA", A the baseline
-    next_look: int | None  # pairs at which it is judged again; None where the verdict is final
+    order: str  # in which the valid pairs ran: "AB BA AB BA", with A the baseline
+    next_look: int | None  # number of pairs at the next interim analysis; None if the verdict is final
     reason: str  # one sentence
 
 
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
-    """How much trials of the very same job differ. All spreads are of the logarithm of the cost: 0.01 is 1 %."""
+    """The spread among trials of the unchanged job. All spreads are of the logarithm of the cost: 0.01 is 1 %."""
 
     objective: Objective
     num_trials: int
-    num_steps: int  # a trial, the median
-    between_sd: float  # of trials, however long they are
-    step_sd: float  # of steps within a trial, spikes apart
-    step_correlation_time: float  # steps that carry as much as one independent step; at least 1
-    drift_per_trial: float  # change from each trial to the next
-    spike_share: float  # of steps that take more than 1.5 times their trial's median
+    num_steps: int  # per trial, the median
+    between_sd: float  # between trials, independent of their length
+    step_sd: float  # between steps of a trial, without spikes
+    step_correlation_time: float  # number of steps that are worth one independent step; at least 1
+    drift_per_trial: float  # change from one trial to the next
+    spike_share: float  # share of steps longer than 1.5 times the median of their trial
     step_s: float  # median over trials
-    start_s: float | None  # median time to a trial's first settled step
+    start_s: float | None  # median time to the first measured step of a trial
     degrees_of_freedom: int
     origin: str = "measured"
 
     def trial_sd(self, num_steps: int) -> float:
-        """Spread of the mean of so many steps, from trial to trial."""
+        """Return the spread between trials of the mean of `num_steps` steps."""
         return float((self.between_sd**2 + self.step_sd**2 * self.step_correlation_time / num_steps) ** 0.5)
 
     def pair_sd(self, num_steps: int) -> float:
-        """Spread of the log ratio of two trials; drift apart."""
+        """Return the spread of the log ratio of two trials, without drift."""
         return float(2**0.5 * self.trial_sd(num_steps))
 
 
