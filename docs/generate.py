@@ -29,12 +29,12 @@ from flatout.cli import app
 from flatout.diagnose.explain import Explanation, Explanations, explanation, listed
 from flatout.doctor.checks import CHECKS
 from flatout.plan.counts import num_parameters
-from flatout.records.attempts import LeftOut
+from flatout.records.attempts import SkippedRow
 from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
 from flatout.records.change import Knob, Patch, ValidRange
 from flatout.records.chargeback import BudgetState, Chargeback, CostLine, TeamCost
 from flatout.records.cost import Estimate
-from flatout.records.diagnosis import Blame, Diagnosis, Finding, Job, RankDiagnosis, StepDiagnosis
+from flatout.records.diagnosis import Blame, Diagnosis, Finding, JobSummary, RankDiagnosis, StepDiagnosis
 from flatout.records.doctor import FAMILIES as CHECK_FAMILIES
 from flatout.records.doctor import (
     CheckResult,
@@ -53,7 +53,7 @@ from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
 from flatout.records.machine import Xid
 from flatout.records.plan import GroupRegret, Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
 from flatout.records.power import CapAdvice, CapPoint, Ratio
-from flatout.records.recording import DeviceFacts, GpuUse, HostUse, Measured, Run
+from flatout.records.recording import DeviceFacts, GpuUse, HostRecording, HostUse, Measured
 from flatout.records.replay import (
     MeasureDifference,
     PolicyDifference,
@@ -63,7 +63,7 @@ from flatout.records.replay import (
     SizeWait,
     TeamUse,
 )
-from flatout.records.spot import Availability, Outcome, SpotAdvice
+from flatout.records.spot import Availability, SpotAdvice, StrategyResult
 from flatout.records.tuning import Bound
 from flatout.records.verdict import NoiseFloor
 from flatout.report.diff import DiagnosisDiff, DiffSide, FindingChange, PartChange
@@ -133,7 +133,7 @@ def findings() -> str:
 
 def json() -> str:
     """The contract `flatout/diagnosis`, from the records that are written."""
-    records = (Diagnosis, Job, RankDiagnosis, StepDiagnosis, Blame, Finding, Quality)
+    records = (Diagnosis, JobSummary, RankDiagnosis, StepDiagnosis, Blame, Finding, Quality)
     return _contract("flatout/diagnosis", records)
 
 
@@ -164,7 +164,7 @@ def plan_evaluation_json() -> str:
 
 def cost_json() -> str:
     """The contract `flatout/cost`."""
-    return _contract("flatout/cost", (Chargeback, TeamCost, CostLine, Estimate, BudgetState, LeftOut))
+    return _contract("flatout/cost", (Chargeback, TeamCost, CostLine, Estimate, BudgetState, SkippedRow))
 
 
 def power_cap_json() -> str:
@@ -174,7 +174,7 @@ def power_cap_json() -> str:
 
 def spot_json() -> str:
     """The contract `flatout/spot`."""
-    return _contract("flatout/spot", (SpotAdvice, Availability, Outcome))
+    return _contract("flatout/spot", (SpotAdvice, Availability, StrategyResult))
 
 
 def submission_json() -> str:
@@ -236,7 +236,7 @@ def ledger_json() -> str:
 
 def recording_json() -> str:
     """The contract `flatout/recording-report`."""
-    records = (RecordingReport, RecordedRank, Measured, HostUse, GpuUse, Xid, Run, DeviceFacts)
+    records = (RecordingReport, RecordedRank, Measured, HostUse, GpuUse, Xid, HostRecording, DeviceFacts)
     return _contract("flatout/recording-report", records)
 
 

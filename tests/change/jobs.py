@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from flatout.records.change import JobFacts
-from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, Job, RankDiagnosis, StepDiagnosis
+from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, JobSummary, RankDiagnosis, StepDiagnosis
 
 # The job of the design: nanoGPT on four H200 over TCP sockets.
 SOCKET_JOB = JobFacts(
@@ -64,7 +64,7 @@ def diagnosis(costs: dict[str, float], *, step_s: float = 0.25, parts: dict[str,
         rank=0, window_s=step_s, num_steps=1, parts_s=all_parts, lead_in_s=0.0, steps=(step,), step_s=step_s
     )
     return Diagnosis(
-        job=Job(num_ranks=1, world_size=4, missing_ranks=(), device="NVIDIA H200", num_steps=1, step_s=step_s),
+        job=JobSummary(num_ranks=1, world_size=4, missing_ranks=(), device="NVIDIA H200", num_steps=1, step_s=step_s),
         ranks=(rank,),
         blame=(),
         findings=tuple(

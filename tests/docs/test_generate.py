@@ -131,7 +131,7 @@ def test_comments_behind_and_above_a_field_are_its_meaning(generate: ModuleType)
 
     comments = generate._field_comments(GpuFacts)
     assert comments["memory_bytes"].startswith("as sold")
-    assert comments["peak_flops_per_s"].startswith("Of a dense matrix product")
+    assert comments["peak_flops_per_s"].startswith("For dense matrix multiplication")
     assert "name" not in comments
 
 

@@ -16,7 +16,7 @@ from flatout.errors import InputError, OutputError
 from flatout.profile import read_recording
 from flatout.profile.folder import default_path, open_folder, shared_run_id
 from flatout.profile.problems import problems
-from flatout.records.recording import Run
+from flatout.records.recording import HostRecording
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}
 
@@ -208,7 +208,7 @@ def test_an_mfu_needs_the_gpu_to_be_in_the_catalogue(tmp_path: Path) -> None:
     ],
 )
 def test_why_nothing_was_loaded(command: tuple[str, ...], reason: str) -> None:
-    run = Run(
+    run = HostRecording(
         tool_version="1",
         command=command,
         run_id="r",

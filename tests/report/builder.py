@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flatout.records.diagnosis import PART_NAMES, Blame, Diagnosis, Finding, Job, RankDiagnosis, StepDiagnosis
+from flatout.records.diagnosis import PART_NAMES, Blame, Diagnosis, Finding, JobSummary, RankDiagnosis, StepDiagnosis
 from flatout.records.events import Quality
 
 LEAD_IN_S = 0.021
@@ -72,7 +72,7 @@ def diagnosis_of(
         "step_s": sum(step_times) / len(step_times) if step_times else None,
     }
     return Diagnosis(
-        job=Job(**(fields | job)),
+        job=JobSummary(**(fields | job)),
         ranks=tuple(ranks),
         blame=tuple(blame),
         findings=tuple(findings),

@@ -19,7 +19,7 @@ from flatout.attribute.steps import HostSteps
 from flatout.records.diagnosis import Part
 from flatout.records.events import NULL, EventTable, Kind
 from flatout.records.timeline import CommunicationKernels, Segments
-from flatout.records.track import Node, RankTrack, Spent, Work
+from flatout.records.track import GpuWorkKind, Node, RankTrack, Spent
 
 NEAR_NS = 10_000  # a work that begins so soon after another ended may have waited for it
 RETURN_NS = 5_000  # clocks of host and GPU agree about so well
@@ -79,7 +79,7 @@ def rank_track(table: EventTable, work: GpuWork, is_comm: Flags, states: HostSta
         end_ns=end - low,
         launched_by=launched_by,
         stream=stream,
-        after=_after(start, end, stream, kind == Work.COMMUNICATION, phase == Spent.OPTIMIZER, launched_by),
+        after=_after(start, end, stream, kind == GpuWorkKind.COMMUNICATION, phase == Spent.OPTIMIZER, launched_by),
         communication=comm_row[order],
         phase=phase,
         num_bytes=table.num_bytes[work.event[order]].clip(min=0),
@@ -122,7 +122,7 @@ def cpu_track(segments: Segments, communication: CommunicationKernels, marks: Ho
         spent_ns=_spent(time[sort], phases, (wait_start, wait_end)),
         waits_for=rows[sort],
         tail_ns=tails[sort].astype(np.int64),
-        work=np.full(len(inside), Work.COMMUNICATION, dtype=np.uint8),
+        work=np.full(len(inside), GpuWorkKind.COMMUNICATION, dtype=np.uint8),
         start_ns=start - low,
         end_ns=end - low,
         launched_by=place[: len(start)],
@@ -193,23 +193,23 @@ class _Calls:
 
 def _work_kinds(table: EventTable, work: GpuWork, is_comm: Flags) -> NDArray[np.uint8]:
     """`Work` of each piece; names are looked at once each."""
-    by_name = np.full(len(table.names), Work.OTHER, dtype=np.uint8)
+    by_name = np.full(len(table.names), GpuWorkKind.OTHER, dtype=np.uint8)
     is_matmul = names.matching(table.names, names.MATMUL)
-    by_name[is_matmul] = Work.PLAIN_MATMUL
-    by_name[is_matmul & names.matching(table.names, names.TENSOR_CORE)] = Work.MATMUL
-    copies = np.full(len(table.names), Work.COPY_ON_DEVICE, dtype=np.uint8)
+    by_name[is_matmul] = GpuWorkKind.PLAIN_MATMUL
+    by_name[is_matmul & names.matching(table.names, names.TENSOR_CORE)] = GpuWorkKind.MATMUL
+    copies = np.full(len(table.names), GpuWorkKind.COPY_ON_DEVICE, dtype=np.uint8)
     for row, text in enumerate(table.names):
         direction = DIRECTIONS.search(text)
         if direction is None:
             continue
         if direction[1] == "HtoD":
-            copies[row] = Work.PAGEABLE_TO_DEVICE if "Pageable" in text else Work.COPY_TO_DEVICE
+            copies[row] = GpuWorkKind.PAGEABLE_TO_DEVICE if "Pageable" in text else GpuWorkKind.COPY_TO_DEVICE
         elif direction[1] == "DtoH":
-            copies[row] = Work.COPY_TO_HOST
+            copies[row] = GpuWorkKind.COPY_TO_HOST
     kind = table.kind[work.event]
     name = table.name[work.event]
-    result = np.where(kind == Kind.KERNEL, by_name[name], np.where(kind == Kind.MEMCPY, copies[name], Work.SET))
-    result[is_comm] = Work.COMMUNICATION
+    result = np.where(kind == Kind.KERNEL, by_name[name], np.where(kind == Kind.MEMCPY, copies[name], GpuWorkKind.SET))
+    result[is_comm] = GpuWorkKind.COMMUNICATION
     return result.astype(np.uint8)
 
 

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from flatout.errors import InputError, UsageError
-from flatout.records.spot import STRATEGIES, Availability, Outcome, SpotAdvice, SpotTrace, Strategy
+from flatout.records.spot import STRATEGIES, Availability, SpotAdvice, SpotTrace, Strategy, StrategyResult
 
 NUM_STARTS = 200
 DECIDE_EVERY_S = 300.0
@@ -281,7 +281,7 @@ def spot_advice(
 
 def _outcome(
     strategy: Strategy, runs: Sequence[Replay], job: SpotJob, usd_per_h: dict[str, float], num_apart: int
-) -> Outcome:
+) -> StrategyResult:
     costs = np.array(
         [
             job.num_instances * (run.spot_s * usd_per_h["spot"] + run.on_demand_s * usd_per_h["on-demand"]) / S_PER_H
@@ -290,7 +290,7 @@ def _outcome(
     )
     finishes = np.array([math.inf if run.finish_s is None else run.finish_s for run in runs])
     met_share = float(np.mean(finishes <= job.deadline_s + 1e-6))
-    return Outcome(
+    return StrategyResult(
         strategy=strategy,
         num_starts=len(runs),
         met_share=met_share,
@@ -318,7 +318,7 @@ def wilson(share: float, number: int) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def _why(best: Outcome | None, outcomes: Sequence[Outcome], wanted: float) -> str:
+def _why(best: StrategyResult | None, outcomes: Sequence[StrategyResult], wanted: float) -> str:
     by_name = {one.strategy: one for one in outcomes}
     always = by_name["on-demand"].cost_usd_mean
     if best is None:

@@ -8,7 +8,7 @@ from flatout.diagnose.case import Case
 from flatout.diagnose.recorder import Untraced
 from flatout.diagnose.rules import RULES
 from flatout.records.ceilings import Ceilings
-from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, Job, Part, RankDiagnosis, StepDiagnosis
+from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, JobSummary, Part, RankDiagnosis, StepDiagnosis
 from flatout.records.events import Quality
 from flatout.records.job import JobAttribution
 from flatout.records.timeline import RankTimeline, Segments
@@ -36,7 +36,7 @@ def diagnose(
     findings.sort(key=lambda f: (-f.cost_s_per_step, f.code))
     origin = min((t.window_start_ns for t in job.timelines), default=0)
     return Diagnosis(
-        job=Job(
+        job=JobSummary(
             num_ranks=len(job.timelines),
             world_size=job.world_size,
             missing_ranks=job.missing_ranks,

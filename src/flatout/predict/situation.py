@@ -12,7 +12,7 @@ from flatout.predict.replay import Edits, Replay
 from flatout.records.change import JobFacts
 from flatout.records.job import JobAttribution
 from flatout.records.timeline import CommunicationCall, RankTimeline
-from flatout.records.track import Node, RankTrack, Spent, Work
+from flatout.records.track import GpuWorkKind, Node, RankTrack, Spent
 
 MIN_HOST_SCALE = 0.3  # host time without the recorder over with it; 0.55 is the least seen
 HALVINGS = 8
@@ -81,7 +81,7 @@ class Situation:
         """Seconds a step that a GPU computes, of the rank that computes most: no step is shorter."""
         most = 0.0
         for track in self.tracks.values():
-            own = (track.work != Work.COMMUNICATION) & (track.launched_by >= 0)
+            own = (track.work != GpuWorkKind.COMMUNICATION) & (track.launched_by >= 0)
             most = max(most, float((track.end_ns - track.start_ns)[own].sum()))
         return most / self.num_steps / 1e9
 
@@ -118,7 +118,7 @@ class Situation:
 
     # What the models ask.
 
-    def works(self, *kinds: Work) -> dict[int, NDArray[np.int64]]:
+    def works(self, *kinds: GpuWorkKind) -> dict[int, NDArray[np.int64]]:
         """Rows of these kinds that were launched in the steps, by rank."""
         return {
             rank: np.flatnonzero(np.isin(track.work, kinds) & (track.launched_by >= 0))

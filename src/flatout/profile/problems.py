@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from flatout.records.events import Quality
-from flatout.records.recording import RankRecording, Run
+from flatout.records.recording import HostRecording, RankRecording
 
 # What keeps PYTHONPATH from a process: Python's own options, and programs that begin a fresh environment.
 _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
@@ -19,7 +19,7 @@ _FRESH = {"sudo", "docker", "podman", "apptainer", "singularity", "ssh", "kubect
 
 
 def problems(
-    runs: Sequence[Run], ranks: Sequence[RankRecording], traced: Sequence[int], sampled: Sequence[str]
+    runs: Sequence[HostRecording], ranks: Sequence[RankRecording], traced: Sequence[int], sampled: Sequence[str]
 ) -> list[Quality]:
     """`traced`: the ranks whose trace file is there; `sampled`: the hosts whose samples are."""
     found = [Quality(problem=f"{run.hostname}: {problem}", effect="") for run in runs for problem in run.problems]
@@ -32,7 +32,7 @@ def problems(
     return found
 
 
-def _nothing(run: Run) -> Quality:
+def _nothing(run: HostRecording) -> Quality:
     if run.num_left_running:
         left = f"{run.num_left_running} process{'es' * (run.num_left_running > 1)}"
         return Quality(
@@ -87,7 +87,7 @@ def _not_exported(words: Sequence[str]) -> str | None:
     return None
 
 
-def _whole_job(runs: Sequence[Run], ranks: Sequence[RankRecording], sampled: Sequence[str]) -> list[Quality]:
+def _whole_job(runs: Sequence[HostRecording], ranks: Sequence[RankRecording], sampled: Sequence[str]) -> list[Quality]:
     found = []
     world_size = max(rank.world_size for rank in ranks)
     missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
@@ -116,7 +116,7 @@ def _whole_job(runs: Sequence[Run], ranks: Sequence[RankRecording], sampled: Seq
     return found
 
 
-def _without_trace(rank: RankRecording, runs: Sequence[Run], has_trace: bool) -> list[Quality]:
+def _without_trace(rank: RankRecording, runs: Sequence[HostRecording], has_trace: bool) -> list[Quality]:
     is_light = bool(runs) and all(run.is_light for run in runs)
     if rank.settled_step is None:
         num_steps = len(rank.steps.number)

@@ -20,7 +20,7 @@ from flatout.profile.problems import problems
 from flatout.profile.sample_lines import read_host
 from flatout.profile.step_lines import read_rank
 from flatout.records.events import Quality
-from flatout.records.recording import HostUse, RankRecording, Recording, Run
+from flatout.records.recording import HostRecording, HostUse, RankRecording, Recording
 
 _PACKED = ".gz"
 
@@ -118,9 +118,9 @@ def _unrecorded(path: Path) -> list[Quality]:
     ]
 
 
-def _run(file: Path) -> Run | None:
+def _run(file: Path) -> HostRecording | None:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Run)
+        return msgspec.json.decode(file.read_bytes(), type=HostRecording)
     except msgspec.DecodeError:
         return None  # claimed, and never written
 

@@ -21,7 +21,7 @@ from flatout.inside.protocol import DEFAULT_NUM_STEPS, File, ProcessEvent, Varia
 from flatout.launch import Ended, run_local, with_environment, with_inside
 from flatout.profile.finish import count_processes, hosts_without_parent, pack_traces, tidy, wait_for
 from flatout.profile.folder import Folder, open_folder, output_error
-from flatout.records.recording import Run
+from flatout.records.recording import HostRecording
 
 # Set here, or else unset; the recorder's other variables are left to whoever calls.
 _VARIABLES = {Variable.RECORDING, Variable.STEPS, Variable.WARMUP, Variable.LIGHT}
@@ -61,7 +61,7 @@ def record(
     Raises OutputError and InputError before the start.
     """
     folder = open_folder(path, force=options.force, environment=environment)
-    run = Run(
+    run = HostRecording(
         tool_version=__version__,
         command=tuple(shown_command),
         run_id=folder.run_id,
@@ -165,7 +165,7 @@ def _abandon(folder: Folder, sampling: subprocess.Popen[bytes] | None) -> None:
             empty.rmdir()
 
 
-def write_run(folder: Folder, run: Run) -> None:
+def write_run(folder: Folder, run: HostRecording) -> None:
     """Whole or not at all, as another host may be reading it."""
     partial = folder.host_file.with_name(partial_name(folder.host_file.name))
     try:

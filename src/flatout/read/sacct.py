@@ -30,7 +30,7 @@ from flatout.read.slurm_values import (
     state_of,
     time_s,
 )
-from flatout.records.attempts import RUNNING_STATES, WAITING_STATES, Attempts, JobAttempt, LeftOut
+from flatout.records.attempts import RUNNING_STATES, WAITING_STATES, Attempts, JobAttempt, SkippedRow
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -157,7 +157,7 @@ class _Table:
 
     def read(self, lines: Sequence[bytes], first: int, progress: Progress | None) -> Attempts:
         attempts: list[JobAttempt] = []
-        left_out: list[LeftOut] = []
+        left_out: list[SkippedRow] = []
         seen: set[bytes] = set()
         num_rows = num_steps = num_repeated = num_undecoded = num_without = num_shared = 0
         for number, row in self._records(lines, first):
@@ -165,7 +165,7 @@ class _Table:
             if progress is not None and num_rows % _ROWS_A_LOOK == 0:
                 progress(number, len(lines))
             if isinstance(row, str):
-                left_out.append(LeftOut(line=number, reason=row))
+                left_out.append(SkippedRow(line=number, reason=row))
                 continue
             text = row.decode("utf-8", "replace")
             num_undecoded += "\ufffd" in text
@@ -173,7 +173,7 @@ class _Table:
             try:
                 found = self._attempt(fields, number)
             except ValueError as error:
-                left_out.append(LeftOut(line=number, reason=" ".join(str(error).split())))
+                left_out.append(SkippedRow(line=number, reason=" ".join(str(error).split())))
                 continue
             if found is None:
                 num_steps += 1

@@ -105,7 +105,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     not_measured: dict[str, str] = {}  # measurement -> reason
 
     def matmul_flops_per_s(self) -> dict[str, float]:
-        """Return the rate of the best shape by operand type: of one GPU (the median over GPUs), or of the complete CPU."""
+        """Return the rate of the best shape by operand type, for one GPU (the median over GPUs) or the complete CPU."""
         best: dict[str, dict[tuple[int, ...], float]] = {}
         for measurement in self.measurements:
             if measurement.name == "matmul" and measurement.dtype is not None:

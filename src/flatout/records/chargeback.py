@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from flatout.records.attempts import LeftOut
+from flatout.records.attempts import SkippedRow
 from flatout.records.cost import Estimate
 
 LineName = Literal["used", "idle_held", "unsplit", "lost"]
@@ -66,5 +66,5 @@ class Chargeback(msgspec.Struct, frozen=True, kw_only=True):
     num_rows: int
     num_steps: int
     num_repeated: int
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[SkippedRow, ...]
     notes: tuple[str, ...]

@@ -86,7 +86,9 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
     tokens_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
     mfu: float | msgspec.UnsetType | None = msgspec.UNSET
-    mfu_against: str | msgspec.UnsetType | None = msgspec.UNSET  # source of the peak rates: vendor, or measured by flatout bench
+    mfu_against: str | msgspec.UnsetType | None = (
+        msgspec.UNSET
+    )  # source of the peak rates: vendor, or measured by flatout bench
     peak_memory_bytes: int | msgspec.UnsetType | None = msgspec.UNSET
     reasons: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 

@@ -110,7 +110,7 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return table[self.kind]
 
     def name_matches(self, matching: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return `matching` for the name of each event. `matching` has one entry per name, so a test runs once per name."""
+        """Return `matching[name]` for each event. `matching` has one entry per name, so a test runs once per name."""
         return matching[self.name]
 
     def check(self) -> None:

@@ -25,7 +25,9 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     num_samples: NDArray[np.float64]
     num_tokens: NDArray[np.float64]
     num_backward: NDArray[np.int64]
-    loss: NDArray[np.float64]  # sum of the values that backward was called on; after the 512th short step, only every eighth step
+    loss: NDArray[
+        np.float64
+    ]  # sum of the values that backward was called on; after the 512th short step, only every eighth step
     is_skipped: NDArray[np.bool_]  # a GradScaler skipped the update
     kind: tuple[str, ...]  # "" for ordinary steps, else the recorder's work: first, flops, prepare, traced, recovery
 
@@ -65,7 +67,7 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU while the job trained. Values are means unless stated; rates are in bytes per second and per direction."""
+    """One GPU while the job trained. Values are means unless stated; rates are per direction."""
 
     index: int
     name: str | None = None

@@ -55,7 +55,9 @@ class PolicyReplay(msgspec.Struct, frozen=True, kw_only=True):
     makespan_s: float
     longest_wait_s: float  # longest uninterrupted wait of any job
     num_starved: int  # jobs with an uninterrupted wait longer than `starved_after_s`
-    fairness_p50: float  # finish-time fairness rho: completion time / completion time with a fair share; lower is better
+    fairness_p50: (
+        float  # finish-time fairness rho: completion time / completion time with a fair share; lower is better
+    )
     fairness_p99: float
     fragmentation: float  # GPUs that are free while a job waits
     preemptions: int  # jobs stopped or resized by the policy

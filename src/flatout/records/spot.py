@@ -37,7 +37,9 @@ class StrategyResult(msgspec.Struct, frozen=True, kw_only=True):
     met_share: float  # share of starts that finished by the deadline
     met_share_interval: tuple[float, float]  # 95 %, counting only starts that do not overlap
     num_unfinished: int  # not finished when the trace ended
-    finish_s_quantiles: dict[str, float | None]  # p10, p50, p90, p99 of the time to finish; None: after the end of the trace
+    finish_s_quantiles: dict[
+        str, float | None
+    ]  # p10, p50, p90, p99 of the time to finish; None: after the end of the trace
     cost_usd_mean: float  # over all starts; unfinished ones with their cost so far
     cost_usd_quantiles: dict[str, float]  # p10, p50, p90
     spot_hours_mean: float  # instance-hours

@@ -110,7 +110,9 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     num_host_events: int  # recorded by the profiler on the launching threads
     host_s: float  # time between the host's step marks
-    host_blocked_s: float  # part of it in synchronising calls, full command buffers, pageable copies, loaders, checkpoints
+    host_blocked_s: (
+        float  # part of it in synchronising calls, full command buffers, pageable copies, loaders, checkpoints
+    )
     num_launches: int
     num_kernels: int  # without communication
     num_short_kernels: int

@@ -23,7 +23,9 @@ class Covariates(msgspec.Struct, frozen=True, kw_only=True):
     """Conditions during a trial's measured steps (Xids: during the complete trial). None if not measured."""
 
     sm_clock_hz: float | None = None  # mean over samples and GPUs
-    throttle_share: dict[str, float] = {}  # share of the samples by reason as `probe/` names it, on the GPU with the most
+    throttle_share: dict[
+        str, float
+    ] = {}  # share of the samples by reason as `probe/` names it, on the GPU with the most
     xids: tuple[Xid, ...] | None = None  # GPU errors that the driver logged, including those that the job caused
     temperature_c: float | None = None  # highest
     cores_busy_by_others: float | None = None  # cores busy with processes outside the job, on the busiest host

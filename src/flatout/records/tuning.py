@@ -88,7 +88,7 @@ class TriedSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Screened(msgspec.Struct, frozen=True, kw_only=True):
-    """A change in a separate trial next to a baseline, whatever its result: predictions are learned from all of them."""
+    """A change in a separate trial next to a baseline, whatever its result: predictions learn from all of them."""
 
     prediction: Prediction
     speedup: float

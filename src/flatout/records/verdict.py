@@ -12,7 +12,7 @@ Objective = Literal["step_s", "s_per_sample", "s_per_token", "peak_memory_bytes"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate compared with the baseline. `speedup` is the baseline's cost / the candidate's cost: above 1 is better.
+    """A candidate compared with the baseline. `speedup` is baseline cost / candidate cost: above 1 is better.
 
     Quote `speedup`: for `better` and `worse` it is corrected for the selection of such verdicts (`verdict.corrected`).
     `mean_speedup` is the plain mean of the pairs, for statistics over verdicts of all names. Otherwise they are equal.

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from flatout.records.chargeback import Chargeback, CostLine, TeamCost
 from flatout.records.cost import Estimate
 from flatout.records.power import CapAdvice, Ratio
-from flatout.records.spot import Outcome, SpotAdvice
+from flatout.records.spot import SpotAdvice, StrategyResult
 from flatout.report.phrases import counted
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
@@ -288,7 +288,7 @@ def _instances(num_instances: int) -> str:
     return "1 instance" if num_instances == 1 else f"{num_instances:,} instances"
 
 
-def _outcome_row(one: Outcome) -> list[str]:
+def _outcome_row(one: StrategyResult) -> list[str]:
     finish = one.finish_s_quantiles
     low, high = one.met_share_interval
     return [

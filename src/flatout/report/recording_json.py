@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from flatout.records.events import Quality
-from flatout.records.recording import DeviceFacts, HostUse, Measured, RankRecording, Recording, Run
+from flatout.records.recording import DeviceFacts, HostRecording, HostUse, Measured, RankRecording, Recording
 from flatout.report.json import enveloped_json
 
 SCHEMA = "flatout/recording-report"
@@ -31,7 +31,7 @@ class RecordingReport(msgspec.Struct, frozen=True, kw_only=True):
     traced_ranks: tuple[int, ...]  # ranks with a trace in the recording, for `flatout diagnose`
     measured: Measured
     hosts: tuple[HostUse, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[HostRecording, ...]
     data_quality: tuple[Quality, ...]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from flatout.predict.replay import Edits
 from flatout.predict.situation import SINGLE_PROCESS, Scenarios, Situation, scale
 from flatout.records.change import Change
-from flatout.records.track import Node, Spent, Work
+from flatout.records.track import GpuWorkKind, Node, Spent
 
 HAND_OVER_S = 0.5e-3  # to take a finished batch from a worker
 PINNED_BYTES_PER_S = 40e9  # prior: host to device over PCIe 5 x16, 50 GB/s by design; PCIe 4: 25
@@ -85,7 +85,7 @@ def prefetch(situation: Situation, change: Change) -> Scenarios | str:
 def pin_memory(situation: Situation, change: Change) -> Scenarios | str:
     """Pageable copies to the device run at the rate of pinned ones; the host still waits for them."""
     del change
-    rows = situation.works(Work.PAGEABLE_TO_DEVICE)
+    rows = situation.works(GpuWorkKind.PAGEABLE_TO_DEVICE)
     if not sum(len(r) for r in rows.values()):
         return "the trace has no copy from pageable memory"
     pinned = _pinned_rate(situation)
@@ -109,7 +109,7 @@ def pin_memory(situation: Situation, change: Change) -> Scenarios | str:
 
 def _pinned_rate(situation: Situation) -> float:
     """Bytes a second of the pinned copies in the trace where there are large ones, else a prior."""
-    rows = situation.works(Work.COPY_TO_DEVICE)
+    rows = situation.works(GpuWorkKind.COPY_TO_DEVICE)
     best = 0.0
     for rank, track in situation.tracks.items():
         mine = rows[rank][track.num_bytes[rows[rank]] >= 1 << 20]
@@ -122,7 +122,7 @@ def _pinned_rate(situation: Situation) -> float:
 def non_blocking(situation: Situation, change: Change) -> Scenarios | str:
     """The host no longer waits for copies to the device."""
     del change
-    kinds = (Work.COPY_TO_DEVICE, Work.PAGEABLE_TO_DEVICE)
+    kinds = (GpuWorkKind.COPY_TO_DEVICE, GpuWorkKind.PAGEABLE_TO_DEVICE)
     nodes = {
         rank: np.flatnonzero(
             np.isin(track.node, (Node.SYNC, Node.COPY_SYNC))

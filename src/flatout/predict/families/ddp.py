@@ -11,7 +11,7 @@ from flatout.predict.families.collective_cost import fitted
 from flatout.predict.replay import Edits
 from flatout.predict.situation import Scenarios, Situation, remove, scale
 from flatout.records.change import Change
-from flatout.records.track import Work
+from flatout.records.track import GpuWorkKind
 
 MIB = 1 << 20
 Rows = NDArray[np.int64]
@@ -145,7 +145,7 @@ def compression(situation: Situation, change: Change) -> Scenarios | str:
 def bucket_view(situation: Situation, change: Change) -> Scenarios | str:
     """Copies between gradients and buckets are gone."""
     del change
-    rows = situation.works(Work.COPY_ON_DEVICE)
+    rows = situation.works(GpuWorkKind.COPY_ON_DEVICE)
     if not sum(len(r) for r in rows.values()):
         return "the trace has no copies on the device"
 

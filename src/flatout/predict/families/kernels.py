@@ -10,12 +10,12 @@ import numpy as np
 from flatout.predict.replay import Edits
 from flatout.predict.situation import Scenarios, Situation, scale
 from flatout.records.change import Change
-from flatout.records.track import Spent, Work
+from flatout.records.track import GpuWorkKind, Spent
 
 
 def _ratios(
     situation: Situation,
-    ratios: dict[Work, float],
+    ratios: dict[GpuWorkKind, float],
     *,
     worst: float,
     best: float,
@@ -43,7 +43,7 @@ def tf32(situation: Situation, change: Change) -> Scenarios | str:
     del change
     return _ratios(
         situation,
-        {Work.PLAIN_MATMUL: 0.2},
+        {GpuWorkKind.PLAIN_MATMUL: 0.2},
         worst=0.4,
         best=1.3,
         how="matrix products in fp32 run on tensor cores",
@@ -53,10 +53,10 @@ def tf32(situation: Situation, change: Change) -> Scenarios | str:
 
 def autocast(situation: Situation, change: Change) -> Scenarios | str:
     del change
-    has_plain = any(len(rows) for rows in situation.works(Work.PLAIN_MATMUL).values())
+    has_plain = any(len(rows) for rows in situation.works(GpuWorkKind.PLAIN_MATMUL).values())
     return _ratios(
         situation,
-        {Work.PLAIN_MATMUL: 0.12, Work.MATMUL: 1.0 if has_plain else 0.55, Work.OTHER: 0.85},
+        {GpuWorkKind.PLAIN_MATMUL: 0.12, GpuWorkKind.MATMUL: 1.0 if has_plain else 0.55, GpuWorkKind.OTHER: 0.85},
         worst=0.3,
         best=1.3,
         how="matrix products run in bf16, other kernels move fewer bytes",
@@ -69,7 +69,7 @@ def compile_(situation: Situation, change: Change) -> Scenarios | str:
     graphs = change.value == "reduce-overhead"
     return _ratios(
         situation,
-        {Work.OTHER: 0.6, Work.COPY_ON_DEVICE: 0.8, Work.SET: 0.5},
+        {GpuWorkKind.OTHER: 0.6, GpuWorkKind.COPY_ON_DEVICE: 0.8, GpuWorkKind.SET: 0.5},
         worst=0.1,
         best=1.8,
         how="kernels between matrix products are fused, and the host launches fewer",
@@ -82,7 +82,7 @@ def channels_last(situation: Situation, change: Change) -> Scenarios | str:
     del change
     return _ratios(
         situation,
-        {Work.OTHER: 0.9, Work.MATMUL: 0.95, Work.PLAIN_MATMUL: 0.97},
+        {GpuWorkKind.OTHER: 0.9, GpuWorkKind.MATMUL: 0.95, GpuWorkKind.PLAIN_MATMUL: 0.97},
         worst=-0.5,
         best=4.0,
         how="transposes around convolutions are gone",
@@ -94,7 +94,7 @@ def cudnn_benchmark(situation: Situation, change: Change) -> Scenarios | str:
     del change
     return _ratios(
         situation,
-        {Work.MATMUL: 0.95, Work.PLAIN_MATMUL: 0.93},
+        {GpuWorkKind.MATMUL: 0.95, GpuWorkKind.PLAIN_MATMUL: 0.93},
         worst=-0.2,
         best=4.0,
         how="convolutions run with the fastest algorithm",
@@ -106,7 +106,7 @@ def fused_attention(situation: Situation, change: Change) -> Scenarios | str:
     del change
     return _ratios(
         situation,
-        {Work.OTHER: 0.8},
+        {GpuWorkKind.OTHER: 0.8},
         worst=-0.2,
         best=3.0,
         how="attention never writes its scores",

@@ -9,7 +9,7 @@ import numpy as np
 from flatout.predict.replay import Edits
 from flatout.predict.situation import Scenarios, Situation, scale
 from flatout.records.change import Change
-from flatout.records.track import Work
+from flatout.records.track import GpuWorkKind
 
 MIB = 1 << 20
 # The project's own measurements of all-reduce on H200 over TCP, against NCCL's default: of 256 MB on four, and of a DDP
@@ -100,9 +100,10 @@ def max_ctas(situation: Situation, change: Change) -> Scenarios | str:
     del change
     beside = {}
     for rank, track in situation.tracks.items():
-        comm = np.flatnonzero(track.work == Work.COMMUNICATION)
+        comm = np.flatnonzero(track.work == GpuWorkKind.COMMUNICATION)
         kernels = np.flatnonzero(
-            np.isin(track.work, (Work.OTHER, Work.MATMUL, Work.PLAIN_MATMUL)) & (track.launched_by >= 0)
+            np.isin(track.work, (GpuWorkKind.OTHER, GpuWorkKind.MATMUL, GpuWorkKind.PLAIN_MATMUL))
+            & (track.launched_by >= 0)
         )
         order = np.argsort(track.start_ns[comm], kind="stable")
         starts = track.start_ns[comm][order]
@@ -112,7 +113,7 @@ def max_ctas(situation: Situation, change: Change) -> Scenarios | str:
         beside[rank] = kernels[inside]
     if not sum(len(rows) for rows in beside.values()):
         return "no compute of the trace ran beside communication"
-    transfers = situation.works(Work.COMMUNICATION)
+    transfers = situation.works(GpuWorkKind.COMMUNICATION)
 
     def apply(edits: Edits, ratio: float) -> None:
         for rank, rows in beside.items():
