@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.slurm", "tests.nodes", "tests.shared_data"]
+pytest_plugins = ["tests.slurm", "tests.nodes", "tests.shared_data", "tests.warm.fixture"]
 
 # Rooms whose tests start jobs, some of a minute: begun first, so that no core is left waiting for one at the end.
 FIRST = ("keep", "tune", "bench", "profile", "inside", "schedule", "emit", "checkpoint", "submit", "probe", "launch")

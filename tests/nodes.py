@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.warm.node import OnNode
 
 _MARK = "FLATOUT_TEST_NODE"
 
@@ -30,16 +31,16 @@ class Node:
         folder.mkdir()
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        apart = f'hostname {self.name}; mount --bind {self._hosts} /etc/hosts; exec "$@"'
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", "unshare", "--uts", "--mount", "sh", "-c", apart, "sh", *command],
+                command,
                 env={**env, _MARK: self._mark},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=OnNode(self.name, str(self._hosts)),
             )
         self.processes.append(process)
         return process

@@ -24,6 +24,8 @@ from flatout.probe.ceilings.raw import About
 from flatout.probe.ceilings.start import given_rank
 from flatout.probe.ceilings.storage import storage_cases
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def bench(
     *arguments: str | Path, inject: str = "", folder: Path | None = None, prefix: tuple[str, ...] = ()

@@ -15,6 +15,8 @@ from tests.emit.test_plan_targets import planned
 from flatout.emit import plan_fsdp2
 from flatout.records.plan import Layout
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 pytest.importorskip("torch")
 
 ENDS_LATER = Path(__file__).parents[1] / "jobs" / "ends_later.py"

@@ -18,6 +18,8 @@ from flatout.inside.identity import Identity
 from flatout.inside.recording.sampling import start_sampler
 from flatout.profile import read_recording
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 STARTUP = Path(flatout.__file__).parent / "inside" / "startup"
 HOST = os.uname().nodename
 

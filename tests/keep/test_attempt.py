@@ -6,7 +6,11 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from flatout.keep.attempt import Watched
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def test_a_job_outlives_an_error_of_the_watch(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from flatout.errors import OutputError
 from flatout.keep.exporter import serving
 from flatout.keep.ledger import Writer
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 pytest.importorskip("prometheus_client", reason="the package prometheus-client is not installed")
 S = 10**9
 SOURCE = str(Path(package.__file__).parents[1])

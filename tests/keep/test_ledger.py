@@ -19,6 +19,8 @@ from flatout.keep.ledger import Writer, read
 from flatout.keep.ledger_report import report
 from flatout.keep.redact import without_tokens
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 JOB = Path(__file__).parents[1] / "jobs" / "keep_job.py"
 SOURCE = str(Path(package.__file__).parents[1])
 

@@ -11,6 +11,8 @@ import pytest
 
 import flatout as package
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SOURCE = str(Path(package.__file__).parents[1])
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 TOO_EARLY = "flatout: attempt 1 failed: before `import torch`, or without it, rank {} raised {} (the job's own)"

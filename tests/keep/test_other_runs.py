@@ -19,6 +19,8 @@ from tests.slurm import free_port
 import flatout as package
 from flatout.keep.books import read_all
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 JOB = Path(__file__).parents[1] / "jobs" / "keep_job.py"
 SOURCE = str(Path(package.__file__).parents[1])
 SLEEPS = ["sh", "-c", "echo up; exec sleep 300"]

@@ -15,6 +15,8 @@ import pytest
 
 import flatout as package
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 JOB = Path(__file__).parents[1] / "jobs" / "keep_job.py"
 SOURCE = str(Path(package.__file__).parents[1])
 

@@ -19,6 +19,8 @@ from flatout.keep.ledger import Writer, read
 from flatout.keep.ledger_report import report
 from flatout.keep.saving import choose
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SOURCE = str(Path(package.__file__).parents[1])
 EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"
 DAY_NS = 86_400 * 10**9

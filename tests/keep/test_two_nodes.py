@@ -17,6 +17,8 @@ from tests.slurm import free_port
 
 from flatout.cli import main
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "tests" / "jobs" / "keep_job.py"
 

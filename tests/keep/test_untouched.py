@@ -13,6 +13,8 @@ import pytest
 
 import flatout as package
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SOURCE = str(Path(package.__file__).parents[1])
 TRAIN = """\
 import os, signal, sys, threading, warnings

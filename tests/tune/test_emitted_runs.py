@@ -21,6 +21,8 @@ from flatout.change.combine import combine
 from flatout.records.change import JobFacts
 from flatout.tune.files import write_results
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 pytest.importorskip("torch")
 
 SCRIPT = """
@@ -67,18 +69,27 @@ JOB = JobFacts(
     optimizer_is_foreach=False,
 )
 COMMAND = ("torchrun", "--standalone", "--nproc-per-node", "2", "train.py", "--batch", "8")
+MODULES = {"flatout": "flatout", "torchrun": "torch.distributed.run"}
+# What a shell calls is written down, and then started as it was called, by a Python that has imported torch already.
+NOTE = """\
+#!/bin/sh
+printf '%s\\0' "$(basename "$0")" "$@" > "$CALLED/words"
+env -0 > "$CALLED/variables"
+pwd > "$CALLED/folder"
+"""
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the tuning was started, with its folder below; `flatout` and `torchrun` are those of this Python."""
+    """Where the tuning was started, with its folder below; `flatout` and `torchrun` write down how they are called."""
     home, programs = tmp_path / "home", tmp_path / "bin"
     home.mkdir()
     programs.mkdir()
-    for name, module in (("flatout", "flatout"), ("torchrun", "torch.distributed.run")):
-        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n')
+    for name in MODULES:
+        (programs / name).write_text(NOTE)
         (programs / name).chmod(0o755)
     monkeypatch.chdir(home)
+    monkeypatch.setenv("CALLED", str(tmp_path))
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(Path(flatout.__file__).parents[1]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -95,7 +106,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def result_of(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    called = Path(os.environ["CALLED"])
+    subprocess.run(command, check=True, timeout=20)
+    name, *words = (called / "words").read_text().split("\0")[:-1]
+    variables = dict(each.split("=", 1) for each in (called / "variables").read_text().split("\0") if each)
+    variables["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"  # what `flatout` calls is not noted
+    done = subprocess.run(
+        [sys.executable, "-m", MODULES[name], *words],
+        env=variables,
+        cwd=(called / "folder").read_text().rstrip("\n"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT"))
     return line

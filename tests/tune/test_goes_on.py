@@ -19,6 +19,8 @@ from flatout.records.tuning import TuneResult
 from flatout.trial.journal import Heading, Journal
 from flatout.tune.runner import trial_key
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HEADING = Heading(tool_version="1", command=("train",), options={})
 
 

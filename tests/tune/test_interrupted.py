@@ -17,6 +17,8 @@ import pytest
 
 import flatout
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 pytest.importorskip("torch")
 JOB = Path(__file__).with_name("resting.py")
 NUM_TRIALS = 21

@@ -13,6 +13,8 @@ import pytest
 
 import flatout
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 pytest.importorskip("torch")
 JOB = Path(flatout.__file__).parents[2] / "examples" / "jobs" / "train_slow.py"
 

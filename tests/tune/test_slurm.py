@@ -20,6 +20,8 @@ from flatout.launch.slurm import job_name
 from flatout.records.change import ChangeSet
 from flatout.records.tuning import Tuning
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 pytest.importorskip("torch")
 JOB = ["srun", sys.executable, str(Path(__file__).parents[1] / "jobs" / "srun_job.py"), "100000"]
 FEW = ["--trials", "4", "--steps", "5", "--warmup", "5", "--budget", "5m"]

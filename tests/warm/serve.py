@@ -1,0 +1,159 @@
+"""The serving side of warm starts: `python serve.py FD` imports torch and Flatout, and forks whatever is asked for.
+
+In: requests of `ask.Server` over the socket FD. Out: for each the number of a process that runs the command, forked
+from this one, as a child of the process that asked. It uses nothing of what it imports and starts no
+thread, so that each fork begins with modules as their import left them. It ends when nobody can ask any more.
+
+A fork that may start programs in turn (a launcher, a `flatout`) has a server of its own, forked from it before it runs
+anything: a fork's children are as fresh as itself.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib
+import inspect
+import json
+import os
+import pkgutil
+import re
+import socket
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+_path = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
+sys.path[:] = [*_path, str(Path(__file__).parents[2])]
+from tests.warm import become  # noqa: E402
+
+_MAX_FILES = 253
+_SLOW = (
+    "torch",
+    "torch._dynamo",  # the first optimizer imports it
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.run",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
+    "torch.profiler",
+    "torch.utils.data",
+    "torch.utils.flop_counter",
+    "encodings.idna",
+)
+
+
+def import_all() -> None:
+    for name in _SLOW:
+        importlib.import_module(name)
+    _look_up_callers_without_their_source()
+    import flatout
+
+    for module in pkgutil.walk_packages(flatout.__path__, "flatout."):
+        if not _is_for_others(module.name):
+            importlib.import_module(module.name)
+
+
+def _look_up_callers_without_their_source() -> None:
+    """torchrun's rendezvous asks 18 times for its callers' names, and looks for their sources for it: 0.3 s."""
+    rendezvous = sys.modules["torch.distributed.elastic.rendezvous.dynamic_rendezvous"]
+    quick = types.ModuleType("inspect")
+    vars(quick).update(vars(inspect), stack=lambda: inspect.stack(context=0)[1:])
+    rendezvous.inspect = quick  # type: ignore[attr-defined]
+
+
+def _is_for_others(name: str) -> bool:
+    """Of modules of the job's side, and of those that import torch, which is to be imported when they are."""
+    if name.startswith(("flatout.inside", "flatout.__main__")):
+        return True
+    file = Path(*name.split("."))
+    source = Path(sys.modules["flatout"].__path__[0]).parent / file
+    path = source / "__init__.py" if source.is_dir() else source.with_suffix(".py")
+    return bool(re.search(r"^(?:import|from) (?:torch|ray)\b", path.read_text(), re.MULTILINE))
+
+
+def serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """In a forked process, what it is to become; in the server, None at its end."""
+    while True:
+        received = _receive(connection)
+        if received is None:
+            return None
+        asked, files = received
+        pid = _fork_child_of_asker()
+        if pid == 0:
+            connection.close()
+            return asked, files
+        for file in files:
+            os.close(file)
+        try:
+            connection.sendall(pid.to_bytes(4, "big"))
+        except OSError:
+            return None
+
+
+def _fork_child_of_asker() -> int:
+    """Fork by way of a process that ends at once: who asked is the next one above that takes in orphans."""
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        os.close(reader)
+        pid = os.fork()
+        if pid == 0:
+            os.close(writer)
+            return 0
+        os.write(writer, pid.to_bytes(4, "big"))
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        pid = int.from_bytes(file.read(), "big")
+    os.waitpid(between, 0)
+    return pid
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    files = array.array("i")
+    room = socket.CMSG_SPACE(_MAX_FILES * files.itemsize)
+    try:
+        head, ancillary, _, _ = connection.recvmsg(4, room, socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        return None
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            files.frombytes(data[: len(data) - len(data) % files.itemsize])
+    if len(head) < 4:
+        return None
+    size = int.from_bytes(head, "big")
+    data = connection.recv(size, socket.MSG_WAITALL)
+    return json.loads(data.decode("utf-8", "surrogateescape")), list(files)
+
+
+def _modules(*names: str) -> dict[str, types.ModuleType]:
+    """Takes these packages away: whoever imports them finds them again by `become`."""
+    heads = tuple(name + "." for name in names)
+    taken = {name: module for name, module in sys.modules.items() if name in names or name.startswith(heads)}
+    for name in taken:
+        del sys.modules[name]
+    return taken
+
+
+def serve_all(connection: socket.socket, path: list[str]) -> become.Process:
+    """Serve until all is done; returns in the forked processes."""
+    import_all()
+    kept = become.Kept(path=path, torch=_modules("torch", "functorch"), flatout=_modules("flatout"))
+    sys.path[:] = path
+    gc.collect()
+    gc.freeze()  # a fork need not look through these objects again and again
+    while True:
+        received = serve(connection)
+        if received is None:
+            os._exit(0)
+        process = become.Process(*received, kept)
+        own_connection = process.begin()
+        if own_connection is None:
+            return process
+        connection = own_connection  # this is the process's server
+
+
+if __name__ == "__main__":
+    serve_all(socket.socket(fileno=int(sys.argv[1])), _path).run()
