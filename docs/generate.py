@@ -26,6 +26,7 @@ from flatout.catalog.prices import Price, Range, all_prices
 from flatout.change.catalogue import FAMILIES, KNOBS
 from flatout.change.fence import FENCES
 from flatout.cli import app
+from flatout.cli.help import NO_WRAP
 from flatout.diagnose.explain import Explanation, Explanations, explanation, listed
 from flatout.doctor.checks import CHECKS
 from flatout.plan.counts import num_parameters
@@ -102,6 +103,8 @@ def _commands(group: Any, before: str) -> Iterable[tuple[str, Any]]:
     """The commands of a group and of the groups in it, by their whole names: `schedule replay`."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                yield before + name, command
             yield from _commands(command, f"{before}{name} ")
         else:
             yield before + name, command
@@ -115,10 +118,18 @@ def _verb(name: str, command: Any, parent: Any) -> str:
         record = parameter.get_help_record(context)
         if record is not None and not getattr(parameter, "hidden", False):
             rows.append([f"`{record[0].strip()}`", " ".join(record[1].split())])
-    text = inspect.cleandoc(command.help or "").replace("\b\n", "")
+    text = "\n\n".join(_markdown(paragraph) for paragraph in inspect.cleandoc(command.help or "").split("\n\n"))
     return f"## flatout {name}\n\n```console\nflatout {name} {usage}\n```\n\n{text}\n\n" + table(
         ["Argument", "Meaning"], rows
     )
+
+
+def _markdown(paragraph: str) -> str:
+    """A paragraph of help; examples as a block to copy."""
+    if not paragraph.startswith(NO_WRAP):
+        return paragraph
+    heading, *lines = paragraph.removeprefix(NO_WRAP).strip().splitlines()
+    return "\n".join([heading, "", "```console", *(line.strip() for line in lines), "```"])
 
 
 def findings() -> str:

@@ -44,7 +44,20 @@ STAGES = {
     ),
     *SHARED,
 }
-COMPOSERS = {"diagnosis_pipeline", "rank_executor", "tune", "watch", "schedule", "submit", "testing"}
+COMPOSERS = {
+    "bench_pipeline",
+    "cost_pipeline",
+    "diagnosis_pipeline",
+    "doctor_pipeline",
+    "plan_pipeline",
+    "rank_executor",
+    "run",
+    "schedule",
+    "submit",
+    "testing",
+    "tune",
+    "watch",
+}
 EVERYTHING = NOUNS | STAGES | COMPOSERS
 
 # Room -> the rooms that it may import besides itself.

@@ -216,3 +216,17 @@ def _attribute_source(source: TraceSource, *, num_workers: int, with_track: bool
         return attribute_rank(read_trace(source, num_workers=num_workers), with_track=with_track)
     except InputError as error:
         return _Unreadable(message=str(error), hint=error.hint)
+
+
+def unused_ceilings_reason(path: Path, done: Diagnosed) -> str | None:
+    """Return why the ceilings in `path` were not compared with; None if they were."""
+    from flatout.probe.ceilings.saved import load_ceilings
+
+    ceilings, device = load_ceilings(path), done.diagnosis.job.device
+    if ceilings.wrong:
+        return "a result was wrong when it was measured"
+    is_other_gpu = ceilings.is_gpu and ceilings.device != device
+    is_cpu_for_gpu = not ceilings.is_gpu and bool(device)
+    if is_other_gpu or is_cpu_for_gpu:
+        return f"it is of {ceilings.device}, and the job ran on {device or 'a CPU'}"
+    return None

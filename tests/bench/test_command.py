@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tests.slurm import SlurmLab
 
-from flatout.cli.bench import _num_ranks
+from flatout.bench_pipeline import choose_num_ranks
 from flatout.errors import InputError, UsageError
 from flatout.probe.ceilings.names import NAMES
 from flatout.probe.ceilings.raw import About
@@ -187,8 +187,8 @@ def test_a_rank_that_dies_is_one_line(tmp_path: Path) -> None:
         (["--time", "1s"], "from 10s to 24h"),
         (["--path", "missing"], "must be a folder"),
         (["--allow-write"], "needs a folder to write to"),
-        (["--only", "matmul", "--only", "nonsense"], "`nonsense` is nothing that can be measured"),
-        (["--only", "storage_random_read"], "needs a folder whose storage is meant\nhint: --path DIR\n"),
+        (["--only", "matmul", "--only", "nonsense"], "`nonsense` is not a measurement"),
+        (["--only", "storage_random_read"], "needs the folder whose storage to measure\nhint: --path DIR\n"),
         (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "nothing of `--only all_reduce`"),
         (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "hint: collectives: they need 2 ranks or more\n"),
     ],
@@ -215,12 +215,12 @@ def test_an_environment_of_no_job_is_one_line(environment: dict[str, str]) -> No
 
 
 def test_more_ranks_than_the_memory_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.probe.limits.free_bytes", lambda: 32e9)
+    monkeypatch.setattr("flatout.bench_pipeline.free_bytes", lambda: 32e9)
     about = About(has_torch=True, num_gpus=0)
-    assert _num_ranks(8, about) == 8
-    assert _num_ranks(32, about) == 32
+    assert choose_num_ranks(8, about) == 8
+    assert choose_num_ranks(32, about) == 32
     with pytest.raises(UsageError, match="needs 537 GB of memory, and 32 GB are free"):
-        _num_ranks(1000, about)
+        choose_num_ranks(1000, about)
 
 
 def test_a_folder_in_which_none_can_be_made_is_not_measured() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flatout.cli.profile import _words
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.recorder import Untraced
 from flatout.diagnosis_pipeline import with_known_ceilings
@@ -21,6 +20,7 @@ from flatout.profile import read_recording
 from flatout.records.ceilings import Ceilings, Measurement
 from flatout.records.recording import Recording
 from flatout.report.json import enveloped_json
+from flatout.report.recording_text import recording_lines
 
 GPU = "NVIDIA H100 80GB HBM3"
 STEP_FLOPS = {"bf16": 4e13}
@@ -75,7 +75,7 @@ def file(found: Ceilings, path: Path) -> Path:
 
 def words(path: Path) -> str:
     """What `flatout profile` says of a recording in the end."""
-    return "\n".join(_words(with_known_ceilings(read_recording(path)), "there"))
+    return "\n".join(recording_lines(with_known_ceilings(read_recording(path)), "there"))
 
 
 def test_without_ceilings_it_is_of_the_vendors_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def jobs(tmp_path: Path) -> str:
 def test_one_json_object_with_lines_that_sum(
     jobs: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said = run_json(monkeypatch, capfd, jobs, "--region", "FR")
+    said = run_json(monkeypatch, capfd, "jobs", jobs, "--region", "FR")
     assert (said["schema"], said["version"]) == ("flatout/cost", 1)
     assert [(team["team"], team["project"], team["total"]["gpu_hours"]) for team in said["teams"]] == [
         ("language", None, 44.0),
@@ -81,14 +81,14 @@ def test_one_json_object_with_lines_that_sum(
 def test_as_text_it_says_what_is_not_known_and_what_to_type_next(
     jobs: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said, _ = run(monkeypatch, capfd, jobs)
+    said, _ = run(monkeypatch, capfd, "jobs", jobs)
     assert "61.0 GPU-hours in 4 attempts" in said
     assert "of it idle-held    unknown" in said
     assert "lost GPU-hours by cause: preempted 4.00" in said
     assert "kg CO2 unknown: the grid is not known (--region)" in said
     assert "1 of 6 rows were left out" in said
     assert "line 6: the row is cut short" in said
-    assert said.splitlines()[-1] == f"next: flatout cost {jobs} --usage usage.csv"
+    assert said.splitlines()[-1] == f"next: flatout cost jobs {jobs} --usage usage.csv"
     assert [line for line in said.splitlines()[:-1] if len(line) > 80] == []
 
 
@@ -97,10 +97,10 @@ def test_measured_use_is_taken_from_a_file(
 ) -> None:
     usage = tmp_path / "usage.csv"
     usage.write_text("job,busy_share,power_w\n1,0.5,400\n2,1,\n3,0,\n")
-    total = run_json(monkeypatch, capfd, jobs, "--usage", str(usage))["total"]
+    total = run_json(monkeypatch, capfd, "jobs", jobs, "--usage", str(usage))["total"]
     assert total["used"]["gpu_hours"] == 8 + 40
     assert total["idle_held"]["gpu_hours"] == 8 + 1
-    said, _ = run(monkeypatch, capfd, jobs, "--usage", str(usage))
+    said, _ = run(monkeypatch, capfd, "jobs", jobs, "--usage", str(usage))
     assert "idle-held" in said and "unknown" not in said.split("USD:")[0].replace("kg CO2", "").split("lost GPU")[1]
 
 
@@ -110,7 +110,7 @@ def test_standard_input_and_own_prices(
     prices = tmp_path / "prices.toml"
     prices.write_text('[[price]]\ngpu = "h100"\nterms = "reserved"\ntypical = 1.0\n')
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(JOBS.encode())))
-    said = run_json(monkeypatch, capfd, "-", "--prices", str(prices), "--terms", "reserved")
+    said = run_json(monkeypatch, capfd, "jobs", "-", "--prices", str(prices), "--terms", "reserved")
     assert said["total"]["total"]["usd"]["value"] == 61
     assert said["sources"] == ["standard input"]
 
@@ -128,8 +128,8 @@ def test_a_budget_that_is_over_ends_with_1_where_asked(
     jobs: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], budgets: list[str], code: int
 ) -> None:
     options = [word for text in budgets for word in ("--budget", text)]
-    run(monkeypatch, capfd, jobs, *options)
-    said, _ = run(monkeypatch, capfd, jobs, *options, "--fail-on-budget", code=code)
+    run(monkeypatch, capfd, "jobs", jobs, *options)
+    said, _ = run(monkeypatch, capfd, "jobs", jobs, *options, "--fail-on-budget", code=code)
     assert "budget of" in said
 
 
@@ -138,7 +138,7 @@ def test_a_budget_that_cannot_be_judged_fails_too(
 ) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("JobID|State|AllocTRES|ElapsedRaw|Account\n1|COMPLETED|gres/gpu=8|7200|vision\n")
-    said, _ = run(monkeypatch, capfd, str(path), "--budget", "vision=5", "--fail-on-budget", code=1)
+    said, _ = run(monkeypatch, capfd, "jobs", str(path), "--budget", "vision=5", "--fail-on-budget", code=1)
     assert "budget of vision: unknown" in said
     assert "no price of GPUs whose type Slurm does not tell is known" in " ".join(said.split())
 
@@ -146,7 +146,7 @@ def test_a_budget_that_cannot_be_judged_fails_too(
 def test_a_checkpoint_saves_what_came_before_it(
     jobs: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said = run_json(monkeypatch, capfd, jobs, "--checkpoint-interval", "25m")
+    said = run_json(monkeypatch, capfd, "jobs", jobs, "--checkpoint-interval", "25m")
     assert said["total"]["lost"]["gpu_hours"] == pytest.approx(4 * 10 / 60)
 
 
@@ -181,21 +181,26 @@ def test_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing.txt"], "cannot be read"),
-        (["power-cap"], "takes one file, but got 0"),
-        (["spot", "a", "b"], "takes one file, but got 2"),
-        (["spot", "a"], "needs --work-hours above 0 and --deadline"),
-        (["{jobs}", "--region", "us-est-1"], "no grid is known"),
-        (["{jobs}", "--terms", "gift"], "`--terms` must be one of"),
-        (["{jobs}", "--gpu-type", "h1000"], "`--gpu-type` must be a GPU of the catalogue"),
-        (["{jobs}", "--gpu-price", "-1"], "`--gpu-price` must be USD from 0 to"),
-        (["{jobs}", "--gpu-price", "1e308"], "but is 1e+308"),
-        (["{jobs}", "--electricity", "nan"], "`--electricity` must be USD"),
-        (["{jobs}", "--budget", "vision"], "`--budget` must be TEAM=USD"),
-        (["{jobs}", "--budget", "v=1", "--budget", "v=2"], "`--budget` must be TEAM=USD, once a team"),
-        (["{jobs}", "--usage", "{jobs}"], "must have the column job"),
-        (["{jobs}", "--checkpoint-interval", "0m"], "must be a time above 0"),
-        (["{jobs}", "--project", "node"], "a project must be one of"),
+        (["jobs", "missing.txt"], "cannot be read"),
+        (["power-cap"], "missing argument 'CURVE.csv'"),
+        (["spot", "a", "b", "--work-hours=1", "--deadline=2h"], "unexpected extra argument"),
+        (["spot", "a"], "missing option '--work-hours'"),
+        (["spot", "a", "--work-hours=1"], "missing option '--deadline'"),
+        (["spot", "a", "--work-hours=0", "--deadline=2h"], "`--work-hours` must be a number above 0"),
+        (["jobs", "{jobs}", "--region", "us-est-1"], "no grid is known"),
+        (["jobs", "{jobs}", "--terms", "gift"], "`--terms` must be one of"),
+        (["jobs", "{jobs}", "--gpu-type", "h1000"], "`--gpu-type` must be a GPU of the catalogue"),
+        (
+            ["jobs", "{jobs}", "--gpu-price", "-1"],
+            "`--gpu-price` must be a number from 0 to 1,000,000,000, but is `-1`",
+        ),
+        (["jobs", "{jobs}", "--gpu-price", "1e308"], "but is `1e308`"),
+        (["jobs", "{jobs}", "--electricity", "nan"], "`--electricity` must be a number from 0"),
+        (["jobs", "{jobs}", "--budget", "vision"], "`--budget` must be TEAM=USD"),
+        (["jobs", "{jobs}", "--budget", "v=1", "--budget", "v=2"], "`--budget` must be TEAM=USD, once per team"),
+        (["jobs", "{jobs}", "--usage", "{jobs}"], "must have the column job"),
+        (["jobs", "{jobs}", "--checkpoint-interval", "0m"], "`--checkpoint-interval` must be a duration above 0s"),
+        (["jobs", "{jobs}", "--project", "node"], "a project must be one of"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(
@@ -215,12 +220,12 @@ def test_the_next_command_is_the_same_with_what_is_missing(
     jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["--gpu-price", "2.5", "--region", "FR", "--budget", "vision=20"]
-    said, _ = run(monkeypatch, capfd, jobs, *asked)
-    assert said.splitlines()[-1] == f"next: flatout cost {jobs} {' '.join(asked)} --usage usage.csv"
+    said, _ = run(monkeypatch, capfd, "jobs", jobs, *asked)
+    assert said.splitlines()[-1] == f"next: flatout cost jobs {jobs} {' '.join(asked)} --usage usage.csv"
     usage = tmp_path / "usage.csv"
     usage.write_text("job,busy_share\nanother,0.5\n")  # of none of these jobs: what is unknown stays so
-    said, _ = run(monkeypatch, capfd, jobs, *asked, f"--usage={usage}")
-    assert said.splitlines()[-1] == f"next: flatout cost {jobs} {' '.join(asked)} --usage={usage} --json"
+    said, _ = run(monkeypatch, capfd, "jobs", jobs, *asked, f"--usage={usage}")
+    assert said.splitlines()[-1] == f"next: flatout cost jobs {jobs} {' '.join(asked)} --usage={usage} --json"
 
 
 def test_where_spot_was_never_lost_no_interval_is_called_given(
@@ -233,3 +238,31 @@ def test_where_spot_was_never_lost_no_interval_is_called_given(
     assert "a checkpoint every 600.0 min (none but the last: spot was never lost)" in " ".join(text.split())
     text, _ = run(monkeypatch, capfd, *options, "--checkpoint-interval", "30m")
     assert "a checkpoint every 30.0 min (as given)" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["jobs.txt"], "flatout cost jobs jobs.txt"),
+        (["--gpu-type", "h100", "my jobs.txt"], "flatout cost jobs --gpu-type h100 'my jobs.txt'"),
+        (["spots", "trace.json"], "flatout cost jobs spots trace.json"),
+    ],
+)
+def test_a_file_without_a_command_is_refused_with_the_command_to_type(
+    arguments: list[str], hint: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, err = run(monkeypatch, capfd, *arguments, code=2)
+    assert err.splitlines() == [
+        f"error: `flatout cost` needs one of jobs, power-cap, spot, but got `{arguments[0]}`",
+        f"hint: to charge jobs: {hint}",
+    ]
+
+
+def test_a_file_that_is_called_as_a_command_is_not_taken_for_jobs(
+    jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(jobs).rename(tmp_path / "spot")
+    _, err = run(monkeypatch, capfd, "spot", "us.json", "--work-hours=1", "--deadline=2h", "--gpu-type=h100", code=2)
+    assert err.startswith("error: `us.json` cannot be read")
+    assert run_json(monkeypatch, capfd, "jobs", "spot")["sources"] == ["spot"]

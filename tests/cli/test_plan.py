@@ -41,8 +41,9 @@ def test_a_plan_as_text_ends_with_the_next_command(
     ("arguments", "message"),
     [
         (["plan"], "a plan needs --model and --cluster"),
-        (["plan", "evaluate"], "needs a CSV"),
-        (["plan", "prove"], "the only action is `evaluate`"),
+        (["plan", "evaluate"], "missing argument 'RUNS.csv'"),
+        (["plan", "--json", "evaluate", "runs.csv"], "`--json` stands before `evaluate`"),
+        (["plan", "prove"], "the only command is `evaluate`"),
         (["plan", "evaluate", "missing.csv"], "cannot be read"),
         ([*PLAN, "--precision", "int3"], "--precision must be one of"),
         ([*PLAN[:2], "missing/config.json", *PLAN[3:]], "cannot be read"),
@@ -71,8 +72,11 @@ def test_a_plan_as_text_ends_with_the_next_command(
             ["plan", "--model", "gpt3-13b", "--cluster", "a100x64", "--fix", "schedule=gpipe", "--fix", "pp=4"],
             "other layouts fit on 64 GPUs: leave out --fix schedule=gpipe --fix pp=4",
         ),
-        ([*PLAN, "--goal", "1B tokens", "--gpu-price", "nan"], "--gpu-price must be a number of USD"),
-        ([*PLAN, "--shipped"], "--shipped is for `evaluate`"),
+        (
+            [*PLAN, "--goal", "1B tokens", "--gpu-price", "nan"],
+            "`--gpu-price` must be a number from 0 to 1,000,000,000, but is `nan`",
+        ),
+        ([*PLAN, "--shipped"], "no such option: --shipped"),
         (["plan", "--model", "", "--cluster", "h100x8"], "--model` must be a known name"),
         (["plan", "--model", "layers=2,hidden=64,heads=8,kv_heads=3", "--cluster", "h100x8"], "3 of 8"),
         (

@@ -71,7 +71,12 @@ def test_what_squeue_says_is_refused(tmp_path: Path, squeue: str, said: str) -> 
         (["--urgent", "high"], "error: --urgent must be KEY=PATTERN with a key of partition, "),
         (["--protect", "node=n1"], "error: --protect must be KEY=PATTERN with a key of partition, "),
         (["--order-by", "age"], "error: --order-by must be priority or nice, but is `age`"),
-        (["--idle-after", "nan"], "error: --idle-after must be a number of at most 1,000,000,000, but is nan"),
+        (["--idle-after", "nan"], "error: `--idle-after` must be a duration from 0.6s to 10000d, e.g. 90s, 10m or 36h"),
+        (
+            ["--idle-after", "30"],
+            "error: `--idle-after` must have a unit, but is `30`: write 30m for minutes or 30s for",
+        ),
+        (["--idle-below", "nan"], "error: `--idle-below` must be a number from 0 to 1, but is `nan`"),
         (["--policy", "shortest", "--history", "none.txt"], "error: none.txt cannot be read: No such file"),
         (["--apply", "--log", "/proc/none/log"], "error: /proc/none/log cannot be opened: "),
     ],

@@ -16,6 +16,7 @@ from tests.report import tuning_builder as builder
 from tests.verdict.trials import trial
 
 import flatout as package
+from flatout.cli.durations import Duration
 from flatout.cli.tune import tune
 from flatout.errors import OutputError
 from flatout.records.tuning import TuneResult
@@ -47,13 +48,13 @@ torch.optim.SGD(model.parameters(), lr=0.1).step()
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--budget", "soon"], "`--budget` is a time such as 90s, 10m or 2h, at most 30 days, but got soon"),
-        (["--budget", ""], "`--budget` is a time"),
-        (["--budget", "-5m"], "`--budget` is a time"),
-        (["--budget", "0"], "`--budget` is a time"),
-        (["--budget", "31x"], "`--budget` is a time"),
-        (["--budget", "721h"], "`--budget` is a time"),
-        (["--budget", f"{'9' * 400}s"], "`--budget` is a time"),
+        (["--budget", "soon"], "`--budget` must be a duration from 1s to 30d, e.g. 90s, 10m or 36h, but is `soon`"),
+        (["--budget", ""], "`--budget` must be a duration from 1s to 30d"),
+        (["--budget", "-5m"], "`--budget` must be a duration from 1s to 30d"),
+        (["--budget", "0"], "`--budget` must be a duration from 1s to 30d"),
+        (["--budget", "31x"], "`--budget` must be a duration from 1s to 30d"),
+        (["--budget", "721h"], "`--budget` must be a duration from 1s to 30d"),
+        (["--budget", f"{'9' * 400}s"], "`--budget` must be a duration from 1s to 30d"),
         (["--allow", "all"], "`--allow` must be one of exact, rounding, semantic, but got all"),
         (["--objective", "loss"], "`--objective` must be one of samples/s, tokens/s, steps/s, memory, energy, but"),
         (["--knob", "batch"], "--knob 'batch' must have the form NAME={VALUE,VALUE,...}:ARGUMENT={}"),
@@ -209,7 +210,7 @@ def test_the_history_is_used_and_added_to_unless_it_is_not_wanted(
 
     monkeypatch.setattr("flatout.tune.loop.tune", tuned)
     with pytest.raises(typer.Exit):
-        tune(["python", "train.py"], out=tmp_path / "out", budget="60s", no_history=no_history)
+        tune(["python", "train.py"], out=tmp_path / "out", budget=Duration("60s", 60.0), no_history=no_history)
     assert (given == [None]) == no_history
     assert (file.read_text() == before) == no_history
     next_one = json.loads((tmp_path / "out" / "journal.jsonl").read_text().splitlines()[0])["options"]
@@ -225,7 +226,7 @@ def test_a_result_that_cannot_be_written_is_shown_all_the_same(
     monkeypatch.setattr("flatout.tune.files.RESULTS", ())
     (tmp_path / "out" / "journal.jsonl").touch()
     with pytest.raises(OutputError, match=r"report\.html") as error:
-        tune(["python", "train.py"], out=tmp_path / "out", budget="60s")
+        tune(["python", "train.py"], out=tmp_path / "out", budget=Duration("60s", 60.0))
     assert "the same command with this --out writes it" in (error.value.hint or "")
     assert capsys.readouterr().out.startswith("3.21x faster")
     assert not history_path(os.environ).exists()  # or it would be learned twice

@@ -28,7 +28,7 @@ def unpacked(name: str, folder: Path) -> Path:
 
 
 def charged(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    monkeypatch.setattr(sys, "argv", ["flatout", "cost", "--json", *arguments])
+    monkeypatch.setattr(sys, "argv", ["flatout", "cost", "jobs", "--json", *arguments])
     assert main() == 0
     return json.loads(capfd.readouterr().out)  # type: ignore[no-any-return]
 
@@ -79,7 +79,7 @@ def test_a_recording_on_the_cpu_costs_no_gpu_time(
 ) -> None:
     path = unpacked("trainer_cpu", tmp_path)
     assert charged(monkeypatch, capfd, str(path))["total"]["total"]["gpu_ms"] == 0
-    monkeypatch.setattr(sys, "argv", ["flatout", "cost", str(path)])
+    monkeypatch.setattr(sys, "argv", ["flatout", "cost", "jobs", str(path)])
     assert main() == 0
     assert "held a GPU" in capfd.readouterr().out
 

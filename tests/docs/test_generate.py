@@ -9,10 +9,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import typer
 
 import flatout
 from flatout.catalog import all_gpu_facts
-from flatout.cli import VERBS
+from flatout.cli import VERBS, app
 from flatout.diagnose.explain import HEADINGS
 from flatout.diagnose.rules import RULES
 from flatout.doctor.checks import CHECKS
@@ -52,7 +53,25 @@ def test_a_mark_that_nothing_generates_stops_the_build(generate: ModuleType) -> 
         generate.on_page_markdown("<!-- generated: nothing -->")
 
 
-@pytest.mark.parametrize("verb", VERBS)
+def commands(group: Any, before: str = "") -> list[str]:
+    """The names of all commands, as `schedule replay`."""
+    names = []
+    for name, command in group.commands.items():
+        is_group = hasattr(command, "commands")
+        names += [before + name] * (not is_group or command.invoke_without_command)
+        names += commands(command, f"{before}{name} ") if is_group else []
+    return names
+
+
+COMMANDS = commands(typer.main.get_command(app))
+
+
+def test_every_verb_has_a_command() -> None:
+    assert {name.split()[0] for name in COMMANDS} == set(VERBS)
+    assert {"schedule replay", "cost jobs", "cost power-cap", "cost spot"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_is_in_the_reference(verb: str, generate: ModuleType) -> None:
     section = page("reference/cli.md", generate).split(f"## flatout {verb}\n")[1].split("\n## ")[0]
     assert f"flatout {verb} " in section

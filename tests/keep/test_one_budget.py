@@ -8,7 +8,7 @@ import pytest
 
 from flatout.cli import main
 
-SAID = "flatout: torchrun's own --max-restarts is 0 instead of 3: Flatout starts the job again, at most 2 times"
+SAID = "flatout: torchrun's own --max-restarts is 0 instead of 3: Flatout restarts the job, at most 2 times"
 
 
 @pytest.mark.parametrize(

@@ -241,9 +241,9 @@ def test_a_mistake_before_the_first_step_is_not_tried_again(tmp_path: Path) -> N
     ("options", "what"),
     [
         (["--max-restarts=2", "--", "no-such-command"], "error: the command `no-such-command` was not found"),
-        (["--hang-after=soon", "--", "true"], "error: `--hang-after` must be auto, off or a number of seconds"),
+        (["--hang-after=soon", "--", "true"], "error: `--hang-after` must be auto, off or a duration from 1s"),
         (["--max-restarts=1", "--resume-arg=-r", "--", "true"], "error: `--resume-arg` is added once there is a check"),
-        (["--resume-arg=-r", "--checkpoint=c.pt", "--", "true"], "error: `--resume-arg` is for restarts"),
+        (["--resume-arg=-r", "--checkpoint=c.pt", "--", "true"], "error: `--resume-arg` is added on restarts"),
         (
             ["--ledger=no/such/folder/l.jsonl", "--", "true"],
             "error: no/such/folder/l.jsonl: the ledger cannot be written",
@@ -307,7 +307,7 @@ def test_a_working_folder_that_is_gone_is_an_error_of_one_line(tmp_path: Path) -
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": SOURCE},
     )
-    assert done.returncode == 2 and "error: the working folder is gone" in done.stderr
+    assert done.returncode == 2 and "error: the working folder no longer exists" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -113,7 +113,7 @@ def test_a_preempted_job_loses_no_step_and_its_restarts_are_counted_over_both_st
     # The second one goes on, and has one restart left.
     said = job.output()
     stopped = first[-2]["reached"]
-    assert f"flatout: goes on with slurm-{job.number}: start 2, at step {stopped}, 1 of 2 restarts spent" in said
+    assert f"flatout: resuming slurm-{job.number}: start 2, step {stopped} reached, 1 of 2 restarts used" in said
     assert "flatout: restart 1 of 2" in said and "flatout: restart 2 of 2" in said
     assert steps[-1] == 129 and steps[107] == 50, "killed at step 99: back to the checkpoint of step 50"
     assert second[0]["away_s"] > 0
@@ -143,7 +143,7 @@ def test_a_job_whose_node_failed_goes_on_from_its_last_checkpoint(lab: SlurmLab,
     job.wait(lambda: (tmp_path / "code").exists() and len(job.runs()) == 2 and job.runs()[1][-1]["event"] == "end")
     second = job.runs()[1]
     assert second[0]["start"] == 1 and second[-1]["code"] == 0
-    assert f"flatout: goes on with slurm-{job.number}: start 2" in job.output()
+    assert f"flatout: resuming slurm-{job.number}: start 2" in job.output()
     assert set(job.steps()) == set(range(60))
     assert "start_up" not in seconds(second)
 
@@ -161,4 +161,4 @@ def test_a_node_that_fails_twice_is_exchanged_for_a_spare_one_of_the_allocation(
     hosts = [line.split()[2] for line in (tmp_path / "steps.txt").read_text().splitlines()]
     first, second = slurm.nodes
     assert list(dict.fromkeys(hosts)) == [first, second] and hosts.index(second) >= 18
-    assert f"flatout: {first} is left out: it failed twice in a row" in job.output()
+    assert f"flatout: {first} is excluded: it failed twice in a row" in job.output()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.keep.beating import Clock, Rank
 
-from flatout.cli.run_recording import recorded
 from flatout.keep.account import Account
 from flatout.keep.beats import Beats, Pulse, ranks_of
 from flatout.keep.clocks import ClockWatch
 from flatout.keep.within import Recorded, Within
+from flatout.run.recorded_steps import recorded_shares
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -117,7 +117,7 @@ def test_a_recording_of_as_many_ranks_gives_its_shares_of_the_step(
 
 def test_a_recordings_shares_are_those_of_its_diagnosis() -> None:
     """As `flatout diagnose` prints them in README.md: of 92.2 ms, transfer and wait."""
-    found = recorded(TRACES / "straggler.tar.xz")
+    found = recorded_shares(TRACES / "straggler.tar.xz")
     assert found.num_ranks == 4
     assert found.communication == pytest.approx(0.045, abs=0.001) and found.wait == pytest.approx(0.389, abs=0.001)
 

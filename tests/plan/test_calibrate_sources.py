@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from tests.plan.test_search import setting_of
 
-from flatout.cli.plan_calibrate import calibrated
 from flatout.errors import InputError
 from flatout.plan.case import machine_columns
 from flatout.plan.ceilings import is_ceilings, with_ceilings
@@ -20,6 +19,7 @@ from flatout.plan.constants import from_logs
 from flatout.plan.model_names import workload
 from flatout.plan.search import plan
 from flatout.plan.shipped import shipped
+from flatout.plan_pipeline.calibration import calibrated
 from flatout.records.plan import Software
 
 
@@ -58,7 +58,7 @@ def test_a_toml_names_its_ceilings(tmp_path: Path) -> None:
 
 def test_slower_products_make_a_slower_plan(tmp_path: Path) -> None:
     setting = setting_of("llama3-8b", "h100x16")
-    slow = calibrated(setting, ceilings(tmp_path / "bench.json", {**MATMUL, "value": 400e12}), ())
+    slow = calibrated(setting, ceilings(tmp_path / "bench.json", {**MATMUL, "value": 400e12}), (), print)
     assert plan(slow).layouts[0].step_time_s > 1.3 * plan(setting).layouts[0].step_time_s
 
 
@@ -79,20 +79,18 @@ def test_ceilings_of_no_use_are_one_line(text: str, message: str, tmp_path: Path
 
 
 def test_a_folder_that_is_no_recording_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no recording"):
-        calibrated(setting_of("llama3-8b", "h100x16"), tmp_path, ())
+    with pytest.raises(InputError, match="is not a recording"):
+        calibrated(setting_of("llama3-8b", "h100x16"), tmp_path, (), print)
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, step_s: float | None, ranks: int) -> None:
     """A recording of so many ranks, as `flatout profile` would have left it."""
     from types import SimpleNamespace
 
-    import flatout.profile
-
-    measured = SimpleNamespace(step_s=step_s, peak_memory_bytes=None, reasons={"step_s": "no step settled"})
+    measured = SimpleNamespace(step_s=step_s, peak_memory_bytes=None, reasons={"step_s": "step times were not stable"})
     recording = SimpleNamespace(measured=measured, ranks=(None,) * ranks, missing_ranks=())
-    monkeypatch.setattr(flatout.profile, "is_recording", lambda path: True)
-    monkeypatch.setattr(flatout.profile, "read_recording", lambda path: recording)
+    monkeypatch.setattr("flatout.plan_pipeline.calibration.is_recording", lambda path: True)
+    monkeypatch.setattr("flatout.plan_pipeline.calibration.read_recording", lambda path: recording)
 
 
 FIXED = ("tp=2", "sp=on", "pp=1", "cp=1", "zero=1", "shard=0", "micro_batch=1", "recompute=none", "schedule=1f1b")
@@ -102,7 +100,7 @@ def test_a_recording_moves_the_plan_to_what_was_measured(monkeypatch: pytest.Mon
     setting = setting_of("llama3-8b", "h100x16")
     before = plan(setting, fixed=FIXED).layouts[0].step_time_s
     recorded(monkeypatch, 1.3 * before, 16)
-    corrected = plan(calibrated(setting, tmp_path, FIXED), fixed=FIXED)
+    corrected = plan(calibrated(setting, tmp_path, FIXED, print), fixed=FIXED)
     assert 1.1 * before < corrected.layouts[0].step_time_s < 1.3 * before
     assert corrected.calibrated_with == 1
 
@@ -110,7 +108,7 @@ def test_a_recording_moves_the_plan_to_what_was_measured(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("step_s", "ranks", "fixed", "message"),
     [
-        (None, 16, FIXED, "has no step time: no step settled"),
+        (None, 16, FIXED, "has no step time: step times were not stable"),
         (1.0, 8, FIXED, "is of 8 ranks and h100x16 has 16 GPUs"),
         (1.0, 16, FIXED[:3], "must name the one layout of the recording"),
     ],
@@ -125,7 +123,7 @@ def test_a_recording_that_does_not_fit_is_one_line(
 ) -> None:
     recorded(monkeypatch, step_s, ranks)
     with pytest.raises(InputError, match=message) as error:
-        calibrated(setting_of("llama3-8b", "h100x16"), tmp_path, fixed)
+        calibrated(setting_of("llama3-8b", "h100x16"), tmp_path, fixed, print)
     assert error.value.hint
 
 
@@ -137,7 +135,7 @@ def test_a_plan_is_for_the_software_of_its_runs(tmp_path: Path) -> None:
     )
     setting = setting_of("llama3-8b", "h100x16")
     assert setting.software == Software()
-    assert calibrated(setting, path, ()).software.is_eager
+    assert calibrated(setting, path, (), print).software.is_eager
 
 
 def test_a_real_recording_is_followed_to_its_one_layout_by_the_hints(tmp_path: Path) -> None:
@@ -151,7 +149,7 @@ def test_a_real_recording_is_followed_to_its_one_layout_by_the_hints(tmp_path: P
     fixed = ["zero=0", "micro_batch=12"]
     for _ in range(10):
         try:
-            found = calibrated(setting, recording, fixed)
+            found = calibrated(setting, recording, fixed, print)
             break
         except InputError as error:
             fixed.append(str(error.hint).rpartition("--fix ")[2])

@@ -85,9 +85,17 @@ def test_failures_are_drawn_again_for_each_seed(history: Path, tmp_path: Path) -
         (["HISTORY", "--nodes", "4", "--gpus-per-node", "8", "--policy", "las", "--policy", "las"], "given twice"),
         (["HISTORY", "--nodes", "4", "--cluster", "x.toml"], "a cluster is either"),
         (["HISTORY", "--nodes", "1", "--gpus-per-node", "8", "--policy", "fixed"], "fixed shares need the nodes"),
-        (["HISTORY", "--nodes", "4", "--gpus-per-node", "8", "--failures", "nan"], "--failures must be a number"),
-        (["HISTORY", "--nodes", "4", "--gpus-per-node", "8", "--checkpoint", "inf"], "--checkpoint must be a number"),
-        (["HISTORY", "--nodes", "1000000000", "--gpus-per-node", "8"], "is not in the range"),
+        (["HISTORY", "--nodes", "4", "--gpus-per-node", "8", "--failures", "nan"], "`--failures` must be a number"),
+        (
+            ["HISTORY", "--nodes", "4", "--gpus-per-node", "8", "--checkpoint", "inf"],
+            "`--checkpoint` must be a duration",
+        ),
+        (["HISTORY", "--repair", "4"], "`--repair` must have a unit, but is `4`: write 4h for hours or 4s for seconds"),
+        (["HISTORY", "--starved-after", "14"], "write 14d for days or 14s for seconds"),
+        (
+            ["HISTORY", "--nodes", "1000000000", "--gpus-per-node", "8"],
+            "`--nodes` must be a whole number from 1 to 100,000, but is `1000000000`",
+        ),
     ],
 )
 def test_bad_arguments_end_in_one_line(history: Path, words: list[str], said: str) -> None:

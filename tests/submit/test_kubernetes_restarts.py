@@ -157,7 +157,7 @@ def test_a_fault_of_the_machine_is_told_by_the_code_and_another_pod_goes_on(
     assert action(job, first.returncode) == "Count", "a new pod, as often as backoffLimit says"
     second = Pod(job, tmp_path).run()
     assert second.returncode == 0, second.stderr
-    assert "flatout: goes on with uid-1: start 2, at step 3, 0 of 2 restarts spent" in second.stderr
+    assert "flatout: resuming uid-1: start 2, step 3 reached, 0 of 2 restarts used" in second.stderr
     assert second.stdout == "['machine', '--resume']\n"
     another_job = Pod(job, tmp_path, job_uid="uid-2").run()
     assert another_job.stdout.startswith("['machine']\n"), "it has nothing to do with the one before"

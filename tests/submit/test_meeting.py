@@ -76,8 +76,8 @@ def test_a_node_that_slurm_has_not_chosen_is_refused_in_one_line(
 ) -> None:
     said = script("--nodes=2", *options, command=[*AGENT, *words, "t.py"], code=2)
     error, hint = said.splitlines()
-    assert error == f"error: torchrun's agents are to meet where `{named}` says, before Slurm has chosen the nodes"
-    assert hint.startswith("hint: leave it out: they meet on the job's first node")
+    assert error == f"error: torchrun's rendezvous is `{named}`, but Slurm has not chosen the nodes yet"
+    assert hint.startswith("hint: omit it, and the agents meet on the job's first node")
 
 
 def test_torchruns_variables_are_the_users_own_too(script: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:

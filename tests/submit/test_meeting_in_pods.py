@@ -77,15 +77,19 @@ def test_without_one_they_meet_in_the_first_pod(submit: Callable[..., str]) -> N
 @pytest.mark.parametrize(
     ("words", "named", "why"),
     [
-        (["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500"], "--rdzv-endpoint node1:29500", "no name of a pod"),
-        (["--rdzv-endpoint", "10.0.0.7:29500"], "--rdzv-endpoint 10.0.0.7:29500", "no name of a pod"),
-        (["--master-addr=node1", "--node-rank=0"], "--master-addr node1", "no name of a pod"),
+        (
+            ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500"],
+            "--rdzv-endpoint node1:29500",
+            "not the name of",
+        ),
+        (["--rdzv-endpoint", "10.0.0.7:29500"], "--rdzv-endpoint 10.0.0.7:29500", "not the name of"),
+        (["--master-addr=node1", "--node-rank=0"], "--master-addr node1", "not the name of"),
         (["--rdzv-endpoint=localhost:29500"], "--rdzv-endpoint localhost:29500", "each pod itself"),
         (["--rdzv-backend=etcd", "--rdzv-endpoint=[::1]:2379"], "--rdzv-endpoint [::1]:2379", "each pod itself"),
         (
             ["--rdzv-backend=c10d", "--rdzv-endpoint=other-workers-0-0.other:1"],
             "--rdzv-endpoint other-workers-0-0.other:1",
-            "no name of a pod",
+            "not the name of",
         ),
     ],
 )
@@ -93,8 +97,8 @@ def test_a_place_that_no_pod_would_find_is_refused_in_one_line(
     submit: Callable[..., str], words: list[str], named: str, why: str
 ) -> None:
     error, hint = submit(*words, code=2).splitlines()
-    assert error.startswith(f"error: torchrun's agents are to meet where `{named}") and f"which is {why}" in error
-    assert hint.startswith("hint: leave it out: they meet in the job's first pod")
+    assert error.startswith(f"error: torchrun's rendezvous is `{named}") and f"which is {why}" in error
+    assert hint.startswith("hint: omit it, and the agents meet in the job's first pod")
 
 
 def test_variables_that_no_pod_has_become_arguments(
@@ -106,7 +110,7 @@ def test_variables_that_no_pod_has_become_arguments(
     assert {"--rdzv-backend=etcd-v2", "--rdzv-endpoint=etcd.team.svc:2379", "--rdzv-id=job7"} <= set(found)
     monkeypatch.setenv("PET_RDZV_BACKEND", "c10d")
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "node1:1")
-    assert "where `PET_RDZV_ENDPOINT=node1:1` says" in submit(code=2)
+    assert "torchrun's rendezvous is `PET_RDZV_ENDPOINT=node1:1`" in submit(code=2)
 
 
 def test_that_a_service_must_lead_to_the_first_pod_is_said(

@@ -113,7 +113,7 @@ def test_what_ray_refuses_is_one_line_and_leaves_nothing(
 ) -> None:
     dashboard.refuses = True
     error = submit(monkeypatch, capfd, "--", "true", code=2)["error"]
-    assert error.startswith("error: Ray takes no such job: 400 ")
+    assert error.startswith("error: Ray refuses the job: 400 ")
     assert [path for path in Path().rglob("*") if path.is_file()] == []
 
 
@@ -163,7 +163,7 @@ def test_with_no_scheduler_it_is_told_where_it_was_looked_and_how_to_run_here(
     assert "for slurm: sbatch on the PATH" in error
     assert "for ray: RAY_API_SERVER_ADDRESS" in error
     assert "for kubernetes: kubectl on the PATH" in error
-    assert "hint: here and now: python train.py 'a b'" in error
+    assert "hint: to run it here and now: python train.py 'a b'" in error
 
 
 def test_slurm_without_sbatch_is_one_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -202,8 +202,12 @@ def test_what_was_tuned_is_in_the_job(
     [
         (["--to", "pbs"], "`--to` must be one of slurm, ray, kubernetes"),
         (["--name", "Big"], "`--name` must begin with a letter"),
-        (["--time", "soon"], "`--time` must be a time above 0"),
-        (["--sbatch-options", "'"], "is no line that a shell could read"),
+        (
+            ["--time", "soon"],
+            "`--time` must be a duration above 0s and at most 10000d, e.g. 90s, 10m or 36h, but is `soon`",
+        ),
+        (["--time", "90"], "`--time` must have a unit, but is `90`: write 90m for minutes or 90s for seconds"),
+        (["--sbatch-options", "'"], "is not a line that a shell can read"),
         (["--sbatch-options", "--array=1-3"], "cannot have --array=1-3"),
         (["--config", "missing.toml"], "cannot be read"),
         (["--spot-trace", "x"], "`--spot-trace` needs --spot-partition"),
@@ -251,4 +255,4 @@ def test_a_job_that_cannot_resume_is_not_sent_to_spot(
         "--spot-trace", spot_file(tmp_path, [1] * 1000), "--spot-partition", "a", "--partition", "b",
         "--gpu-type", "h100", "--", "true", code=2,
     )["error"]  # fmt: skip
-    assert "not said to go on from its checkpoint" in error
+    assert "not said to resume from its checkpoint" in error

@@ -62,7 +62,7 @@ def test_nodes_and_gpus_are_those_of_a_real_plan(
     said = shown(
         monkeypatch, capfd, "--to", "slurm", "--plan", "plan.json", "--nodes", "2", "--gpus", "8", "--", "true"
     )
-    assert f"\nlayout: {found['layout']}, as its own arguments say: flatout plan --emit\n" in said
+    assert f"\nlayout: {found['layout']}, if its own arguments select it: flatout plan --emit\n" in said
     assert list(folder.iterdir()) == [folder / "plan.json"]
 
 
@@ -76,17 +76,17 @@ def test_a_plan_of_an_own_cluster_needs_the_gpus_of_a_node(
 @pytest.mark.parametrize(
     ("changed", "words", "said"),
     [
-        ({}, [], "`--plan` needs --gpus, the GPUs of each node: of ours the plan only says 12 in all"),
+        ({}, [], "`--plan` needs --gpus, the GPUs per node: the plan says only that ours has 12 in total"),
         ({}, ["--gpus", "0"], "needs --gpus"),
         ({}, ["--gpus", "8"], "12 GPUs must be whole nodes, but a node has 8"),
         ({}, ["--gpus", "4", "--nodes", "2"], "12 GPUs are 3 nodes of 4, but --nodes is 2"),
-        ({"cluster": "h100x16", "dp": 8}, ["--gpus", "4"], "h100x16 has 8 GPUs a node, but --gpus is 4"),
-        ({"cluster": "h100x16"}, [], "takes 12 of h100x16"),
+        ({"cluster": "h100x16", "dp": 8}, ["--gpus", "4"], "h100x16 has 8 GPUs per node, but --gpus is 4"),
+        ({"cluster": "h100x16"}, [], "uses 12 of h100x16"),
         ({"schema": "flatout/tuning"}, [], "has flatout/tuning, version 1"),
         ({"version": 2}, [], "has flatout/plan, version 2"),
         ({"layouts": []}, [], "has no layout"),
-        ({"dp": 0}, ["--gpus", "8"], "is no plan"),
-        ({"tp": "2"}, ["--gpus", "8"], "is no plan"),
+        ({"dp": 0}, ["--gpus", "8"], "is not a plan"),
+        ({"tp": "2"}, ["--gpus", "8"], "is not a plan"),
     ],
 )
 def test_what_is_no_plan_or_contradicts_it_is_refused(
@@ -153,7 +153,7 @@ def test_elsewhere_too(
     ("words", "said"),
     [
         (["--max-restarts", "3", "--resume-arg=--resume"], "no `--checkpoint` says where it is"),
-        (["--checkpoint", "x", "--resume-arg=--resume"], "`--resume-arg` is for restarts"),
+        (["--checkpoint", "x", "--resume-arg=--resume"], "`--resume-arg` is added on restarts"),
         (["--ledger", ""], "a path must not be empty"),
     ],
 )

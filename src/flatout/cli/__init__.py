@@ -1,11 +1,11 @@
-"""The command line: one thin file a verb, which parses, calls and reports; `main` turns errors into exit codes.
+"""The command line: one thin file per command, which parses, calls and reports; `main` turns errors into exit codes.
 
-Importing this package imports no stage and no numpy, so that `flatout --help` is quick: a verb imports what it needs
+Importing this package imports no stage and no numpy, so that `flatout --help` is quick: a command imports what it needs
 inside its function. Typer is told not to load rich for help and errors for the same reason.
 
     0    done
-    1    only where it was asked for (`--fail-on`), or where a verb says so
-    2    bad input, bad arguments, or an error of ours
+    1    only if that was asked for (`--fail-on`), or where a command says so
+    2    bad input, bad arguments, or an internal error
     130  interrupted
     141  the reader of standard output went away
 """
@@ -19,20 +19,31 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from flatout import __version__
+from flatout.cli.help import Command, Group
+from flatout.cli.values import InvalidValue
 from flatout.errors import FlatoutError, OutputError
 from flatout.inside.protocol import Variable
 
-# In the order of `flatout --help`. A verb is a function of the same name in a file of the same name.
-VERBS: tuple[str, ...] = (
-    *("diagnose", "diff", "explain", "profile", "tune", "run", "ledger", "doctor", "bench", "plan", "submit", "cost"),
-)
+# The commands by heading, in the order of `flatout --help`. The command `x` is the function `x` of `x.py`, or the `app`
+# of `x.py` if it has commands of its own.
+HEADINGS: dict[str, tuple[str, ...]] = {
+    "Measure": ("diagnose", "diff", "explain", "profile", "doctor", "bench"),
+    "Fix": ("tune", "plan"),
+    "Keep running": ("run", "ledger"),
+    "Many jobs": ("submit", "schedule", "cost"),
+}
+VERBS: tuple[str, ...] = tuple(name for names in HEADINGS.values() for name in names)
 
 
-class _Verbs(TyperGroup):
-    """Keeps Ctrl-C and a closed pipe from Typer, which would end the first in silence and the second with code 1."""
+class _Commands(Group):
+    """All commands, under their headings.
+
+    Keeps Ctrl-C and a closed pipe from Typer, which would end the first in silence and the second with code 1.
+    """
+
+    headings = HEADINGS
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # click moved into typer in 0.26
         try:
@@ -45,19 +56,18 @@ class _Verbs(TyperGroup):
 _UsageError = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
-    cls=_Verbs,
-    help="Where every nanosecond of a distributed PyTorch training step went, which rank and cause made the others "
-    "wait, and what makes your own script faster.",
+    cls=_Commands,
+    help="Show where every nanosecond of a distributed PyTorch training step goes, which rank and cause make the "
+    "others wait, and what makes your own script faster.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
         typer.echo(f"flatout {__version__}")
         raise typer.Exit
 
@@ -72,12 +82,15 @@ def _options(
 
 
 for _verb in VERBS:
-    app.command(_verb)(getattr(import_module(f"flatout.cli.{_verb}"), _verb))
-app.add_typer(import_module("flatout.cli.schedule").app, name="schedule")
+    _module = import_module(f"flatout.cli.{_verb}")
+    if hasattr(_module, "app"):
+        app.add_typer(_module.app, name=_verb)
+    else:
+        app.command(_verb, cls=Command)(getattr(_module, _verb))
 
 
 def main() -> int:
-    """Run the command in `sys.argv`; the exit code. A user sees a traceback only with FLATOUT_DEBUG=1."""
+    """Run the command in `sys.argv` and return its exit code. Tracebacks are shown only with FLATOUT_DEBUG=1."""
     _open_closed_streams()
     try:
         try:
@@ -91,7 +104,7 @@ def main() -> int:
 
 
 def _open_closed_streams() -> None:
-    """A process that was started with `>&-` or `2>&-` has no such stream; what it writes there goes nowhere."""
+    """Open streams that the process was started without (`>&-`, `2>&-`), so that what is written there is lost."""
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
@@ -99,7 +112,7 @@ def _open_closed_streams() -> None:
 
 
 def _report(error: BaseException) -> int:
-    """Say on standard error what went wrong; the exit code."""
+    """Say on standard error what went wrong, and return the exit code."""
     if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return 130
@@ -110,29 +123,36 @@ def _report(error: BaseException) -> int:
             return 141
     if isinstance(error, _UsageError):
         return _refuse(error)
-    shown = error if isinstance(error, FlatoutError) else _as_ours(error)
-    print(f"error: {shown}", file=sys.stderr)
-    if shown.hint:
-        print(f"hint: {shown.hint}", file=sys.stderr)
-    return shown.exit_code
+    flatout_error = error if isinstance(error, FlatoutError) else _translated(error)
+    print(f"error: {flatout_error}", file=sys.stderr)
+    if flatout_error.hint:
+        print(f"hint: {flatout_error.hint}", file=sys.stderr)
+    return flatout_error.exit_code
 
 
 def _refuse(error: Any) -> int:
-    """What the parser has against the arguments, in one line, with where they are explained."""
+    """Say in one line what is wrong with the arguments, and which help explains them."""
     message = error.format_message().strip()
-    if "\n" in message:  # no argument was given: it is the help itself
+    if "\n" in message:  # no argument was given: the message is the help
         error.show()
         return 2
-    verb = next((word for word in sys.argv[1:2] if word in (*VERBS, "schedule")), "")
-    # Of an option without its value the parser does not say whose it is.
-    command = error.ctx.command_path if error.ctx is not None else f"flatout {verb}".strip()
+    if isinstance(error, InvalidValue) and error.param is not None:
+        message = f"`{error.param.opts[0]}` {error.message}"
     print(f"error: {message[:1].lower()}{message[1:].rstrip('.')}", file=sys.stderr)
-    print(f"hint: {command} --help", file=sys.stderr)
+    print(f"hint: {_command_of(error)} --help", file=sys.stderr)
     return 2
 
 
-def _as_ours(error: BaseException) -> FlatoutError:
-    """An error that no stage foresaw, in our words."""
+def _command_of(error: Any) -> str:
+    if error.ctx is not None:
+        return str(error.ctx.command_path)
+    # The parser does not say whose option lacks its value.
+    is_command = len(sys.argv) > 1 and sys.argv[1] in VERBS
+    return f"flatout {sys.argv[1]}" if is_command else "flatout"
+
+
+def _translated(error: BaseException) -> FlatoutError:
+    """Return an error that no stage foresaw as one that can be shown."""
     import traceback
 
     if os.environ.get(Variable.DEBUG):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from flatout.cli.durations import Duration, duration
+from flatout.cli.output import text_style, typed_command
+from flatout.cli.paths import given_path
 
 if TYPE_CHECKING:
     from flatout.diagnosis_pipeline import Diagnosed
@@ -14,16 +20,7 @@ if TYPE_CHECKING:
 
 
 _MAX_RANK = 1 << 20
-_MAX_STEP_S = 1e6
-
-
-def given_path(text: str) -> Path:
-    """A path to read as the user gave it; "" would be the current folder. What is wrong with it, `read` says."""
-    from flatout.errors import UsageError
-
-    if not text:
-        raise UsageError("a path must not be empty", hint="give a file, a folder or an archive; . is this folder")
-    return Path(text)
+_MAX_STEP_S = 10 * 86_400.0
 
 
 def diagnose(
@@ -32,33 +29,41 @@ def diagnose(
         typer.Argument(metavar="PATH...", parser=given_path, help="Traces of one job: files, a folder, or an archive."),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
-    html: Annotated[Path | None, typer.Option(readable=False, help="Write a self-contained HTML report.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", readable=False, help="Write a self-contained HTML report.")
+    ] = None,
     perfetto: Annotated[
         Path | None,
         typer.Option(
-            readable=False, help="Write the traces with Flatout's tracks added, for ui.perfetto.dev (.json[.gz])."
+            metavar="FILE",
+            readable=False,
+            help="Write the traces with Flatout's tracks added, for ui.perfetto.dev (.json[.gz]).",
         ),
     ] = None,
     rank: Annotated[
-        list[str] | None, typer.Option(metavar="FILE=N", help="Say that FILE is the trace of rank N.")
+        list[str] | None, typer.Option(metavar="FILE=N", help="Treat FILE as the trace of rank N. Repeatable.")
     ] = None,
     untraced_step: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="The step time without the profiler, if you know it.")
+        Duration | None, duration(most_s=_MAX_STEP_S, help="Step time without the profiler, if you know it.")
     ] = None,
     fail_on: Annotated[
         str | None,
-        typer.Option(metavar="PERCENT|NAME", help="Exit with 1 on a finding of that share of the step, or name."),
+        typer.Option(
+            metavar="PERCENT|NAME",
+            help="Exit with 1 if a finding costs at least PERCENT of the step, or is called NAME.",
+        ),
     ] = None,
     ceilings: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             parser=given_path,
-            help="Compare with these ceilings of flatout bench; default: those saved here of the job's hosts.",
+            help="Ceilings of `flatout bench` to compare with. [default: those saved here for the job's hosts]",
         ),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="What reads the ranks: auto, serial, processes, or ray for a cluster.")
+        str,
+        typer.Option(metavar="ENGINE", help="How to read the ranks: auto, serial, processes, or ray on a cluster."),
     ] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
 ) -> None:
@@ -66,122 +71,133 @@ def diagnose(
 
     Example: flatout diagnose traces/ --html report.html
     """
-    from flatout.cli.progress import Progress
     from flatout.diagnosis_pipeline import diagnose_paths
-    from flatout.report.files import check_new
+    from flatout.report.progress import ProgressLine
 
-    _check_different(html, perfetto)
-    for target in (html, perfetto):
-        if target is not None:
-            check_new(target, force=force)
-    limit, given_ranks, untraced_step_s = _limit(fail_on), _given_ranks(rank or []), _seconds(untraced_step)
-    left_out: dict[int, int] = {}  # by rank, events that the trace for Perfetto lacks
-    with Progress("reading traces") as progress:
+    _check_targets(html, perfetto, force=force)
+    limit = _parse_limit(fail_on)
+    ranks = _parse_ranks(rank or [])
+    num_lost_events: dict[int, int] = {}  # by rank, of the trace for Perfetto
+
+    def write_trace(result: Diagnosed) -> None:
+        if perfetto is not None:
+            num_lost_events.update(_write_perfetto(perfetto, result, force))
+
+    with ProgressLine("reading traces") as progress:
         done = diagnose_paths(
             paths,
             engine=engine,
-            given_ranks=given_ranks,
-            untraced_step_s=untraced_step_s,
+            given_ranks=ranks,
+            untraced_step_s=untraced_step.seconds if untraced_step is not None else None,
             ceilings=ceilings,
             progress=progress.show,
-            then=(lambda result: left_out.update(_write_perfetto(perfetto, result, force))) if perfetto else None,
+            then=write_trace if perfetto is not None else None,
         )
     if html is not None:
         _write_html(html, done, force)
-    if json:
-        from flatout.report.json import diagnosis_json
-
-        sys.stdout.write(diagnosis_json(done.diagnosis, _command()).decode())
-    else:
-        from flatout.report.terminal import style_of
-        from flatout.report.text import diagnosis_text
-
-        print(diagnosis_text(done.diagnosis, style=style_of(sys.stdout), next_command=_next_command(html, done)))
-    for target, what in ((html, "report"), (perfetto, "trace for ui.perfetto.dev")):
-        if target is not None:
-            print(f"wrote the {what}: {target}", file=sys.stderr)
-    if ceilings is not None and (why := _why_unused(ceilings, done)):
-        print(f"note: {ceilings} was not used: {why}", file=sys.stderr)
-    for number, count in left_out.items():
-        events = "1 event of rank" if count == 1 else f"{count:,} events of rank"
-        print(f"note: {perfetto} lacks {events} {number}: no time that can be used", file=sys.stderr)
+    _print(done, html, json=json)
+    for line in _remarks(done, html, perfetto, ceilings, num_lost_events):
+        print(line, file=sys.stderr)
     if any(_reaches(finding, limit) for finding in done.diagnosis.findings):
         raise typer.Exit(1)
 
 
-def _why_unused(path: Path, done: Diagnosed) -> str | None:
-    """Ceilings that were given and are not of this job's device are left alone, which is said."""
-    from flatout.probe.ceilings.saved import load_ceilings
+def _print(done: Diagnosed, html: Path | None, *, json: bool) -> None:
+    if json:
+        from flatout.report.json import diagnosis_json
 
-    ceilings, device = load_ceilings(path), done.diagnosis.job.device
-    if ceilings.wrong:
-        return "a result was wrong when it was measured"
-    if (ceilings.is_gpu and ceilings.device != device) or (not ceilings.is_gpu and device):
-        return f"it is of {ceilings.device}, and the job ran on {device or 'a CPU'}"
-    return None
+        sys.stdout.write(diagnosis_json(done.diagnosis, typed_command()).decode())
+        return
+    from flatout.report.text import diagnosis_text
 
-
-def _command() -> list[str]:
-    return ["flatout", *sys.argv[1:]]
+    print(diagnosis_text(done.diagnosis, style=text_style(), next_command=_next_command(html, done)))
 
 
-def _given_ranks(pairs: list[str]) -> dict[str, int]:
+def _remarks(
+    done: Diagnosed,
+    html: Path | None,
+    perfetto: Path | None,
+    ceilings: Path | None,
+    num_lost_events: dict[int, int],
+) -> Sequence[str]:
+    """Return what was written, and what of the input was not used."""
+    from flatout.diagnosis_pipeline import unused_ceilings_reason
+    from flatout.report.phrases import counted
+
+    lines = []
+    if html is not None:
+        lines.append(f"wrote the report: {html}")
+    if perfetto is not None:
+        lines.append(f"wrote the trace for ui.perfetto.dev: {perfetto}")
+    if ceilings is not None and (reason := unused_ceilings_reason(ceilings, done)):
+        lines.append(f"note: {ceilings} was not used: {reason}")
+    for rank, count in num_lost_events.items():
+        lines.append(f"note: {perfetto} lacks {counted(count, 'event')} of rank {rank}: no usable time")
+    return lines
+
+
+def _parse_ranks(pairs: Sequence[str]) -> dict[str, int]:
+    """Parse `FILE=N` into ranks by file."""
     from flatout.errors import UsageError
 
-    given = {}
+    ranks = {}
     for pair in pairs:
         name, _, number = pair.rpartition("=")
         is_number = number.isascii() and number.isdecimal() and len(number) <= len(str(_MAX_RANK))
         if not name or not is_number or int(number) >= _MAX_RANK:
             raise UsageError(f"`--rank` must be FILE=N with a whole number N below {_MAX_RANK:,}, but got {pair}")
-        given[name.encode("utf-8", "backslashreplace").decode()] = int(number)
-    return given
+        ranks[name.encode("utf-8", "backslashreplace").decode()] = int(number)
+    return ranks
 
 
-def _check_different(html: Path | None, perfetto: Path | None) -> None:
+def _check_targets(html: Path | None, perfetto: Path | None, *, force: bool) -> None:
+    """Raise UsageError or OutputError for files that could not be written after the diagnosis."""
     from os.path import realpath
 
     from flatout.errors import UsageError
+    from flatout.report.files import check_new
 
     if html is not None and perfetto is not None and realpath(html) == realpath(perfetto):
         raise UsageError(f"`--html` and `--perfetto` must be different files, but both are {html}")
+    for target in (html, perfetto):
+        if target is not None:
+            check_new(target, force=force)
 
 
-def _seconds(value: float | None) -> float | None:
-    from flatout.errors import UsageError
-
-    if value is not None and not 0 < value < _MAX_STEP_S:
-        raise UsageError(f"`--untraced-step` must be above 0 and below {_MAX_STEP_S:,.0f} seconds, but got {value}")
-    return value
-
-
-def _limit(text: str | None) -> float | str | None:
-    """A share of the step, or the name of a finding."""
+def _parse_limit(text: str | None) -> float | str | None:
+    """Parse --fail-on: a share of the step, or the name of a finding."""
     from flatout.errors import UsageError
 
     if text is None:
         return None
     try:
-        value = float(text.rstrip("% "))
+        percentage = float(text.rstrip("% "))
     except ValueError:
-        from flatout.diagnose.rules import RULES
-
-        known = [rule.NAME for rule in RULES]
-        if text not in known:
-            raise UsageError(
-                f"`--fail-on` must be a percentage or the name of a finding, but got {text}",
-                hint=f"names: {', '.join(known)}",
-            ) from None
-        return text
-    if not 0 <= value <= 100:
+        return _checked_finding(text)
+    if not 0 <= percentage <= 100:
         raise UsageError(f"`--fail-on` must be a percentage from 0 to 100, but got {text}")
-    return value / 100
+    return percentage / 100
+
+
+def _checked_finding(name: str) -> str:
+    from flatout.diagnose.rules import RULES
+    from flatout.errors import UsageError
+
+    names = [rule.NAME for rule in RULES]
+    if name not in names:
+        raise UsageError(
+            f"`--fail-on` must be a percentage or the name of a finding, but got {name}",
+            hint=f"names: {', '.join(names)}",
+        )
+    return name
 
 
 def _reaches(finding: Finding, limit: float | str | None) -> bool:
     if limit is None:
         return False
-    return finding.name == limit if isinstance(limit, str) else finding.share_of_step >= limit
+    if isinstance(limit, str):
+        return finding.name == limit
+    return finding.share_of_step >= limit
 
 
 def _write_html(target: Path, done: Diagnosed, force: bool) -> None:
@@ -189,10 +205,11 @@ def _write_html(target: Path, done: Diagnosed, force: bool) -> None:
     from flatout.report.files import write_new
     from flatout.report.html import diagnosis_html
 
-    write_new(target, diagnosis_html(done.diagnosis, _command(), explain=explanations()), force=force)
+    write_new(target, diagnosis_html(done.diagnosis, typed_command(), explain=explanations()), force=force)
 
 
 def _write_perfetto(target: Path, done: Diagnosed, force: bool) -> dict[int, int]:
+    """Write the trace and return, by rank, the number of events that it lacks."""
     from flatout.diagnosis_pipeline import origin_ns, perfetto_ranks
     from flatout.report.perfetto import write_perfetto
 
@@ -200,11 +217,9 @@ def _write_perfetto(target: Path, done: Diagnosed, force: bool) -> dict[int, int
 
 
 def _next_command(html: Path | None, done: Diagnosed) -> str:
-    import shlex
-
-    from flatout.cli.again import again
+    from flatout.cli.next_command import repeated
 
     if html is not None and done.diagnosis.findings:
         return f"flatout explain {done.diagnosis.findings[0].name}"
     more = ["--html", "report.html"] if html is None else ["--perfetto", "trace.json.gz"]
-    return shlex.join([*again(sys.argv[1:], writes=("--html", "--perfetto")), *more])
+    return shlex.join([*repeated(sys.argv[1:], without=("--html", "--perfetto")), *more])

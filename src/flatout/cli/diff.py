@@ -1,14 +1,16 @@
-"""`flatout diff`: two diagnoses side by side."""
+"""`flatout diff`: compare two diagnoses."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatout.cli.diagnose import given_path
+from flatout.cli.output import text_style, typed_command
+from flatout.cli.paths import given_path
 
 if TYPE_CHECKING:
     from flatout.records.diagnosis import Diagnosis
@@ -18,7 +20,9 @@ def diff(
     before: Annotated[
         Path, typer.Argument(metavar="A", parser=given_path, help="Traces, or a diagnosis saved with --json.")
     ],
-    after: Annotated[Path, typer.Argument(metavar="B", parser=given_path, help="What to compare it with.")],
+    after: Annotated[
+        Path, typer.Argument(metavar="B", parser=given_path, help="Traces or a diagnosis to compare with A.")
+    ],
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Compare two diagnoses, part by part and finding by finding.
@@ -31,17 +35,13 @@ def diff(
     a, b = _diagnosis(before), _diagnosis(after)
     result = compare(a, b)
     if json:
-        sys.stdout.write(diff_json(result, ["flatout", *sys.argv[1:]]).decode())
+        sys.stdout.write(diff_json(result, typed_command()).decode())
         return
-    from flatout.report.terminal import style_of
-
-    print(diff_text(result, a, b, style=style_of(sys.stdout), next_command=_next_command(after, b)))
+    print(diff_text(result, a, b, style=text_style(), next_command=_next_command(after, b)))
 
 
 def _next_command(after: Path, diagnosis: Diagnosis) -> str:
-    """Traces can be diagnosed; of a saved diagnosis only its first finding explained."""
-    import shlex
-
+    """Return the command to diagnose traces, or to explain the first finding of a saved diagnosis."""
     from flatout.report.json import is_diagnosis
 
     if not is_diagnosis(after):
@@ -50,12 +50,12 @@ def _next_command(after: Path, diagnosis: Diagnosis) -> str:
 
 
 def _diagnosis(path: Path) -> Diagnosis:
-    """A saved diagnosis is read, anything else diagnosed."""
-    from flatout.cli.progress import Progress
+    """Read a saved diagnosis; diagnose anything else."""
     from flatout.diagnosis_pipeline import diagnose_paths
     from flatout.report.json import is_diagnosis, read_diagnosis
+    from flatout.report.progress import ProgressLine
 
     if is_diagnosis(path):
         return read_diagnosis(path)
-    with Progress(f"reading {path}") as progress:
+    with ProgressLine(f"reading {path}") as progress:
         return diagnose_paths([path], progress=progress.show).diagnosis

@@ -6,38 +6,32 @@ from typing import Annotated
 
 import typer
 
+from flatout.cli.output import print_json, text_style
+
 
 def explain(
-    name: Annotated[str | None, typer.Argument(help="Name or code of a finding; all are listed without one.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Finding name or code; omit to list all.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON.")] = False,
 ) -> None:
-    """Explain a finding: what it means, why it costs, what to try, when it is wrong.
+    """Explain a finding: what it means, why it costs, what to try, and when it is wrong.
 
     Example: flatout explain straggler
     """
-    import sys
-
     from flatout.diagnose.explain import Explanations, explanation, listed
 
+    summaries = dict(listed())
     if json:
-        from flatout.report.json import enveloped_json
-
-        found = [explanation(name)] if name else [explanation(entry) for entry, _ in listed()]
-        command = ["flatout", *sys.argv[1:]]
-        sys.stdout.write(
-            enveloped_json("flatout/explanation", 1, command, Explanations(findings=tuple(found))).decode()
-        )
+        names = [name] if name is not None else list(summaries)
+        print_json("flatout/explanation", Explanations(findings=tuple(explanation(each) for each in names)))
         return
-    from flatout.report.terminal import style_of
-
-    style = style_of(sys.stdout)
+    style = text_style()
     if name is None:
-        for entry, summary in listed():
-            print("\n".join(style.wrapped(summary, label=f"{entry:26s}")))
-        print("\nnext: flatout explain " + listed()[0][0])
+        for finding, summary in summaries.items():
+            print("\n".join(style.wrapped(summary, label=f"{finding:26s}")))
+        print(f"\nnext: flatout explain {next(iter(summaries))}")
         return
-    found_one = explanation(name)
-    print("\n".join(style.wrapped(f"{found_one.name} ({found_one.code}): {found_one.summary}")))
-    for heading, text in found_one.sections.items():
+    explained = explanation(name)
+    print("\n".join(style.wrapped(f"{explained.name} ({explained.code}): {explained.summary}")))
+    for heading, text in explained.sections.items():
         print(f"\n{heading}")
         print("\n".join(style.wrapped(text, indent="    ")))

@@ -2,79 +2,69 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from flatout.cli.output import print_json, text_style
+from flatout.cli.values import amount
 
 
 def ledger(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...", help="What `flatout run --ledger` wrote: files, or a folder of several nodes'."
+            metavar="FILE...", help="Ledgers of `flatout run --ledger`: files, or a folder with one per node."
         ),
     ],
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The GPU, for its price and power.", show_default="as the ledger says"),
+        typer.Option(metavar="NAME", help="GPU type, for its price and power. [default: from the ledger]"),
     ] = None,
     gpu_price: Annotated[
-        float | None,
-        typer.Option(metavar="PRICE", min=0.0, help="What a GPU-hour costs.", show_default="the catalogue's, in USD"),
+        float | None, amount(metavar="PRICE", help="Price per GPU-hour. [default: the catalogue's, in USD]")
     ] = None,
     gpu_watts: Annotated[
-        float | None,
-        typer.Option(metavar="WATTS", min=0.0, help="What a GPU draws on average.", show_default="its power limit"),
+        float | None, amount(metavar="WATTS", help="Average power per GPU. [default: power limit]")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Where each GPU-second of a job went: productive, recomputed, checkpoint, restart, hang, and the rest.
+    """Show how each GPU-second of a job was used: productive, recomputed, checkpoint, restart, hang, and the rest.
 
     Example: flatout ledger ledger.jsonl --gpu-price 2.50
     """
-    from flatout.cli.amounts import check_amounts
     from flatout.keep.books import read_all
     from flatout.keep.ledger_report import report
 
-    given = {"--gpu-price": gpu_price, "--gpu-watts": gpu_watts}
-    check_amounts({name: value for name, value in given.items() if value is not None})
     totals = read_all(paths)
-    name = gpu or totals.gpu
-    result = report(totals, price_per_h=price_of(name, gpu_price), watts=_watts(name, gpu_watts))
+    gpu_type = gpu or totals.gpu
+    result = report(totals, price_per_h=_price(gpu_type, gpu_price), watts=_watts(gpu_type, gpu_watts))
     if json:
-        from flatout.report.json import enveloped_json
-
-        sys.stdout.write(enveloped_json("flatout/ledger-report", 1, ["flatout", *sys.argv[1:]], result).decode())
+        print_json("flatout/ledger-report", result)
         return
     from flatout.report.ledger_text import ledger_text
-    from flatout.report.terminal import style_of
 
-    print(ledger_text(result, style=style_of(sys.stdout)))
-
-
-def price_of(gpu: str | None, given: float | None) -> tuple[float, str] | None:
-    if given is not None:
-        return given, "as given"
-    if gpu is None:
-        return None
-    from importlib import import_module
-
-    try:
-        prices = import_module("flatout.catalog.prices").all_prices()
-    except ImportError:  # a Flatout without the catalogue of prices
-        return None
-    found = prices.gpu(gpu)
-    return None if found is None else (float(found.typical), f"typical for {found.gpu}, {found.date}")
+    print(ledger_text(result, style=text_style()))
 
 
-def _watts(gpu: str | None, given: float | None) -> tuple[float, str] | None:
-    if given is not None:
-        return given, "as given"
-    if gpu is None:
-        return None
+def _price(gpu: str | None, usd_per_gpu_hour: float | None) -> tuple[float, str] | None:
+    """Return the price per GPU-hour and where it comes from."""
+    from flatout.catalog.prices import all_prices
+
+    if usd_per_gpu_hour is not None:
+        return usd_per_gpu_hour, "as given"
+    price = all_prices().gpu(gpu) if gpu is not None else None
+    return (float(price.typical), f"typical for {price.gpu}, {price.date}") if price is not None else None
+
+
+def _watts(gpu: str | None, watts: float | None) -> tuple[float, str] | None:
+    """Return the average power of a GPU and where it comes from."""
     from flatout.catalog.gpus import gpu_facts
 
-    facts = gpu_facts(gpu)
-    return None if facts is None or facts.tdp_w is None else (facts.tdp_w, "its power limit: at most")
+    if watts is not None:
+        return watts, "as given"
+    facts = gpu_facts(gpu) if gpu is not None else None
+    if facts is None or facts.tdp_w is None:
+        return None
+    return facts.tdp_w, "its power limit: at most"

@@ -9,30 +9,36 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flatout.cli.output import typed_command
+from flatout.cli.values import whole_number
+
 if TYPE_CHECKING:
     from flatout.launch import Ended
     from flatout.records.recording import Recording
 
 
 def profile(
-    command: Annotated[list[str], typer.Argument(help="The training command, after `--`.", show_default=False)],
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND...", help="Training command, after `--`.", show_default=False)
+    ],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder to record to.  [default: flatout-out/TIME]")
+        Path | None, typer.Option(metavar="DIR", help="Folder to record to. [default: flatout-out/TIME]")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="How many steps to trace.")] = 3,
+    steps: Annotated[int, whole_number(least=1, help="Number of steps to trace.")] = 3,
     warmup: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="Steps before that; without it, until step times have settled."),
+        int | None, whole_number(help="Warm-up steps before tracing. [default: until step times are stable]")
     ] = None,
     light: Annotated[
-        bool, typer.Option("--light", help="No trace: step times, loader, memory and machine only.")
+        bool, typer.Option("--light", help="Record step times, data loader, memory and machine, but no trace.")
     ] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one line of JSON, after the job's output.")
+        bool, typer.Option("--json", help="Print the result as one line of JSON after the job's output.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a recording that exists.")] = False,
 ) -> None:
-    """Run a training command, unchanged, and record what slows it down. Ends with the command's own exit code.
+    """Run a training command, unchanged, and record what slows it down.
+
+    Exits with the command's own code.
 
     Example: flatout profile -- torchrun --standalone --nproc-per-node 2 train.py --epochs 1
     """
@@ -50,100 +56,73 @@ def profile(
     )
     try:
         if recorded.is_first:
-            _tell(recorded.path, recorded.ended, light=light, json=json)
+            _report(recorded.path, recorded.ended, light=light, json=json)
     except Exception as error:  # noqa: BLE001 - whatever fails here, the job's own code is what counts
-        what = f"reading it failed: {error}"
+        problem = f"reading it failed: {error}"
         if isinstance(error, OSError) and error.filename is None:
-            what = f"standard output failed: {error.strerror or error}"
-        print(f"flatout: the recording is in {recorded.path}, but {what}", file=sys.stderr)
+            problem = f"standard output failed: {error.strerror or error}"
+        print(f"flatout: the recording is in {recorded.path}, but {problem}", file=sys.stderr)
     sys.stdout.flush()
     raise typer.Exit(end_like(recorded.ended))
 
 
-def _tell(path: Path, ended: Ended, *, light: bool, json: bool) -> None:
+def _report(path: Path, ended: Ended, *, light: bool, json: bool) -> None:
     from flatout.diagnosis_pipeline import with_known_ceilings
     from flatout.profile import read_recording
+    from flatout.report.recording_text import recording_lines
 
     recording = with_known_ceilings(read_recording(path))
-    shown = _shown(path)
-    for line in _words(recording, shown):
+    folder = _relative(path)
+    for line in recording_lines(recording, folder):
         print(f"flatout: {line}", file=sys.stderr)
     has_trace = bool(recording.traced_ranks)
-    if has_trace and ended.signal is None:
+    was_killed = ended.signal is not None
+    if has_trace and not was_killed:
         _diagnose(path, recording, json=json)
     elif json:
         _print_recording(recording)
-    next_command = f"flatout diagnose {shlex.quote(shown)}" + (" --html report.html" if ended.signal is None else "")
     if has_trace:
-        print(f"next: {next_command}", file=sys.stderr)
+        page = "" if was_killed else " --html report.html"
+        print(f"next: flatout diagnose {shlex.quote(folder)}{page}", file=sys.stderr)
     elif light and recording.ranks:
         print("next: the same without --light, for a trace and its diagnosis", file=sys.stderr)
 
 
 def _diagnose(path: Path, recording: Recording, *, json: bool) -> None:
-    """The diagnosis of the recording: JSON to standard output, text to standard error, where the job's words went."""
-    from flatout.cli.progress import Progress
+    """Print the diagnosis of the recording: JSON to standard output, text to standard error, apart from the job's."""
     from flatout.diagnosis_pipeline import diagnose_paths
+    from flatout.report.progress import ProgressLine
 
     try:
-        with Progress("reading traces") as progress:
+        with ProgressLine("reading traces") as progress:
             done = diagnose_paths([path], progress=progress.show)
     except Exception as error:
         if json:
-            _print_recording(recording, but=f"its traces could not be diagnosed: {error}")
+            _print_recording(recording, problem=f"its traces could not be diagnosed: {error}")
         raise
     if json:
         from flatout.report.json import diagnosis_json
 
-        print(diagnosis_json(done.diagnosis, ["flatout", *sys.argv[1:]], pretty=False).decode())
+        print(diagnosis_json(done.diagnosis, typed_command(), pretty=False).decode())
     else:
         from flatout.report.text import diagnosis_text
 
         print(diagnosis_text(done.diagnosis), file=sys.stderr)
 
 
-def _print_recording(recording: Recording, *, but: str | None = None) -> None:
-    """What there is without a diagnosis, as one line of JSON."""
+def _print_recording(recording: Recording, *, problem: str | None = None) -> None:
+    """Print what there is without a diagnosis, as one line of JSON."""
     import msgspec
 
     from flatout.records.events import Quality
     from flatout.report.recording_json import recording_json
 
-    if but is not None:
-        problem = Quality(problem=but, effect="there is no diagnosis")
-        recording = msgspec.structs.replace(recording, problems=(*recording.problems, problem))
-    print(recording_json(recording, ["flatout", *sys.argv[1:]], pretty=False).decode())
+    if problem is not None:
+        quality = Quality(problem=problem, effect="there is no diagnosis")
+        recording = msgspec.structs.replace(recording, problems=(*recording.problems, quality))
+    print(recording_json(recording, typed_command(), pretty=False).decode())
 
 
-def _words(recording: Recording, shown: str) -> list[str]:
-    """What was recorded, and what was not, in a few lines."""
-    from flatout.report.phrases import MFU_AGAINST
-    from flatout.units import num_bytes, percent, seconds
-
-    num_steps = max((len(rank.steps.number) for rank in recording.ranks), default=0)
-    num_ranks = len(recording.ranks)
-    count = f"{num_ranks} rank{'s' * (num_ranks != 1)}, {num_steps} step{'s' * (num_steps != 1)}"
-    lines = [f"recorded {count}, to {shown}"]
-    measured = recording.measured
-    facts = []
-    if measured.step_s is not None:
-        facts.append(f"{seconds(measured.step_s)} a step untraced")
-    if measured.samples_per_s is not None:
-        facts.append(f"{measured.samples_per_s:,.0f} samples/s")
-    if measured.tokens_per_s is not None:
-        facts.append(f"{measured.tokens_per_s:,.0f} tokens/s")
-    if measured.mfu is not None:
-        facts.append(f"MFU {percent(measured.mfu)}{MFU_AGAINST.get(measured.mfu_against or '', '')}")
-    if measured.peak_memory_bytes is not None:
-        facts.append(f"peak memory {num_bytes(measured.peak_memory_bytes)}")
-    if facts:
-        lines.append(", ".join(facts))
-    for quality in recording.problems:
-        where = "" if quality.rank is None else f"rank {quality.rank}: "
-        lines.append(where + quality.problem + (f" ({quality.effect})" if quality.effect else ""))
-    return lines
-
-
-def _shown(path: Path) -> str:
-    """Relative to the working folder where it lies below."""
+def _relative(path: Path) -> str:
+    """Return the path relative to the working folder if it is below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import typer
 
 from flatout.cli import schedule_kubernetes, schedule_replay, schedule_slurm
+from flatout.cli.help import Group
 
 app = typer.Typer(
-    help="Many jobs on one cluster: what another policy would do, and having it done on the scheduler that runs.",
+    cls=Group,
+    help="Schedule many jobs on one cluster: compare policies on a job history, or control a running scheduler.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

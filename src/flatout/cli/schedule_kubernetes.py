@@ -8,33 +8,35 @@ from typing import Annotated
 
 import typer
 
+from flatout.cli.help import Command
+
 
 def register(app: typer.Typer) -> None:
-    """Add it to `flatout schedule`."""
-    app.command("kubernetes")(kubernetes)
+    """Add the command to `flatout schedule`."""
+    app.command("kubernetes", cls=Command)(kubernetes)
 
 
 def kubernetes(
-    teams: Annotated[Path, typer.Argument(metavar="TEAMS.toml", help="Flavors, teams, quotas, jobs.")],
+    teams: Annotated[Path, typer.Argument(metavar="TEAMS.toml", help="Flavors, teams, quotas and jobs.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the files there.  [default: print them]")
+        Path | None, typer.Option(metavar="DIR", help="Folder to write into. [default: print the manifests]")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that differ.")] = False,
 ) -> None:
-    """Write manifests for Kueue, JobSet and Kubeflow Trainer. They are written, and applied to no cluster.
+    """Write manifests for Kueue, JobSet and Kubeflow Trainer. Nothing is applied.
 
     Example: flatout schedule kubernetes teams.toml --out manifests
     """
     from flatout.emit.write import write
     from flatout.schedule.live.kueue import manifests, read_teams
 
-    files = manifests(read_teams(teams))
-    for number, emitted in enumerate(files):
-        if out is None:
-            print("---\n" * bool(number) + f"# {emitted.path}\n{emitted.text}", end="")
+    for number, manifest in enumerate(manifests(read_teams(teams))):
+        if out is not None:
+            print(write(manifest, out, force=force))
         else:
-            print(write(emitted, out, force=force))
-        for note in emitted.notes:
+            separator = "---\n" if number else ""
+            print(f"{separator}# {manifest.path}\n{manifest.text}", end="")
+        for note in manifest.notes:
             print(note, file=sys.stderr)
     if out is not None:
         print(f"next: kubectl apply --server-side --dry-run=server -f {out}", file=sys.stderr)

@@ -9,41 +9,66 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatout.cli.again import again, has_option
+from flatout.cli.durations import Duration, duration
+from flatout.cli.help import Command
+from flatout.cli.next_command import has_option, repeated
+from flatout.cli.output import print_json, text_style, typed_command
+from flatout.cli.values import amount, whole_number
 
 if TYPE_CHECKING:
+    from flatout.records.replay import ReplayReport
     from flatout.schedule.cluster import Cluster
+
+_EXAMPLE = "flatout schedule replay jobs.csv --nodes 64 --gpus-per-node 8"
 
 
 def register(app: typer.Typer) -> None:
-    app.command("replay")(replay)
+    """Add the command to `flatout schedule`."""
+    app.command("replay", cls=Command)(replay)
 
 
 def replay(
     jobs: Annotated[
-        Path | None, typer.Argument(metavar="JOBS", help="CSV, sacct output, Philly, openb, Helios, Acme or Gavel.")
+        Path | None,
+        typer.Argument(
+            metavar="JOBS", help="Job history: CSV, sacct output, or a trace of Philly, openb, Helios, Acme or Gavel."
+        ),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, max=100_000, metavar="N", help="Nodes, all alike.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(min=1, max=1024, metavar="G", help="GPUs of each node.")] = None,
+    nodes: Annotated[
+        int | None, whole_number(least=1, most=100_000, help="Number of nodes, all with the same GPUs.")
+    ] = None,
+    gpus_per_node: Annotated[int | None, whole_number(least=1, most=1024, help="GPUs per node.")] = None,
     cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A cluster in TOML, or openb's list of nodes (CSV).")
+        Path | None, typer.Option(metavar="FILE", help="Cluster as TOML, or openb's list of nodes (CSV).")
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Once or several times; the first is the baseline.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Policy to replay; the first is the baseline. Repeatable. [default: fifo]"),
     ] = None,
-    checkpoint: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds of work between checkpoints.")] = 1800,
+    checkpoint: Annotated[Duration, duration(least_s=1.0, help="Work between two checkpoints.")] = Duration(
+        "30m", 1800.0
+    ),
     restart: Annotated[
-        float, typer.Option(min=0, metavar="S", help="Seconds that a stopped job needs to start.")
-    ] = 180,
-    failures: Annotated[float, typer.Option(min=0, metavar="R", help="Node failures in 1,000 node-days.")] = 0,
-    repair: Annotated[float, typer.Option(min=0, metavar="H", help="Hours that a failed node is away.")] = 4,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Draws of the failures.")] = 1,
+        Duration, duration(allows_zero=True, help="Time that a stopped job needs to start again.")
+    ] = Duration("3m", 180.0),
+    failures: Annotated[float, amount(metavar="RATE", help="Node failures per 1,000 node-days.")] = 0,
+    repair: Annotated[
+        Duration, duration(allows_zero=True, instead_of="h", help="Time until a failed node is back.")
+    ] = Duration("4h", 14_400.0),
+    seeds: Annotated[int, whole_number(least=1, most=1000, help="Number of random draws of the failures.")] = 1,
     starved_after: Annotated[
-        float, typer.Option(min=0, metavar="DAYS", help="Waiting at a stretch that starves.")
-    ] = 14,
+        Duration,
+        duration(
+            allows_zero=True,
+            instead_of="d",
+            help="A job is starved after waiting longer than this without interruption.",
+        ),
+    ] = Duration("14d", 1_209_600.0),
     policies: Annotated[bool, typer.Option("--policies", help="List the policies and exit.")] = False,
-    html: Annotated[Path | None, typer.Option(readable=False, help="Write a self-contained HTML report.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the report.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", readable=False, help="Write a self-contained HTML report.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Replay a job history under scheduling policies: completion times, utilization, goodput, fairness, money.
@@ -53,10 +78,9 @@ def replay(
     if policies:
         _list_policies()
         return
-    from flatout.cli.amounts import check_amounts
-    from flatout.cli.progress import Progress
     from flatout.errors import UsageError
     from flatout.report.files import check_new
+    from flatout.report.progress import ProgressLine
     from flatout.schedule.engine import FailureModel
     from flatout.schedule.jobs import Assumptions
     from flatout.schedule.load.detect import load
@@ -64,51 +88,42 @@ def replay(
     from flatout.schedule.replay import replay as run
 
     if jobs is None:
-        raise UsageError(
-            "a replay needs a job history", hint="flatout schedule replay jobs.csv --nodes 64 --gpus-per-node 8"
-        )
-    check_amounts(
-        {
-            "--checkpoint": checkpoint,
-            "--restart": restart,
-            "--failures": failures,
-            "--repair": repair,
-            "--starved-after": starved_after,
-        }
-    )
+        raise UsageError("a replay needs a job history", hint=_EXAMPLE)
     if html is not None:
         check_new(html, force=force)
     machine = _cluster(nodes, gpus_per_node, cluster)
     names = policy or ["fifo"]
     check(names)
-    loaded = load(jobs)
-    with Progress("replaying") as progress:
+    failure_model = FailureModel(per_1000_node_days=failures, repair_s=repair.seconds) if failures else None
+    history = load(jobs)
+    with ProgressLine("replaying") as progress:
         result = run(
-            loaded,
+            history,
             machine,
             names,
-            assumptions=Assumptions(checkpoint_s=checkpoint, restart_s=restart),
-            failures=FailureModel(per_1000_node_days=failures, repair_s=repair * 3600) if failures else None,
+            assumptions=Assumptions(checkpoint_s=checkpoint.seconds, restart_s=restart.seconds),
+            failures=failure_model,
             num_seeds=seeds,
-            starved_after_s=starved_after * 86_400,
+            starved_after_s=starved_after.seconds,
             progress=lambda done, total: progress.show(max(1, done), total),
         )
+    _report(result, names, html, force=force, json=json)
+
+
+def _report(result: ReplayReport, names: list[str], html: Path | None, *, force: bool, json: bool) -> None:
+    next_command = _next_command(names)
     if html is not None:
         from flatout.report.files import write_new
         from flatout.report.replay_html import replay_html
 
-        page = replay_html(result, ["flatout", *sys.argv[1:]], next_command=_next(names))
-        write_new(html, page, force=force)
+        write_new(html, replay_html(result, typed_command(), next_command=next_command), force=force)
         print(f"wrote {html}", file=sys.stderr)
     if json:
-        from flatout.report.json import enveloped_json
-
-        sys.stdout.write(enveloped_json("flatout/replay", 1, ["flatout", *sys.argv[1:]], result).decode())
+        print_json("flatout/replay", result)
         return
     from flatout.report.replay_text import replay_text
-    from flatout.report.terminal import style_of
 
-    print(replay_text(result, style=style_of(sys.stdout), next_command=_next(names)))
+    print(replay_text(result, style=text_style(), next_command=next_command))
 
 
 def _cluster(nodes: int | None, gpus_per_node: int | None, path: Path | None) -> Cluster:
@@ -119,22 +134,25 @@ def _cluster(nodes: int | None, gpus_per_node: int | None, path: Path | None) ->
     if path is not None:
         if nodes is not None or gpus_per_node is not None:
             raise UsageError("a cluster is either --cluster FILE or --nodes with --gpus-per-node, but got both")
-        return read_nodes(path) if path.name.removesuffix(".gz").endswith(".csv") else read_cluster(path)
+        is_csv = path.name.removesuffix(".gz").endswith(".csv")
+        return read_nodes(path) if is_csv else read_cluster(path)
     if nodes is None or gpus_per_node is None:
         raise UsageError(
             "a replay needs a cluster: --nodes with --gpus-per-node, or --cluster FILE",
-            hint="flatout schedule replay jobs.csv --nodes 64 --gpus-per-node 8 --policy flatout",
+            hint=f"{_EXAMPLE} --policy flatout",
         )
     return uniform(nodes, gpus_per_node)
 
 
-def _next(names: list[str]) -> str:
-    """The same command with the policy that is still missing, or with failures, or as JSON."""
-    words = again(sys.argv[1:])
+def _next_command(names: list[str]) -> str:
+    """Return this command with the policy that is missing, else with failures, else as JSON."""
+    words = repeated(sys.argv[1:])
     if "flatout" not in names:
         words += ["--policy", "flatout"]
     elif not has_option(words, "--failures"):
-        words += ["--failures", "2.34", *([] if has_option(words, "--seeds") else ["--seeds", "5"])]
+        words += ["--failures", "2.34"]
+        if not has_option(words, "--seeds"):
+            words += ["--seeds", "5"]
     else:
         words += ["--json"]
     return shlex.join(words)

@@ -1,80 +1,89 @@
-"""`flatout schedule slurm` and `flatout schedule undo`: act on a running Slurm, and put back what was done."""
+"""`flatout schedule slurm` and `flatout schedule undo`: act on a running Slurm, and revert what was done."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from flatout.cli.durations import Duration, duration
+from flatout.cli.help import Command
+from flatout.cli.output import print_json, typed_command
+from flatout.cli.values import amount, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flatout.schedule.live.controller import Cycle
     from flatout.schedule.live.decide import ControllerSettings
-    from flatout.schedule.live.durations import EndedJobs
-    from flatout.schedule.live.slurm import Slurm
-    from flatout.schedule.live.view import ClusterView
 
 LOG = Path("flatout-out/schedule.jsonl")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the two to `flatout schedule`."""
-    app.command("slurm")(slurm)
-    app.command("undo")(undo)
+    """Add both commands to `flatout schedule`."""
+    app.command("slurm", cls=Command)(slurm)
+    app.command("undo", cls=Command)(undo)
 
 
 def slurm(
-    apply: Annotated[bool, typer.Option("--apply", help="Do it. Without: only say what would be done.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Act. Without it, only say what would be done.")] = False,
     policy: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="The order of waiting jobs: priority (as Slurm has it), fifo, shortest, qssf or least-attained.",
+            help="Order of waiting jobs: priority (Slurm's own), fifo, shortest, qssf or least-attained.",
         ),
     ] = "priority",
     order_by: Annotated[
-        str, typer.Option(metavar="WHAT", help="What sets the order: priority, or nice, which lets factors age.")
+        str,
+        typer.Option(
+            metavar="FIELD", help="Field of a job that sets the order: priority, or nice, which keeps Slurm's factors."
+        ),
     ] = "priority",
     history: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="`sacct -P` of ended jobs, for predictions.  [default: ask sacct]"),
+        typer.Option(metavar="FILE", help="`sacct -P` of ended jobs, to predict durations. [default: ask sacct]"),
     ] = None,
     urgent: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=PATTERN", help="Jobs for which others make room: partition=high, comment=*urgent*."),
+        typer.Option(
+            metavar="KEY=PATTERN",
+            help="Jobs to free GPUs for: partition=high, comment=*urgent*. Repeatable.",
+        ),
     ] = None,
     urgent_partition: Annotated[
         str | None, typer.Option(metavar="NAME", help="Move urgent jobs into this partition.")
     ] = None,
     urgent_qos: Annotated[str | None, typer.Option(metavar="NAME", help="Move urgent jobs into this QOS.")] = None,
-    reserve: Annotated[
-        bool, typer.Option("--reserve", help="Reserve the nodes on which room is made for the urgent job.")
-    ] = False,
+    reserve: Annotated[bool, typer.Option("--reserve", help="Reserve the freed nodes for the urgent job.")] = False,
     protect: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=PATTERN", help="Jobs never acted upon, as are those with flatout-protected in their comment."
+            metavar="KEY=PATTERN",
+            help="Jobs never to act on, like those with flatout-protected in their comment. Repeatable.",
         ),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=PATTERN", help="The only jobs that may be acted upon.")
+        list[str] | None, typer.Option(metavar="KEY=PATTERN", help="Act on these jobs only. Repeatable.")
     ] = None,
     usage: Annotated[
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="How busy GPUs are: a file, a recording, or Prometheus's http://HOST:9090."
-            " Idle ones are reclaimed for jobs that wait.",
+            help="GPU utilization, to reclaim idle GPUs for waiting jobs: a file, a recording, or "
+            "Prometheus's http://HOST:9090.",
         ),
     ] = None,
     idle_after: Annotated[
-        float, typer.Option(min=0.01, metavar="MINUTES", help="How long all GPUs of a job must be idle.")
-    ] = 30.0,
+        Duration,
+        duration(least_s=0.6, instead_of="m", help="How long all GPUs of a job must be idle to be reclaimed."),
+    ] = Duration("30m", 1800.0),
     idle_below: Annotated[
-        float, typer.Option(min=0, max=1, metavar="SHARE", help="How busy an idle GPU may be.")
+        float, amount(metavar="SHARE", most=1.0, help="Utilization below which a GPU is idle.")
     ] = 0.02,
     idle_partition: Annotated[
         str | None, typer.Option(metavar="NAME", help="Move jobs with idle GPUs into this partition.")
@@ -83,37 +92,26 @@ def slurm(
         str | None, typer.Option(metavar="NAME", help="Move jobs with idle GPUs into this QOS.")
     ] = None,
     drain_after: Annotated[
-        float, typer.Option(min=1, metavar="N", help="Failures in a day after which a node is drained.")
-    ] = 3.0,
-    interval: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Between two looks.")] = 30.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+        float, amount(metavar="N", least=1.0, help="Failures per day after which a node is drained.")
+    ] = 3,
+    interval: Annotated[Duration, duration(least_s=1.0, help="Time between two polls.")] = Duration("30s", 30.0),
+    once: Annotated[bool, typer.Option("--once", help="Poll once, and exit.")] = False,
     max_actions_per_hour: Annotated[
-        int, typer.Option(min=1, metavar="N", help="The most that is done in an hour; restarts count too.")
+        int, whole_number(least=1, help="Maximum actions per hour, over restarts of the controller.")
     ] = 60,
-    timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For each of Slurm's commands.")] = 30.0,
-    log: Annotated[Path, typer.Option(metavar="FILE", help="What was done, for `flatout schedule undo`.")] = LOG,
-    json: Annotated[bool, typer.Option("--json", help="Print each look as one line of JSON.")] = False,
+    timeout: Annotated[Duration, duration(least_s=1.0, help="Timeout of each Slurm command.")] = Duration("30s", 30.0),
+    log: Annotated[Path, typer.Option(metavar="FILE", help="Log of all actions, for `flatout schedule undo`.")] = LOG,
+    json: Annotated[bool, typer.Option("--json", help="Print each poll as one line of JSON.")] = False,
 ) -> None:
     """Control a running Slurm: order, urgent jobs, idle GPUs, failing nodes. Changes nothing without --apply.
 
     Example: flatout schedule slurm --policy shortest --urgent partition=high --once
     """
-    from contextlib import ExitStack
-
-    from flatout.cli.amounts import check_amounts
     from flatout.schedule.live.controller import Controller, named, run
+    from flatout.schedule.live.enrich import Enricher, ended_jobs
     from flatout.schedule.live.log import LogFile, read_log
     from flatout.schedule.live.slurm import Slurm
 
-    check_amounts(
-        {
-            "--idle-after": idle_after,
-            "--idle-below": idle_below,
-            "--drain-after": drain_after,
-            "--interval": interval,
-            "--timeout": timeout,
-        }
-    )
     settings = _settings(
         policy,
         order_by,
@@ -128,33 +126,34 @@ def slurm(
         idle_qos=idle_qos,
         drain_failures=drain_after,
     )
-    scheduler = Slurm(timeout_s=timeout)
-    cluster = named(scheduler, interval_s=interval, once=once, say=_say)
-    ended = _history(history, scheduler) if policy in ("shortest", "qssf") else None
+    scheduler = Slurm(timeout_s=timeout.seconds)
+    cluster = named(scheduler, interval_s=interval.seconds, once=once, say=_say)
+    ended = ended_jobs(history, scheduler, _say) if policy in ("shortest", "qssf") else None
+    enrich = Enricher(usage, ended, idle_after_s=idle_after.seconds, idle_below=idle_below, say=_say)
     with ExitStack() as stack:
-        kept = stack.enter_context(LogFile(log, cluster=cluster, command=["flatout", *sys.argv[1:]])) if apply else None
+        log_file = stack.enter_context(LogFile(log, cluster=cluster, command=typed_command())) if apply else None
         controller = Controller(
             scheduler,
             settings,
-            log=kept,
+            log=log_file,
             former=read_log(log, cluster=cluster) if not apply and log.exists() else ((), ()),
             max_actions_per_hour=max_actions_per_hour,
-            enrich=_enricher(usage, idle_after * 60, idle_below, ended),
+            enrich=enrich,
             say=_say if json else print,
         )
-        run(controller, interval_s=interval, once=once, say=_say, report=_reporter(json=json))
+        run(controller, interval_s=interval.seconds, once=once, say=_say, report=_reporter(json=json))
     if not apply:
-        _say("nothing was changed; --apply does it")
+        _say("nothing was changed; pass --apply to act")
     elif once:
-        _say(f"to put back what was done: flatout schedule undo {log} --apply")
+        _say(f"to revert these actions: flatout schedule undo {log} --apply")
 
 
 def undo(
-    log: Annotated[Path, typer.Argument(help="The log of `flatout schedule slurm`.", show_default=False)],
-    apply: Annotated[bool, typer.Option("--apply", help="Do it. Without: only say what would be done.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For each of Slurm's commands.")] = 30.0,
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="Log of `flatout schedule slurm`.", show_default=False)],
+    apply: Annotated[bool, typer.Option("--apply", help="Act. Without it, only say what would be done.")] = False,
+    timeout: Annotated[Duration, duration(least_s=1.0, help="Timeout of each Slurm command.")] = Duration("30s", 30.0),
 ) -> None:
-    """Put back what a controller did, the last first; what has been changed since is left as it is.
+    """Revert the controller's actions, newest first; skip what changed since.
 
     Example: flatout schedule undo flatout-out/schedule.jsonl --apply
     """
@@ -162,15 +161,15 @@ def undo(
     from flatout.schedule.live.slurm import Slurm
     from flatout.schedule.live.undo import put_back
 
-    scheduler = Slurm(timeout_s=timeout)
+    scheduler = Slurm(timeout_s=timeout.seconds)
     cluster = scheduler.cluster()
-    entries, _ = read_log(log, cluster=cluster)  # a missing log is an error, and none is made
+    entries, _ = read_log(log, cluster=cluster)  # a missing log is an error, and is not created
     if apply:
-        with LogFile(log, cluster=cluster, command=["flatout", *sys.argv[1:]]) as kept:
-            put_back(kept.entries, scheduler, log=kept, say=print)
+        with LogFile(log, cluster=cluster, command=typed_command()) as log_file:
+            put_back(log_file.entries, scheduler, log=log_file, say=print)
     else:
         put_back(entries, scheduler, log=None, say=print)
-        _say("nothing was changed; --apply does it")
+        _say("nothing was changed; pass --apply to act")
 
 
 def _settings(
@@ -194,67 +193,21 @@ def _settings(
     )
 
 
-def _history(path: Path | None, scheduler: Slurm) -> EndedJobs | None:
-    from flatout.errors import InputError
-    from flatout.schedule.live.durations import EndedJobs
-
-    if path is not None:
-        try:
-            text: str | None = path.read_bytes().decode("utf-8", "replace")
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    else:
-        text = scheduler.history()
-    if text is None:
-        _say("no accounting: time limits stand for durations; --history FILE gives ended jobs")
-        return None
-    return EndedJobs(text, str(path) if path else "sacct")
-
-
-def _enricher(
-    usage: str | None, grace_s: float, threshold: float, ended: EndedJobs | None
-) -> Callable[[ClusterView], ClusterView]:
-    """A source of usage that fails is said, and nothing is idle meanwhile."""
-
-    def enrich(view: ClusterView) -> ClusterView:
-        import msgspec
-
-        from flatout.errors import InputError
-        from flatout.schedule.live.usage import idle_jobs, read_samples
-
-        if ended is not None:
-            view = msgspec.structs.replace(view, durations_s=ended.predicted(view.jobs))
-        if usage is None:
-            return view
-        try:
-            samples = read_samples(usage, now_unix_s=view.now_unix_s, window_s=grace_s)
-        except InputError as error:
-            _say(f"no GPUs are reclaimed now: {error}")
-            return view
-        idle, unseen = idle_jobs(view.jobs, samples, now_unix_s=view.now_unix_s, grace_s=grace_s, threshold=threshold)
-        if unseen:
-            _say(f"unknown whether their GPUs are idle, for want of samples: {len(unseen)} jobs, as {unseen[0]}")
-        return msgspec.structs.replace(view, idle_for_s=idle, unseen_jobs=unseen)
-
-    return enrich
-
-
 def _reporter(*, json: bool) -> Callable[[Cycle], None]:
-    """What is seen is said when it is something new."""
-    said = ""
+    """Return a function that prints each poll as JSON, and its summary if that has changed."""
+    last_summary = ""
 
     def report(cycle: Cycle) -> None:
         from flatout.schedule.live.controller import summary
 
+        nonlocal last_summary
         if json:
-            from flatout.report.json import enveloped_json
-
-            command = ["flatout", *sys.argv[1:]]
-            sys.stdout.write(enveloped_json("flatout/schedule-cycle", 1, command, cycle, pretty=False).decode() + "\n")
+            print_json("flatout/schedule-cycle", cycle, pretty=False)
         sys.stdout.flush()
-        nonlocal said
-        if said != (said := summary(cycle)):
-            _say(said)
+        new_summary = summary(cycle)
+        if new_summary != last_summary:
+            _say(new_summary)
+        last_summary = new_summary
 
     return report
 

@@ -1,12 +1,28 @@
-"""One command, queued on whichever scheduler is there: Slurm, Ray, or a manifest for Kubernetes.
+"""One command, queued on the scheduler that is there: Slurm, Ray, or a manifest for Kubernetes.
 
-`find` looks for them, one file each prepares what is submitted from a `JobRequest`, and `prepared.submit` does it.
-Nothing is overwritten: each submission has a folder of its own, with what was submitted, its output and its exit code.
+`job_request` makes a `JobRequest` of the options, `prepare` finds the scheduler and prepares the submission, for which
+each scheduler has a file, and `submit` submits it. Nothing is overwritten: each submission has its own folder, with
+what was submitted, its output and its exit code.
 """
 
 from __future__ import annotations
 
+from flatout.records.submission import Submitted
 from flatout.submit.find import found_schedulers
-from flatout.submit.job import JobRequest, Prepared, Submitted
+from flatout.submit.job import JobRequest, Prepared
+from flatout.submit.options import KeepOptions, SubmitOptions
+from flatout.submit.queue import prepare, submit, submitted
+from flatout.submit.request import job_request
 
-__all__ = ["JobRequest", "Prepared", "Submitted", "found_schedulers"]
+__all__ = [
+    "JobRequest",
+    "KeepOptions",
+    "Prepared",
+    "SubmitOptions",
+    "Submitted",
+    "found_schedulers",
+    "job_request",
+    "prepare",
+    "submit",
+    "submitted",
+]

@@ -1,4 +1,4 @@
-"""Which schedulers can be reached from here, and where it was looked for them."""
+"""Which schedulers can be reached from here, and what was looked for to find them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.submit.job import Scheduler
+from flatout.records.submission import Scheduler
 
 RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")  # `ray start --head` writes its address there
-_PING_S = 20.0
 RAY_DASHBOARD = "http://127.0.0.1:8265"
+_PING_S = 20.0
 
 
 class FoundScheduler(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a scheduler is there, and how that was decided."""
+
     scheduler: Scheduler
     is_there: bool
     looked_for: str
@@ -24,15 +26,17 @@ class FoundScheduler(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def found_schedulers(environment: Mapping[str, str]) -> tuple[FoundScheduler, ...]:
-    """In the order in which one of them is taken."""
+    """Look for each scheduler, in the order of preference."""
     path = environment.get("PATH")
     ray = ray_address(environment)
-    config = environment.get("KUBECONFIG", "").split(":")[0] or str(Path(environment.get("HOME", "~")) / ".kube/config")
+    config = _kubernetes_config(environment)
+    has_sbatch = shutil.which("sbatch", path=path) is not None
+    has_kubectl = shutil.which("kubectl", path=path) is not None
     has_cluster = Path(config).is_file() or "KUBERNETES_SERVICE_HOST" in environment
     return (
         FoundScheduler(
             scheduler="slurm",
-            is_there=shutil.which("sbatch", path=path) is not None and _slurm_answers(environment),
+            is_there=has_sbatch and _slurm_answers(environment),
             looked_for="sbatch on the PATH, with a controller that `scontrol ping` reaches",
         ),
         FoundScheduler(
@@ -43,14 +47,19 @@ def found_schedulers(environment: Mapping[str, str]) -> tuple[FoundScheduler, ..
         ),
         FoundScheduler(
             scheduler="kubernetes",
-            is_there=shutil.which("kubectl", path=path) is not None and has_cluster,
+            is_there=has_kubectl and has_cluster,
             looked_for=f"kubectl on the PATH, with {config}",
         ),
     )
 
 
+def _kubernetes_config(environment: Mapping[str, str]) -> str:
+    configured = environment.get("KUBECONFIG", "").split(":")[0]
+    return configured or str(Path(environment.get("HOME", "~")) / ".kube/config")
+
+
 def _slurm_answers(environment: Mapping[str, str]) -> bool:
-    """The commands may be installed where no cluster is."""
+    """Ask the controller: Slurm's commands are also installed where there is no cluster."""
     try:
         done = subprocess.run(
             ["scontrol", "ping"], env=environment, capture_output=True, text=True, timeout=_PING_S, check=False
@@ -61,7 +70,7 @@ def _slurm_answers(environment: Mapping[str, str]) -> bool:
 
 
 def ray_address(environment: Mapping[str, str]) -> str | None:
-    """Of the dashboard, where Ray takes jobs."""
+    """Return the address of the dashboard, where Ray takes jobs."""
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
         address = environment.get(name, "")
         if address.startswith(("http://", "https://")):

@@ -12,57 +12,62 @@ from flatout.emit.command import CONFIG
 from flatout.emit.rendezvous import own_meeting
 from flatout.errors import UsageError
 from flatout.submit.job import JobRequest, Prepared
+from flatout.submit.unsupported import unsupported_notes
 
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def prepare(request: JobRequest) -> Prepared:
+    """Prepare the manifest. Raises UsageError for a rendezvous that no pod would find."""
     # The path of the tuning on this machine means nothing in the image.
-    made = kubernetes.emit(
-        msgspec.structs.replace(request.tuning, config=CONFIG, keep=_of_a_pod(request)),
+    tuning = msgspec.structs.replace(request.tuning, config=CONFIG, keep=_keep_in_a_pod(request))
+    manifest = kubernetes.emit(
+        tuning,
         name=request.name,
         image=request.image or kubernetes.IMAGE,
         gpus=request.gpus_per_node,
         limit_s=round(request.time_s) if request.time_s is not None else None,
         labels={_QUEUE_LABEL: request.queue} if request.queue is not None else None,
-        keeps_meeting=_keeps_meeting(request),
+        keeps_meeting=_keeps_rendezvous(request),
     )
-    file = request.folder / made.path
+    file = request.folder / manifest.path
     apply = shlex.join(["kubectl", "apply", "-f", str(file)])
     return Prepared(
         scheduler="kubernetes",
         shown=apply,
-        files={file: made.text},
+        files={file: manifest.text},
         output=None,
         exit_code_file=None,
-        notes=(*made.notes, *_notes(request)),
+        notes=(*manifest.notes, *_notes(request)),
         submit=lambda: None,
         next_command=lambda _: apply,
     )
 
 
-def _keeps_meeting(request: JobRequest) -> bool:
-    """Whether the user's own meeting place stays. Raises UsageError where no pod would find another one there.
+def _keeps_rendezvous(request: JobRequest) -> bool:
+    """Return whether the user's own rendezvous stays. Raises UsageError if no pod would find another one there.
 
-    What agents host themselves is found by a name that leads to a pod, and that is known before there is one: the
-    JobSet's own for its first pod, or that of a service (`NAME.NAMESPACE.svc`). A pod's address is not known before.
+    A rendezvous that the agents host is found by a name that leads to a pod and is known before there is one: the
+    JobSet's name of its first pod, or that of a service (`NAME.NAMESPACE.svc`). A pod's address is unknown before.
     """
     own = own_meeting(request.tuning)
     if own is None:
         return False
-    pod = kubernetes.first_pod(request.name)
-    is_in_cluster = f"{own.host}.".startswith(f"{pod}.") or ".svc." in f"{own.host}."
-    if (own.is_store and not _is_of_the_pod(own.host)) or is_in_cluster:
+    is_local = _is_local(own.host)
+    host = f"{own.host}."
+    is_in_cluster = host.startswith(f"{kubernetes.first_pod(request.name)}.") or ".svc." in host
+    if is_in_cluster or (own.is_store and not is_local):
         return True
-    what = "each pod itself" if _is_of_the_pod(own.host) else "no name of a pod or a service in the cluster"
+    what = "each pod itself" if is_local else "not the name of a pod or a service in the cluster"
     raise UsageError(
-        f"torchrun's agents are to meet where `{own.word}` says, which is {what}",
-        hint="leave it out: they meet in the job's first pod; or name a service of your own that leads to one: "
+        f"torchrun's rendezvous is `{own.word}`, which is {what}",
+        hint="omit it, and the agents meet in the job's first pod; or name a service that leads to one: "
         "NAME.NAMESPACE.svc",
     )
 
 
-def _is_of_the_pod(host: str) -> bool:
+def _is_local(host: str) -> bool:
+    """Return whether the host is the pod itself."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -70,25 +75,18 @@ def _is_of_the_pod(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def _of_a_pod(request: JobRequest) -> tuple[str, ...]:
-    """Each pod has a `flatout run` of its own, whose ledger is of this pod's GPUs."""
-    keep = list(request.tuning.keep)
-    if "--gpus" in keep:
-        keep[keep.index("--gpus") + 1] = str(request.gpus_per_node)
-    return tuple(keep)
+def _keep_in_a_pod(request: JobRequest) -> tuple[str, ...]:
+    """Return the options of `flatout run` for one pod: each pod has its own, with a ledger of this pod's GPUs."""
+    options = list(request.tuning.keep)
+    if "--gpus" in options:
+        options[options.index("--gpus") + 1] = str(request.gpus_per_node)
+    return tuple(options)
 
 
 def _notes(request: JobRequest) -> list[str]:
-    without = {
-        "--deadline": request.deadline_s,
-        "--partition": request.partitions or None,
-        "--account": request.account,
-        "--qos": request.qos,
-        "--resume": request.can_resume or None,
-        "--sbatch-options": request.options or None,
-    }
-    notes = [f"a JobSet has no setting for {name}" for name, value in without.items() if value is not None]
+    notes = unsupported_notes(request, "a JobSet has", supported=("--time",))
     own = own_meeting(request.tuning)
-    if own is not None and not own.is_store and not own.host.startswith(kubernetes.first_pod(request.name)):
-        notes.append(f"torchrun's agents meet where `{own.word}` says: the service must lead to the first pod")
+    first_pod = kubernetes.first_pod(request.name)
+    if own is not None and not own.is_store and not own.host.startswith(first_pod):
+        notes.append(f"torchrun's rendezvous is `{own.word}`: the service must lead to the first pod")
     return notes

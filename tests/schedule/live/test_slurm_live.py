@@ -63,7 +63,7 @@ def test_idle_gpus_are_reclaimed_for_a_job_that_waits(lab: Lab) -> None:
     node = lab.jobs()[idle]["nodes"]
     waiting = lab.submit(*ONE, sleep_s=2)
     usage = lab.folder / "usage.jsonl"
-    reclaim = ("--usage", str(usage), "--idle-after", "0.05")
+    reclaim = ("--usage", str(usage), "--idle-after", "3s")
     time.sleep(3)
     begin = time.time() - 3
     on = {job: lab.jobs()[job]["nodes"] for job in (idle, busy)}
@@ -158,7 +158,7 @@ def test_a_dry_run_changes_nothing(lab: Lab) -> None:
     assert not lab.log.exists()
     assert f"would set priority of job {urgent} " in out and f"would requeue job {victim} and hold it: " in out
     assert f"would set priority of job {shorter} " in out or f"would set priority of job {longer} " in out
-    assert "nothing was changed; --apply does it" in error
+    assert "nothing was changed; pass --apply to act" in error
 
 
 def test_killed_between_log_and_action_it_goes_on_without_doing_anything_twice(lab: Lab) -> None:

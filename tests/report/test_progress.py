@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flatout.cli.progress import Progress, Waiting
+from flatout.report.progress import ProgressLine, WaitingLine
 
 
 class _Stream(io.StringIO):
@@ -27,8 +27,8 @@ def test_a_long_wait_is_told_on_a_terminal(
 ) -> None:
     stream = _Stream(is_terminal=is_terminal)
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr("flatout.cli.progress.QUIET_S", quiet_s)
-    with Waiting("capturing 9 hosts"):
+    monkeypatch.setattr("flatout.report.progress.QUIET_S", quiet_s)
+    with WaitingLine("capturing 9 hosts"):
         time.sleep(0.3)
         assert ("capturing 9 hosts ..." in stream.getvalue()) == is_told
     assert stream.getvalue().endswith("\r\033[K") == is_told
@@ -37,7 +37,7 @@ def test_a_long_wait_is_told_on_a_terminal(
 def test_parts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = _Stream(is_terminal=True)
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr("flatout.cli.progress.QUIET_S", 0.0)
-    with Progress("reading traces") as progress:
+    monkeypatch.setattr("flatout.report.progress.QUIET_S", 0.0)
+    with ProgressLine("reading traces") as progress:
         progress.show(2, 8)
     assert "reading traces: 2 of 8" in stream.getvalue()

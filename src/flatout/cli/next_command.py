@@ -1,0 +1,27 @@
+"""The command that was typed, as the next one to type: without the options that it would fail on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+def repeated(arguments: Sequence[str], *, without: Collection[str] = ("--html",)) -> list[str]:
+    """Return `flatout` and its arguments without --json, --force, and the options `without`, which have values.
+
+    A file that was just written exists now, and would be refused.
+    """
+    words = ["flatout"]
+    is_value = False  # of an option that is left out
+    for word in arguments:
+        if is_value:
+            is_value = False
+        elif word.partition("=")[0] in without:
+            is_value = "=" not in word
+        elif word not in ("--json", "--force"):
+            words.append(word)
+    return words
+
+
+def has_option(arguments: Sequence[str], option: str) -> bool:
+    """Return whether the option is there, as `--option VALUE` or `--option=VALUE`."""
+    return any(word.partition("=")[0] == option for word in arguments)

@@ -1,0 +1,17 @@
+"""Paths in arguments and options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flatout.errors import UsageError
+
+
+def given_path(text: str) -> Path:
+    """Return a path to read, as the user gave it. UsageError: it is empty, which Path takes for this folder.
+
+    Whether it exists and can be read is checked where it is read.
+    """
+    if not text:
+        raise UsageError("a path must not be empty", hint="give a file, a folder or an archive; . is this folder")
+    return Path(text)

@@ -1,0 +1,155 @@
+"""This machine, files about one machine, or several hosts -> what `flatout doctor` judges.
+
+Composes the probe that reads this machine, the readers of bundles and tools' outputs, and the launch of a capture on
+other hosts. Nothing on a machine is changed, and nothing is printed but a line of progress.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from flatout.doctor.compare import compared
+from flatout.doctor.given import merged, read_bundle, read_given, read_log
+from flatout.doctor.machine import NCCL_LOG
+from flatout.doctor.secrets import without_secrets
+from flatout.errors import InputError, UsageError
+from flatout.launch.hosts import Printed, Via, host_names, on_hosts, way_to
+from flatout.probe.snapshot import read_machine
+from flatout.records.doctor import HostsReport
+from flatout.records.snapshot import Snapshot
+from flatout.report.progress import WaitingLine
+
+HOST_LIMIT_S = 120.0
+_EXAMPLE = "flatout doctor --hosts a,b,c"
+
+
+def read_snapshot(
+    files: Sequence[Path],
+    *,
+    topology: Sequence[Path] = (),
+    nccl_logs: Sequence[Path] = (),
+    data: Path | None = None,
+) -> Snapshot:
+    """Read `files` as one machine, or this machine without any, and add logs and topologies; without secrets.
+
+    `data` is the folder of the training data. Raises InputError for a file that cannot be used.
+    """
+    if data is not None and not data.is_dir():
+        raise InputError(f"`--data` must be a folder, but `{data}` is not")
+    if files:
+        snapshot = read_given(files)
+    else:
+        with WaitingLine("reading this machine"):
+            snapshot = read_machine(data=str(data) if data is not None else None)
+    read_from = snapshot.read_from
+    for path in nccl_logs:
+        snapshot = merged(snapshot, Snapshot(outputs={NCCL_LOG: read_log(path)}))
+    if topology:
+        snapshot = merged(snapshot, read_given(topology))
+    added = tuple(str(path) for path in (*nccl_logs, *topology))
+    return without_secrets(msgspec.structs.replace(snapshot, read_from=(*read_from, *added)))
+
+
+def compare_hosts(bundles: Sequence[Path], *, via: str | None = None, flatout: str | None = None) -> HostsReport:
+    """Compare the hosts of the bundles, or the hosts that are named instead of bundles, which are captured now.
+
+    `via` is srun or ssh, and `flatout` the command of Flatout there; both are only for named hosts. Raises UsageError
+    for fewer than two hosts, InputError if fewer than two could be read.
+    """
+    are_bundles = not bundles or any(bundle.exists() or bundle.suffix == ".json" for bundle in bundles)
+    if not are_bundles:
+        snapshots, failed = _captured(",".join(map(str, bundles)), via, flatout)
+    elif via or flatout:
+        raise UsageError("`--via` and `--flatout` are for named hosts", hint=_EXAMPLE)
+    else:
+        snapshots, failed = _read_bundles(bundles)
+    report = compared([without_secrets(snapshot) for snapshot in snapshots])
+    return msgspec.structs.replace(report, not_captured=failed)
+
+
+def _read_bundles(bundles: Sequence[Path]) -> tuple[list[Snapshot], dict[str, str]]:
+    """Read each bundle; also return why others cannot be read: a truncated one does not stop the comparison."""
+    paths = _bundle_files(bundles)
+    if len(paths) < 2:
+        raise UsageError(
+            f"`--hosts` needs the bundles of at least 2 hosts, but got {len(paths)}",
+            hint=f"name the hosts: {_EXAMPLE}; or on each host: flatout doctor --capture $(hostname).json",
+        )
+    snapshots: list[Snapshot] = []
+    errors: dict[str, InputError] = {}
+    for path in paths:
+        try:
+            snapshots.append(read_given([path]))
+        except InputError as error:
+            errors[str(path)] = error
+    if len(snapshots) < 2:
+        raise next(iter(errors.values()))
+    return snapshots, {path: str(error) for path, error in errors.items()}
+
+
+def _bundle_files(bundles: Sequence[Path]) -> list[Path]:
+    """Return the files, with those of folders, each once."""
+    files: dict[Path, Path] = {}
+    for bundle in bundles:
+        for path in sorted(bundle.glob("*.json")) if bundle.is_dir() else [bundle]:
+            files[path.resolve()] = path
+    return list(files.values())
+
+
+def _captured(names: str, via: str | None, flatout: str | None) -> tuple[list[Snapshot], dict[str, str]]:
+    """Capture each host now; also return why others gave no bundle."""
+    hosts = host_names(names)
+    if len(hosts) < 2:
+        raise UsageError(
+            f"`--hosts` needs at least 2 hosts, but got {names}", hint="to check this one alone: flatout doctor"
+        )
+    way = _way_to(hosts, via)
+    with WaitingLine(f"capturing {len(hosts)} hosts through {way}"):
+        outputs = on_hosts(
+            hosts, [*_flatout_command(flatout), "doctor", "--capture", "-"], via=way, limit_s=HOST_LIMIT_S
+        )
+    snapshots, failed = _decoded(outputs)
+    if len(snapshots) < 2:
+        reasons = "; ".join(f"{host}: {reason}" for host, reason in list(failed.items())[:3])
+        raise InputError(
+            f"at least 2 hosts must answer through {way}, and {len(snapshots)} did: {reasons}",
+            hint="pass --flatout COMMAND if Flatout has another path there, or --via",
+        )
+    return snapshots, failed
+
+
+def _way_to(hosts: Sequence[str], via: str | None) -> Via:
+    match via:
+        case None:
+            return way_to(hosts)
+        case "srun" | "ssh":
+            return via
+    raise UsageError(f"`--via` must be srun or ssh, but got {via}")
+
+
+def _flatout_command(text: str | None) -> list[str]:
+    if not text:
+        return [sys.executable, "-m", "flatout"]
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"`--flatout` is not a valid command: {str(error).lower()}: {text}") from error
+
+
+def _decoded(outputs: Mapping[str, Printed]) -> tuple[list[Snapshot], dict[str, str]]:
+    snapshots: list[Snapshot] = []
+    failed: dict[str, str] = {}
+    for host, output in outputs.items():
+        if output.data is None:
+            failed[host] = output.problem
+            continue
+        try:
+            snapshots.append(read_bundle(output.data, host))
+        except InputError as error:
+            failed[host] = str(error)
+    return snapshots, failed

@@ -1,0 +1,21 @@
+"""`flatout plan` from its options to its files: readers, search, measured corrections, prices, and what is written.
+
+`search_context` makes the context of a search from a `PlanRequest`, `calibrated` corrects it by what was measured,
+`with_goal` answers a goal with prices and carbon, and `PlanFiles` writes the page and the settings for other tools.
+"""
+
+from __future__ import annotations
+
+from flatout.plan_pipeline.files import PlanFiles, planned_files
+from flatout.plan_pipeline.goal import GoalRequest, requested_goal, with_goal
+from flatout.plan_pipeline.request import PlanRequest, search_context
+
+__all__ = [
+    "GoalRequest",
+    "PlanFiles",
+    "PlanRequest",
+    "planned_files",
+    "requested_goal",
+    "search_context",
+    "with_goal",
+]

@@ -1,0 +1,104 @@
+"""`flatout plan --calibrate FILE`: a search context corrected by measured runs, a recording, or ceilings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from flatout.errors import InputError
+from flatout.plan.case import FIELDS, RECOMPUTE, SCHEDULES, Case
+from flatout.plan.ceilings import is_ceilings, with_ceilings
+from flatout.plan.constants import from_logs
+from flatout.plan.layouts import Columns, all_layouts, only
+from flatout.plan.run_calibration import corrected_by, timed_of_rows
+from flatout.plan.runs import Run, usual_software
+from flatout.plan.search import Setting
+from flatout.profile import is_recording, read_recording
+from flatout.records.recording import Recording
+
+_DEPENDENT = ("dp", "num_micro")  # follow from the other layout parameters
+
+
+def calibrated(context: Setting, path: Path, fixed: Sequence[str], note: Callable[[str], object]) -> Setting:
+    """Return the context corrected by what the file holds.
+
+    Raises InputError for a file that is none of the three, and for a recording whose layout `fixed` does not say.
+    """
+    if path.is_dir():
+        run = _recorded_run(context, path, fixed)
+        return replace(context, calibration=corrected_by([run], context.calibration))
+    if is_ceilings(path):
+        constants = from_logs(context.calibration.logs)
+        cluster, matmul_share = with_ceilings(context.job.cluster, context.matmul_share, path, constants)
+        return replace(context, job=replace(context.job, cluster=cluster), matmul_share=matmul_share)
+    runs, num_rows = timed_of_rows(path)
+    if len(runs) < num_rows:
+        note(
+            f"note: of {num_rows} rows in `{path}`, {num_rows - len(runs)} are not used: a needed column is empty, "
+            "the GPU is unknown, the layout does not divide, or there is no step time"
+        )
+    # The plan is for the software that the runs were measured with.
+    return replace(context, calibration=corrected_by(runs, context.calibration), software=usual_software(runs))
+
+
+def _recorded_run(context: Setting, path: Path, fixed: Sequence[str]) -> Run:
+    """Return the recording's step as a run of this model, cluster and batch, with the layout that `fixed` says."""
+    if not is_recording(path):
+        raise InputError(
+            f"`{path}` is not a recording of Flatout",
+            hint="--calibrate takes a CSV, a recording, or flatout bench --json",
+        )
+    recording = read_recording(path)
+    step_time_s = recording.measured.step_s
+    if step_time_s is None:
+        reason = recording.measured.reasons.get("step_s", "step times were not stable")
+        raise InputError(f"`{path}` has no step time: {reason}", hint="record more steps: flatout profile --steps 40")
+    _check_cluster(context, recording, path)
+    case = context.case(_only_layout(context, fixed), slice(None))
+    return Run(
+        source="recording",
+        group="",
+        columns={name: _number(case, name) for name in FIELDS},
+        step_time_s=step_time_s,
+        peak_memory_bytes=recording.measured.peak_memory_bytes,
+        ran_out_of_memory=False,
+        software=context.software,
+    )
+
+
+def _check_cluster(context: Setting, recording: Recording, path: Path) -> None:
+    num_ranks = len(recording.ranks) + len(recording.missing_ranks)
+    cluster = context.job.cluster
+    if num_ranks != cluster.num_gpus:
+        raise InputError(
+            f"a recording to calibrate with must be of --cluster, but `{path}` is of {num_ranks} ranks and "
+            f"{cluster.name} has {cluster.num_gpus} GPUs",
+            hint="pass the cluster, model, batch and sequence of the recording; runs of several sizes go into a CSV",
+        )
+
+
+def _only_layout(context: Setting, fixed: Sequence[str]) -> Columns:
+    """Return the one layout that has what is fixed. Raises InputError if there are several."""
+    layouts = only(context.job, all_layouts(context.job), tuple(fixed))
+    count = len(layouts["tp"])
+    if count == 1:
+        return layouts
+    free = [name for name, values in layouts.items() if len(set(values.tolist())) > 1 and name not in _DEPENDENT]
+    example = f"--fix {free[0]}={_fixed_value(free[0], layouts[free[0]][0])}"
+    raise InputError(
+        f"--fix must name the one layout of the recording, but {count:,} layouts have what is fixed",
+        hint=f"not fixed yet: {', '.join(free)}; for example: {example}",
+    )
+
+
+def _number(case: Case, name: str) -> float:
+    """Return a field of a case with one layout, whether it is a scalar or a column of one row."""
+    value = getattr(case, name)
+    return float(value.item() if hasattr(value, "item") else value)
+
+
+def _fixed_value(parameter: str, value: float) -> str:
+    """Write the value of a layout parameter as --fix takes it."""
+    names = {"recompute": RECOMPUTE, "schedule": SCHEDULES}.get(parameter)
+    return names[int(value)] if names else f"{value:.0f}"

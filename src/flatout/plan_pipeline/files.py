@@ -1,0 +1,74 @@
+"""What `flatout plan` writes in addition to its answer: one HTML page, and settings for other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.emit.plan_targets import PLAN_TARGETS
+from flatout.emit.write import write
+from flatout.errors import UsageError
+from flatout.plan.details import details
+from flatout.plan.search import Setting
+from flatout.records.plan import Plan
+from flatout.records.plan_details import PlannedJob
+from flatout.report.files import check_new, write_new
+from flatout.report.plan_html import plan_html
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFiles:
+    """Files that are to be written, each checked already."""
+
+    html: Path | None
+    targets: tuple[str, ...]
+    out: Path
+    force: bool
+
+    def write(
+        self,
+        plan: Plan,
+        context: Setting,
+        *,
+        command: Sequence[str],
+        next_command: Sequence[str],
+        note: Callable[[str], object],
+    ) -> None:
+        """Write them and report each with `note`. Raises OutputError if a file exists and `force` is not set."""
+        if self.html is not None:
+            page = plan_html(plan, details(context, plan), command, next_command=next_command)
+            write_new(self.html, page, force=self.force)
+            note(f"page: {self.html}")
+        for target in self.targets:
+            for emitted in PLAN_TARGETS[target](_fastest(plan, context)):
+                note(f"{target}: {write(emitted, self.out, force=self.force)}")
+                for remark in emitted.notes:
+                    note(f"note: {target}: {remark}")
+
+
+def planned_files(html: Path | None, emit: Sequence[str], out: Path, *, force: bool) -> PlanFiles:
+    """Check before the search that the files can be written after it. `emit` are targets, or several as `a,b`."""
+    if html is not None:
+        check_new(html, force=force)
+    targets = [target for text in emit for target in text.split(",") if target]
+    for target in targets:
+        if target not in PLAN_TARGETS:
+            raise UsageError(f"--emit must be one of {', '.join(PLAN_TARGETS)}, but is `{target}`")
+    return PlanFiles(html=html, targets=tuple(dict.fromkeys(targets)), out=out, force=force)
+
+
+def _fastest(plan: Plan, context: Setting) -> PlannedJob:
+    layout, job = plan.layouts[0], context.job
+    return PlannedJob(
+        workload=job.workload,
+        cluster=job.cluster,
+        layout=layout.layout,
+        global_batch=job.global_batch,
+        seq=job.seq,
+        precision=context.precision,
+        step_time_s=layout.step_time_s,
+        step_time_interval_s=layout.step_time_interval_s,
+        memory_bytes=layout.memory_bytes,
+        out_of_memory_probability=layout.out_of_memory_probability,
+    )

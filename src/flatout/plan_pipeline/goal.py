@@ -1,0 +1,257 @@
+"""What `flatout plan --goal` answers: the plan's times with the prices of the catalogue or the user's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from flatout.catalog.carbon import GridCarbon, all_grids, grid_carbon
+from flatout.catalog.interruptions import interruptions
+from flatout.catalog.prices import TERMS, Prices, Range, Terms, all_prices, exactly, read_prices
+from flatout.cost import bill
+from flatout.errors import UsageError
+from flatout.plan.goal import Attempt, attempt, attempts, parse_goal
+from flatout.plan.search import Setting
+from flatout.records.cost import Bill
+from flatout.records.cost import Estimate as Cost
+from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
+from flatout.records.plan import Plan
+from flatout.report.goal_text import calendar, usd
+from flatout.report.phrases import counted
+from flatout.report.plan_text import layout_text
+from flatout.report.progress import ProgressLine
+
+MOST_OPTIONS = 8
+S_PER_DAY = 86_400.0
+_EXAMPLE = '--goal "100B tokens in 30 days"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What GPU time costs."""
+
+    prices: Prices
+    terms: Terms
+    usd_per_gpu_hour: Range | None
+    grid: GridCarbon | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoalRequest:
+    """A goal and the prices to answer it with, as the user gave them."""
+
+    text: str | None
+    usd_per_gpu_hour: float | None = None
+    prices: Path | None = None
+    terms: str = "on-demand"
+    region: str | None = None
+
+
+def requested_goal(request: GoalRequest, *, global_batch: int, seq: int) -> tuple[Goal, Rates] | None:
+    """Return the goal and its rates; None without a goal. Raises UsageError for prices without one."""
+    if request.text is None:
+        options = {
+            "--gpu-price": request.usd_per_gpu_hour,
+            "--prices": request.prices,
+            "--region": request.region,
+        }
+        for name, value in options.items():
+            if value is not None:
+                raise UsageError(f"{name} is for --goal, which is not given", hint=_EXAMPLE)
+        return None
+    terms = next((name for name in TERMS if name == request.terms), None)
+    if terms is None:
+        raise UsageError(f"--terms must be one of {', '.join(TERMS)}, but is `{request.terms}`")
+    price = request.usd_per_gpu_hour
+    rates = Rates(
+        prices=read_prices(request.prices) if request.prices else all_prices(),
+        terms=terms,
+        usd_per_gpu_hour=exactly(price, "--gpu-price") if price is not None else None,
+        grid=grid_carbon(request.region) if request.region else None,
+    )
+    return parse_goal(request.text, global_batch=global_batch, seq=seq), rates
+
+
+def with_goal(plan: Plan, context: Setting, request: tuple[Goal, Rates] | None, fixed: tuple[str, ...]) -> Plan:
+    """Return the plan with the goal's answer if there is a goal. Raises InputError if no layout fits."""
+    if request is None:
+        return plan
+    goal, rates = request
+    return msgspec.structs.replace(plan, goal=_GoalSearch(context, goal, rates, fixed).answer())
+
+
+class _GoalSearch:
+    """Finds the fewest GPUs that reach a goal, and what they cost."""
+
+    def __init__(self, context: Setting, goal: Goal, rates: Rates, fixed: tuple[str, ...]) -> None:
+        self._context = context
+        self._goal = goal
+        self._rates = rates
+        self._fixed = fixed
+        self._gpu = context.job.cluster.gpu
+        self._num_gpus = context.job.cluster.num_gpus
+        candidates = self._candidates()
+        self._candidates_by_size = sorted(candidates, key=lambda candidate: candidate.num_gpus)
+        self._reaching = [candidate for candidate in self._candidates_by_size if self._is_reached(candidate)]
+
+    def answer(self) -> GoalAnswer:
+        """Answer with the fewest GPUs of the cluster that reach the goal.
+
+        If none do, answer with all of them and name the nearest number that does.
+        """
+        affordable = [candidate for candidate in self._reaching if candidate.num_gpus <= self._num_gpus]
+        if affordable:
+            return self._answer(affordable[0])
+        return self._answer(
+            next(candidate for candidate in self._candidates_by_size if candidate.num_gpus == self._num_gpus)
+        )
+
+    def _candidates(self) -> list[Attempt]:
+        """Evaluate the goal on more and more GPUs until it is reached, and in any case on the cluster's."""
+        published = interruptions()
+        candidates: list[Attempt] = []
+        has_target = self._goal.days is not None or self._goal.usd is not None
+        if has_target:
+            with ProgressLine("numbers of GPUs") as progress:
+                for candidate in attempts(self._context, self._goal, published, self._fixed):
+                    candidates.append(candidate)
+                    progress.show(len(candidates), max(MOST_OPTIONS, len(candidates)))
+                    if candidate.num_gpus >= self._num_gpus and self._is_reached(candidate):
+                        break
+        if not any(candidate.num_gpus == self._num_gpus for candidate in candidates):
+            candidates.append(attempt(self._context, self._goal, published, self._num_gpus, self._fixed))
+        return candidates
+
+    def _is_reached(self, candidate: Attempt) -> bool:
+        goal = self._goal
+        if goal.days is not None and candidate.days.value > goal.days:
+            return False
+        if goal.usd is None:
+            return True
+        cost_usd = self._typical_usd(candidate)
+        return cost_usd is not None and cost_usd <= goal.usd
+
+    def _bill(self, candidate: Attempt, days: float) -> Bill:
+        return bill(
+            self._gpu,
+            candidate.num_gpus,
+            days * S_PER_DAY,
+            prices=self._rates.prices,
+            terms=self._rates.terms,
+            usd_per_gpu_hour=self._rates.usd_per_gpu_hour,
+            grid=self._rates.grid,
+        )
+
+    def _bills(self, candidate: Attempt) -> tuple[Bill, Bill, Bill]:
+        """Return the bills of the shortest, the typical and the longest duration."""
+        days = candidate.days
+        return self._bill(candidate, days.low), self._bill(candidate, days.value), self._bill(candidate, days.high)
+
+    def _typical_usd(self, candidate: Attempt) -> float | None:
+        return self._bill(candidate, candidate.days.value).rent_usd.value
+
+    def _answer(self, chosen: Attempt) -> GoalAnswer:
+        is_reached = chosen in self._reaching
+        low, typical, high = self._bills(chosen)
+        price = self._rates.usd_per_gpu_hour or self._rates.prices.gpu(self._gpu, self._rates.terms)
+        days = chosen.days
+        return GoalAnswer(
+            goal=self._goal,
+            is_reached=is_reached,
+            nearest="" if is_reached else self._nearest(chosen),
+            num_gpus=chosen.num_gpus,
+            global_batch=self._context.job.global_batch,
+            num_steps=chosen.num_steps,
+            layout=layout_text(chosen.planned.layout),
+            days=days,
+            gpu_hours=GoalEstimate(
+                value=days.value * 24 * chosen.num_gpus,
+                low=days.low * 24 * chosen.num_gpus,
+                high=days.high * 24 * chosen.num_gpus,
+                source="GPUs x days",
+            ),
+            usd=_spread(low.rent_usd, typical.rent_usd, high.rent_usd, source=_price_source(price, self._rates.terms)),
+            energy_mwh=_spread(
+                low.kwh, typical.kwh, high.kwh, scale=1e-3, source="assumed: share of the power limit, host and PUE"
+            ),
+            carbon_t=_carbon(low, typical, high, self._rates.grid),
+            interruptions=chosen.interruptions,
+            effective_share=chosen.effective_share,
+            options=self._options(chosen),
+            notes=self._notes(price),
+        )
+
+    def _notes(self, price: Range | None) -> tuple[str, ...]:
+        notes = []
+        if price is None:
+            notes.append(f"No price of {self._gpu} ({self._rates.terms}) is known: --gpu-price or --prices sets one.")
+        if self._rates.grid is None:
+            notes.append("The grid is unknown, so carbon spans all grids of the catalogue: --region names yours.")
+        return tuple(notes)
+
+    def _nearest(self, chosen: Attempt) -> str:
+        """Say which part of the goal would have to change."""
+        goal = self._goal
+        cost_usd = self._typical_usd(chosen)
+        alone = f"{counted(chosen.num_gpus, 'GPU')} take {calendar(chosen.days.value)}"
+        if cost_usd is not None and goal.usd is not None:
+            alone += f" and {usd(cost_usd)}"
+        if self._reaching:
+            smallest = self._reaching[0]
+            return f"{counted(smallest.num_gpus, 'GPU')} do it in {calendar(smallest.days.value)}; {alone}"
+        is_in_time = goal.days is None or chosen.days.value <= goal.days
+        if goal.usd is not None and is_in_time:
+            return f"{alone}; no number of GPUs that was tried costs less than {usd(goal.usd)}"
+        return f"no number of GPUs that was tried does it with this global batch; {alone}"
+
+    def _options(self, chosen: Attempt) -> tuple[GoalOption, ...]:
+        """Return the numbers of GPUs around the chosen one."""
+        candidates = self._candidates_by_size
+        first = candidates.index(chosen) - MOST_OPTIONS // 2
+        first = max(0, min(first, len(candidates) - MOST_OPTIONS))
+        return tuple(self._option(candidate) for candidate in candidates[first : first + MOST_OPTIONS])
+
+    def _option(self, candidate: Attempt) -> GoalOption:
+        low, typical, high = self._bills(candidate)
+        return GoalOption(
+            num_gpus=candidate.num_gpus,
+            step_time_s=candidate.planned.step_time_s,
+            layout=layout_text(candidate.planned.layout),
+            days=candidate.days,
+            usd=_spread(low.rent_usd, typical.rent_usd, high.rent_usd, source=""),
+            is_reached=self._is_reached(candidate),
+        )
+
+
+def _price_source(price: Range | None, terms: str) -> str:
+    if price is None:
+        return ""
+    when = f", {price.date}" if price.date else ""
+    return f"${price.low:g} to ${price.high:g} per GPU-hour, {terms}{when}: {price.provenance}"
+
+
+def _spread(low: Cost, typical: Cost, high: Cost, *, scale: float = 1.0, source: str) -> GoalEstimate | None:
+    """Combine both extremes; None if a cost is unknown."""
+    if typical.value is None or low.low is None or high.high is None:
+        return None
+    return GoalEstimate(value=typical.value * scale, low=low.low * scale, high=high.high * scale, source=source)
+
+
+def _carbon(low: Bill, typical: Bill, high: Bill, grid: GridCarbon | None) -> GoalEstimate | None:
+    """Tonnes of CO2. Without a grid, between the cleanest and the dirtiest one of the catalogue."""
+    if grid is not None:
+        source = f"{grid.g_per_kwh:g} g/kWh: {grid.name}, {grid.year}"
+        return _spread(low.kg_co2, typical.kg_co2, high.kg_co2, scale=1e-3, source=source)
+    energy = _spread(low.kwh, typical.kwh, high.kwh, source="")
+    if energy is None:
+        return None
+    intensities = sorted(each.g_per_kwh for each in all_grids())
+    cleanest, middle, dirtiest = intensities[0], intensities[len(intensities) // 2], intensities[-1]
+    return GoalEstimate(
+        value=energy.value * middle / 1e6,
+        low=energy.low * cleanest / 1e6,
+        high=energy.high * dirtiest / 1e6,
+        source=f"{cleanest:g} to {dirtiest:g} g/kWh: any of {len(intensities)} grids (--region)",
+    )

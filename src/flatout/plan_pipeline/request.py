@@ -1,0 +1,69 @@
+"""What a plan is asked for -> the context of its search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.errors import UsageError
+from flatout.plan.case import PRECISIONS
+from flatout.plan.clusters import cluster as read_cluster
+from flatout.plan.layouts import Job
+from flatout.plan.model_names import workload
+from flatout.plan.search import Setting
+from flatout.plan.shipped import shipped
+from flatout.plan_pipeline.calibration import calibrated
+from flatout.records.plan import Cluster, Software
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """One training run to plan. `fixed` are texts as `tp=8`."""
+
+    model: str
+    cluster: str
+    global_batch: int = 1024
+    seq: int = 4096
+    document: int = 0
+    precision: str = "bf16"
+    fixed: tuple[str, ...] = ()
+    calibrate: Path | None = None
+
+
+def search_context(request: PlanRequest, note: Callable[[str], object]) -> Setting:
+    """Read the model, the cluster and the measurements. `note` is called with what is not used of these.
+
+    Raises UsageError for an unknown model, cluster or precision, and InputError for a file that cannot be used.
+    """
+    cluster, matmul_share = read_cluster(request.cluster)
+    _check_precision(request.precision, cluster)
+    job = Job(
+        workload=workload(request.model),
+        cluster=cluster,
+        global_batch=request.global_batch,
+        seq=request.seq,
+        document=request.document,
+    )
+    context = Setting(
+        job=job,
+        precision=request.precision,
+        matmul_share=matmul_share,
+        software=Software(),
+        calibration=shipped(),
+    )
+    if request.calibrate is None:
+        return context
+    return calibrated(context, request.calibrate, request.fixed, note)
+
+
+def _check_precision(precision: str, cluster: Cluster) -> None:
+    if precision not in PRECISIONS:
+        raise UsageError(f"--precision must be one of {', '.join(PRECISIONS)}, but is `{precision}`")
+    supported = [name for name in PRECISIONS if name.partition("-")[0] in cluster.peak_flops_per_s]
+    if precision not in supported:
+        fallback = next((name for name in ("bf16", "fp16") if name in supported), "fp32")
+        raise UsageError(
+            f"--precision must be a type that the GPU multiplies, but {cluster.gpu} has no {precision}",
+            hint=f"--precision {fallback}; it has: {', '.join(supported)}",
+        )

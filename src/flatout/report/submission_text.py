@@ -1,0 +1,33 @@
+"""A submission as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from flatout.records.submission import Submitted
+
+
+def submission_text(result: Submitted, files: Mapping[Path, str], *, is_wrapped: bool) -> str:
+    """Return the lines of a submission. `files` are shown in full if nothing was submitted.
+
+    `is_wrapped`: the job runs under `flatout run`, which is not what the user typed.
+    """
+    lines = [f"{'would submit' if result.dry_run else 'submitted'}: {result.submitted}"]
+    if result.dry_run:
+        for path, text in files.items():
+            lines.append(f"\n{path}:\n{text.rstrip()}\n")
+    layout = None
+    if result.layout is not None:
+        layout = f"{result.layout}, if its own arguments select it: flatout plan --emit"
+    facts = [
+        ("job", result.job),
+        ("command", result.queued if is_wrapped else None),
+        ("layout", layout),
+        ("output", result.output),
+        ("exit code", result.exit_code_file),
+        *(("note", note) for note in result.notes),
+    ]
+    lines += [f"{label}: {value}" for label, value in facts if value is not None]
+    lines.append(f"next: {result.next}")
+    return "\n".join(lines)

@@ -1,0 +1,56 @@
+"""How often `flatout.checkpoint` saves, chosen before each attempt from what the ledger and the checkpoints say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from flatout.catalog.prices import all_prices
+from flatout.errors import FlatoutError
+from flatout.inside.protocol import Variable
+from flatout.keep.ledger import Totalling, Totals, Writer, read
+from flatout.keep.saving import Saving, choose
+from flatout.report.ledger_text import levers_text
+from flatout.run.messages import say
+
+
+class CheckpointInterval:
+    """Chooses the interval for the checkpoints in `folder` and writes each choice into the ledger."""
+
+    def __init__(self, folder: Path, writer: Writer) -> None:
+        self._folder = folder
+        self._writer = writer
+
+    def variables(self, environment: Mapping[str, str], *, num_nodes: int) -> dict[str, str]:
+        """Return the variable that `flatout.checkpoint` reads; nothing if the user has set it."""
+        if own_interval := environment.get(Variable.CHECKPOINT_EVERY_S):
+            say(f"a checkpoint every {own_interval} s, from {Variable.CHECKPOINT_EVERY_S}")
+            return {}
+        saving, _ = self._choose(num_nodes)
+        if saving is None:
+            return {}
+        say(saving.describe())
+        return {Variable.CHECKPOINT_EVERY_S: f"{saving.every_s:.6g}"}
+
+    def report_levers(self, *, num_nodes: int) -> None:
+        """Say at the end, with all that was measured, which cost of failures is worth lowering first."""
+        saving, totals = self._choose(num_nodes)
+        if saving is None:
+            return
+        price = all_prices().gpu(totals.gpu) if totals.gpu is not None else None
+        usd_per_gpu_hour = float(price.typical) if price is not None else None
+        say(levers_text(saving.levers(totals.num_devices or 1, usd_per_gpu_hour)))
+
+    def _choose(self, num_nodes: int) -> tuple[Saving | None, Totals]:
+        totals = Totalling().totals()
+        try:
+            if self._writer.path.is_file():  # else a pipe or a device, which cannot be read back
+                totals = read(self._writer.path)
+            saving = choose(self._folder, totals, num_nodes=num_nodes)
+        except (FlatoutError, ArithmeticError, ValueError) as error:  # the job runs all the same
+            say(f"the checkpoint interval is not chosen: {error}")
+            return None, totals
+        self._writer.write("saving", **msgspec.to_builtins(saving))
+        return saving, totals

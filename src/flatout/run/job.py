@@ -1,0 +1,35 @@
+"""Start the prepared command of a `RunRequest`, kept alive or as it is, and say how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from flatout.inside.protocol import Variable
+from flatout.launch import Ended, run_local
+from flatout.run.command import PreparedCommand
+from flatout.run.messages import say
+from flatout.run.request import RunRequest
+from flatout.trial.patches import unapplied
+
+
+def run(request: RunRequest, prepared: PreparedCommand) -> Ended:
+    """Run the command to its end, over all its restarts."""
+    for note in prepared.notes:
+        say(note)
+    with TemporaryDirectory(prefix="flatout-") as folder:
+        state = Path(folder)
+        environment = dict(prepared.environment)
+        if prepared.changes.patches:
+            environment[Variable.REPORTS] = str(state)
+        if request.checkpoint is not None:
+            environment[Variable.SAFE_SAVE] = "1"
+        if request.is_kept:
+            from flatout.run.kept import KeptRun  # a job that is not kept starts without these imports
+
+            ended = KeptRun(request, prepared.command, environment, state).run()
+        else:
+            ended = run_local(prepared.command, environment)
+        for reason in unapplied(state, prepared.changes):
+            say(f"not applied on this host: {reason}")
+    return ended

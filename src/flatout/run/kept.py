@@ -1,0 +1,239 @@
+"""A job that `flatout run` keeps alive: its ledger, the monitoring of its ranks, and its restarts.
+
+In: a `RunRequest` and its prepared command. Out: how the job ended. The decisions are made in `keep`; this puts its
+parts together for one request and tells the user what happens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from flatout import __version__
+from flatout.change.launchers import launch_value
+from flatout.errors import FlatoutError
+from flatout.keep.attempt import Watched
+from flatout.keep.beats import Pulse
+from flatout.keep.book import LedgerBook
+from flatout.keep.books import open_own, own_ledger
+from flatout.keep.clocks import ClockWatch
+from flatout.keep.earlier import earlier_of, start_of
+from flatout.keep.exporter import serving
+from flatout.keep.hang import Hang
+from flatout.keep.hosts import goes_on_without_host, num_nodes, without_host
+from flatout.keep.nodes import LOST_AFTER_S, Nodes
+from flatout.keep.other_runs import about_this
+from flatout.keep.redact import redactor, without_tokens
+from flatout.keep.supervise import BadHost, Progress, Restarts, keep_alive
+from flatout.keep.within import Recorded, Within
+from flatout.launch import Ended
+from flatout.probe.nvml import Gpus
+from flatout.report.command import command_line
+from flatout.run.messages import say
+from flatout.run.other_jobs import is_part_of_job, settle_with_others
+from flatout.run.request import RunRequest
+from flatout.run.resume import resuming
+
+
+class KeptRun:
+    """One request, from the check for other jobs to the end of the last attempt."""
+
+    def __init__(self, request: RunRequest, command: Sequence[str], environment: dict[str, str], state: Path) -> None:
+        """Check for other jobs and open the ledger. `state` is a folder of this run alone.
+
+        Raises InputError for an unusable recording or ledger, and if another job is in the way.
+        """
+        self._request = request
+        self._command = tuple(command)  # changes when a host is excluded
+        self._environment = environment
+        self._state = state
+        self._mask_hosts = redactor() if request.redacts else str
+        self._num_nodes_option = launch_value(self._command, "torchrun", "--nnodes", environment)
+        self._others_continue = goes_on_without_host(self._num_nodes_option)
+        self._start = start_of(os.environ, launch_value(self._command, "torchrun", "--rdzv-id", environment))
+        recorded = self._recorded_shares()
+        node = self._clean(os.uname().nodename)
+        is_taken_over = self._settle_with_others(node)
+        ledger = request.ledger if request.ledger is not None else state / "ledger.jsonl"
+        self._writer, node = open_own(ledger, node, clean=self._clean)
+        self._previous = earlier_of(self._writer.path, self._start, node=node)
+        is_later_start = self._start is not None and bool(self._start.number)  # by Slurm's count, without a ledger
+        self._resumes = is_taken_over or self._previous is not None or is_later_start
+        self._progress = Progress(self._previous)
+        self._gpus = Gpus()
+        self._nodes = Nodes(
+            request.ledger if request.ledger is not None and request.ledger.is_dir() else None,
+            node,
+            job=self._start.job if self._start is not None else None,
+            others_go_on=self._others_continue,
+            clean=self._clean,
+        )
+        self._book = self._ledger_book(node, recorded)
+
+    def run(self) -> Ended:
+        """Run the job to the end of its last attempt."""
+        self._report_resumption()
+        ended = self._keep_alive()
+        self._close()
+        return ended
+
+    def _clean(self, text: str) -> str:
+        """Mask secrets, and names of hosts if that was asked for."""
+        return self._mask_hosts(without_tokens(text))
+
+    def _recorded_shares(self) -> Recorded | None:
+        if self._request.recording is None:
+            return None
+        from flatout.run.recorded_steps import recorded_shares  # imports all that a diagnosis needs
+
+        return recorded_shares(self._request.recording)
+
+    def _num_nodes(self) -> int:
+        return num_nodes(self._command, self._num_nodes_option, self._environment)
+
+    def _settle_with_others(self, node: str) -> bool:
+        request = self._request
+        checkpoints = (request.checkpoint, request.checkpoint_folder)
+        mine = about_this(
+            command_line(self._command),
+            tuple(path for path in checkpoints if path is not None),
+            own_ledger(request.ledger, node) if request.ledger is not None else None,
+            is_part=is_part_of_job(self._num_nodes(), self._environment),
+            job=self._start.job if self._start is not None else None,
+        )
+        return settle_with_others(mine, self._state, takes_over=request.takes_over, clean=self._clean)
+
+    def _ledger_book(self, node: str, recorded: Recorded | None) -> LedgerBook:
+        facts = self._gpus.facts()
+        names = [str(gpu["name"]) for gpu in facts if "name" in gpu]
+        clocks = ClockWatch(self._gpus.clocks) if not self._gpus.problem else None
+        return LedgerBook(
+            self._writer,
+            self._progress,
+            num_devices=self._request.num_gpus or _num_visible(len(facts), self._environment) or None,
+            command=command_line(self._command),
+            tool=__version__,
+            node=node,
+            gpu=names[0] if names else None,
+            within=Within(clocks=clocks, no_clocks=self._gpus.problem or "", recorded=recorded),
+            start=self._start,
+            earlier=self._previous,
+            goes_on=self._resumes,
+        )
+
+    def _report_resumption(self) -> None:
+        previous = self._previous
+        if previous is None or self._start is None:
+            return
+        most = self._request.max_restarts
+        say(
+            f"resuming {self._start.job}: start {previous.num_starts + 1}, step {previous.farthest} reached,"
+            f" {min(previous.num_restarts, most)} of {most} restarts used"
+        )
+
+    def _keep_alive(self) -> Ended:
+        request = self._request
+        xids = self._gpus.xids()
+        watched = Watched(
+            hang_after_s=request.hang_after_s,
+            watches_hangs=request.watches_hangs,
+            on_look=self._on_sample,
+            on_hang=self._on_hang,
+            on_problem=lambda problem: say(f"job monitoring stopped on an internal error: {problem}"),
+            read_xids=lambda: [entry["number"] for entry in xids.read() or ()],
+            nodes=self._nodes,
+        )
+        restarts = Restarts(
+            request.max_restarts,
+            others_go_on=self._others_continue,
+            earlier=self._previous,
+            machine_code=request.machine_code,
+        )
+        with ExitStack() as stack:
+            try:
+                if request.metrics is not None:
+                    address, port = request.metrics
+                    stack.enter_context(serving(self._writer.path, address, port, state=self._state, say=say))
+                return keep_alive(
+                    watched,
+                    restarts,
+                    self._progress,
+                    next_words=self._next_command,
+                    environment=self._environment,
+                    state=self._state,
+                    book=self._book,
+                    say=lambda text: say(self._clean(text)),
+                    nodes=self._nodes,
+                )
+            except FlatoutError as error:  # the command cannot be started, or the port is taken
+                self._writer.write("end", code=error.exit_code, why=str(error))
+                raise
+            except KeyboardInterrupt:  # before the command was started, to which it is passed on later
+                self._writer.write("end", code=130, why="it was interrupted")
+                raise
+
+    def _on_sample(self, ranks: Sequence[Pulse]) -> None:
+        self._book.look(ranks)
+        for node in self._nodes.newly_lost():
+            say(f"no status from {node} for {LOST_AFTER_S:.0f} s: node or network down")
+
+    def _on_hang(self, hang: Hang) -> None:
+        say(self._clean(hang.describe()))
+        has_ledger = self._request.ledger is not None  # which gets the stacks of all threads
+        stacks = hang.main_threads() if has_ledger else _all_threads(hang)
+        for stack in stacks:
+            say(self._clean(stack.strip()), prefix="")
+        self._book.hangs(hang)
+
+    def _next_command(self, attempt: int, bad_host: BadHost | None) -> Sequence[str]:
+        if bad_host is not None:
+            self._leave(bad_host)
+        self._choose_checkpoint_interval()
+        if attempt or self._resumes:
+            return resuming(self._command, self._request.resume_arguments, self._request.checkpoint)
+        return self._command
+
+    def _leave(self, host: BadHost) -> None:
+        """Exclude the host from the next attempts if the allocation has a spare node."""
+        elsewhere = without_host(self._command, host.name, self._environment)
+        if elsewhere is not None:
+            self._command = elsewhere
+            reason = "its GPU failed" if host.is_sure else "it failed twice in a row"
+            say(self._clean(f"{host.name} is excluded: {reason}"))
+        elif host.is_sure:
+            job = self._environment.get("SLURM_JOB_ID")
+            requeue = f"; `scontrol requeue {job}` moves the job to other nodes" if job else ""
+            say(self._clean(f"{host.name} failed, and there is no spare node{requeue}"))
+
+    def _choose_checkpoint_interval(self) -> None:
+        folder = self._request.checkpoint_folder
+        if folder is None:
+            return
+        from flatout.run.checkpoint_interval import CheckpointInterval  # imports scipy
+
+        interval = CheckpointInterval(folder, self._writer)
+        self._environment.update(interval.variables(os.environ, num_nodes=self._num_nodes()))
+
+    def _close(self) -> None:
+        folder = self._request.checkpoint_folder
+        if folder is not None:
+            from flatout.run.checkpoint_interval import CheckpointInterval
+
+            CheckpointInterval(folder, self._writer).report_levers(num_nodes=self._num_nodes())
+        self._writer.close()
+        if self._writer.problem is not None:
+            say(f"the ledger is incomplete: {self._writer.problem}")
+
+
+def _num_visible(num_gpus: int, environment: dict[str, str]) -> int:
+    """Count the GPUs of this host that the job may use."""
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return num_gpus
+    return min(num_gpus, len([name for name in listed.split(",") if name.strip()]))
+
+
+def _all_threads(hang: Hang) -> list[str]:
+    return [f"rank {rank}:\n{stack}" for rank, stack in sorted(hang.stacks.items())]

@@ -1,0 +1,42 @@
+"""Jobs of other `flatout run`s on this host: reported, taken over, or a reason to refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from flatout.errors import InputError
+from flatout.keep.other_runs import About, Other, end, others, refuse, write_about
+from flatout.run.messages import say
+
+
+def settle_with_others(mine: About, state: Path, *, takes_over: bool, clean: Callable[[str], str]) -> bool:
+    """Report each other job, end those to take over, and return whether one was taken over.
+
+    Raises InputError if another job is in the way. `state` then says to later runs what this one is.
+    """
+    is_taken_over = False
+    for other in list(others(mine)):
+        if not other.is_in_the_way:
+            say(clean(other.describe()))
+            continue
+        _check_may_take_over(other, takes_over, clean)
+        say(clean(f"taking over: {other.describe()}"))
+        end(other)
+        is_taken_over = True
+    write_about(state, mine)
+    return is_taken_over
+
+
+def _check_may_take_over(other: Other, takes_over: bool, clean: Callable[[str], str]) -> None:
+    if takes_over and not other.is_watched:
+        return
+    refusal = refuse(other)
+    raise InputError(clean(str(refusal)), hint=clean(refusal.hint))
+
+
+def is_part_of_job(num_nodes: int, environment: Mapping[str, str]) -> bool:
+    """Return whether other `flatout run`s, on other nodes or in other Slurm tasks, belong to the same job."""
+    num_tasks = environment.get("SLURM_NTASKS", "")
+    has_other_tasks = num_tasks.isdecimal() and int(num_tasks) > 1
+    return num_nodes > 1 or has_other_tasks

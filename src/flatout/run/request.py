@@ -1,0 +1,66 @@
+"""What a `flatout run` is asked to do, and which of its options contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """One training command and how it is kept alive."""
+
+    command: tuple[str, ...]
+    config: Path | None = None  # a tuned.toml
+    max_restarts: int = 0
+    watches_hangs: bool = False
+    hang_after_s: float | None = None  # None: learned from the job's steps
+    resume_arguments: tuple[str, ...] = ()
+    checkpoint: Path | None = None
+    checkpoint_folder: Path | None = None
+    ledger: Path | None = None
+    takes_over: bool = False
+    recording: Path | None = None
+    num_gpus: int | None = None
+    metrics: tuple[str, int] | None = None  # address and port
+    machine_code: int | None = None
+    redacts: bool = False
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the job is monitored; else it runs as if Flatout were not there."""
+        needs_ledger = self.ledger is not None or self.metrics is not None or self.checkpoint_folder is not None
+        needs_judgement = bool(self.max_restarts) or self.watches_hangs or self.machine_code is not None
+        return needs_ledger or needs_judgement
+
+    def check(self) -> None:
+        """Raise UsageError where the options contradict each other."""
+        check_resume(self.resume_arguments, self.checkpoint, self.max_restarts)
+        if self.recording is not None and self.ledger is None and self.metrics is None:
+            raise UsageError(
+                "`--recording` needs a ledger, but there is none",
+                hint="add --ledger ledger.jsonl or --metrics-port 9464",
+            )
+        folder = self.checkpoint_folder
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise UsageError(
+                f"`--checkpoint-folder` must be a folder, but {folder} is a file",
+                hint="pass the file of a script as --checkpoint",
+            )
+
+
+def check_resume(arguments: Sequence[str], checkpoint: Path | None, max_restarts: int) -> None:
+    """Raise UsageError for `--resume-arg` without a checkpoint or without restarts."""
+    if arguments and checkpoint is None:
+        raise UsageError(
+            "`--resume-arg` is added once there is a checkpoint, but no `--checkpoint` says where it is",
+            hint="pass the file that the script writes, e.g. --checkpoint out/ckpt.pt",
+        )
+    if arguments and not max_restarts:
+        raise UsageError(
+            "`--resume-arg` is added on restarts, but `--max-restarts` is 0",
+            hint="allow restarts, e.g. --max-restarts 3",
+        )

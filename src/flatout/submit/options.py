@@ -1,0 +1,56 @@
+"""What a `flatout submit` is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepOptions:
+    """How `flatout run` keeps the queued job alive; with the defaults, it is not wrapped."""
+
+    max_restarts: int = 0
+    checkpoint_folder: Path | None = None
+    checkpoint: Path | None = None
+    resume_arguments: tuple[str, ...] = ()
+    ledger: Path | None = None
+
+    def run_arguments(self, num_gpus: int) -> tuple[str, ...]:
+        """Return the options for `flatout run`. `num_gpus` is that of the job; 0 if it is unknown."""
+        arguments: list[str] = []
+        if self.max_restarts:
+            arguments += ["--max-restarts", str(self.max_restarts)]
+        if self.checkpoint_folder is not None:
+            arguments += ["--checkpoint-folder", str(self.checkpoint_folder)]
+        if self.checkpoint is not None:
+            arguments += ["--checkpoint", str(self.checkpoint)]
+        arguments += [f"--resume-arg={argument}" for argument in self.resume_arguments]
+        if self.ledger is not None:
+            arguments += ["--ledger", str(self.ledger)]
+            if num_gpus:  # NVML sees those of the first node alone
+                arguments += ["--gpus", str(num_gpus)]
+        return tuple(arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitOptions:
+    """One submission. None: not asked for, or to be found."""
+
+    command: tuple[str, ...]
+    config: Path | None = None  # a tuned.toml
+    plan: Path | None = None
+    num_nodes: int | None = None
+    gpus_per_node: int | None = None
+    time_s: float | None = None
+    deadline_s: float | None = None
+    can_resume: bool = False
+    keep: KeepOptions = field(default_factory=KeepOptions)
+    name: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    sbatch_options: str | None = None
+    image: str | None = None
+    queue: str | None = None
+    out: Path | None = None

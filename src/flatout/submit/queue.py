@@ -1,0 +1,81 @@
+"""A `JobRequest` -> a job in the queue of one scheduler, or what would be submitted to it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from flatout.emit.command import tuned_command
+from flatout.errors import InputError, UsageError
+from flatout.records.submission import SCHEDULERS, Submitted
+from flatout.report.files import write_new
+from flatout.submit import kubernetes, ray, slurm
+from flatout.submit.find import RAY_DASHBOARD, FoundScheduler, found_schedulers
+from flatout.submit.job import JobRequest, Prepared
+
+
+def prepare(request: JobRequest, scheduler: str | None, environment: Mapping[str, str]) -> Prepared:
+    """Prepare the submission to `scheduler`, or to the first one that is found."""
+    if scheduler is not None and scheduler not in SCHEDULERS:
+        raise UsageError(f"`--to` must be one of {', '.join(SCHEDULERS)}, but is `{scheduler}`")
+    candidates = found_schedulers(environment)
+    chosen = scheduler or next((each.scheduler for each in candidates if each.is_there), None)
+    if chosen is None:
+        raise _no_scheduler(request, candidates)
+    if chosen == "slurm":
+        return slurm.prepare(request)
+    if chosen == "ray":
+        address = next((each.address for each in candidates if each.address), RAY_DASHBOARD)
+        return ray.prepare(request, address)
+    return kubernetes.prepare(request)
+
+
+def _no_scheduler(request: JobRequest, candidates: Sequence[FoundScheduler]) -> InputError:
+    looked_for = "; ".join(f"for {each.scheduler}: {each.looked_for}" for each in candidates)
+    tuning = request.tuning
+    config = ["--config", tuning.config] if tuning.changes.changes and tuning.config else []
+    wrapper = ["flatout", "run", *config, *tuning.keep, "--"] if config or tuning.keep else []
+    command = shlex.join([*wrapper, *tuning.command])
+    return InputError(f"no scheduler was found ({looked_for})", hint=f"to run it here and now: {command}")
+
+
+def submit(prepared: Prepared, request: JobRequest) -> str | None:
+    """Write the files, submit the job and return its number; None where only files are written.
+
+    The files come first, since the job writes next to them. They are removed if the scheduler refuses the job.
+    """
+    is_new = not request.folder.exists()
+    for path, text in prepared.files.items():
+        write_new(path, text)
+    try:
+        return prepared.submit()
+    except BaseException:
+        for path in prepared.files:
+            path.unlink(missing_ok=True)
+        if is_new:
+            request.folder.rmdir()
+        raise
+
+
+def submitted(
+    prepared: Prepared, request: JobRequest, *, job: str | None, notes: Sequence[str], next_command: str, dry_run: bool
+) -> Submitted:
+    """Return what was submitted, or would be, as a record."""
+    planned = request.planned
+    return Submitted(
+        scheduler=prepared.scheduler,
+        job=job,
+        dry_run=dry_run,
+        submitted=prepared.shown,
+        queued=shlex.join(tuned_command(request.tuning)),
+        num_nodes=request.num_nodes,
+        gpus_per_node=request.gpus_per_node,
+        plan=str(planned.path) if planned is not None else None,
+        layout=planned.layout if planned is not None else None,
+        folder=None if dry_run else str(request.folder),
+        files=() if dry_run else tuple(str(path) for path in prepared.files),
+        output=str(prepared.output) if prepared.output is not None else None,
+        exit_code_file=str(prepared.exit_code_file) if prepared.exit_code_file is not None else None,
+        notes=(*notes, *prepared.notes),
+        next=next_command,
+    )

@@ -1,0 +1,113 @@
+"""Options of `flatout submit` -> the `JobRequest` that all schedulers take."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from flatout.emit import tuned_toml
+from flatout.errors import OutputError, UsageError
+from flatout.records.change import ChangeSet
+from flatout.records.tuning import Tuning
+from flatout.submit.job import JobRequest
+from flatout.submit.options import SubmitOptions
+from flatout.submit.plan_file import read_planned
+
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
+_SBATCH_OPTIONS_OF_OURS = ("--output", "-o", "--wrap", "--array", "-a", "--parsable")
+
+
+def job_request(options: SubmitOptions) -> JobRequest:
+    """Read the files that the options name and check what they say.
+
+    Raises InputError for a file that cannot be used, OutputError for a folder with files in it, and UsageError for
+    options that contradict each other.
+    """
+    planned = None
+    num_nodes, gpus_per_node = options.num_nodes, options.gpus_per_node
+    if options.plan is not None:
+        planned = read_planned(options.plan, num_nodes, gpus_per_node)
+        num_nodes, gpus_per_node = planned.num_nodes, planned.gpus_per_node
+    keep = options.keep.run_arguments((num_nodes or 1) * (gpus_per_node or 0))
+    now = time.strftime("%Y%m%d-%H%M%S")
+    return JobRequest(
+        tuning=_tuning(options.command, options.config, num_nodes, keep),
+        name=_checked_name(options.name or f"flatout-{now}"),
+        folder=_new_folder(options.out, now),
+        working_folder=Path.cwd(),
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        time_s=options.time_s,
+        deadline_s=options.deadline_s,
+        can_resume=options.can_resume,
+        partitions=(options.partition,) if options.partition is not None else (),
+        account=options.account,
+        qos=options.qos,
+        options=_sbatch_options(options.sbatch_options),
+        image=options.image,
+        queue=options.queue,
+        planned=planned,
+    )
+
+
+def _tuning(command: tuple[str, ...], config: Path | None, num_nodes: int | None, keep: tuple[str, ...]) -> Tuning:
+    tuning = Tuning(command=command, changes=ChangeSet())
+    if config is not None:
+        tuned = tuned_toml.read(config)
+        tuning = Tuning(
+            command=command,
+            changes=tuned.change_set(),
+            num_trials=tuned.num_trials,
+            machine=tuned.machine,
+            versions=tuned.versions,
+            date=tuned.date,
+            config=str(config.resolve()),
+        )
+    # The number of hosts that it was tuned on says nothing about the hosts of this job.
+    machine = {**tuning.machine, "num_hosts": str(num_nodes or 1)}
+    return msgspec.structs.replace(tuning, keep=keep, machine=machine)
+
+
+def _checked_name(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"`--name` must begin with a letter and have at most 52 lower-case letters, digits and `-`, but is `{name}`"
+        )
+    return name
+
+
+def _new_folder(out: Path | None, now: str) -> Path:
+    """Return a folder for this submission alone, which need not exist yet."""
+    if out is not None:
+        if _has_files(out):
+            raise OutputError(f"`{out}` exists already, and nothing is overwritten", hint="pass another --out")
+        return out.absolute()
+    parent = Path("flatout-out").absolute()
+    folder = parent / f"submit-{now}"
+    number = 2
+    while folder.exists():
+        folder = parent / f"submit-{now}-{number}"
+        number += 1
+    return folder
+
+
+def _has_files(path: Path) -> bool:
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.exists()
+
+
+def _sbatch_options(text: str | None) -> tuple[str, ...]:
+    try:
+        options: Sequence[str] = shlex.split(text or "")
+    except ValueError as error:
+        raise UsageError(f"`--sbatch-options` is not a line that a shell can read: {text}") from error
+    for option in options:
+        if option.partition("=")[0] in _SBATCH_OPTIONS_OF_OURS:
+            raise UsageError(f"`--sbatch-options` cannot have {option}: Flatout submits one job and sets its output")
+    return tuple(options)

@@ -1,0 +1,25 @@
+"""Options of a request that a scheduler has no setting for, as notes for the user."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from flatout.submit.job import JobRequest
+
+
+def unsupported_notes(request: JobRequest, whose: str, *, supported: Collection[str] = ()) -> list[str]:
+    """Return a note for each option that is set but not `supported`. `whose` is as `Ray's jobs have`."""
+    options = {
+        "--time": request.time_s,
+        "--deadline": request.deadline_s,
+        "--partition": request.partitions or None,
+        "--account": request.account,
+        "--qos": request.qos,
+        "--resume": request.can_resume or None,
+        "--sbatch-options": request.options or None,
+    }
+    return [
+        f"{whose} no setting for {name}"
+        for name, value in options.items()
+        if value is not None and name not in supported
+    ]

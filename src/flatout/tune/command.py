@@ -1,0 +1,64 @@
+"""One `flatout tune` from its options to its result: opened or resumed, guarded, tuned and written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from flatout.change.arguments import check_apart, knob_changes, parse_knob
+from flatout.launch.guard import guarded
+from flatout.records.change import JobFacts, Safety
+from flatout.records.tuning import TuneResult
+from flatout.tune import loop
+from flatout.tune.files import former_date, history_path, learn, learned, open_tuning, write_results
+from flatout.tune.options import TuneOptions, tune_request
+from flatout.tune.runner import Say
+from flatout.tune.signals import EndedBySignal, signals_raised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneCommand:
+    """A training command to tune, and the folder for its trials and results."""
+
+    command: tuple[str, ...]
+    folder: Path
+    options: TuneOptions
+    warmup: int | None = None
+    applies: bool = False  # also writes files for other tools
+    force: bool = False  # replaces a tuning in the folder
+
+    def tune(self, say: Say) -> TuneResult:
+        """Tune, resuming what is in the folder. KeyboardInterrupt and EndedBySignal end it; it can be resumed."""
+        options = self.options
+        runner = open_tuning(self.command, self.folder, options, warmup=self.warmup, force=self.force, say=say)
+        date = former_date(self.folder)  # of a tuning that is resumed
+        try:
+            with signals_raised(), guarded(runner.mark):
+                calibration = learned(history_path(), but=date) if options.uses_history else None
+                result = loop.tune(runner, options, say, calibration)
+        except (KeyboardInterrupt, EndedBySignal):
+            say(f"interrupted; the same command with --out {self.folder} resumes it")
+            raise
+        request = tune_request(options, self.warmup, applies=self.applies)
+        result = msgspec.structs.replace(result, request=request)
+        if date is not None:
+            result = msgspec.structs.replace(result, tuning=msgspec.structs.replace(result.tuning, date=date))
+        return result
+
+    def write(self, result: TuneResult, typed_command: Sequence[str]) -> list[str]:
+        """Write the results, learn from them, and return what was written. Raises OutputError."""
+        written = write_results(result, self.folder, apply=self.applies, command=typed_command)
+        if self.options.uses_history:
+            learn(result, history_path())
+        return written
+
+
+def check_knobs(knobs: Sequence[str], command: Sequence[str], allowed_safety: Safety) -> None:
+    """Raise UsageError before any trial for knobs that no job could be tuned by."""
+    parsed = [parse_knob(text) for text in knobs]
+    check_apart(parsed)
+    for knob in parsed:
+        knob_changes(knob, command, JobFacts(has_batch_norm=False), allowed_safety)
