@@ -83,7 +83,7 @@ def test_a_node_that_slurm_has_not_chosen_is_refused_in_one_line(
 def test_torchruns_variables_are_the_users_own_too(script: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "n1:29500")
     said = script("--nodes=2", command=[*AGENT, "t.py"], code=2)
-    assert "where `PET_RDZV_ENDPOINT=n1:29500` says" in said
+    assert "rendezvous is `PET_RDZV_ENDPOINT=n1:29500`" in said
     monkeypatch.setenv("PET_RDZV_BACKEND", "etcd")
     said = script("--nodes=2", command=[*AGENT, "t.py"])
     assert "srun torchrun --nnodes=2 --nproc-per-node=8 t.py" in said and "head_node" not in said
