@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from flatout.inside.recording import rank_output
 from flatout.inside.recording import recorder as module
 from flatout.inside.recording.recorder import Recorder
 from flatout.inside.settings import RecorderSettings
@@ -26,7 +27,7 @@ def rows(folder: Path) -> list[list[Any]]:
 
 @pytest.fixture(autouse=True)
 def no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "start_sampler", lambda *_: None)
+    monkeypatch.setattr(rank_output, "start_sampler", lambda *_: None)
 
 
 def sgd() -> torch.optim.Optimizer:

@@ -45,7 +45,7 @@ class Phases:
 
 def recorder(*, is_steady: bool) -> Recorder:
     made = Recorder(RecorderSettings(recording=Path("unused")), lambda: None)
-    made._file, made._phases = File(), Phases()  # type: ignore[assignment]
+    made._output.file, made._output.phases = File(), Phases()  # type: ignore[assignment]
     made._known = {OPTIMIZER}
     made._thread = threading.get_ident()
     made._detector.optimizer(OPTIMIZER)
@@ -95,10 +95,10 @@ def test_the_same_rows_as_event_by_event(steps: list[Any]) -> None:
     for is_steady in (True, False):
         one = recorder(is_steady=is_steady)
         note(one, events)
-        one._work_through(10**9)
+        one._process(10**9)
         note(one, [("batch", torch.Size([2]), torch.float32), ("backward", 1.0), ("optimizer", None, None)])
-        one._work_through(10**9 + 1)
-        rows.append((one._file.written, one._step, one._start_ns, one._notes))  # type: ignore[union-attr]
+        one._process(10**9 + 1)
+        rows.append((one._output.file.written, one._step, one._start_ns, one._notes))  # type: ignore[union-attr]
     assert rows[0] == rows[1]
 
 
@@ -107,4 +107,4 @@ def test_plain_steps_are_taken_together(steps: list[Any]) -> None:
     one = recorder(is_steady=True)
     note(one, [event for step in steps for event in step])
     assert one._take_steady_steps(10**9)
-    assert len(one._file.written) == len(steps)  # type: ignore[union-attr]
+    assert len(one._output.file.written) == len(steps)  # type: ignore[union-attr]

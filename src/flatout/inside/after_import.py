@@ -1,4 +1,4 @@
-"""A call after a module was imported: at once if it is there already."""
+"""Call a function once a module has been imported: at once if it has been already."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def after_import(name: str, callback: Callable[[Any], object]) -> None:
 
 
 class _Wait:
-    """A finder that finds nothing itself: see `startup/sitecustomize.py`."""
+    """A finder that finds nothing itself, as in `startup/sitecustomize.py`: it wraps the loader of one module."""
 
     def __init__(self, name: str, callback: Callable[[Any], object]) -> None:
         self._name, self._callback = name, callback

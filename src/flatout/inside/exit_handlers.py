@@ -1,7 +1,7 @@
-"""The end of the process: what is still to be written then, whichever way the process ends.
+"""What is still to be written when the process ends, whichever way it ends.
 
-Callbacks run at exit (of the main process, and of children of `multiprocessing`, which end without `atexit`), or when
-`end_now` ends the process at a step boundary. Each runs once, the newest first; its errors are logged.
+Callbacks run at exit, both of the main process and of children of `multiprocessing`, which end without `atexit`; or
+when `phases.end_rank` ends the process at a step boundary. Each runs once, the newest first; its errors are logged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ExitHandlers:
         self._pid = 0
 
     def at_exit(self, callback: Callable[[], None]) -> None:
-        """`callback` at the end, whether the script ends or we end it."""
+        """Call `callback` when the process ends, by itself or at a stop."""
         self._at_exit.append(callback)
         if not self._pid:
             self._pid = os.getpid()
@@ -32,36 +32,37 @@ class ExitHandlers:
                 self._in_child()
 
     def at_stop(self, callback: Callable[[], None]) -> None:
-        """`callback` where we end the process; it is registered at exit by itself."""
+        """Call `callback` when we stop the process; its owner has registered it at exit too."""
         self._at_stop.append(callback)
 
     def forget_stop(self) -> None:
-        """In a forked child: what its parent has begun is the parent's."""
+        """Forget what is to be called at a stop, in a forked child: it is the parent's to do."""
         self._at_stop.clear()
 
     def run_all(self) -> None:
+        """Run all callbacks: the process is about to be stopped."""
         callbacks = [*self._at_exit, *self._at_stop]
         self._at_exit, self._at_stop = [], []
-        for callback in reversed(callbacks):
-            try:
-                callback()
-            except Exception:  # noqa: BLE001 - the others are still to be run
-                LOG.error("the end of the process")
+        _run(callbacks)
 
     def _in_child(self) -> None:
-        """A child of `multiprocessing` runs finalizers, and those of its parent were just forgotten."""
+        """Register again: a child of `multiprocessing` runs finalizers, and has just forgotten its parent's."""
         self._pid = os.getpid()
         multiprocessing_util.Finalize(None, self._exits, exitpriority=-1)
 
     def _exits(self) -> None:
-        if self._pid != os.getpid():  # of a plain os.fork
+        if self._pid != os.getpid():  # a child of a plain os.fork
             return
         callbacks, self._at_exit = self._at_exit, []
-        for callback in reversed(callbacks):
-            try:
-                callback()
-            except Exception:  # noqa: BLE001
-                LOG.error("the end of the process")
+        _run(callbacks)
+
+
+def _run(callbacks: list[Callable[[], None]]) -> None:
+    for callback in reversed(callbacks):
+        try:
+            callback()
+        except Exception:  # noqa: BLE001 - the others are still to be run
+            LOG.error("the end of the process")
 
 
 EXIT_HANDLERS = ExitHandlers()

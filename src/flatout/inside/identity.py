@@ -1,7 +1,7 @@
-"""Which rank this process is. In: torch.distributed where it is set up, else the launcher's variables.
+"""Which rank this process is. In: torch.distributed if it is initialized, else the launcher's variables.
 
-A worker process of a DataLoader is no rank, whatever its variables say, and neither is a Python program that a rank
-or the script has started. Nothing of torch is imported here: a process may fail before that.
+A worker process of a DataLoader is not a rank, whatever its variables say, and neither is a Python program that a rank
+or the script has started. Torch is not imported here: a process may fail before it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # (rank, world size, local rank) as torchrun, Slurm's srun, Open MPI and MPICH name them.
 _VARIABLES = (
@@ -27,8 +27,8 @@ class Identity:
     rank: int
     world_size: int
     local_rank: int | None
-    backend: str | None  # of the default process group, "nccl" say; None without one
-    num_nodes: int | None  # None where no launcher tells
+    backend: str | None  # of the default process group, e.g. "nccl"; None without one
+    num_nodes: int | None  # None if no launcher says
 
 
 def is_loader_worker() -> bool:
@@ -37,30 +37,43 @@ def is_loader_worker() -> bool:
 
 
 def is_helper(environment: Mapping[str, str], folder_name: str) -> bool:
-    """Whether a Python program of the same rank has started this one, by whatever is between them.
+    """Whether this process was started by a Python program of the same rank, directly or through other programs.
 
-    A launcher gives its ranks variables that it has not itself. `folder_name`: of a variable that all processes of
-    the job have, and nothing around it.
+    A launcher gives its ranks variables that it does not have itself. `folder_name` is a variable that all processes of
+    the job have, and nothing around the job.
     """
-    pid, own = os.getppid(), _of_launcher(environment)
+    own = _launcher_values(environment)
+    pid = os.getppid()
     while pid > 1:
-        try:
-            program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-            pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # another user's, as Slurm's: no process of the job
-            return False
-        its = dict(pair.partition("=")[::2] for pair in map(os.fsdecode, pairs))
-        if its.get(folder_name) != environment.get(folder_name):
-            return False
-        if program.startswith("python") and _of_launcher(its) == own:
+        ancestor = _ancestor(pid)
+        if ancestor is None or ancestor.environment.get(folder_name) != environment.get(folder_name):
+            return False  # not a process of the job
+        if ancestor.program.startswith("python") and _launcher_values(ancestor.environment) == own:
             return True
-        pid = int(stat.rpartition(")")[2].split()[1])
+        pid = ancestor.parent_pid
     return False
 
 
+class _Ancestor(NamedTuple):
+    program: str
+    environment: dict[str, str]
+    parent_pid: int
+
+
+def _ancestor(pid: int) -> _Ancestor | None:
+    """Read what is known of a process; None if it is another user's, such as Slurm's."""
+    try:
+        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+        pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    environment = dict(pair.partition("=")[::2] for pair in map(os.fsdecode, pairs))
+    return _Ancestor(program, environment, parent_pid=int(stat.rpartition(")")[2].split()[1]))
+
+
 def find_identity(environment: Mapping[str, str] = os.environ) -> Identity:
-    """A process that nobody gave a number is rank 0 of 1."""
+    """Find out which rank this process is; without any launcher it is rank 0 of 1."""
     rank, world_size, local_rank = _from_variables(environment)
     backend = None
     distributed = _imported("torch.distributed")
@@ -77,28 +90,30 @@ def find_identity(environment: Mapping[str, str] = os.environ) -> Identity:
 
 
 def _imported(name: str) -> Any:
-    """A module of torch, where torch was imported as a whole: what failed in the middle of that leaves some behind."""
+    """Return a module of torch, if torch was imported completely: an import that failed midway leaves some behind."""
     return sys.modules.get(name) if "torch" in sys.modules else None
 
 
-def _of_launcher(environment: Mapping[str, str]) -> tuple[str | None, ...]:
+def _launcher_values(environment: Mapping[str, str]) -> tuple[str | None, ...]:
     return tuple(environment.get(name) for names in _VARIABLES for name in names)
 
 
 def _from_variables(environment: Mapping[str, str]) -> tuple[int, int, int | None]:
     for rank_name, size_name, local_name in _VARIABLES:
-        rank, size = _whole(environment.get(rank_name)), _whole(environment.get(size_name))
+        rank, size = _whole_number(environment.get(rank_name)), _whole_number(environment.get(size_name))
         if rank is not None and size is not None and rank < size:
-            return rank, size, _whole(environment.get(local_name))
+            return rank, size, _whole_number(environment.get(local_name))
     return 0, 1, None
 
 
 def _num_nodes(environment: Mapping[str, str], world_size: int) -> int | None:
-    local_size = _whole(environment.get("LOCAL_WORLD_SIZE"))
+    local_size = _whole_number(environment.get("LOCAL_WORLD_SIZE"))
     if local_size:
         return -(-world_size // local_size)
-    return _whole(environment.get("SLURM_NNODES"))
+    return _whole_number(environment.get("SLURM_NNODES"))
 
 
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdigit() else None
+def _whole_number(text: str | None) -> int | None:
+    if text is None or not text.isascii() or not text.isdigit():
+        return None
+    return int(text)

@@ -1,7 +1,9 @@
-"""Puts the hooks into torch: optimizer steps, backward passes, DataLoader batches, GradScaler, checkpoints.
+"""Install everything that the environment asks for, and the recorder's hooks in torch.
 
-Called once a process, right after `torch` was imported. Nothing is recorded before the first event; a process that has
-none (a launcher, an inspector) leaves no file. After a fork the child begins afresh, as it may be a rank of its own.
+In: the environment. Out: torch with hooks on optimizer steps, backward passes, DataLoader batches, GradScaler and
+checkpoints. `install` is called once per process, right after `import torch`. Nothing is recorded before the first
+event: a process without any (a launcher, an inspector) leaves no file. A forked child starts from scratch, as it may be
+a rank itself.
 """
 
 from __future__ import annotations
@@ -29,43 +31,46 @@ from flatout.inside.failure.failure_hooks import note_failures
 from flatout.inside.identity import is_loader_worker
 from flatout.inside.liveness.heartbeat import start_heartbeat
 from flatout.inside.log import LOG, guarded
-from flatout.inside.overlay.redirect import divert
+from flatout.inside.overlay.redirect import redirect
 from flatout.inside.patches.apply import apply_patches
 from flatout.inside.protocol import Variable
 from flatout.inside.recording.attempt import find_attempt
 from flatout.inside.recording.recorder import Recorder
 from flatout.inside.settings import read_settings
 
-# Dynamo knows it as true. Else it costs a call only, where `is_compiling` first looks whether TorchScript runs.
+# Dynamo makes it true while it compiles; elsewhere it costs one call. `is_compiling` would check TorchScript too.
 _is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 class _Process:
-    """This process's recorder, made at its first event."""
+    """The recorder of this process, created at its first event."""
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
-        self.active: Recorder | None = None  # the same, while it records
-        self.is_out = False  # nothing (more) is to be recorded here
-        self.num_optimizer_steps = 0  # as the hook sees them, to know of those that a GradScaler left out
+        self.active: Recorder | None = None  # the same one, while it records
+        self.is_out = False  # this process is not recorded, or no longer
+        self.num_optimizer_steps = 0  # counted by the hook, to detect steps that a GradScaler skipped
 
     def begin(self) -> Recorder | None:
-        """The recorder to make where there is none yet."""
+        """Create the recorder; None if this process is not to be recorded."""
         if self.is_out:
             return None
         settings = read_settings()
-        if settings is None or is_loader_worker() or (settings := find_attempt(settings)) is None:
+        if settings is not None:
+            settings = None if is_loader_worker() else find_attempt(settings)
+        if settings is None:
             self.is_out = True
             return None
         self.recorder = self.active = Recorder(settings, self.leave, between_steps=_CHECKPOINTS.look)
         LOG.on_silence = self.leave
         EXIT_HANDLERS.at_stop(_finish)
         atexit.register(_finish)
-        if parent_process() is not None:  # such a process ends without atexit
+        if parent_process() is not None:  # a child of `multiprocessing` ends without atexit
             multiprocessing_util.Finalize(None, _finish, exitpriority=-1)
         return self.active
 
     def leave(self) -> None:
+        """Record nothing more."""
         self.active, self.is_out = None, True
 
 
@@ -107,29 +112,30 @@ def _after_fork() -> None:
 
 
 def install() -> list[Callable[[], None]]:
-    """Apply patches and hook torch, as the environment asks; what undoes each of the hooks."""
+    """Do all that the environment asks for; return what removes each of the hooks."""
     settings = read_settings()
     if settings is not None:
         LOG.folder = settings.recording
-    guarded(divert)(LOG.folder)
+    guarded(redirect)(LOG.folder)
     guarded(save_safely)()
-    # Before the patches: what theirs does to gradients that are about to be clipped comes first.
-    unhook_clipping = guarded(_hook_clipping)() if settings is not None and settings.has_gradients else None
+    undos: list[Callable[[], None] | None] = []
+    if settings is not None and settings.has_gradients:
+        # Before the patches: what they do to gradients before clipping is to come first.
+        undos.append(guarded(_hook_clipping)())
     guarded(apply_patches)(LOG.folder)
-    undos: list[Callable[[], None]] = [unhook_clipping] if unhook_clipping is not None else []
     if heartbeat := os.environ.get(Variable.HEARTBEAT):
         LOG.folder = LOG.folder or Path(heartbeat)
         undos += guarded(start_heartbeat)() or []
-        if settings is None:
-            guarded(note_failures)(Path(heartbeat))
-    if settings is None:
-        return undos
-    guarded(note_failures)(settings.recording)
-    os.register_at_fork(after_in_child=_after_fork)
-    parts = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints]
-    if settings.has_gradients:
-        parts.append(_hook_gradients)
-    return [*undos, *(undo for part in parts if (undo := guarded(part)()) is not None)]
+    failures = settings.recording if settings is not None else heartbeat
+    if failures:
+        guarded(note_failures)(Path(failures))
+    if settings is not None:
+        os.register_at_fork(after_in_child=_after_fork)
+        hooks = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints]
+        if settings.has_gradients:
+            hooks.append(_hook_gradients)
+        undos += [guarded(hook)() for hook in hooks]
+    return [undo for undo in undos if undo is not None]
 
 
 def _hook_optimizers() -> Callable[[], None]:
@@ -148,7 +154,7 @@ def _hook_optimizers() -> Callable[[], None]:
 
 
 def _hook_gradients() -> Callable[[], None]:
-    """After the patches: what theirs does to gradients before a step comes first."""
+    """Measure gradients before a step. Installed after the patches: what they do to gradients comes first."""
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
         if _is_compiling():
@@ -166,9 +172,9 @@ def _hook_gradients() -> Callable[[], None]:
 
 
 def _hook_clipping() -> Callable[[], None]:
-    """Where gradients are scaled down, also for scripts that have imported a function which ends there by its name."""
+    """Hook the function that scales gradients down, which all others call, even those imported by name before."""
     name, public = "_clip_grads_with_norm_", "clip_grads_with_norm_"
-    if not hasattr(clip_grad, name):  # before torch 2.6 it was a part of this one
+    if not hasattr(clip_grad, name):  # before torch 2.6 it was part of this one
         name = public = "clip_grad_norm_"
     original = getattr(clip_grad, name)
 
@@ -177,7 +183,7 @@ def _hook_clipping() -> Callable[[], None]:
         if _is_compiling():
             return original(parameters, *args, **kwargs)
         if not isinstance(parameters, (torch.Tensor, list, tuple)):
-            parameters = list(parameters)  # that can be read only once
+            parameters = list(parameters)  # an iterator can be read only once
         gradients = None
         try:
             if (active := PROCESS.active or PROCESS.begin()) is not None and active.gradients is not None:

@@ -1,7 +1,7 @@
-"""Errors of ours: written to `inside-<host>.log` in the recording, never shown, never raised.
+"""Errors of `inside/`: written to `inside-<host>.log` in the recording, never shown, never raised.
 
-`guarded` wraps what torch calls. After `MAX_ERRORS` of them a process gives up: `is_silenced` is true and every
-guarded function returns None at once.
+`guarded` wraps the functions that torch calls. After `MAX_ERRORS` errors a process gives up: `is_silenced` becomes
+true, and each guarded function returns None at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _R = TypeVar("_R")
 
 
 class Log:
-    """The log of this process. It counts errors whether or not they could be written."""
+    """The log of this process; errors are counted even if they cannot be written."""
 
     def __init__(self) -> None:
         self.folder: Path | None = None
@@ -32,7 +32,7 @@ class Log:
         self.on_silence: Callable[[], None] | None = None
 
     def write(self, text: str) -> None:
-        """Add a line with the time and the process; a log that cannot be written to is no error."""
+        """Append a line with the time and the process; do nothing if the log cannot be written."""
         if self.folder is None:
             return
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} pid {os.getpid()}: {text.rstrip()}\n"
@@ -43,7 +43,7 @@ class Log:
             pass
 
     def error(self, where: str) -> None:
-        """Note the exception that is being handled."""
+        """Log the exception that is being handled."""
         self.num_errors += 1
         self.write(f"error in {where}\n{traceback.format_exc()}")
         if self.num_errors >= MAX_ERRORS and not self.is_silenced:
@@ -57,7 +57,7 @@ LOG = Log()
 
 
 def guarded(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """`function`, whose errors are logged and end in None; KeyboardInterrupt and SystemExit pass."""
+    """Wrap `function`: its errors are logged and it then returns None. KeyboardInterrupt and SystemExit pass."""
 
     @wraps(function)
     def safe(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:

@@ -155,6 +155,7 @@ STEP_COLUMNS = (
     "num_alloc_retries",
     "checkpoint_ns",  # in torch.save or torch.distributed.checkpoint, on the thread that trains
 )
+NOT_RECORDED = "this process is not recorded"  # in LOG: ends a line that begins with the reason
 STEP_FILE_DELAY_S = 1.0  # how long rows are held back: a killed process loses as much
 
 

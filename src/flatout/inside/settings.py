@@ -1,4 +1,4 @@
-"""What the environment asks the recorder to do. In: FLATOUT_* variables. Out: `RecorderSettings`."""
+"""What the environment asks the recorder to do. In: variables of the protocol. Out: `RecorderSettings`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flatout.inside.protocol import DEFAULT_NUM_STEPS, File, Variable
 
-# torchrun's: how often it has started the ranks again
+# torchrun's: how often it has restarted the ranks
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
@@ -27,39 +27,46 @@ class RecorderSettings:
 
     @property
     def is_trial(self) -> bool:
-        """Of a tuning, whose steps are compared: nothing is done in or between them that could be done at the end."""
+        """Whether steps are compared by a tuning: then nothing is done between them that can be done at the end."""
         return self.is_light and self.stop_after is not None
 
     @property
     def folder(self) -> Path:
-        """Where the ranks of this attempt write: the first one to the recording itself."""
-        return self.recording / File.ATTEMPTS / str(self.attempt) if self.attempt else self.recording
+        """The folder where the ranks of this attempt write: for the first attempt the recording itself."""
+        if not self.attempt:
+            return self.recording
+        return self.recording / File.ATTEMPTS / str(self.attempt)
 
     @property
     def state(self) -> Path:
-        """What processes tell each other while the job runs; of no use afterwards."""
+        """The folder where processes of this attempt tell each other things while the job runs; useless afterwards."""
         state = self.recording / File.STATE
-        return state / f"attempt-{self.attempt}" if self.attempt else state
+        if not self.attempt:
+            return state
+        return state / f"attempt-{self.attempt}"
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> RecorderSettings | None:
-    """None where nothing should be recorded. A value that is no number counts as absent."""
+    """Read the settings; None if nothing is to be recorded. A value that is not a number counts as absent."""
     recording = environment.get(Variable.RECORDING)
     if not recording:
         return None
-    num_steps = _whole(environment.get(Variable.STEPS))
+    num_steps = _whole_number(environment.get(Variable.STEPS))
+    is_light = environment.get(Variable.LIGHT) == "1"
     return RecorderSettings(
         recording=Path(recording),
         num_steps=DEFAULT_NUM_STEPS if num_steps is None else max(num_steps, 1),
-        warmup=_whole(environment.get(Variable.WARMUP)),
-        is_light=environment.get(Variable.LIGHT) == "1",
-        has_facts=environment.get(Variable.LIGHT) != "1" or environment.get(Variable.FACTS) == "1",
+        warmup=_whole_number(environment.get(Variable.WARMUP)),
+        is_light=is_light,
+        has_facts=not is_light or environment.get(Variable.FACTS) == "1",
         has_gradients=environment.get(Variable.GRADIENTS) == "1",
-        stop_after=_whole(environment.get(Variable.STOP_AFTER)),
-        stop_after_s=_whole(environment.get(Variable.STOP_AFTER_S)),
-        attempt=_whole(environment.get(RESTARTS)) or 0,
+        stop_after=_whole_number(environment.get(Variable.STOP_AFTER)),
+        stop_after_s=_whole_number(environment.get(Variable.STOP_AFTER_S)),
+        attempt=_whole_number(environment.get(RESTARTS)) or 0,
     )
 
 
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdigit() else None
+def _whole_number(text: str | None) -> int | None:
+    if text is None or not text.isascii() or not text.isdigit():
+        return None
+    return int(text)

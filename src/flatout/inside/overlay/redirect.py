@@ -19,7 +19,7 @@ from flatout.inside.protocol import Variable
 _of_this_process: FileOverlay | None = None
 
 
-def divert_files(recording: Path | None) -> None:
+def redirect_files(recording: Path | None) -> None:
     """As Python starts: a script may hold `os.remove` by a name of its own, and use it, before it imports torch."""
     global _of_this_process
     folder = os.environ.get(Variable.DIVERT)
@@ -29,9 +29,9 @@ def divert_files(recording: Path | None) -> None:
         _of_this_process = diverted
 
 
-def divert(recording: Path | None) -> None:
+def redirect(recording: Path | None) -> None:
     """Once torch is there."""
-    divert_files(recording)
+    redirect_files(recording)
     if _of_this_process is not None:
         from flatout.inside.overlay.patch_libraries import patch_libraries
 

@@ -1,9 +1,9 @@
-"""Which attempt of the job this process belongs to, where something other than torchrun has started the ranks again.
+"""Which attempt of the job this process belongs to, if something other than torchrun has restarted the ranks.
 
-In: the ranks that have been recorded already. Out: the settings with the number of the attempt, or None where this
-process is not to be recorded, which the log then tells. Ranks of one attempt agree without a word to each other: those
-that were started before any of them was recorded belong together. After an attempt that failed, the same script is a
-new one; whatever follows one that ended by itself (an evaluation, a second training) is not the job that is recorded.
+In: the step files of the ranks recorded so far. Out: the settings with the number of the attempt; or None if this
+process is not to be recorded, with the reason in the log. Ranks of one attempt agree without communicating: those that
+were started before any of them was recorded belong together. After an attempt that failed, a process of the same script
+begins a new attempt; what follows an attempt that ended normally (an evaluation, a second training) is not recorded.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from flatout.inside.log import LOG
-from flatout.inside.protocol import EXIT, File, StepFileEvent
+from flatout.inside.protocol import EXIT, NOT_RECORDED, File, StepFileEvent
 from flatout.inside.settings import RecorderSettings
 
 _MAX_ATTEMPTS = 1000
@@ -28,25 +29,30 @@ _IMPORTED_NS = time.time_ns()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peer:
+    """A rank that has been recorded, by its step file."""
+
     since_ns: int  # when its first step was recorded
     script: str
-    is_over: bool  # known to have ended; another host's may have been killed without a word
+    is_over: bool  # known to have ended; a killed process of another host is not known to
     has_failed: bool
 
 
 def find_attempt(settings: RecorderSettings) -> RecorderSettings | None:
+    """Return the settings for the attempt of this process; None if it is not to be recorded."""
     # A shell that becomes its last command began before; a forked child has its parent's modules.
     began_ns = max(started_unix_ns(os.getpid()) or 0, _IMPORTED_NS)
+    script = script_name()
     for _ in range(_MAX_ATTEMPTS):
-        peers = [peer for file in settings.folder.glob(File.STEPS.glob) if (peer := _read(file)) is not None]
-        if not any(peer.is_over for peer in peers) or any(began_ns < peer.since_ns for peer in peers):
+        peers = _read_peers(settings.folder)
+        has_ended = any(peer.is_over for peer in peers)
+        belongs_to_it = any(began_ns < peer.since_ns for peer in peers)
+        if not has_ended or belongs_to_it:
             return settings
-        script = script_name()
         if not any(peer.has_failed for peer in peers):
-            LOG.write(f"`{script}` was started after the recorded ranks had ended: this process is not recorded")
+            LOG.write(f"`{script}` was started after the recorded ranks had ended: {NOT_RECORDED}")
             return None
         if any(peer.script != script for peer in peers):
-            LOG.write(f"`{script}` is not the script whose ranks are recorded: this process is not recorded")
+            LOG.write(f"`{script}` is not the script whose ranks are recorded: {NOT_RECORDED}")
             return None
         settings = replace(settings, attempt=settings.attempt + 1)
     return None
@@ -57,7 +63,7 @@ def script_name() -> str:
 
 
 def started_unix_ns(pid: int) -> int | None:
-    """When a process of this host was started, to a hundredth of a second; None where there is none (any more)."""
+    """Return when a process of this host was started, to a hundredth of a second; None if it is not running."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         if fields[0] in "ZX":
@@ -68,7 +74,12 @@ def started_unix_ns(pid: int) -> int | None:
     return time.time_ns() - int(age_s * 1e9)
 
 
-def _read(file: Path) -> _Peer | None:
+def _read_peers(folder: Path) -> list[_Peer]:
+    peers = (_read_peer(file) for file in folder.glob(File.STEPS.glob))
+    return [peer for peer in peers if peer is not None]
+
+
+def _read_peer(file: Path) -> _Peer | None:
     try:
         with file.open("rb") as lines:
             header = json.loads(lines.readline())
@@ -78,18 +89,34 @@ def _read(file: Path) -> _Peer | None:
         pid, since_ns = int(header["pid"]), int(header["recorded_since_unix_ns"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError):  # made a moment ago
+    except (OSError, ValueError, KeyError):  # created a moment ago, without its header yet
         return _Peer(since_ns=time.time_ns(), script="", is_over=False, has_failed=False)
+    end = _last_event(tail)
+    is_here = header.get("hostname") == os.uname().nodename
+    is_gone = is_here and _is_gone(pid, since_ns)
+    if end is None:
+        has_failed = is_gone
+    else:
+        has_failed = end["event"] == StepFileEvent.END and end.get("reason") != EXIT
+    return _Peer(
+        since_ns=since_ns,
+        script=str(header.get("script", "")),
+        is_over=end is not None or is_gone,
+        has_failed=has_failed,
+    )
+
+
+def _last_event(tail: list[bytes]) -> dict[str, Any] | None:
+    """Return the last event among these lines that says that the process ended."""
     end = None
     for line in tail:
         if line.startswith(_LAST_LINES):
             with suppress(ValueError):
                 end = json.loads(line)
-    started_ns = started_unix_ns(pid) if header.get("hostname") == os.uname().nodename else 0
-    is_gone = started_ns is None or started_ns > since_ns  # another process has its number now
-    return _Peer(
-        since_ns=since_ns,
-        script=str(header.get("script", "")),
-        is_over=end is not None or is_gone,
-        has_failed=is_gone if end is None else end["event"] == StepFileEvent.END and end.get("reason") != EXIT,
-    )
+    return end
+
+
+def _is_gone(pid: int, since_ns: int) -> bool:
+    """Whether the process that was recorded since then has ended; another one may have its PID now."""
+    started_ns = started_unix_ns(pid)
+    return started_ns is None or started_ns > since_ns

@@ -1,7 +1,8 @@
 """How many samples and tokens a batch holds, from its shapes alone.
 
-In: what a DataLoader gives. Out: the length of the first tensor's first dimension, and for integer tensors of two
-dimensions (or a mapping's `input_ids`) the number of elements; None where a batch shows neither.
+In: what a DataLoader yields. Out: samples, the length of the first dimension of the first tensor; and tokens, the
+number of elements of an integer tensor with two dimensions (or of a mapping's `input_ids`). None if a batch shows
+neither.
 """
 
 from __future__ import annotations
@@ -33,20 +34,26 @@ def count_batch(batch: object) -> Count:
                 if isinstance(tensor, torch.Tensor) and _holds_tokens(tensor):
                     return tensor.shape[0], tensor.numel()
         first = _first_tensor(batch, _MAX_DEPTH)
-    if first is not None and first.is_nested:  # has no shape
+    if first is None:
+        return None, None
+    if first.is_nested:  # has no shape
         return first.size(0), None
-    return (None, None) if first is None else count_shape(first.shape, first.dtype)
+    return count_shape(first.shape, first.dtype)
 
 
 def count_shape(shape: torch.Size, dtype: torch.dtype) -> Count:
-    """Of a batch whose first tensor is like that."""
+    """Count a batch by the shape and type of its first tensor."""
+    if not shape:
+        return None, None
     if len(shape) == 2 and shape[1] > 1 and dtype in _INTEGERS:
         return shape[0], shape[0] * shape[1]
-    return shape[0] if shape else None, None
+    return shape[0], None
 
 
 def _holds_tokens(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in _INTEGERS and not tensor.is_nested and tensor.dim() == 2 and tensor.shape[1] > 1
+    if tensor.is_nested or tensor.dtype not in _INTEGERS or tensor.dim() != 2:
+        return False
+    return bool(tensor.shape[1] > 1)
 
 
 def _first_tensor(value: object, depth: int) -> torch.Tensor | None:

@@ -1,8 +1,8 @@
-"""The loss of each step, without a synchronisation: scalars stay on their device until they can be had for nothing.
+"""The loss of each step, without a synchronization: scalars stay on their device until reading them costs nothing.
 
 A step's loss is the sum of the scalars that `backward` was called on, before a GradScaler scaled them: the value whose
-gradient the step applied. It is None where `backward` was called on something else, or where a kept scalar was changed
-in place since. On a GPU at most `MAX_KEPT` steps are held; beyond that every other one is dropped.
+gradient the step applied. It is None if `backward` was called on anything else, or if a kept scalar was changed in
+place since. At most `MAX_KEPT` steps are held on a GPU; beyond that every other one is dropped.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from typing import Any, NamedTuple
 import torch
 
 MAX_KEPT = 512
-_MAX_A_STEP = 64
+_MAX_PER_STEP = 64
 _Tensor = torch.Tensor
-_MAX_STORAGE_BYTES = 4096  # a scalar cut out of a large tensor would hold all of it
+_MAX_STORAGE_BYTES = 4096  # a scalar that is a view of a large tensor would keep all of it alive
 
 
 class StepLoss(NamedTuple):
     loss: float | None
-    is_skipped: bool | None  # None: no GradScaler took part
+    is_skipped: bool | None  # None: without a GradScaler
 
 
-Taken = tuple[torch.Tensor, int]  # a scalar, with the version that it had
+Scalar = tuple[torch.Tensor, int]  # with the version that it had
 _NONE = StepLoss(None, None)
 
 
 class KeptLosses:
-    """What one step leaves: its scalars, and a fused optimizer's flag."""
+    """What is kept of one step: its scalars, and the flag of a fused optimizer."""
 
-    __slots__ = ("found_inf", "is_whole", "tensors")
+    __slots__ = ("found_inf", "is_complete", "scalars")
 
     def __init__(self) -> None:
-        self.tensors: list[Taken] = []
+        self.scalars: list[Scalar] = []
         self.found_inf: torch.Tensor | None = None
-        self.is_whole = True
+        self.is_complete = True
 
     @property
     def is_on_cpu(self) -> bool:
         if self.found_inf is not None and not self.found_inf.is_cpu:
             return False
-        return all([tensor.is_cpu for tensor, _ in self.tensors])  # noqa: C419 - a generator takes twice the time
+        return all([tensor.is_cpu for tensor, _ in self.scalars])  # noqa: C419 - a generator takes twice the time
 
     def value(self) -> StepLoss:
-        """Waits for the device, if it is on one."""
+        """Compute the loss; this waits for the device if the scalars are on one."""
         is_skipped = None if self.found_inf is None else bool(self.found_inf.item())
-        if not self.is_whole or not self.tensors:
+        if not self.is_complete or not self.scalars:
             return StepLoss(None, is_skipped)
         total = 0.0
-        for tensor, version in self.tensors:
+        for tensor, version in self.scalars:
             if tensor._version != version:
                 return StepLoss(None, is_skipped)
             total += float(tensor.item())
@@ -56,7 +56,7 @@ class KeptLosses:
 
 
 class Losses:
-    """`take` and `take_flag` when it happens; all else when there is time."""
+    """Call `scaled`, `take` and `take_flag` as things happen, and everything else when there is time."""
 
     def __init__(self) -> None:
         self._open: KeptLosses | None = None
@@ -65,11 +65,11 @@ class Losses:
         self._stride = 1
 
     def scaled(self, scaled: object, unscaled: object) -> None:
-        """A GradScaler has made `scaled` of `unscaled`."""
+        """A GradScaler has scaled the loss `unscaled` to `scaled`."""
         self._scaled = (scaled, unscaled)
 
-    def take(self, tensors: object) -> Taken | None:
-        """`backward` is called on `tensors`: for `add`. It keeps no graph alive, and no large tensor."""
+    def take(self, tensors: object) -> Scalar | None:
+        """Return what `add` keeps of the tensors that `backward` is called on: no graph, and no large tensor."""
         tensor: Any = tensors
         if type(tensor) is not _Tensor and isinstance(tensor, (tuple, list)) and len(tensor) == 1:
             tensor = tensor[0]
@@ -87,19 +87,19 @@ class Losses:
         return tensor.detach(), tensor._version
 
     def take_flag(self, optimizer: object) -> torch.Tensor | None:
-        """A fused optimizer stepped with this flag of a GradScaler: 1 where it changed nothing."""
+        """Return the flag that a GradScaler gave a fused optimizer, which is 1 if the step changed nothing."""
         flag = getattr(optimizer, "found_inf", None)
         return flag.detach() if isinstance(flag, torch.Tensor) else None
 
-    def add(self, taken: Taken | None) -> None:
-        """One more backward pass of the step; None: its loss is not known."""
+    def add(self, scalar: Scalar | None) -> None:
+        """Add one more backward pass of the step; None: its loss is not known."""
         kept = self._open
         if kept is None:
             kept = self._open = KeptLosses()
-        if taken is not None and len(kept.tensors) < _MAX_A_STEP:
-            kept.tensors.append(taken)
+        if scalar is not None and len(kept.scalars) < _MAX_PER_STEP:
+            kept.scalars.append(scalar)
         else:
-            kept.is_whole = False
+            kept.is_complete = False
 
     def add_flag(self, found_inf: torch.Tensor) -> None:
         if self._open is None:
@@ -107,12 +107,12 @@ class Losses:
         self._open.found_inf = found_inf
 
     def close_step(self) -> KeptLosses | None:
-        """What the step that ends has left, for `settle`."""
+        """Return what was kept of the step that ends, for `settle`."""
         kept, self._open = self._open, None
         return kept
 
     def settle(self, step: int, kept: KeptLosses | None) -> StepLoss:
-        """The step's loss where the CPU has it already; else nothing yet, and it is kept for `fetch`."""
+        """Return the step's loss if it is on the CPU; else nothing yet, and it is kept for `fetch`."""
         if kept is None:
             return _NONE
         if kept.is_on_cpu:
@@ -125,12 +125,12 @@ class Losses:
         return _NONE
 
     def restart(self) -> None:
-        """All steps so far were a part of the first, whose loss is not known."""
+        """All steps so far were parts of the first, whose loss is not known."""
         self._kept.clear()
         self._open = self._open or KeptLosses()
-        self._open.is_whole = False
+        self._open.is_complete = False
 
     def fetch(self) -> dict[int, StepLoss]:
-        """All kept steps, with a synchronisation; they are let go."""
+        """Return the losses of all kept steps, with a synchronization, and forget them."""
         kept, self._kept = self._kept, {}
         return {step: value.value() for step, value in kept.items()}

@@ -1,6 +1,6 @@
-"""What the CUDA caching allocator counts, read as the script would read it and never reset.
+"""The counters of the CUDA caching allocator, read as the script would read them and never reset.
 
-Reading costs some 20 us, so it is done twice a second at most; steps in between have None.
+Reading takes about 20 us, so it is done at most twice per second; steps in between have None.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MIN_INTERVAL_NS = 500_000_000
 @dataclass(frozen=True, slots=True)
 class MemoryCounts:
     peak_bytes: int
-    num_retries: int  # since the process began: allocations that first had to empty the cache
+    num_retries: int  # since the process began: allocations that had to empty the cache first
 
 
 class MemoryReader:
@@ -23,7 +23,7 @@ class MemoryReader:
         self._next_ns = 0
 
     def read(self, now_ns: int, *, is_forced: bool = False) -> MemoryCounts | None:
-        """None where it is too soon, or the process uses no GPU."""
+        """Read the counters; None if it is too soon, or if the process uses no GPU."""
         if now_ns < self._next_ns and not is_forced:
             return None
         self._next_ns = now_ns + _MIN_INTERVAL_NS

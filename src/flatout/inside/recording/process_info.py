@@ -1,4 +1,7 @@
-"""What a rank says of itself in its step file, and how it ended. Asks nothing that would wake a sleeping GPU."""
+"""What a rank reports about its process in the step file, and how the process ended.
+
+Nothing here wakes a sleeping GPU: torch.cuda is asked only if the script has initialized it.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from flatout.inside.identity import Identity
 from flatout.inside.protocol import EXIT
 from flatout.inside.recording.attempt import script_name
 
-_PATIENCE_S = 5.0
+_GPU_TIMEOUT_S = 5.0
 
 
-def about_process(identity: Identity, base_unix_ns: int, source: str) -> dict[str, Any]:
+def process_info(identity: Identity, base_unix_ns: int, source: str) -> dict[str, Any]:
+    """Return the header of the step file; `source` is what steps are counted by."""
     return {
         "rank": identity.rank,
         "world_size": identity.world_size,
@@ -41,28 +45,28 @@ def _device() -> dict[str, Any] | None:
     if not torch.cuda.is_initialized():
         return None
     index = torch.cuda.current_device()
-    facts = torch.cuda.get_device_properties(index)
+    properties = torch.cuda.get_device_properties(index)
     return {
         "index": index,
-        "name": facts.name,
-        "memory_bytes": facts.total_memory,
-        "uuid": str(facts.uuid) if hasattr(facts, "uuid") else None,
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "uuid": str(properties.uuid) if hasattr(properties, "uuid") else None,
     }
 
 
 def ended_by() -> str:
-    """`exit`, or the name of the exception that ended the process."""
+    """Return EXIT, or the name of the exception that ended the process."""
     error = getattr(sys, "last_type", None)
     return error.__name__ if error is not None else EXIT
 
 
 def is_gpu_done() -> bool:
-    """Whether the GPU finishes its work within a few seconds: a rank whose peers died may wait in it for ever."""
+    """Whether the GPU finishes its work within a few seconds: if a peer has died, a collective may never end."""
     if not torch.cuda.is_initialized():
         return True
     event = torch.cuda.Event()
     event.record()
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _GPU_TIMEOUT_S
     while not event.query():
         if time.monotonic() > deadline:
             return False

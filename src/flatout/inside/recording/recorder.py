@@ -1,19 +1,18 @@
-"""One rank's recorder: events of the training loop in, `rank{R}.steps.jsonl` and the trace out.
+"""The recorder of one rank: events of the training loop in, steps out to `RankOutput`.
 
-It lives from the first event of a process to its end. Steps are numbered from 0; a step is what lies between two ends
-that `StepDetector` finds, on the thread that trains. The recorder's own heavy work (the FLOPs step, the trace window,
-the export) lies between steps and in steps that are marked.
+It lives from the first event of a process to its end. Steps are numbered from 0; a step lies between two ends that
+`StepDetector` finds, on the thread that trains. The recorder's own heavy work (counting FLOPs, tracing, writing the
+trace) happens between steps and in steps that are marked.
 
-A hook only notes what happened: code and data that the training has pushed out of the processor's caches cost several
-times as much there as in a loop of their own. The notes of half a second are then worked through together, at an
-event that may end a step. While something is to be done between two certain steps, this is after each event.
+A hook only notes what happened: code and data that the training has evicted from the processor's caches cost several
+times as much there as in a loop of their own. The notes of half a second are then processed together, at an event that
+may end a step. While something is to be done between two particular steps, this happens after each event.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import threading
 import time
 import weakref
@@ -23,37 +22,34 @@ from typing import Any
 import torch
 
 from flatout.inside.checks.gradients import GradientRecorder
-from flatout.inside.identity import find_identity
 from flatout.inside.log import LOG
-from flatout.inside.phases.phases import Phases
 from flatout.inside.protocol import StepFileEvent, StepKind
 from flatout.inside.recording.batches import Count, count_batch, count_shape
-from flatout.inside.recording.losses import Losses, Taken
-from flatout.inside.recording.memory import MemoryReader
-from flatout.inside.recording.process_info import about_process, ended_by, is_gpu_done
-from flatout.inside.recording.sampling import start_sampler
+from flatout.inside.recording.losses import Losses, Scalar
+from flatout.inside.recording.rank_output import RankOutput
 from flatout.inside.recording.steady_state import NoteKinds, steady_rows
 from flatout.inside.recording.step_detector import StepDetector
-from flatout.inside.recording.step_file import StepFile
-from flatout.inside.recording.step_rows import Step, json_number, memory_columns, row_of
+from flatout.inside.recording.step_rows import Step, json_number, memory_columns
 from flatout.inside.settings import RecorderSettings
 
 _now = time.perf_counter_ns
 _thread = threading.get_ident
 _MAX_BATCHES = 512  # of one step
-_MAX_NOTES = 4096  # in an evaluation no optimizer steps, for however long
-_TOGETHER_NS, _TOGETHER_STEADY_NS = 50_000_000, 500_000_000
-# Of short steps after so many, only every eighth loss is kept: keeping it is a third of what a step's hooks cost. In a
-# trial, which compares them, each is.
-_ALL_LOSSES, _LOSS_EVERY, _SHORT_NS = 64, 8, 50_000_000
+_MAX_NOTES = 4096  # in an evaluation no optimizer steps, however long it lasts
+_TOGETHER_NS, _TOGETHER_STEADY_NS = 50_000_000, 500_000_000  # for how long notes are kept before they are processed
+# After the first steps, only every eighth loss of short steps is kept: keeping it is a third of what a step's hooks
+# cost. A trial, which compares losses, keeps each.
+_NUM_ALL_LOSSES, _LOSS_EVERY, _SHORT_NS = 64, 8, 50_000_000
 _Tensor = torch.Tensor
 
 
 class Recorder:
+    """Hooks call its methods; `forget` and `finish` end it."""
+
     def __init__(
         self, settings: RecorderSettings, leave: Callable[[], None], *, between_steps: Callable[[], None] = lambda: None
     ) -> None:
-        """`leave` is called when nothing more is to be reported to it; `between_steps` now and then."""
+        """`leave` is called when nothing more is to be reported here, and `between_steps` now and then."""
         self.settings = settings
         self.is_stopped = False
         self._leave = leave
@@ -62,17 +58,14 @@ class Recorder:
         self.gradients = GradientRecorder(settings.warmup) if settings.has_gradients else None
         self._pid = os.getpid()
         self._detector = StepDetector()
-        self._memory = MemoryReader()
-        self._file: StepFile | None = None
-        self._phases: Phases | None = None
-        self._thread = _thread()
-        self._base_unix_ns = time.time_ns() - _now()
-        # What the hooks have noted: the method that takes it, and its arguments.
+        self._output = RankOutput(settings, self.losses, self.gradients)
+        self._thread = _thread()  # the one that trains
+        # What the hooks have noted: the method that processes it, and its arguments.
         self._notes: list[tuple[Any, ...]] = []
         self._note = self._notes.append
-        self._busy = threading.Lock()  # held while notes are worked through
+        self._busy = threading.Lock()  # held while notes are processed
         self._next_work_ns = 0
-        self._ended: list[Step] = []
+        self._ended: list[Step] = []  # to be written
         self._step = 0
         self._first_ns = self._start_ns = 0  # 0: nothing has happened yet
         self._kind = StepKind.FIRST
@@ -82,21 +75,21 @@ class Recorder:
         self._is_saving = False
         self._num_batches = 0
         self._counts: list[Count] = []
-        self._is_by_optimizer = False  # batches and backward passes end no step
+        self._is_by_optimizer = False  # an optimizer steps: batches and backward passes do not end steps
         self._has_scaler = False
         self._num_backward = 0
         self._is_skipped: bool | None = None
         self._optimizers: list[weakref.ref[Any]] = []
         self._known: set[int] = set()  # the ids of the optimizers
-        self._keeps_loss = True  # of the step that runs
+        self._keeps_loss = True  # of the current step
         self._thins_losses = False
         self._loss_turn = 0
-        self._is_steady = False
+        self._is_steady = False  # `steady_rows` may be tried
 
-    # What the hooks report. Each may be called on any thread, and counts on the one that trains.
+    # Events that the hooks report, on any thread; those of the thread that trains count.
 
     def load(self, original: Callable[[Any], Any], iterator: Any) -> Any:
-        """The loader's next batch, and a note of how long it took: one call, as each costs more than what it does."""
+        """Get the loader's next batch and note how long it took; in one call, as calls cost more than this work."""
         if self._is_loading or _thread() != self._thread:
             return self._load_beside(original, iterator)
         self._is_loading = True
@@ -121,29 +114,30 @@ class Recorder:
         finally:
             self._is_loading = False
         if len(self._notes) > _MAX_NOTES:
-            self._take_early()
+            self._process_early()
         return batch
 
     def _load_beside(self, original: Callable[[Any], Any], iterator: Any) -> Any:
-        """By a loader that reads from another loader: counted there. On another thread: nothing waits for it here."""
+        """Get a batch that costs no time here: of a loader inside another, or on a thread that does not train."""
         if _thread() == self._thread:
             return original(iterator)
         batch = original(iterator)
         self._note((Recorder._on_batch, 0, 0, _counted_batch(batch)))
         return batch
 
-    def _take_early(self) -> None:
+    def _process_early(self) -> None:
+        """Process the notes although no step may have ended: there are too many."""
         try:
-            self._work_through(_now())
+            self._process(_now())
         except Exception:  # noqa: BLE001 - an error of ours is never the job's
             LOG.error("loader")
 
     def _asked(self, now: int) -> None:
-        """A batch may end a step."""
+        """Note that a loader is asked for a batch, which may end a step."""
         try:
             self._note((Recorder._on_asked, now))
             if now >= self._next_work_ns:
-                self._work_through(now)
+                self._process(now)
         except Exception:  # noqa: BLE001 - an error of ours is never the job's
             LOG.error("loader")
 
@@ -154,20 +148,20 @@ class Recorder:
         if self._is_by_optimizer:
             self._note((Recorder._on_backward, 0, loss))
             if len(self._notes) > _MAX_NOTES:
-                self._take_early()
+                self._process_early()
             return
         now = _now()
         self._note((Recorder._on_backward, now, loss))
         if now >= self._next_work_ns:
-            self._work_through(now)
+            self._process(now)
 
     def loss_scaled(self, scaled: object, unscaled: object) -> None:
-        """A GradScaler has made `scaled` of `unscaled`."""
+        """A GradScaler has scaled the loss `unscaled` to `scaled`."""
         self._has_scaler = True
         self.losses.scaled(scaled, unscaled)
 
     def optimizer_stepped(self, optimizer: object, *, is_skipped: bool | None) -> None:
-        """An optimizer has stepped, or a GradScaler has left its step out."""
+        """An optimizer has stepped, or a GradScaler has skipped its step."""
         now = _now()
         thread = _thread()
         name = id(optimizer)
@@ -181,20 +175,21 @@ class Recorder:
             self._optimizers.append(weakref.ref(optimizer, lambda _: self._optimizer_is_gone(name)))
         elif now < self._next_work_ns and thread == self._thread:
             return
-        self._work_through(now)
+        self._process(now)
 
     def _optimizer_is_gone(self, name: int) -> None:
-        """The next optimizer may have the same address."""
+        """Forget a deleted optimizer: the next one may have the same address."""
         self._known.discard(name)
         self._note((Recorder._on_optimizer_gone, name))
 
     def checkpoint_begins(self) -> tuple[int, Any] | None:
-        """The script writes a checkpoint, or starts to in the background; None where it is not to be counted."""
+        """The script begins to write a checkpoint; None if it is not to be counted."""
         if self._is_saving or _thread() != self._thread:
             return None
         self._is_saving = True
         mark = None
-        if self._phases is not None and self._phases.is_tracing:
+        phases = self._output.phases
+        if phases is not None and phases.is_tracing:
             mark = torch.autograd.profiler.record_function("flatout:checkpoint")
             mark.__enter__()
         return _now(), mark
@@ -206,10 +201,10 @@ class Recorder:
         if mark is not None:
             mark.__exit__(None, None, None)
 
-    # What was noted, in the order of the events. True where it ended a step.
+    # Processing of what was noted, in the order of the events.
 
-    def _work_through(self, now: int) -> None:
-        """Take what was noted, and where its last event ended a step, do what is due between two steps."""
+    def _process(self, now: int) -> None:
+        """Process the notes and, if the last event ended a step, do what is due between two steps."""
         if not self._busy.acquire(blocking=False):
             return
         try:
@@ -222,6 +217,7 @@ class Recorder:
             self._busy.release()
 
     def _take_notes(self) -> bool:
+        """Process the notes one by one; return whether the last event ended a step."""
         notes = self._notes[:]
         del self._notes[: len(notes)]
         is_end = False
@@ -230,42 +226,39 @@ class Recorder:
         return is_end
 
     def _take_steady_steps(self, now: int) -> bool:
-        """Take and write the notes together, where they are of nothing but plain steps."""
-        file = self._file
-        if (
-            file is None
-            or len(self._known) != 1
-            or self._num_batches
-            or self._num_backward
-            or self._checkpoint_ns
-            or self._ended
-        ):
+        """Process the notes and write their rows in one pass; return False if they hold more than ordinary steps."""
+        file = self._output.file
+        if file is None or len(self._known) != 1:
+            return False
+        if self._num_batches or self._num_backward or self._checkpoint_ns or self._ended:  # a step has begun already
             return False
         notes = self._notes[:]
-        made = steady_rows(
+        steady = steady_rows(
             notes,
             _KINDS,
             thread=self._thread,
             optimizer=next(iter(self._known)),
             number=self._step,
             start=self._start_ns,
-            memory=memory_columns(self._memory.read(now)),
+            memory=memory_columns(self._output.memory.read(now)),
             loss_of=self._loss_of,
         )
-        if made is None:
+        if steady is None:
             return False
         del self._notes[: len(notes)]  # another thread may have added some
-        began, num_steps = self._start_ns, len(made.rows)
-        self._step += num_steps
-        self._start_ns = made.start
-        file.lines(made.rows)
-        self._end_work(now, file, took_ns=made.start - began, num_steps=num_steps)
+        took_ns = steady.start - self._start_ns
+        self._step += len(steady.rows)
+        self._start_ns = steady.start
+        file.lines(steady.rows)
+        self._end_work(now, took_ns=took_ns, num_steps=len(steady.rows))
         return True
 
-    def _loss_of(self, step: int, taken: Taken) -> str:
-        self.losses.add(taken)
+    def _loss_of(self, step: int, scalar: Scalar) -> str:
+        self.losses.add(scalar)
         loss = self.losses.settle(step, self.losses.close_step()).loss
         return json.dumps(json_number(loss))
+
+    # Each of these processes the note of one event, and returns whether it ended a step.
 
     def _on_asked(self, now: int) -> bool:
         if not self._start_ns:
@@ -283,7 +276,7 @@ class Recorder:
         return self._on_batch(began, ended, count_shape(shape, dtype))
 
     def _on_batch(self, began: int, ended: int, count: Count | None) -> bool:
-        """None: the loader had no more."""
+        """`count` is None if the loader had no more batches."""
         self._loader_ns += ended - began
         if count is not None:
             self._num_batches += 1
@@ -294,7 +287,7 @@ class Recorder:
             self._detector.no_batch()
         return False
 
-    def _on_backward(self, now: int, loss: Taken | None) -> bool:
+    def _on_backward(self, now: int, loss: Scalar | None) -> bool:
         closes = False
         if not self._is_by_optimizer:
             if not self._start_ns:
@@ -335,16 +328,16 @@ class Recorder:
     # Steps.
 
     def _restart(self) -> None:
-        """What was counted so far were parts of the first step, unless steps are already agreed upon."""
-        phases = self._phases
-        if phases is not None and phases.is_decided and not phases.may_decide_again:
-            return
+        """Begin again at step 0, as all so far were parts of the first step; not once ranks have agreed on steps."""
+        output = self._output
+        if output.phases is not None:
+            if output.phases.is_decided and not output.phases.may_decide_again:
+                return
+            output.phases.restart()
         self._ended.clear()
-        if phases is not None:
-            phases.restart()
-        if self._file is not None:
-            self._file.drop_held_rows()
-            self._file.event(StepFileEvent.RESTART)
+        if output.file is not None:
+            output.file.drop_held_rows()
+            output.file.event(StepFileEvent.RESTART)
         self.losses.restart()
         self._thins_losses, self._keeps_loss, self._is_steady = False, True, False
         self._next_work_ns = 0
@@ -374,18 +367,19 @@ class Recorder:
         self._start_ns = now
 
     def _work(self, now: int) -> None:
-        """All that is due for the steps that have ended: write them down, look at the plan, carry it out."""
-        if self._file is None and not self._claim():
+        """Do all that is due for the steps that have ended: write them, consult the plan and follow it."""
+        source = self._detector.source
+        assert source is not None
+        output = self._output
+        if output.file is None and not output.claim(str(source), self._optimizers):
             self.is_stopped = True
             self._ended.clear()
             self._leave()
             return
-        file, phases = self._file, self._phases
-        assert file is not None and phases is not None
-        source = self._detector.source
-        assert source is not None
+        phases = output.phases
+        assert phases is not None
         steps, self._ended = self._ended, []
-        self._write(file, steps)
+        output.write(steps)
         for step in steps:
             phases.add(step.number, (step.end - step.start) / 1e9)
         self._kind = phases.advance(steps[-1].number, source, is_training=self._detector.is_training)
@@ -393,113 +387,51 @@ class Recorder:
             self.gradients.is_over = True
         if phases.has_exported:
             phases.has_exported = False
-            self._write_losses()  # the export has waited for the GPU already
-        is_special = bool(self._kind or steps[-1].kind)
-        self._end_work(now, file, took_ns=now - steps[0].start, num_steps=len(steps), is_special=is_special)
+            output.write_losses()  # the export has waited for the GPU already
+        self._end_work(now, took_ns=now - steps[0].start, num_steps=len(steps))
+        if self._kind or steps[-1].kind:
+            self._start_ns = _now()  # what was done here is the recorder's work, and not part of a step
 
-    def _end_work(self, now: int, file: StepFile, *, took_ns: int, num_steps: int, is_special: bool = False) -> None:
-        phases = self._phases
-        assert phases is not None
-        file.flush(now)
+    def _end_work(self, now: int, *, took_ns: int, num_steps: int) -> None:
+        """Choose how events are noted from here on, after `num_steps` that took `took_ns`."""
+        output, phases = self._output, self._output.phases
+        assert output.file is not None and phases is not None
+        output.file.flush(now)
         self._between_steps()
-        if is_special:
-            self._start_ns = _now()  # what was done here is the recorder's, and no part of a step
-        is_alone = phases.is_over and len(self._known) == 1
-        self._thins_losses = (
-            is_alone
-            and self.settings.stop_after is None
-            and self._step >= _ALL_LOSSES
-            and took_ns < _SHORT_NS * num_steps
-        )
-        self._keeps_loss = self._keeps_loss or not self._thins_losses
-        self._is_steady = is_alone and self._is_by_optimizer and not phases.is_exact and not self._has_scaler
-        together = _TOGETHER_STEADY_NS if phases.is_over else _TOGETHER_NS
-        self._next_work_ns = 0 if phases.is_exact else now + together
-
-    def _write(self, file: StepFile, steps: list[Step]) -> None:
-        last = steps[-1]
-        memory = self._memory.read(last.end, is_forced=last.kind == StepKind.TRACED)
-        rows = []
-        for step in steps:
-            loss, is_skipped = self.losses.settle(step.number, step.kept)
-            rows.append(row_of(step, loss, is_skipped, memory if step is last else None))
-        file.rows(rows)
-
-    def _claim(self) -> bool:
-        """Become the rank: False where another process is it already."""
-        identity = find_identity()
-        LOG.folder = self.settings.recording
-        header = about_process(identity, self._base_unix_ns, str(self._detector.source))
-        try:
-            if self.settings.attempt:
-                self.settings.folder.mkdir(parents=True, exist_ok=True)
-                self.settings.state.mkdir(parents=True, exist_ok=True)
-            self._file = StepFile(self.settings.folder, identity.rank, header)
-            self._phases = Phases(self.settings, identity, self._file)
-            self._phases.optimizers = self._optimizers
-        except FileExistsError:
-            LOG.write(f"another process has recorded rank {identity.rank} already: this one is not recorded")
-            return False
-        except OSError as error:
-            LOG.write(f"the recording cannot be written to: {error}")
-            return False
-        try:
-            start_sampler(self.settings.recording, identity)
-        except (OSError, subprocess.SubprocessError) as error:
-            LOG.write(f"the sampler could not be started: {error}")
-        return True
+        is_plain = phases.is_over and len(self._known) == 1
+        are_short = took_ns < _SHORT_NS * num_steps
+        may_thin = self.settings.stop_after is None and self._step >= _NUM_ALL_LOSSES
+        self._thins_losses = is_plain and may_thin and are_short
+        if not self._thins_losses:
+            self._keeps_loss = True
+        self._is_steady = is_plain and self._is_by_optimizer and not phases.is_exact and not self._has_scaler
+        if phases.is_exact:
+            self._next_work_ns = 0
+        else:
+            self._next_work_ns = now + (_TOGETHER_STEADY_NS if phases.is_over else _TOGETHER_NS)
 
     # The end.
 
     def finish(self) -> None:
-        """The process ends: what is still held is written. Nothing here waits for a GPU that does not answer."""
+        """The process ends: write all that is still held. A GPU that does not answer is not waited for."""
         if self.is_stopped or self._pid != os.getpid():
             return
         try:
             self._take_notes()
         except Exception:  # noqa: BLE001 - the rest is still to be written
             LOG.error("finish")
-        if self._file is None and not self._ended:
+        if self._output.file is None and not self._ended:
             return
-        if self._file is None and not self._claim():
+        if self._output.file is None and not self._output.claim(str(self._detector.source), self._optimizers):
             return
-        file, phases = self._file, self._phases
-        assert file is not None and phases is not None
         self.is_stopped = True
-        gpu_is_done = is_gpu_done()
-        try:
-            if self._ended:
-                self._write(file, self._ended)
-            if gpu_is_done:
-                phases.finish()
-                self._write_losses()
-                if self.gradients is not None:
-                    self.gradients.write(self.settings.folder, file.rank)
-        except Exception:  # noqa: BLE001 - the rest is still to be written
-            LOG.error("finish")
-        file.event(
-            StepFileEvent.END,
-            reason=ended_by(),
-            num_steps=self._step,
-            num_optimizers=self._detector.num_optimizers,
-            source=str(self._detector.source),
-            gpu_is_done=gpu_is_done,
-            num_lost_rows=file.num_lost,
-            num_errors=LOG.num_errors,
-        )
-        file.close(_now())
+        self._output.finish(self._ended, num_steps=self._step, detector=self._detector)
 
     def forget(self) -> None:
-        """In a forked child: the recording is the parent's."""
+        """Stop without writing, in a forked child: the recording is the parent's."""
         self.is_stopped = True
-        if self._file is not None:
-            self._file.forget()
-
-    def _write_losses(self) -> None:
-        fetched = self.losses.fetch()
-        if fetched and self._file is not None:
-            values: list[Any] = [[step, json_number(one.loss), one.is_skipped] for step, one in fetched.items()]
-            self._file.event(StepFileEvent.LOSSES, values=values)
+        if self._output.file is not None:
+            self._output.file.forget()
 
 
 _KINDS = NoteKinds(Recorder._on_tensors, Recorder._on_backward, Recorder._on_optimizer)

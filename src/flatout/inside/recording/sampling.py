@@ -1,8 +1,8 @@
-"""Starts the sampler on a node where no `flatout profile` runs, as where `srun` has started the ranks.
+"""Start the sampler on a node where no `flatout profile` runs, e.g. where `srun` has started the ranks.
 
-In: this rank. Out: a process of its own that writes `host-<hostname>.samples.jsonl` and ends when this rank does,
-however that happens. It is no child of the job, and holds none of its streams. It runs with the job's Python; where
-that has no psutil there is no file, and the recording says that the node was not sampled.
+In: this rank. Out: a separate process that writes `host-<hostname>.samples.jsonl` and ends when this rank does, however
+that happens. It is not a child of the job and holds none of its streams. It runs with the job's Python; if that lacks
+psutil there is no file, and the recording says that the node was not sampled.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ _RUN = (
     "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('flatout.probe.sampler', None, '__main__')"
 )
 _IN_THE_BACKGROUND = '"$@" </dev/null >/dev/null 2>&1 &'
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 def start_sampler(recording: Path, identity: Identity) -> bool:
-    """Whether one was started: by the node's first rank only, and where no other samples this host."""
+    """Start it from the node's first rank, unless this host is sampled already; return whether it was started."""
+    is_first_of_node = identity.rank == 0 if identity.local_rank is None else identity.local_rank == 0
+    if not is_first_of_node or not sys.executable:
+        return False
     hostname = os.uname().nodename
     samples = recording / File.SAMPLES.of(hostname)
-    if identity.local_rank not in (0, None) or (identity.local_rank is None and identity.rank != 0):
-        return False
-    if (recording / File.HOST.of(hostname)).exists() or samples.exists() or not sys.executable:
+    if samples.exists() or (recording / File.HOST.of(hostname)).exists():
         return False
     environment = {name: value for name, value in os.environ.items() if name != Variable.RECORDING}
     command = [sys.executable, "-c", _RUN, str(_SOURCES), str(samples), "--watch", str(os.getpid())]
@@ -40,7 +41,7 @@ def start_sampler(recording: Path, identity: Identity) -> bool:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        timeout=_PATIENCE_S,
+        timeout=_TIMEOUT_S,
         check=False,
     )
     return True

@@ -1,7 +1,8 @@
-"""The rows of the step file for steps of the plainest kind, made together in one pass.
+"""The rows of ordinary steps, made together in one pass: what a training is, nearly all of its time.
 
-Training is nearly all such steps: at most one batch, one backward pass, one optimizer's step, with nothing to do for
-the recorder between them. Taken event by event, as all others are, they would cost a multiple.
+In: the recorder's notes of half a second. Out: rows of the step file as text, or None if the notes hold anything but
+ordinary steps: at most one batch, one backward pass and one step of the only optimizer. Handled event by event, as all
+other steps are, they would cost several times as much.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Any, NamedTuple
 from flatout.inside.recording.batches import count_shape
 
 Note = tuple[Any, ...]
+_OrdinaryStep = tuple[int, int, str, Any]  # end, time in the loader, columns of its batch, what was kept of its loss
+_NO_BATCH = "0,null,null"
 
 
 class NoteKinds(NamedTuple):
-    """What the notes begin with, of the three kinds that there are here."""
+    """What the notes of the three events of an ordinary step begin with."""
 
     tensors: object
     backward: object
@@ -38,43 +41,59 @@ def steady_rows(
     memory: str,
     loss_of: Callable[[int, Any], str],
 ) -> SteadyRows | None:
-    """From step `number`, which began at `start`; None where something else happened, too.
+    """Return the rows of the steps from `number` on, which began at `start`; None if there was anything else.
 
-    `memory` are the last row's columns of it. `loss_of` gives the loss of a step, for what was taken of it.
+    `memory` holds the memory columns of the last row. `loss_of` gives the loss of a step from what was kept of it.
     """
-    tensors, backward, optimized = kinds
-    if not notes or notes[-1][0] is not optimized:
+    steps = _ordinary_steps(notes, kinds, (thread, optimizer, None, None))
+    if not steps:
         return None
-    parts: list[
-        tuple[int, int, str, Any]
-    ] = []  # the end, in the loader, batches and counts, what was taken of the loss
-    loader_ns, counts, taken, has_passed = 0, "0,null,null", None, False
-    shape = dtype = None
-    known = ""
-    for note in notes:
-        kind = note[0]
-        if kind is tensors:
-            if counts is known or has_passed:
-                return None
-            _, began, ended, its_shape, its_dtype = note
-            if its_shape != shape or its_dtype is not dtype:
-                shape, dtype = its_shape, its_dtype
-                known = "1,{},{}".format(*("null" if one is None else one for one in count_shape(shape, dtype)))
-            loader_ns, counts = ended - began, known
-        elif kind is backward:
-            if has_passed:
-                return None
-            has_passed, taken = True, note[2]
-        elif kind is optimized and has_passed and note[2:] == (thread, optimizer, None, None):
-            parts.append((note[1], loader_ns, counts, taken))
-            loader_ns, counts, taken, has_passed = 0, "0,null,null", None, False
-        else:
-            return None
     rows = []
-    for end, in_loader, counted, loss in parts:
-        told = "null" if loss is None else loss_of(number, loss)
-        rows.append(f'[{number},{start},{end - start},{in_loader},{counted},1,null,"",{told},null,null,0]')
+    for end, loader_ns, batch, kept in steps:
+        loss = "null" if kept is None else loss_of(number, kept)
+        rows.append(f'[{number},{start},{end - start},{loader_ns},{batch},1,null,"",{loss},null,null,0]')
         number += 1
         start = end
     rows[-1] = rows[-1].replace("null,null,0]", f"{memory},0]")
     return SteadyRows(rows, start)
+
+
+def _ordinary_steps(
+    notes: Sequence[Note], kinds: NoteKinds, optimizer_note: tuple[object, ...]
+) -> list[_OrdinaryStep] | None:
+    """Return the steps that the notes hold; None if they hold anything else, or end within a step.
+
+    `optimizer_note` is what the note of an optimizer's step ends with.
+    """
+    tensors, backward, optimized = kinds
+    if not notes or notes[-1][0] is not optimized:
+        return None
+    steps: list[_OrdinaryStep] = []
+    loader_ns, batch, loss, has_passed = 0, _NO_BATCH, None, False
+    last_shape = last_dtype = None
+    last_batch = ""
+    for note in notes:
+        kind = note[0]
+        if kind is tensors:
+            if batch is not _NO_BATCH or has_passed:
+                return None
+            _, began, ended, shape, dtype = note
+            if shape != last_shape or dtype is not last_dtype:
+                last_shape, last_dtype = shape, dtype
+                samples, tokens = count_shape(shape, dtype)
+                last_batch = f"1,{_json_count(samples)},{_json_count(tokens)}"
+            loader_ns, batch = ended - began, last_batch
+        elif kind is backward:
+            if has_passed:
+                return None
+            has_passed, loss = True, note[2]
+        elif kind is optimized and has_passed and note[2:] == optimizer_note:
+            steps.append((note[1], loader_ns, batch, loss))
+            loader_ns, batch, loss, has_passed = 0, _NO_BATCH, None, False
+        else:
+            return None
+    return steps
+
+
+def _json_count(count: int | None) -> str:
+    return "null" if count is None else str(count)

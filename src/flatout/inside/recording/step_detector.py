@@ -1,10 +1,10 @@
-"""Where one step ends and the next begins, from what a training loop does. Knows no torch.
+"""Where one step ends and the next begins, from what a training loop does. Knows nothing of torch.
 
-In: the optimizers that step, the batches that loaders give, the backward passes. Out: whether that ended a step.
+In: optimizers that step, batches that loaders yield, backward passes. Out: whether that ended a step.
 
-Optimizers come first. Several of them in turn (a GAN's two, Muon beside AdamW, one for each layer) are one step, which
-ends with the optimizer that was seen for the first time last. Where no optimizer steps, a step is a batch, and
-where there are no batches either, a backward pass.
+Steps are counted by optimizer if one steps. Several that step in turn (the two of a GAN, Muon and AdamW, one for each
+layer) make one step, which ends with the optimizer that appeared last. Without any optimizer a step is a batch, and
+without batches a backward pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable
 from enum import StrEnum
 
-# So many steps of one optimizer without the closing one mean that the closing one is out of use.
+# After this many steps of one optimizer without the closing one, the closing one is no longer in use.
 MAX_STEPS_WITHOUT_CLOSER = 64
 
 
@@ -26,19 +26,21 @@ class StepSource(StrEnum):
 
 
 class StepDetector:
+    """Call a method for each event; each returns whether the event ended a step."""
+
     def __init__(self) -> None:
         self.source: StepSource | None = None
         self.num_optimizers = 0
-        self.restarts = False  # the last event showed that all before it belongs to the first step
+        self.restarts = False  # the last event showed that all events before it belong to the first step
         self._known: set[Hashable] = set()
-        self._closer: Hashable = None
+        self._closer: Hashable = None  # the optimizer that ends each step
         self._has_closed = False
         self._since_close: Counter[Hashable] = Counter()
         self._has_batch = False
         self._has_backward = False
 
     def optimizer(self, optimizer: Hashable) -> bool:
-        """An optimizer has stepped: True where that ends a step."""
+        """An optimizer has stepped."""
         self.restarts = False
         if optimizer == self._closer and self.num_optimizers == 1:
             self._has_closed = True
@@ -59,14 +61,14 @@ class StepDetector:
         return True
 
     def optimizer_is_gone(self, optimizer: Hashable) -> None:
-        """The next one, of a new fold or round, takes its place."""
+        """An optimizer was deleted: that of a new fold or round will take its place."""
         self._known.discard(optimizer)
         self._since_close.pop(optimizer, None)
         if optimizer == self._closer:
             self._closer = None
 
     def batch(self) -> bool:
-        """A loader is asked for a batch: True where that ends the step of the batch before it."""
+        """A loader is asked for a batch, which ends the step of the batch before it."""
         self.restarts = False
         if self.source is StepSource.OPTIMIZER:
             return False
@@ -77,11 +79,11 @@ class StepDetector:
         return ended
 
     def no_batch(self) -> None:
-        """The loader that was asked had none: what follows belongs to the step of the next batch."""
+        """The loader had no more batches: what follows belongs to the step of the next batch."""
         self._has_batch = False
 
     def backward(self) -> bool:
-        """A backward pass begins: True where that ends the step of the one before it."""
+        """A backward pass begins, which ends the step of the one before it."""
         self.restarts = False
         if self.source not in (None, StepSource.BACKWARD):
             self._has_backward = True
@@ -93,4 +95,5 @@ class StepDetector:
 
     @property
     def is_training(self) -> bool:
+        """Whether gradients are computed, as opposed to an evaluation."""
         return self._has_backward or self.source is StepSource.OPTIMIZER

@@ -1,8 +1,8 @@
-"""`rank{R}.steps.jsonl`: what one rank writes down, line by line, so that a killed rank leaves what it had.
+"""`rank{R}.steps.jsonl`: what one rank records, line by line, so that a killed rank leaves what it had written.
 
-The first line is an object with `schema`. After it come rows (arrays, in the order of `STEP_COLUMNS`) and objects with
-`event`. To make the file is to claim the rank: a second process of the same number finds it there. Lines are held back
-for a second, so that writing costs a step nothing; where they cannot be written, they are kept and tried again.
+The first line is an object with `schema`. It is followed by rows (arrays, in the order of `STEP_COLUMNS`) and objects
+with `event`. Creating the file claims the rank: a second process with the same rank finds it there. Lines are held back
+for a second, so that writing costs a step nothing; lines that cannot be written are kept and tried again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _MAX_HELD = 20_000
 
 
 class StepFile:
+    """The step file of one rank."""
+
     def __init__(self, recording: Path, rank: int, header: dict[str, Any]) -> None:
-        """Raises FileExistsError where another process is this rank already."""
+        """Create the file. Raises FileExistsError if another process is this rank already."""
         path = recording / File.STEPS.of(rank)
         self.rank = rank
         self.num_lost = 0
@@ -32,23 +34,25 @@ class StepFile:
         self._next_ns = 0
 
     def rows(self, rows: Sequence[tuple[object, ...]]) -> None:
-        """Encoded together, which takes a third of the time; no text in them holds a bracket."""
+        """Add rows. They are encoded together, in a third of the time; no text in them contains a bracket."""
         if rows:
             self._held += _encode(rows)[1:-1].replace("],[", "]\n[").split("\n")
 
     def lines(self, rows: Sequence[str]) -> None:
-        """Rows that are encoded already."""
+        """Add rows that are encoded already."""
         self._held += rows
 
     def event(self, name: str, **fields: object) -> None:
         self._held.append(_encode({"event": name, **fields}))
 
     def drop_held_rows(self) -> None:
-        """Forget rows that are not written yet."""
+        """Forget the rows that are not written yet."""
         self._held = [line for line in self._held if not line.startswith("[")]
 
     def flush(self, now_ns: int, *, is_forced: bool = False) -> None:
-        if not self._held or (now_ns < self._next_ns and not is_forced):
+        """Write the lines that are held back, if it is time to."""
+        is_time = is_forced or now_ns >= self._next_ns
+        if not is_time or not self._held:
             return
         self._next_ns = now_ns + _HELD_NS
         data = ("\n".join(self._held) + "\n").encode()
@@ -57,14 +61,14 @@ class StepFile:
         except OSError:
             self._drop_oldest()
             return
-        if written < len(data):  # a full disk takes the beginning; what was cut is written again on a line of its own
+        if written < len(data):  # a full disk takes the beginning; the truncated line is written again later
             rest = data[data.rfind(b"\n", 0, written) + 1 :]
             self._held = ["", *rest.decode().splitlines()]
         else:
             self._held = []
 
     def forget(self) -> None:
-        """In a forked child: the file is the parent's."""
+        """Close the file without writing, in a forked child: it is the parent's."""
         os.close(self._file)
 
     def close(self, now_ns: int) -> None:

@@ -1,6 +1,6 @@
-"""The row of the step file for a step of any kind: `Step`, its loss and the memory -> the columns of `step_file`.
+"""The row of a step of any kind: `Step`, its loss and the memory counters -> the columns of the step file.
 
-Steps of the plainest kind are made together, in `steady_state`.
+Ordinary steps, the bulk of a training, are written by `steady_state` instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flatout.inside.recording.memory import MemoryCounts
 
 
 class Step(NamedTuple):
-    """A step that has ended, before it is written down."""
+    """A step that has ended and is not written yet."""
 
     number: int
     start: int
@@ -22,7 +22,7 @@ class Step(NamedTuple):
     loader_ns: int
     checkpoint_ns: int
     num_batches: int
-    counts: list[Count]  # of its last batches
+    counts: list[Count]  # samples and tokens of its last batches
     num_backward: int
     is_skipped: bool | None
     kind: str
@@ -30,7 +30,11 @@ class Step(NamedTuple):
 
 
 def row_of(step: Step, loss: float | None, is_skipped: bool | None, memory: MemoryCounts | None) -> tuple[object, ...]:
-    """`is_skipped`: as a GradScaler's flag told, unless the step itself knows. `memory`: None where it was not read."""
+    """Return the row of a step.
+
+    `is_skipped` is what a GradScaler's flag says, for a step that does not know itself; `memory` is None if the
+    counters were not read.
+    """
     if step.is_skipped is not None:
         is_skipped = step.is_skipped
     return (
@@ -44,26 +48,25 @@ def row_of(step: Step, loss: float | None, is_skipped: bool | None, memory: Memo
         None if is_skipped is None else int(is_skipped),
         step.kind,
         json_number(loss),
-        None if memory is None else memory.peak_bytes,
-        None if memory is None else memory.num_retries,
+        *((None, None) if memory is None else (memory.peak_bytes, memory.num_retries)),
         step.checkpoint_ns,
     )
 
 
 def memory_columns(memory: MemoryCounts | None) -> str:
-    """The same two, of a row that is text already."""
+    """Return the two columns of the memory counters as text, for a row that is text already."""
     return "null,null" if memory is None else f"{memory.peak_bytes},{memory.num_retries}"
 
 
 def json_number(value: float | None) -> float | str | None:
-    """JSON has no infinities: they, and what is no number, become text."""
+    """Return the number, or its text if JSON has no such number: infinities and NaN."""
     return value if value is None or isfinite(value) else str(value)
 
 
 def _counted(step: Step) -> Count:
-    """Samples and tokens of the step: of as many of its last batches as it had backward passes.
+    """Return the samples and tokens of the step: those of as many of its last batches as it had backward passes.
 
-    Batches before those belong to an evaluation; a trainer may fetch all batches of a step before its first pass.
+    Earlier batches belong to an evaluation. A trainer may fetch all batches of a step before its first pass.
     """
     if len(step.counts) == 1:
         return step.counts[0]

@@ -108,7 +108,7 @@ def _divert_quietly(recording: str) -> None:
         from pathlib import Path
 
         files = Path(recording) if recording else None
-        _import_inside("overlay.redirect").divert_files(files)  # type: ignore[attr-defined]
+        _import_inside("overlay.redirect").redirect_files(files)  # type: ignore[attr-defined]
     except Exception:  # noqa: BLE001 - tried again, and logged, once torch is there
         pass
 
