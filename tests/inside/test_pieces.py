@@ -149,7 +149,7 @@ def test_flops_are_left_out_for_tensors_that_are_not_known(monkeypatch: pytest.M
     step = FlopsStep()
     step.begin([torch.optim.SGD([_Unknown(torch.zeros(2))])])
     assert step.end() is None
-    assert step.reason == "parameters are of a tensor subclass that is not known: _Unknown"
+    assert step.reason == "unknown tensor subclass of parameters: _Unknown"
     monkeypatch.setenv("FLATOUT_FLOPS", "0")
     step.begin()
     assert (step.end(), step.reason) == (None, "FLATOUT_FLOPS=0 was set")

@@ -18,7 +18,7 @@ def steps_until_settled(
     settling = WarmupDetector()
     for number, step_s in enumerate(times, 1):
         settling.add(step_s)
-        if settling.is_settled(source, is_training=is_training):
+        if settling.is_over(source, is_training=is_training):
             return number
     return None
 
@@ -53,9 +53,9 @@ def test_steps_that_may_be_parts_of_one_take_longer() -> None:
 def test_a_given_warm_up_is_kept() -> None:
     settling = WarmupDetector(warmup=2)
     settling.add(9.0)
-    assert not settling.is_settled(StepSource.OPTIMIZER, is_training=True)
+    assert not settling.is_over(StepSource.OPTIMIZER, is_training=True)
     settling.add(0.1)
-    assert settling.is_settled(StepSource.OPTIMIZER, is_training=True)
+    assert settling.is_over(StepSource.OPTIMIZER, is_training=True)
 
 
 def identity(world_size: int = 2, rank: int = 0, num_nodes: int | None = 1) -> Identity:

@@ -103,7 +103,7 @@ def test_a_full_disk_does_not_matter_to_the_job(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert len(done.stdout.split()) == 60
     said = " ".join(words(done))
-    assert "the trace was not written: it was cut short, as it is on a full disk" in said or "cannot be read" in said
+    assert "the trace was not written: it is truncated, as on a full disk" in said or "cannot be read" in said
     assert list((tmp_path / "r").glob("*.part")) == []
     assert len(read_recording(tmp_path / "r").ranks[0].steps.number) > 10
 

@@ -6,7 +6,6 @@ ever, with the same names for its parameters, and without anything of ours in it
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable
 from functools import wraps
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
+from flatout.inside.live_objects import live_objects, parameters_of, root_modules
 from flatout.inside.patches.report import Report
 
 _Around = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -86,12 +86,9 @@ def unwrapped(model: Any) -> Any:
 
 
 def models_of(optimizer: Any) -> list[Any]:
-    """The outermost modules that hold a parameter of the optimizer."""
-    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and "_modules" in one.__dict__]
-    inner = {id(child) for module in modules for child in module._modules.values()}
-    roots = [module for module in modules if id(module) not in inner]
-    return [root for root in roots if any(id(parameter) in wanted for parameter in root.parameters())]
+    """Return the outermost modules that hold a parameter of the optimizer."""
+    parameter_ids = {id(parameter) for parameter in parameters_of([optimizer])}
+    return root_modules(live_objects(torch.nn.Module), parameter_ids)
 
 
 def is_compiled(model: Any) -> bool:

@@ -1,8 +1,9 @@
-"""All ranks trace the same steps, agreed through a small file and without a collective in the job's process group.
+"""How all ranks come to trace the same steps: through a small file, without a collective in the job's process group.
 
-Rank 0 decides when its step times have settled, and writes a plan for a step far enough ahead that the others will have
-read it: a third of a second on one node, three on several, whose shared folder may be slow to show what is new. The
-others look for it between steps, every 50 ms or so. Nobody waits: a rank that reads it too late misses the window.
+In: rank 0's step time when its warm-up is over. Out: one `TracePlan` that all ranks follow. Rank 0 plans for a step far
+enough ahead that the others will have read the file: a third of a second on one node, three on several, whose shared
+folder may be slow to show changes. The others look for the file between steps, about every 50 ms. Nobody waits: a rank
+that reads the plan too late skips the trace.
 """
 
 from __future__ import annotations
@@ -17,31 +18,33 @@ from flatout.inside.identity import Identity
 
 _POLL_NS = 20_000_000
 _NOTICE_S, _NOTICE_ACROSS_NODES_S = 0.3, 3.0
-_MOST_STEPS_AHEAD = 100  # of a few tenths of a millisecond each: ranks in step with each other poll in between
-NUM_UNTRACED_STEPS = 5  # at least so many settled steps before the recorder disturbs any
+# Ahead; where steps take a few tenths of a millisecond, ranks in sync poll in between.
+_MAX_STEPS_AHEAD, _MAX_STEPS_AHEAD_ACROSS_NODES = 100, 1000
+NUM_UNTRACED_STEPS = 5  # at least this many steps are measured before the recorder disturbs any
 NUM_RECOVERY_STEPS = 2  # steps after a disturbed one that are not counted
 _MAX_TRACED_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracePlan:
-    """Steps by number. `settled` to `flops_step` (or else to one before `start`) are the untraced steps."""
+    """Steps by number. Those from `settled` to `flops_step` (or else to the one before `start`) are not disturbed."""
 
-    settled: int
+    settled: int  # the first that is measured
     flops_step: int
-    start: int | None  # None: no trace
-    num_steps: int
+    start: int | None  # of the trace; None: no trace
+    num_steps: int  # to trace
 
 
 def make_plan(
     *, settled: int, step_s: float, num_steps: int, is_light: bool, identity: Identity, is_short: bool = False
 ) -> TracePlan:
-    """The plan of rank 0, whose steps take `step_s` once settled at step `settled`.
+    """Plan on rank 0, whose steps take `step_s` when its warm-up is over at step `settled`.
 
-    With `is_short` the window comes as soon as it can: after fewer untraced steps, and fewer to recover in.
+    With `is_short` the trace begins as early as possible: after fewer untraced steps and with fewer to recover in.
     """
-    flops_step = settled + max(1 if is_short else NUM_UNTRACED_STEPS, steps_ahead(step_s, identity))
+    num_untraced = 1 if is_short else NUM_UNTRACED_STEPS
     num_recovery = 0 if is_short else NUM_RECOVERY_STEPS
+    flops_step = settled + max(num_untraced, steps_ahead(step_s, identity))
     affordable = int(_MAX_TRACED_S / step_s) if step_s > 0 else num_steps
     return TracePlan(
         settled=settled,
@@ -52,18 +55,18 @@ def make_plan(
 
 
 def steps_ahead(step_s: float, identity: Identity) -> int:
-    """So many steps from now, all ranks will have read what rank 0 writes now."""
+    """Return after how many steps all ranks will have read what rank 0 writes now."""
     if identity.world_size == 1:
         return 0
     if step_s <= 0:  # no step but the first has ended
         return NUM_UNTRACED_STEPS - 1
-    is_one_node = identity.num_nodes in (None, 1)
-    notice_s = _NOTICE_S if is_one_node else _NOTICE_ACROSS_NODES_S
-    return min(ceil(notice_s / step_s), _MOST_STEPS_AHEAD if is_one_node else 10 * _MOST_STEPS_AHEAD)
+    if identity.num_nodes in (None, 1):
+        return min(ceil(_NOTICE_S / step_s), _MAX_STEPS_AHEAD)
+    return min(ceil(_NOTICE_ACROSS_NODES_S / step_s), _MAX_STEPS_AHEAD_ACROSS_NODES)
 
 
 class TracePlanFile:
-    """The plan's file. Made empty by every rank before it is read, so that no file server remembers its absence."""
+    """The plan's file. Every rank creates it empty before it is read, so that no file server caches its absence."""
 
     def __init__(self, state: Path, identity: Identity, generation: int) -> None:
         self._path = state / f"plan-{generation}"
@@ -77,7 +80,7 @@ class TracePlanFile:
             self._path.write_text(json.dumps(asdict(plan)) + "\n")
 
     def look(self, now_ns: int) -> TracePlan | None:
-        """The plan, once it is there; reads the file at most every 20 ms."""
+        """Return the plan once it is there; the file is read at most every 20 ms."""
         if now_ns < self._next_ns:
             return None
         self._next_ns = now_ns + _POLL_NS

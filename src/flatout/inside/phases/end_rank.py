@@ -17,16 +17,16 @@ from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.identity import Identity
 from flatout.inside.recording.process_info import is_gpu_done
 
-_GPU_PATIENCE_S = 60.0
-_PEERS_PATIENCE_S, _FIRST_LEAVES_LAST_S = 20.0, 0.3
+_GPU_TIMEOUT_S = 60.0
+_PEERS_TIMEOUT_S, _RANK_0_LINGERS_S = 20.0, 0.3
 
 
 def end_now(state: Path, identity: Identity) -> None:
-    """End this rank at once with code 0, when all ranks are here: none waits for one that has left. Never returns.
+    """End this rank with code 0 once all ranks are here, so that none waits for one that has left. Never returns.
 
     What the script registered to run at its exit does not run.
     """
-    deadline = time.monotonic() + _GPU_PATIENCE_S
+    deadline = time.monotonic() + _GPU_TIMEOUT_S
     while not is_gpu_done() and time.monotonic() < deadline:
         pass
     EXIT_HANDLERS.run_all()
@@ -44,15 +44,15 @@ def _meet(state: Path, identity: Identity) -> None:
     if identity.world_size == 1:
         return
     (state / f"stopped-{identity.rank}").touch()
-    deadline = time.monotonic() + _PEERS_PATIENCE_S
+    deadline = time.monotonic() + _PEERS_TIMEOUT_S
     while len(list(state.glob("stopped-*"))) < identity.world_size and time.monotonic() < deadline:
         time.sleep(0.01)
-    if identity.rank == 0:  # it may be the one through which the others talk
-        time.sleep(_FIRST_LEAVES_LAST_S)
+    if identity.rank == 0:  # the others may communicate through it
+        time.sleep(_RANK_0_LINGERS_S)
 
 
 def _end_children() -> None:
-    """Loader workers; torch's own handler would raise an error that they were killed."""
+    """Kill the workers of loaders, without the error that torch's own handler raises for killed ones."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     children = active_children()
@@ -61,4 +61,4 @@ def _end_children() -> None:
     for child in children:
         child.join(1.0)
     finalize: Any = vars(multiprocessing_util)["_run_finalizers"]
-    finalize(0)  # semaphores, of which Python would say that they were forgotten
+    finalize(0)  # releases semaphores, which Python would report as leaked

@@ -1,15 +1,14 @@
 """What the job is, as only its process knows: `facts-rank<R>.json` in the recording.
 
-Looked at once, in steps that the recorder disturbs anyhow: from the FLOPs step to the end of the window, the first
-`zero_grad` and the first `autocast` are noted; then the live objects are looked through for the model, its wrapper, the
-optimizer and the loaders. Other steps cost nothing. In a trial of a tuning, whose steps are compared, this is at the
-end, and nothing is noted before, but for the loaders after the first step: a job that ends before its trial has stopped
-it has none any more. Unknown is null.
+In: the objects of the script. They are looked at once, in steps that the recorder disturbs anyway: from the FLOPs step
+to the end of the trace window, the first `zero_grad` and the first `autocast` are noted; then the model, its wrapper,
+the optimizers and the loaders are searched for among all live objects. Other steps cost nothing. In a trial of a
+tuning, whose steps are compared, everything happens at the end and nothing is noted before, except for the loaders
+after the first step: a job that ends before its trial is stopped has none left. What is not known is null.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -23,6 +22,7 @@ import torch.utils.data.dataloader as loaders
 from torch.optim.optimizer import Optimizer
 
 from flatout.inside.identity import Identity
+from flatout.inside.live_objects import live_objects, parameters_of, root_modules
 from flatout.inside.protocol import File, partial_name
 
 SCHEMA, VERSION = "flatout/facts", 1
@@ -31,6 +31,8 @@ _CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose
 
 
 class FactsCollector:
+    """Call `watch` before the steps to be watched, and `write` once at the end."""
+
     def __init__(self) -> None:
         self.zero_grad_sets_to_none: bool | None = None
         self.uses_autocast = False
@@ -39,15 +41,15 @@ class FactsCollector:
         self._loaders: dict[str, Any] | None = None
 
     def watch(self) -> None:
-        """Note what the following steps do, until `write`."""
+        """Note `zero_grad` and `autocast` from here on, until `write`."""
         self._is_watching = True
         self._watch_zero_grad()
         self._watch_autocast()
 
     def look_at_loaders(self) -> None:
-        """Once: what `write` falls back on where they are gone by then."""
+        """Note the facts of the loaders once, for `write` to use if they are gone by then."""
         if self._loaders is None:
-            self._loaders = _of_loaders(_live(loaders._BaseDataLoaderIter))
+            self._loaders = _loader_facts(live_objects(loaders._BaseDataLoaderIter))
 
     def write(self, recording: Path, identity: Identity, optimizers: Iterable[Any]) -> None:
         for undo in self._undo:
@@ -60,10 +62,10 @@ class FactsCollector:
             "world_size": identity.world_size,
             "hostname": os.uname().nodename,
             "facts": {
-                **_of_process(identity),
-                **self._of_steps(),
+                **_process_facts(identity),
+                **self._step_facts(),
                 **(self._loaders or {}),
-                **_of_objects(list(optimizers)),
+                **_object_facts(list(optimizers)),
             },
             "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
         }
@@ -72,21 +74,20 @@ class FactsCollector:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
 
-    def _of_steps(self) -> dict[str, Any]:
-        is_seen = self._is_watching or self.uses_autocast
-        return {
-            "zero_grad_sets_to_none": self.zero_grad_sets_to_none,
-            "is_autocast": (self.uses_autocast or torch.is_autocast_enabled()) if is_seen else None,
-        }
+    def _step_facts(self) -> dict[str, Any]:
+        uses_autocast: bool | None = self.uses_autocast
+        if not uses_autocast:
+            uses_autocast = torch.is_autocast_enabled() if self._is_watching else None
+        return {"zero_grad_sets_to_none": self.zero_grad_sets_to_none, "is_autocast": uses_autocast}
 
     def _watch_zero_grad(self) -> None:
         for kind in (Optimizer, torch.nn.Module):
             original: Any = kind.zero_grad
 
-            def zero_grad(one: Any, set_to_none: bool = True, *, _original: Any = original) -> None:
+            def zero_grad(holder: Any, set_to_none: bool = True, *, _original: Any = original) -> None:
                 if self.zero_grad_sets_to_none is not False:
                     self.zero_grad_sets_to_none = bool(set_to_none)
-                _original(one, set_to_none)
+                _original(holder, set_to_none)
 
             self._replace(kind, "zero_grad", wraps(original)(zero_grad))
 
@@ -94,10 +95,10 @@ class FactsCollector:
         original = torch.autocast.__enter__
 
         @wraps(original)
-        def enter(one: Any) -> Any:
-            if getattr(one, "_enabled", True):
+        def enter(context: Any) -> Any:
+            if getattr(context, "_enabled", True):
                 self.uses_autocast = True
-            return original(one)
+            return original(context)
 
         self._replace(torch.autocast, "__enter__", enter)
 
@@ -112,26 +113,27 @@ class FactsCollector:
         self._undo.append(undo)
 
 
-def _of_process(identity: Identity) -> dict[str, Any]:
+def _process_facts(identity: Identity) -> dict[str, Any]:
     has_gpu = torch.cuda.is_initialized()
     capability = torch.cuda.get_device_capability() if has_gpu else None
+    num_numa_nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))
     return {
         "torch": str(torch.__version__).partition("+")[0],
         "nccl": _nccl_version() if has_gpu else None,
-        "backend": None
-        if identity.backend is None
-        else identity.backend.rpartition(":")[2]
-        if "," not in identity.backend
-        else _of_device(identity.backend, has_gpu),
+        "backend": _gradient_backend(identity.backend, has_gpu),
         "threads_per_rank": torch.get_num_threads(),
         "gpu_arch": None if capability is None else capability[0] + capability[1] / 10,
         "is_deterministic": bool(torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic),
-        "num_numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
+        "num_numa_nodes": num_numa_nodes or None,
     }
 
 
-def _of_device(backends: str, has_gpu: bool) -> str:
-    """Of `cpu:gloo,cuda:nccl` the one that carries gradients."""
+def _gradient_backend(backends: str | None, has_gpu: bool) -> str | None:
+    """Return the backend that carries gradients, from e.g. `nccl` or `cpu:gloo,cuda:nccl`."""
+    if backends is None:
+        return None
+    if "," not in backends:
+        return backends.rpartition(":")[2]
     by_device = dict(item.partition(":")[::2] for item in backends.split(","))
     return by_device.get("cuda" if has_gpu else "cpu", backends)
 
@@ -144,86 +146,97 @@ def _nccl_version() -> str | None:
     return ".".join(map(str, version)) if isinstance(version, tuple) else None
 
 
-def _of_objects(optimizers: list[Any]) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    objects = _live(torch.nn.Module, loaders._BaseDataLoaderIter)
-    parameters = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
-    facts |= _of_optimizers(optimizers, parameters)
-    facts |= _of_models([one for one in objects if isinstance(one, torch.nn.Module)], {id(one) for one in parameters})
-    facts |= _of_loaders([one for one in objects if isinstance(one, loaders._BaseDataLoaderIter)])
-    facts["device"] = parameters[0].device.type if parameters else ("cuda" if torch.cuda.is_initialized() else None)
-    return facts
+def _object_facts(optimizers: list[Any]) -> dict[str, Any]:
+    objects = live_objects(torch.nn.Module, loaders._BaseDataLoaderIter)
+    modules = [candidate for candidate in objects if isinstance(candidate, torch.nn.Module)]
+    iterators = [candidate for candidate in objects if isinstance(candidate, loaders._BaseDataLoaderIter)]
+    parameters = parameters_of(optimizers)
+    device = parameters[0].device.type if parameters else None
+    if device is None and torch.cuda.is_initialized():
+        device = "cuda"
+    return {
+        **_optimizer_facts(optimizers, parameters),
+        **_model_facts(root_modules(modules, {id(parameter) for parameter in parameters})),
+        **_loader_facts(iterators),
+        "device": device,
+    }
 
 
-def _live(*kinds: type) -> list[Any]:
-    return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
-
-
-def _of_optimizers(optimizers: list[Any], parameters: list[Any]) -> dict[str, Any]:
+def _optimizer_facts(optimizers: list[Any], parameters: list[Any]) -> dict[str, Any]:
+    """Return the facts of the optimizer with most parameters, and of all gradients."""
     if not optimizers:
         return {}
-    largest = max(optimizers, key=lambda one: sum(p.numel() for group in one.param_groups for p in group["params"]))
+    largest = max(optimizers, key=_num_elements)
     group = largest.param_groups[0]
-    trained = [one for one in parameters if one.requires_grad]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
     return {
         "optimizer": type(largest).__name__,
         "optimizer_is_fused": bool(group.get("fused")),
         "optimizer_is_foreach": group.get("foreach"),
-        "gradient_bytes": sum(one.numel() * one.element_size() for one in trained) or None,
-        "gradient_element_bytes": max((one.element_size() for one in trained), default=None),
+        "gradient_bytes": gradient_bytes or None,
+        "gradient_element_bytes": max((parameter.element_size() for parameter in trained), default=None),
     }
 
 
-def _of_models(modules: list[Any], wanted: set[int]) -> dict[str, Any]:
-    inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
-    roots = [one for one in modules if id(one) not in inner and any(id(p) in wanted for p in one.parameters())]
-    if not roots:
+def _num_elements(optimizer: Any) -> int:
+    return sum(parameter.numel() for parameter in parameters_of([optimizer]))
+
+
+def _model_facts(models: list[Any]) -> dict[str, Any]:
+    if not models:
         return {}
-    trained = [module for root in roots for module in root.modules()]
-    names = {base.__name__ for kind in {type(one) for one in trained} for base in kind.__mro__}
-    ddp = [one for one in trained if isinstance(one, torch.nn.parallel.DistributedDataParallel)]
+    modules = [module for model in models for module in model.modules()]
+    class_names = {base.__name__ for kind in set(map(type, modules)) for base in kind.__mro__}
+    ddp = [module for module in modules if isinstance(module, torch.nn.parallel.DistributedDataParallel)]
+    fsdp2_units = [module for module in modules if _has_class(module, "FSDPModule")]
     facts: dict[str, Any] = {
-        "wrapper": "fsdp2" if "FSDPModule" in names else "ddp" if ddp else None,
+        "wrapper": "ddp" if ddp else None,
         "find_unused_parameters": bool(ddp[0].find_unused_parameters) if ddp else None,
-        "has_convolutions": not names.isdisjoint(_CONVOLUTIONS),
-        "has_batch_norm": "_BatchNorm" in names,
-        "has_transformers": "transformers" in sys.modules and "PreTrainedModel" in names,
-        "is_compiled": "OptimizedModule" in names
-        or any(one._compiled_call_impl is not None for one in trained)
-        or _has_compiled(),
+        "has_convolutions": not class_names.isdisjoint(_CONVOLUTIONS),
+        "has_batch_norm": "_BatchNorm" in class_names,
+        "has_transformers": "transformers" in sys.modules and "PreTrainedModel" in class_names,
+        "is_compiled": "OptimizedModule" in class_names or _is_compiled(modules),
     }
-    sharded = [one for one in trained if "FSDPModule" in {base.__name__ for base in type(one).__mro__}]
-    if sharded:
-        facts["reshards_after_forward"] = _reshards(sharded)
+    if fsdp2_units:
+        facts["wrapper"] = "fsdp2"
+        facts["reshards_after_forward"] = _reshards(fsdp2_units)
     return facts
 
 
-def _has_compiled() -> bool:
-    """A compiled function that is no module."""
+def _has_class(module: Any, name: str) -> bool:
+    return any(base.__name__ == name for base in type(module).__mro__)
+
+
+def _is_compiled(modules: list[Any]) -> bool:
+    """Whether a module was compiled in place, or a function that is not a module."""
+    if any(module._compiled_call_impl is not None for module in modules):
+        return True
     utils = sys.modules.get("torch._dynamo.utils")
     return utils is not None and bool(utils.counters["stats"]["unique_graphs"])
 
 
 def _reshards(units: list[Any]) -> bool | None:
-    """Any unit but the root, which FSDP2 itself keeps gathered."""
-    found = []
+    """Whether a unit frees its weights after forward; not counting the root, which FSDP2 itself keeps gathered."""
+    answers = []
     for unit in units:
         state = unit._get_fsdp_state()
-        group = getattr(state, "_fsdp_param_group", None)
-        if group is not None and hasattr(group, "post_forward_mesh_info") and not getattr(state, "_is_root", False):
-            found.append(group.post_forward_mesh_info is not None)
-    return any(found) if found else None
+        group: Any = getattr(state, "_fsdp_param_group", None)
+        if getattr(state, "_is_root", False) or not hasattr(group, "post_forward_mesh_info"):
+            continue
+        answers.append(group.post_forward_mesh_info is not None)
+    return any(answers) if answers else None
 
 
-def _of_loaders(iterators: list[Any]) -> dict[str, Any]:
-    """Of the iterator that has given most batches."""
+def _loader_facts(iterators: list[Any]) -> dict[str, Any]:
+    """Return the facts of the loader that has yielded most batches."""
     if not iterators:
         return {}
-    most = max(iterators, key=lambda one: one._num_yielded)
-    workers = most._num_workers
+    busiest = max(iterators, key=lambda iterator: iterator._num_yielded)
+    num_workers = busiest._num_workers
     return {
-        "loader_workers": workers,
-        "loader_prefetch": getattr(most, "_prefetch_factor", None) if workers else None,
-        "loader_pins_memory": bool(most._pin_memory),
-        "loader_has_persistent_workers": bool(most._persistent_workers),
+        "loader_workers": num_workers,
+        "loader_prefetch": getattr(busiest, "_prefetch_factor", None) if num_workers else None,
+        "loader_pins_memory": bool(busiest._pin_memory),
+        "loader_has_persistent_workers": bool(busiest._persistent_workers),
     }

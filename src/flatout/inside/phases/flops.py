@@ -1,9 +1,9 @@
-"""The floating-point operations of one step, by the formulas of torch's own flop counter, as they are executed.
+"""The floating-point operations of one step, as executed, by the formulas of torch's own flop counter.
 
-For one step a dispatch mode sees each operator with its tensors, counts and passes it on. It is left out where it would
-change what runs: code that `torch.compile` has compiled would fall back to eager kernels, another mode may be active,
-and tensor subclasses that are not known here may not expect one. Recomputed activations are counted each time; kernels
-of other libraries and custom ones are not seen.
+In: the operators of one step. Out: FLOPs by operand type. A dispatch mode sees each operator with its tensors, counts
+it and passes it on. It is not used where it would change what runs: code compiled by `torch.compile` would fall back to
+eager kernels, another mode may be active, and unknown tensor subclasses may not expect one. Recomputed
+activations are counted each time; custom kernels and those of other libraries are not seen.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch.utils import _python_dispatch, flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flatout.inside.live_objects import parameters_of
 from flatout.inside.log import LOG
 from flatout.inside.protocol import Variable
 
@@ -31,15 +32,15 @@ def _cpu_attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_:
     return int(flop_counter.sdpa_backward_flop_count(*shapes))
 
 
-# The registry knows the fused attention of GPUs only; the CPU's has the same products.
+# The registry knows only the fused attention of GPUs; that of the CPU has the same matrix multiplications.
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_counter.flop_registry,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
 }
 _KNOWN_PARAMETERS = {"Parameter", "Tensor", "DTensor", "FlatParameter"}
-_LEFT: list[Any] = []  # modes that stay: torch 2.4 crashes where one is taken off that nobody else holds
-_NOT_EXECUTED = {"FakeTensor", "FunctionalTensor"}  # shapes that are only worked out
+_LEFT: list[Any] = []  # modes that stay in place: torch 2.4 crashes if one is removed that nobody else holds
+_NOT_EXECUTED = {"FakeTensor", "FunctionalTensor"}  # only shapes are computed
 _NAMES = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
 
 
@@ -58,7 +59,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[misc]  # torch is not followe
     ) -> Any:
         kinds = {kind.__name__ for kind in types}
         if "DTensor" in kinds:
-            return NotImplemented  # it unwraps itself, and this rank's part of the work comes here again
+            return NotImplemented  # it unwraps itself, and the work of this rank comes here again
         out = func(*args, **(kwargs or {}))
         if self.is_on and not kinds & _NOT_EXECUTED:
             self.num_operators += 1
@@ -69,22 +70,26 @@ class _Counter(TorchDispatchMode):  # type: ignore[misc]  # torch is not followe
 
     def _count(self, formula: Callable[..., int], args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         try:
-            # Overloads with an output type (`addmm.dtype`) have it behind the tensors; the formulas do not know it.
+            # Overloads with an output type (`addmm.dtype`) have it after the tensors; the formulas do not know it.
             shaped = tuple(arg for arg in args if not isinstance(arg, torch.dtype))
             self.flops[self._operand_type(args)] += int(formula(*shaped, **kwargs, out_val=out))
-        except Exception:  # noqa: BLE001 - a shape that the formula does not foresee
+        except Exception:  # noqa: BLE001 - a shape that the formula does not expect
             LOG.error("flops")
             self.is_on = False
 
     def _operand_type(self, args: tuple[Any, ...]) -> str:
-        """`bf16`, `fp32`, ... of the first tensor."""
+        """Return the type of the first tensor: `bf16`, `fp32`, ..."""
         tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
-        name = "other" if tensor is None else str(tensor.dtype).removeprefix("torch.")
-        return "fp8" if name.startswith("float8") else {**_NAMES, "float32": self._fp32}.get(name, name)
+        if tensor is None:
+            return "other"
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name == "float32":
+            return self._fp32
+        return "fp8" if name.startswith("float8") else _NAMES.get(name, name)
 
 
 class FlopsStep:
-    """Counts between `begin` and `end`, both called between two steps."""
+    """Counts the operations between `begin` and `end`, both called between two steps."""
 
     def __init__(self) -> None:
         self.reason: str | None = None  # why there is no count
@@ -97,13 +102,13 @@ class FlopsStep:
             self._counter.__enter__()
 
     def end(self) -> tuple[dict[str, int], int] | None:
-        """(FLOPs by operand type, number of operators), or None with the reason set."""
+        """Return FLOPs by operand type and the number of operators; or None, with the reason set."""
         counter, self._counter = self._counter, None
         if counter is None:
             return None
         if _python_dispatch._get_current_dispatch_mode() is counter:
             counter.__exit__(None, None, None)
-        else:  # a mode of the script's lies above: ours stays below it and only passes on
+        else:  # a mode of the script is above ours, which stays below it and only passes operators on
             self.reason = "another dispatch mode was active at the end of the step"
             _LEFT.append(counter)
         was_on, counter.is_on = counter.is_on, False
@@ -113,14 +118,12 @@ class FlopsStep:
 
 
 def why_not(optimizers: Iterable[Any] = ()) -> str | None:
-    """The reason not to count now, or None."""
+    """Return the reason not to count now; None if there is none."""
     if os.environ.get(Variable.FLOPS) == "0":
         return f"{Variable.FLOPS}=0 was set"
-    kinds = {
-        type(parameter).__name__ for one in optimizers for group in one.param_groups for parameter in group["params"]
-    }
-    if kinds - _KNOWN_PARAMETERS:
-        return f"parameters are of a tensor subclass that is not known: {min(kinds - _KNOWN_PARAMETERS)}"
+    unknown = {type(parameter).__name__ for parameter in parameters_of(optimizers)} - _KNOWN_PARAMETERS
+    if unknown:
+        return f"unknown tensor subclass of parameters: {min(unknown)}"
     if _python_dispatch._get_current_dispatch_mode() is not None:
         return "a dispatch mode of the script is active"
     if "torch._dynamo" in sys.modules and _has_compiled():
@@ -129,13 +132,13 @@ def why_not(optimizers: Iterable[Any] = ()) -> str | None:
 
 
 def _has_compiled() -> bool:
-    counters = sys.modules["torch._dynamo.utils"].counters if "torch._dynamo.utils" in sys.modules else {}
-    return bool(counters.get("frames") or counters.get("stats"))
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters.get("frames") or utils.counters.get("stats"))
 
 
 def _uses_tf32() -> bool:
-    """Whether fp32 matrix products on the GPU may round their operands."""
+    """Whether fp32 matrix multiplications on the GPU may round their operands."""
     try:
         return bool(torch.cuda.is_initialized() and torch.get_float32_matmul_precision() != "highest")
-    except RuntimeError:  # the script has used torch's newer setting, which this one refuses to be mixed with
+    except RuntimeError:  # the script has used torch's newer setting, which cannot be mixed with this one
         return bool(getattr(torch.backends.cuda.matmul, "fp32_precision", "ieee") == "tf32")

@@ -1,6 +1,7 @@
-"""What the recorder does between which steps: warm-up, untraced steps, the FLOPs step, the trace window, the rest.
+"""What the recorder does at which step: warm-up, untraced steps, the FLOPs step, the trace window, the rest.
 
-In: each step's end. Out: the kind of the next step ("" for an ordinary one), and events in the step file.
+In: the end of each step. Out: the kind of the next step, and events in the step file. Ranks go through the same phases
+at the same steps, by the plan that `consensus` gives them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _MIN_STEPS_BEFORE_LOOKING = 3
 
 
 class Phases:
+    """The phases of one rank, from its first step to its end."""
+
     def __init__(self, settings: RecorderSettings, identity: Identity, file: StepFile) -> None:
         self._settings = settings
         self._identity = identity
@@ -53,7 +56,7 @@ class Phases:
 
     @property
     def is_exact(self) -> bool:
-        """Something is to be done between two certain steps: each step's end must be told at once."""
+        """Whether something is to be done between two particular steps, so that each end must be reported at once."""
         if self._stop_condition.needs_each_step:
             return True
         if self._plan is None:
@@ -70,8 +73,12 @@ class Phases:
 
     @property
     def may_decide_again(self) -> bool:
-        """Steps were counted by batches, and now turn out to be an evaluation before the training."""
-        return self._source not in (None, StepSource.OPTIMIZER) and (self._plan is None or self.is_over)
+        """Whether the plan may be dropped: it was made for steps without an optimizer, and has been carried out.
+
+        These turn out to be an evaluation before the training.
+        """
+        has_no_optimizer = self._source not in (None, StepSource.OPTIMIZER)
+        return has_no_optimizer and (self._plan is None or self.is_over)
 
     def restart(self) -> None:
         if self._plan is not None:
@@ -79,12 +86,12 @@ class Phases:
         self._begin_again()
 
     def add(self, step: int, step_s: float) -> None:
-        """Step number `step` took `step_s`."""
+        """Add the time of a step."""
         if self._plan is None and step > 0:
             self._warmup.add(step_s)
 
     def advance(self, step: int, source: StepSource, *, is_training: bool) -> str:
-        """Step number `step` has just ended: do what is due before the next one; that one's kind."""
+        """Step number `step` has just ended: do what is due before the next one, and return the kind of that one."""
         if self._stop_condition.is_asked:
             self._stop_condition.look(step + 1, self._warmup.step_s)
             if self._stop_condition.is_due(step + 1):
@@ -102,26 +109,13 @@ class Phases:
             self._decide(step, source, is_training)
             return StepKind.ORDINARY
         began = time.perf_counter_ns()
-        kind = self._carry_out(plan, step, step + 1)
+        kind = self._follow(plan, step)
         if kind in (StepKind.TRACED, StepKind.PREPARE) or self.has_exported:
             self._file.event(StepFileEvent.RECORDER, before_step=step + 1, cost_ns=time.perf_counter_ns() - began)
         return kind
 
     def _decide(self, step: int, source: StepSource, is_training: bool) -> None:
-        if self._identity.rank != 0:
-            plan = self._plan_file.look(time.perf_counter_ns()) if step >= _MIN_STEPS_BEFORE_LOOKING else None
-        elif self._warmup.is_settled(source, is_training=is_training):
-            plan = make_plan(
-                settled=step + 1,
-                step_s=self._warmup.step_s,
-                num_steps=self._settings.num_steps,
-                is_light=self._settings.is_light,
-                identity=self._identity,
-                is_short=self._settings.warmup is not None and self._settings.warmup < NUM_UNTRACED_STEPS,
-            )
-            self._plan_file.publish(plan)
-        else:
-            plan = None
+        plan = self._make_plan(step, source, is_training) if self._identity.rank == 0 else self._read_plan(step)
         if plan is None:
             return
         self._plan = plan
@@ -129,42 +123,50 @@ class Phases:
         self._stop_condition.agreed(plan)
         if step + 1 > plan.flops_step:
             self.is_over = True
-            self._file.event(
-                StepFileEvent.WINDOW, steps=[], problem="this rank read the plan after its first step: it was ahead"
-            )
+            problem = "this rank read the plan after its first step: it was ahead"
+            self._file.event(StepFileEvent.WINDOW, steps=[], problem=problem)
 
-    def _carry_out(self, plan: TracePlan, ended: int, following: int) -> str:
-        """What the plan says between the two steps; the kind of the one that follows."""
-        window_begins = None if plan.start is None else plan.start - 1
+    def _make_plan(self, step: int, source: StepSource, is_training: bool) -> TracePlan | None:
+        if not self._warmup.is_over(source, is_training=is_training):
+            return None
+        warmup = self._settings.warmup
+        plan = make_plan(
+            settled=step + 1,
+            step_s=self._warmup.step_s,
+            num_steps=self._settings.num_steps,
+            is_light=self._settings.is_light,
+            identity=self._identity,
+            is_short=warmup is not None and warmup < NUM_UNTRACED_STEPS,
+        )
+        self._plan_file.publish(plan)
+        return plan
+
+    def _read_plan(self, step: int) -> TracePlan | None:
+        if step < _MIN_STEPS_BEFORE_LOOKING:
+            return None
+        return self._plan_file.look(time.perf_counter_ns())
+
+    def _follow(self, plan: TracePlan, ended: int) -> str:
+        """Do what the plan has for the time after step `ended`; return the kind of the next step."""
+        following = ended + 1
         if self._window is not None:
-            if following == plan.start:
-                self._window.start(following)
-                return StepKind.TRACED if self._window.state is WindowState.TRACING else self._end_window()
-            return StepKind.TRACED if self._window.next_step() else self._end_window()
+            return self._advance_window(self._window, plan, following)
         if following == plan.flops_step and not self._settings.is_trial:
-            if self._facts is not None:
-                guarded(self._facts.watch)()
-            self._flops = FlopsStep()
-            self._flops.begin([one for reference in self.optimizers if (one := reference()) is not None])
-            return StepKind.FLOPS if self._flops.reason is None else StepKind.ORDINARY
+            return self._begin_flops()
         if ended == plan.flops_step and self._flops is not None:
             self._end_flops(self._flops)
-        if window_begins is None:
-            if ended >= plan.flops_step:
-                self.is_over = True
-                if self._settings.is_trial:
-                    return StepKind.ORDINARY
-                self._recovery = NUM_RECOVERY_STEPS - 1
-                self._write_facts()
-                return StepKind.RECOVERY
-            return StepKind.ORDINARY
-        if following == window_begins:
-            self._window = TraceWindow(
-                self._settings.folder / File.TRACE.of(self._identity.rank), plan.num_steps, self._num_operators
-            )
-            self._window.prepare()
-            return StepKind.PREPARE
+        if plan.start is None:
+            return self._end_without_window() if ended >= plan.flops_step else StepKind.ORDINARY
+        if following == plan.start - 1:
+            return self._prepare_window(plan)
         return StepKind.RECOVERY if ended >= plan.flops_step else StepKind.ORDINARY
+
+    def _begin_flops(self) -> str:
+        if self._facts is not None:
+            guarded(self._facts.watch)()
+        self._flops = FlopsStep()
+        self._flops.begin(self._live_optimizers())
+        return StepKind.FLOPS if self._flops.reason is None else StepKind.ORDINARY
 
     def _end_flops(self, flops: FlopsStep) -> None:
         counted = flops.end()
@@ -175,6 +177,28 @@ class Phases:
             )
         else:
             self._file.event(StepFileEvent.FLOPS, flops_by_type=None, num_operators=None, problem=flops.reason)
+
+    def _end_without_window(self) -> str:
+        self.is_over = True
+        if self._settings.is_trial:
+            return StepKind.ORDINARY
+        self._recovery = NUM_RECOVERY_STEPS - 1
+        self._write_facts()
+        return StepKind.RECOVERY
+
+    def _prepare_window(self, plan: TracePlan) -> str:
+        path = self._settings.folder / File.TRACE.of(self._identity.rank)
+        self._window = TraceWindow(path, plan.num_steps, self._num_operators)
+        self._window.prepare()
+        return StepKind.PREPARE
+
+    def _advance_window(self, window: TraceWindow, plan: TracePlan, following: int) -> str:
+        if following == plan.start:
+            window.start(following)
+            is_traced = window.state is WindowState.TRACING
+        else:
+            is_traced = window.next_step()
+        return StepKind.TRACED if is_traced else self._end_window()
 
     def _end_window(self) -> str:
         window = self._window
@@ -194,8 +218,11 @@ class Phases:
     def _write_facts(self) -> None:
         facts, self._facts = self._facts, None
         if facts is not None:
-            optimizers = [one for reference in self.optimizers if (one := reference()) is not None]
-            guarded(facts.write)(self._settings.recording, self._identity, optimizers)
+            guarded(facts.write)(self._settings.recording, self._identity, self._live_optimizers())
+
+    def _live_optimizers(self) -> list[Any]:
+        optimizers = (reference() for reference in self.optimizers)
+        return [optimizer for optimizer in optimizers if optimizer is not None]
 
     def _stop(self, step: int) -> None:
         """End the process after this step. Never returns."""
@@ -205,7 +232,7 @@ class Phases:
         end_now(self._settings.state, self._identity)
 
     def finish(self) -> None:
-        """The job ends; a window that is open is closed with what it has."""
+        """The job ends: close the trace window if it is open, with what it has."""
         self._write_facts()
         if self._window is not None and not self.is_over:
             self._end_window()

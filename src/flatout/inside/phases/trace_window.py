@@ -1,7 +1,8 @@
-"""The traced steps: torch.profiler around a few steps, exported as plain Kineto JSON once they are over.
+"""The traced steps: torch.profiler around a few steps, exported as plain Kineto JSON when they are over.
 
-`prepare` one step ahead (it loads the GPU's tracing library), `start`, `next_step` between two steps, `stop`. Only one
-profiler can run in a process: where the script starts its own, ours makes way at once.
+In: the boundaries of steps. Out: a trace file. `prepare` is called one step ahead (it loads the GPU's tracing library),
+then `start`, `next_step` between two steps, and `stop`. Only one profiler can run in a process: if the script starts
+its own, ours yields at once.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from flatout.inside.log import guarded
 from flatout.inside.protocol import partial_name
 
 MAX_EVENTS = 2_000_000
-_EVENTS_AN_OPERATOR = 6  # its nested operators, launch and kernel
+_EVENTS_PER_OPERATOR = 6  # its nested operators, launch and kernel
 _MAX_S = 60.0
-_BYTES_AN_EVENT = 300
+_BYTES_PER_EVENT = 300
 _STARTERS = ("_prepare_trace", "_start_trace")
 
 
@@ -37,16 +38,16 @@ class WindowState(Enum):
 
 
 class TraceWindow:
-    """`problem` says, in a clear word, why there is no trace or not all of it."""
+    """`problem` says why there is no trace, or only part of it."""
 
     def __init__(self, path: Path, num_steps: int, num_operators: int | None) -> None:
         self.state = WindowState.IDLE
         self.problem: str | None = None
-        self.steps: list[int] = []  # traced whole
+        self.steps: list[int] = []  # traced completely
         self._path = path
         self._num_steps = num_steps
         if num_operators:
-            self._num_steps = max(min(num_steps, MAX_EVENTS // (num_operators * _EVENTS_AN_OPERATOR)), 1)
+            self._num_steps = max(min(num_steps, MAX_EVENTS // (num_operators * _EVENTS_PER_OPERATOR)), 1)
         self._num_operators = num_operators
         self._profiler: Any = None
         self._mark: Any = None
@@ -68,7 +69,7 @@ class TraceWindow:
         with _quiet_kineto():
             self._profiler.prepare_trace()
         self.state = WindowState.PREPARED
-        self._make_way_for_others()
+        self._watch_other_profilers()
 
     def start(self, step: int) -> None:
         if self.state is not WindowState.PREPARED:
@@ -84,19 +85,20 @@ class TraceWindow:
         self._begin(step)
 
     def next_step(self) -> bool:
-        """A traced step has ended: True where another one is traced."""
+        """A traced step has ended; return whether the next one is traced too."""
         if self.state is not WindowState.TRACING:
             return False
         self._mark.__exit__(None, None, None)
         self._mark = None
         self.steps.append(self._step)
-        if len(self.steps) < self._num_steps and time.monotonic() - self._started < _MAX_S:
-            self._begin(self._step + 1)
-            return True
-        return False
+        is_enough = len(self.steps) >= self._num_steps or time.monotonic() - self._started >= _MAX_S
+        if is_enough:
+            return False
+        self._begin(self._step + 1)
+        return True
 
     def stop(self) -> None:
-        """End the recording and write the file; what went wrong is in `problem`."""
+        """End tracing and write the file; `problem` says what went wrong."""
         if self.state is not WindowState.TRACING:
             self._release()
             if self.state is WindowState.PREPARED:
@@ -117,15 +119,15 @@ class TraceWindow:
         self._mark.__enter__()
 
     def _export(self) -> None:
-        needed = (self._num_operators or 1000) * _EVENTS_AN_OPERATOR * _BYTES_AN_EVENT * max(len(self.steps), 1)
+        num_events = (self._num_operators or 1000) * _EVENTS_PER_OPERATOR * max(len(self.steps), 1)
+        free_bytes = shutil.disk_usage(self._path.parent).free
         partial = self._path.with_name(partial_name(self._path.name))
-        free = shutil.disk_usage(self._path.parent).free
         try:
-            if free < needed:
-                raise OSError(f"no space left for it ({free >> 20} MiB are free)")
+            if free_bytes < num_events * _BYTES_PER_EVENT:
+                raise OSError(f"no space left for it ({free_bytes >> 20} MiB are free)")
             self._profiler.export_chrome_trace(str(partial))
-            if not _is_whole(partial):
-                raise OSError("it was cut short, as it is on a full disk")
+            if not _is_complete(partial):
+                raise OSError("it is truncated, as on a full disk")
             os.replace(partial, self._path)
         except (OSError, RuntimeError) as error:
             partial.unlink(missing_ok=True)
@@ -136,15 +138,15 @@ class TraceWindow:
         self.state = WindowState.DONE
         self._profiler = None
 
-    def _make_way_for_others(self) -> None:
-        """A second profiler would raise an error in the script's own call; so ours ends before it begins."""
+    def _watch_other_profilers(self) -> None:
+        """End ours before a profiler of the script begins, as two would raise an error in the script's own call."""
         for name in _STARTERS:
             original = getattr(autograd_profiler.profile, name, None)
             if original is not None:
                 self._originals[name] = original
-                setattr(autograd_profiler.profile, name, self._making_way(original))
+                setattr(autograd_profiler.profile, name, self._yielding(original))
 
-    def _making_way(self, original: Any) -> Any:
+    def _yielding(self, original: Any) -> Any:
         def start(profiler: Any) -> Any:
             if not self._is_ours and self._originals:
                 self._yield_to_script()
@@ -174,7 +176,7 @@ class TraceWindow:
 
 @contextmanager
 def _quiet_kineto() -> Iterator[None]:
-    """Kineto reads this variable when it is first used, and would write to the job's standard error."""
+    """Keep Kineto from writing to the job's standard error; it reads this variable when it is first used."""
     if "KINETO_LOG_LEVEL" in os.environ:
         yield
         return
@@ -185,7 +187,7 @@ def _quiet_kineto() -> Iterator[None]:
         os.environ.pop("KINETO_LOG_LEVEL", None)
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 64, 0))

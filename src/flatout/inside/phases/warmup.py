@@ -1,8 +1,8 @@
-"""When the warm-up is over: a rule on the step times so far. Knows no torch.
+"""When the warm-up is over: a rule on the step times so far. Knows nothing of torch.
 
-Settled: eleven steps and a second (or fifty steps), and the medians of the last five and of the five before them agree
-within a tenth. Step times that never settle end the warm-up after a hundred steps and half a minute, or after two
-minutes.
+In: the time of each step. Out: whether steps may be measured from here on. They may after eleven steps and one second
+(or fifty steps) if the median of the last five step times is within a tenth of that of the five before. If step times
+never become stable, the warm-up ends after a hundred steps and half a minute, or after two minutes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flatout.inside.protocol import NUM_STABLE_WARMUP_STEPS
 from flatout.inside.recording.step_detector import StepSource
 
 _HALF = NUM_STABLE_WARMUP_STEPS
-_AGREEMENT = 0.1
+_MAX_DIFFERENCE = 0.1
 _MIN_S, _MIN_STEPS_WITHOUT_TIME = 1.0, 50
 _MAX_STEPS, _MAX_S, _LONGEST_S, _FEWEST_STEPS = 100, 30.0, 120.0, 3
 
@@ -22,13 +22,13 @@ _MAX_STEPS, _MAX_S, _LONGEST_S, _FEWEST_STEPS = 100, 30.0, 120.0, 3
 # the host gets ahead of the GPU again, so that it is short: it counts as warm-up, too.
 _DDP_STEPS = 11
 
-# Steps that are no optimizer steps may turn out to be a part of one (an evaluation before the training, gradients that
-# are accumulated over many batches), so they must have gone on for longer.
+# Steps that are not optimizer steps may turn out to be parts of one (an evaluation before the training, gradients that
+# are accumulated over many batches), so more of them are awaited.
 MIN_STEPS = {StepSource.OPTIMIZER: _DDP_STEPS, StepSource.BATCH: 20, StepSource.BACKWARD: 64}
 
 
 class WarmupDetector:
-    """Takes one step time after another. `warmup` sets a fixed number of steps instead of the rule."""
+    """Takes one step time after another. With `warmup`, that number of steps replaces the rule."""
 
     def __init__(self, *, warmup: int | None = None) -> None:
         self.num_steps = 0
@@ -46,19 +46,26 @@ class WarmupDetector:
         """The median of the last steps; 0 before the first."""
         return median(list(self._last)[-_HALF:]) if self._last else 0.0
 
-    def is_settled(self, source: StepSource, *, is_training: bool) -> bool:
-        fewest = MIN_STEPS[StepSource.BACKWARD if source is StepSource.BATCH and is_training else source]
+    def is_over(self, source: StepSource, *, is_training: bool) -> bool:
+        if source is StepSource.BATCH and is_training:
+            fewest = MIN_STEPS[StepSource.BACKWARD]
+        else:
+            fewest = MIN_STEPS[source]
         if self._warmup is not None:
-            # Passes before the first optimizer step are no steps: a plan made of them would differ between ranks.
-            return self.num_steps >= (self._warmup if source is StepSource.OPTIMIZER else max(self._warmup, fewest))
+            if source is StepSource.OPTIMIZER:
+                return self.num_steps >= self._warmup
+            # Passes before the first optimizer step are not steps: a plan made from them would differ between ranks.
+            return self.num_steps >= max(self._warmup, fewest)
         if self._elapsed_s >= _LONGEST_S and self.num_steps >= _FEWEST_STEPS:
             return True
         if self.num_steps < fewest:
             return False
         if self.num_steps >= _MAX_STEPS and self._elapsed_s >= _MAX_S:
             return True
-        if self._elapsed_s < _MIN_S and self.num_steps < _MIN_STEPS_WITHOUT_TIME:
-            return False
+        is_long_enough = self._elapsed_s >= _MIN_S or self.num_steps >= _MIN_STEPS_WITHOUT_TIME
+        return is_long_enough and self._is_stable()
+
+    def _is_stable(self) -> bool:
         times = list(self._last)
         before, after = median(times[:_HALF]), median(times[_HALF:])
-        return abs(after - before) <= _AGREEMENT * max(before, after)
+        return abs(after - before) <= _MAX_DIFFERENCE * max(before, after)

@@ -1,0 +1,24 @@
+"""Objects of the script that are alive, found through the garbage collector: models, loaders."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import Any
+
+
+def live_objects(*kinds: type) -> list[Any]:
+    """Return all objects of these classes; the class is looked up without calling code of the object."""
+    return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), kinds)]
+
+
+def root_modules(modules: Iterable[Any], parameter_ids: set[int]) -> list[Any]:
+    """Return the outermost of the modules that hold one of these parameters, which are given by their `id`."""
+    modules = [module for module in modules if "_modules" in module.__dict__]  # others are still being made
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    roots = (module for module in modules if id(module) not in inner)
+    return [root for root in roots if any(id(parameter) in parameter_ids for parameter in root.parameters())]
+
+
+def parameters_of(optimizers: Iterable[Any]) -> list[Any]:
+    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
