@@ -20,13 +20,13 @@ from typing import Any
 import msgspec
 
 from flatout.schedule.cluster import uniform
-from flatout.schedule.engine import SimulationResult
 from flatout.schedule.fragments import FragmentPool
 from flatout.schedule.jobs import Assumptions, ClusterJob
 from flatout.schedule.load import openb, philly
 from flatout.schedule.measures import Columns
 from flatout.schedule.pool import Pool
 from flatout.schedule.replay import replay, runnable, timed_run
+from flatout.schedule.result import SimulationResult
 
 HOUR = 3600.0
 PHILLY_POLICIES = ("fixed", "fifo", "skip", "easy", "las", "flatout", "srtf-oracle")

@@ -108,5 +108,5 @@ def test_text_has_each_measure_with_its_interval_and_why_one_has_none() -> None:
     text = " ".join(replay_text(none, style=TextStyle(), next_command="flatout x").split())
     assert "(no interval), undecided" in text
     assert "las goodput unknown unknown" in text
-    assert "goodput: all jobs came at once." in text
+    assert "goodput: all jobs were submitted at once." in text
     assert "no interval" in page(none)

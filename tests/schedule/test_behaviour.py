@@ -14,7 +14,7 @@ from flatout.records.replay import PolicyReplay
 from flatout.schedule.cluster import Cluster, GpuType, Node, uniform
 from flatout.schedule.differences import differences
 from flatout.schedule.durations import Durations
-from flatout.schedule.engine import FailureModel, Simulation, SimulationResult
+from flatout.schedule.engine import FailureModel, Simulation
 from flatout.schedule.fragments import FragmentPool
 from flatout.schedule.jobs import Assumptions, ClusterJob
 from flatout.schedule.measures import PolicySamples, measure
@@ -24,6 +24,7 @@ from flatout.schedule.policies.fixed import shares
 from flatout.schedule.policies.heterogeneity import Heterogeneity
 from flatout.schedule.policies.names import make
 from flatout.schedule.pool import Pool
+from flatout.schedule.result import SimulationResult
 from flatout.testing.policies import drawn_jobs
 
 CHARGED = Assumptions(checkpoint_s=100.0, restart_s=10.0)
@@ -165,7 +166,7 @@ def test_best_fit_leaves_whole_nodes_and_wide_jobs_stay_in_a_domain() -> None:
     pool = Pool(nodes)
     assert [pool.take(1), pool.take(3), pool.take(1)] == [0, 0, 1]
     assert pool.take(8) == ((2, 4), (3, 4))
-    pool.give(((2, 4), (3, 4)), 8)
+    pool.release(((2, 4), (3, 4)), 8)
     assert pool.take(10) is None or pool.num_free >= 0
 
 
@@ -179,13 +180,13 @@ def test_a_share_goes_to_the_gpu_where_fragments_grow_least() -> None:
     assert third is not None
     assert first[1] == second[1] != third[1]
     for place in (first, second, third):
-        pool.give(place, 0)
+        pool.release(place, 0)
     assert (pool.num_free, pool.partial, pool.take(2)) == (2, [], 0)
 
 
 def test_fixed_shares_are_in_proportion_but_hold_the_widest_job() -> None:
     assert shares({"a": (750.0, 1), "b": (240.0, 1), "c": (10.0, 2)}, 10) == {"a": 6, "b": 2, "c": 2}
-    with pytest.raises(InputError, match="4 in all, but the cluster has 3"):
+    with pytest.raises(InputError, match="4 in total, but the cluster has 3"):
         shares({"a": (1.0, 2), "b": (1.0, 2)}, 3)
 
 

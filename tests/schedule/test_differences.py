@@ -129,8 +129,7 @@ def test_outcomes_of_a_run_are_those_of_its_log() -> None:
     assert found.lost_gpu_hours.sum() == pytest.approx(whole.lost_gpu_hours + whole.restart_gpu_hours)
     for start, end, share in zip(edges[:-1], edges[1:], found.goodput, strict=True):
         useful = 0.0
-        for row in columns.order:
-            segment = run.log[row]
+        for segment in columns.segments:
             held = segment.end_s - segment.start_s
             overlap = max(0.0, min(end, segment.end_s) - max(start, segment.start_s))
             work = held - segment.overhead_s - segment.lost_s - segment.idle_s
@@ -144,4 +143,4 @@ def test_jobs_in_four_windows_are_too_few() -> None:
     assert found.verdict == "undecided"
     for one in found.measures:
         assert (one.low, one.high) == (None, None)
-        assert one.reason == "jobs were submitted in 4 of 10 windows; an interval takes 5"
+        assert one.reason == "jobs were submitted in 4 of 10 windows; an interval needs 5"

@@ -54,21 +54,21 @@ def test_philly(tmp_path: Path) -> None:
         (1, 66.0, "11cb48"),
     ]
     assert found.jobs[1].submit_s - found.jobs[0].submit_s == 48 * 60 + 52
-    assert found.left_out == {"no duration": 1}
+    assert found.skipped == {"no duration": 1}
 
 
 def test_helios(tmp_path: Path) -> None:
     found = load(written(tmp_path, HELIOS))
     (job,) = found.jobs
     assert (job.num_gpus, job.duration_s, job.user, job.team) == (8, 3600.0, "u1", "vcA")
-    assert found.left_out == {"no GPUs": 1}
+    assert found.skipped == {"no GPUs": 1}
 
 
 def test_acme_runs_from_start_to_end(tmp_path: Path) -> None:
     found = load(written(tmp_path, ACME))
     (job,) = found.jobs
     assert (job.num_gpus, job.duration_s, job.team) == (8, 117.0, "Other")
-    assert found.left_out == {"never started or ended": 1}
+    assert found.skipped == {"never started or ended": 1}
 
 
 def test_openb_shares_of_a_gpu(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_openb_shares_of_a_gpu(tmp_path: Path) -> None:
     wide, shared = found.jobs
     assert (wide.num_gpus, wide.gpu_share, wide.submit_s, wide.duration_s) == (2, 1.0, 5.0, 50.0)
     assert (shared.gpu_share, shared.gpu_types, shared.duration_s) == (0.46, ("V100M16", "V100M32"), 90.0)
-    assert found.left_out == {"no GPUs": 1, "never scheduled": 1}
+    assert found.skipped == {"no GPUs": 1, "never scheduled": 1}
 
 
 def test_openb_nodes(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_gavel_turns_steps_into_seconds(tmp_path: Path) -> None:
     (job,) = found.jobs
     assert (job.submit_s, job.num_gpus, job.duration_s) == (11.5, 2, 100.0)
     assert job.type_speeds == (("v100", 1.0), ("k80", 0.1))
-    assert found.left_out == {"no throughput on v100 for its type and GPUs": 1}
+    assert found.skipped == {"no throughput on v100 for its type and GPUs": 1}
 
 
 def test_gavel_of_ten_columns(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_attempts_of_one_job_are_one_job() -> None:
     )
     (job,) = found.jobs
     assert (job.submit_s, job.duration_s, job.num_gpus, job.limit_s, job.team) == (50, 130, 8, 3600.0, "")
-    assert found.left_out == {"no GPUs": 1, "no time of submission": 1}
+    assert found.skipped == {"no GPUs": 1, "no time of submission": 1}
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ def test_attempts_of_one_job_are_one_job() -> None:
         ("submit_s,num_gpus,duration_s,gpu_share\n1,1,3,7\n", "gpu_share must be from 0.001 to 1, but is '7'"),
         (
             "submit_s,num_gpus,duration_s,phases\n1,1,3,1 1\n",
-            "phases must be seconds of 0 or more that sum to duration_s",
+            "phases must be seconds of at least 0 that sum to duration_s",
         ),
         ('submit_s,num_gpus,duration_s\n"1,1,3\n', "not a CSV file"),
         ("submit_s,num_gpus,duration_s\n0,1,1e300\n", "line 2: duration_s must be at most 1e+11, but is '1e300'"),
         ("submit_s,num_gpus,duration_s,min_gpus\n0,2,9,4\n", "min_gpus <= num_gpus <= max_gpus must hold"),
         (
             "submit_s,num_gpus,duration_s,submit_s\n0,1,9,4\n",
-            "each column must be there once, but `submit_s` is there twice",
+            "each column must appear once, but `submit_s` appears more than once",
         ),
         (PHILLY.replace("2017-10-09 06:13:03", "soon"), "line 3: timestamp must be a time"),
         ("submit_s,num_gpus,duration_s\n1,1,0\n", None),
@@ -162,7 +162,7 @@ def test_attempts_of_one_job_are_one_job() -> None:
 def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str, said: str | None) -> None:
     path = written(tmp_path, text)
     if said is None:
-        assert load(path).left_out == {"no duration": 1}
+        assert load(path).skipped == {"no duration": 1}
         return
     with pytest.raises(InputError) as error:
         load(path)
@@ -177,11 +177,11 @@ def test_a_cluster_too_large_to_be_one_is_refused(tmp_path: Path) -> None:
         read_cluster(path)
 
 
-def test_a_job_without_a_duration_or_gpus_is_left_out_and_a_byte_order_mark_is_none_of_the_columns(
+def test_a_job_without_a_duration_or_gpus_is_skipped_and_a_byte_order_mark_is_none_of_the_columns(
     tmp_path: Path,
 ) -> None:
     found = load(written(tmp_path, "\ufeffsubmit_s,num_gpus,duration_s\n0,1,\n0,,10\n5,2,10\n"))
-    assert found.left_out == {"no duration": 1, "no GPUs": 1}
+    assert found.skipped == {"no duration": 1, "no GPUs": 1}
     assert [(job.submit_s, job.num_gpus, job.duration_s) for job in found.jobs] == [(5, 2, 10)]
 
 

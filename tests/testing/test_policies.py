@@ -21,7 +21,7 @@ class Peeks(ShortestFirst):
     """Knows durations and doesn't say so."""
 
     def order(self, job: int) -> float:
-        return self.sim.left[job]
+        return self.sim.work_left_s[job]
 
 
 class Forgets(Fifo):
@@ -36,7 +36,7 @@ class StopsForFree(LeastAttainedService):
     """Takes back the cost of each stop."""
 
     def submitted(self, job: int) -> None:
-        self.sim.pending[job] = 0.0
+        self.sim.start_overhead_s[job] = 0.0
         super().submitted(job)
 
 
@@ -50,9 +50,9 @@ class GivesTwice(MultilevelPolicy):
 
     def attach(self, sim: Simulation) -> None:
         super().attach(sim)
-        sim.pool.give = lambda place, gpus: None  # type: ignore[method-assign]
+        sim.pool.release = lambda place, gpus: None  # type: ignore[method-assign]
 
-    def find(self, job: int) -> int:
+    def allocate(self, job: int) -> int:
         return 0
 
 

@@ -1,8 +1,12 @@
-"""The cluster that a replay runs on: nodes with GPUs of a type, in topology domains, with power and price."""
+"""The cluster of a replay: nodes with GPUs of a type, in topology domains, with power and price.
+
+In: a cluster file (TOML), or a number of equal nodes. Out: a `Cluster`. It does not check that a history fits on it.
+"""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +21,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     num_gpus: int
     gpu_type: str = "gpu"
-    domain: str = ""  # rack, leaf switch or NVLink domain: a wide job prefers to stay within one
+    domain: str = ""  # rack, leaf switch or NVLink domain: a wide job is placed within one if possible
     num_cpus: float | None = None  # None: not a limit
     memory_bytes: float | None = None
 
 
 class GpuType(msgspec.Struct, frozen=True, kw_only=True):
-    """What a type of GPU costs and draws; None where it isn't known, and then no kWh or money is reported."""
+    """Power and price of a type of GPU; where one is None, no kWh or no money is reported."""
 
     busy_w: float | None = None
     idle_w: float | None = None
@@ -31,7 +35,7 @@ class GpuType(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes in a fixed order, and the facts of their types."""
+    """Nodes in a fixed order, with power and price of their GPU types, and the teams' quotas."""
 
     nodes: tuple[Node, ...]
     types: dict[str, GpuType] = {}
@@ -41,21 +45,28 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     def num_gpus(self) -> int:
         return sum(node.num_gpus for node in self.nodes)
 
+    def mask_of_types(self, gpu_types: Collection[str]) -> int:
+        """Return the mask of the nodes with GPUs of these types; all nodes where no type is named."""
+        if not gpu_types:
+            return -1
+        return sum(1 << number for number, node in enumerate(self.nodes) if node.gpu_type in gpu_types)
+
 
 def uniform(num_nodes: int, gpus_per_node: int, *, gpu_type: str = "gpu", facts: GpuType | None = None) -> Cluster:
-    """Nodes that are all alike, in one domain."""
+    """Return a cluster of equal nodes in one domain."""
     nodes = tuple(Node(name=f"n{i}", num_gpus=gpus_per_node, gpu_type=gpu_type) for i in range(num_nodes))
     return Cluster(nodes=nodes, types={gpu_type: facts} if facts else {})
 
 
 MOST_NODES = 100_000  # masks of nodes take time with the square of their number
 _EXAMPLE = '[[nodes]]\ncount = 64\ngpus = 8\ntype = "H100"'
+_TABLES = {"nodes", "types", "quotas"}
 _NODE_KEYS = {"count", "gpus", "type", "domain", "nodes_per_domain", "cpus", "memory_gib"}
 _TYPE_KEYS = {"busy_w", "idle_w", "dollars_per_hour"}
 
 
 def read_cluster(path: Path) -> Cluster:
-    """A cluster file: `[[nodes]]` tables with count, gpus, type, domain; `[types.NAME]` and `[quotas]` may follow."""
+    """Read a cluster file: `[[nodes]]` with count, gpus, type, domain; `[types.NAME]` and `[quotas]` are optional."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -65,60 +76,68 @@ def read_cluster(path: Path) -> Cluster:
             f"{path}: not a TOML file: {error}", hint=f"a cluster file is, for example: {_EXAMPLE!r}"
         ) from None
     nodes: list[Node] = []
-    for place, table in enumerate(_tables(path, content), 1):
-        nodes += _nodes(path, place, table, len(nodes))
+    for number, table in enumerate(_node_tables(path, content), 1):
+        nodes += _nodes(path, number, table, len(nodes))
         if len(nodes) > MOST_NODES:
             raise InputError(f"{path}: a cluster must have at most {MOST_NODES:,} nodes, but has {len(nodes):,}")
     return Cluster(nodes=tuple(nodes), types=_types(path, content), quotas=_quotas(path, content))
 
 
-def _tables(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
-    unknown = sorted(set(content) - {"nodes", "types", "quotas"})
+def _node_tables(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
+    unknown = sorted(set(content) - _TABLES)
     if unknown:
         raise InputError(f"{path}: a cluster file has [[nodes]], [types] and [quotas], but also `{unknown[0]}`")
     tables = content.get("nodes")
-    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+    is_list_of_tables = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+    if not tables or not is_list_of_tables:
         raise InputError(
             f"{path}: a cluster file needs at least one [[nodes]] table", hint=f"for example: {_EXAMPLE!r}"
         )
-    return tables
+    return list(tables)
 
 
-def _nodes(path: Path, place: int, table: dict[str, Any], before: int) -> list[Node]:
+def _nodes(path: Path, table_number: int, table: dict[str, Any], num_before: int) -> list[Node]:
+    """Return the nodes of one `[[nodes]]` table; their names continue after those of the tables before it."""
+    where = f"[[nodes]] number {table_number}"
     unknown = sorted(set(table) - _NODE_KEYS)
     if unknown:
-        raise InputError(f"{path}: [[nodes]] number {place}: `{unknown[0]}` is none of {', '.join(sorted(_NODE_KEYS))}")
-    count, gpus = (
-        _positive(path, f"[[nodes]] number {place}: {key}", table.get(key, 1 if key == "count" else None))
-        for key in ("count", "gpus")
-    )
-    per_domain = table.get("nodes_per_domain")
-    size = _positive(path, f"[[nodes]] number {place}: nodes_per_domain", per_domain) if per_domain is not None else 0
-    cpus, memory = (_amount(path, f"[[nodes]] number {place}: {key}", table.get(key)) for key in ("cpus", "memory_gib"))
-    return [
-        Node(
-            name=f"n{before + i}",
+        raise InputError(f"{path}: {where}: `{unknown[0]}` is not one of {', '.join(sorted(_NODE_KEYS))}")
+    count = _positive(path, f"{where}: count", table.get("count", 1))
+    gpus = _positive(path, f"{where}: gpus", table.get("gpus"))
+    domain = str(table.get("domain", ""))
+    nodes_per_domain = 0  # all in one
+    if table.get("nodes_per_domain") is not None:
+        nodes_per_domain = _positive(path, f"{where}: nodes_per_domain", table["nodes_per_domain"])
+    cpus = _amount(path, f"{where}: cpus", table.get("cpus"))
+    memory_gib = _amount(path, f"{where}: memory_gib", table.get("memory_gib"))
+    memory_bytes = None if memory_gib is None else memory_gib * 2**30
+    nodes = []
+    for number in range(count):
+        subdomain = f"{table_number}.{number // nodes_per_domain}" if nodes_per_domain else ""
+        node = Node(
+            name=f"n{num_before + number}",
             num_gpus=gpus,
             gpu_type=str(table.get("type", "gpu")),
-            domain=str(table.get("domain", "")) + (f"{place}.{i // size}" if size else ""),
+            domain=domain + subdomain,
             num_cpus=cpus,
-            memory_bytes=None if memory is None else memory * 2**30,
+            memory_bytes=memory_bytes,
         )
-        for i in range(count)
-    ]
+        nodes.append(node)
+    return nodes
 
 
 def _types(path: Path, content: dict[str, Any]) -> dict[str, GpuType]:
-    found = {}
     tables = content.get("types", {})
     if not isinstance(tables, dict):
         raise InputError(f"{path}: [types] must hold a table for each type, but is {tables!r}")
+    types = {}
     for name, table in tables.items():
         unknown = sorted(set(table) - _TYPE_KEYS) if isinstance(table, dict) else [str(table)]
         if unknown:
-            raise InputError(f"{path}: [types.{name}]: `{unknown[0]}` is none of {', '.join(sorted(_TYPE_KEYS))}")
-        found[name] = GpuType(**{key: _amount(path, f"[types.{name}]: {key}", value) for key, value in table.items()})
-    return found
+            raise InputError(f"{path}: [types.{name}]: `{unknown[0]}` is not one of {', '.join(sorted(_TYPE_KEYS))}")
+        amounts = {key: _amount(path, f"[types.{name}]: {key}", value) for key, value in table.items()}
+        types[name] = GpuType(**amounts)
+    return types
 
 
 def _quotas(path: Path, content: dict[str, Any]) -> dict[str, int]:
@@ -138,5 +157,5 @@ def _amount(path: Path, what: str, value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-        raise InputError(f"{path}: {what} must be a number of 0 or more, but is {value!r}")
+        raise InputError(f"{path}: {what} must be a number of at least 0, but is {value!r}")
     return float(value)

@@ -1,15 +1,16 @@
 """Policies against the first one, each with an interval over seeds and windows of the history.
 
-In: the outcomes of all jobs under each policy and seed. Out: `PolicyDifference`s. Jobs are grouped by the
-window in which they were submitted; seeds and windows are drawn again with replacement, together for both policies
-and for all measures, 2,000 times (paired block bootstrap; percentile intervals). A queue that lasts from one window
-into the next ties their jobs together, so windows are long (a week, where the history has ten), and intervals of few
-windows are too narrow; of fewer than five there are none.
+In: the samples of all jobs under each policy and seed. Out: `PolicyDifference`s. Jobs are grouped by the window in
+which they were submitted. Seeds and windows are resampled with replacement, together for both policies and for all
+measures, 2,000 times (paired block bootstrap; percentile intervals). A queue that lasts from one window into the next
+makes their jobs dependent, so windows are long (a week, if the history has ten), and intervals of few windows are too
+narrow; with fewer than five there are none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,26 +20,30 @@ from flatout.schedule.measures import PolicySamples
 
 WEEK = 7 * 86_400.0
 NUM_RESAMPLES = 2000
-MIN_WINDOWS = 5
-MAX_GRID = 2048  # values between which the percentile of a resample is looked for
+MIN_WINDOWS, MAX_WINDOWS = 5, 52
+MAX_GRID = 2048  # values among which the percentile of a resample is looked for
 SAME = 0.02  # ratios within 2 % of 1 are equivalent
+_ROWS_AT_ONCE = 128
 Floats = npt.NDArray[np.float64]
 
 
 def num_windows(submit: Floats) -> int:
-    """Weeks, or tenths of a history shorter than ten weeks, at most 52."""
-    span = float(submit.max() - submit.min()) if len(submit) else 0.0
-    return int(min(52, max(10, span // WEEK)))
+    """Return the number of windows: weeks, or tenths of a history shorter than ten weeks, at most 52."""
+    span_s = float(submit.max() - submit.min()) if len(submit) else 0.0
+    return int(min(MAX_WINDOWS, max(10, span_s // WEEK)))
 
 
 def windows(submit: Floats) -> npt.NDArray[np.int64]:
-    """The number of the window of each job."""
-    span, count = float(submit.max() - submit.min()), num_windows(submit)
-    return np.asarray(np.minimum(count - 1, (submit - submit.min()) / max(span, 1e-9) * count).astype(np.int64))
+    """Return the number of the window of each job."""
+    count = num_windows(submit)
+    since_first = submit - submit.min()
+    span_s = float(submit.max() - submit.min())
+    window = (since_first / max(span_s, 1e-9) * count).astype(np.int64)
+    return np.asarray(np.minimum(count - 1, window))
 
 
 def window_edges(submit: Floats) -> Floats:
-    """Where the windows begin and end, in the history's own time."""
+    """Return where the windows begin and end, in the history's own time."""
     return np.linspace(float(submit.min()), float(submit.max()), num_windows(submit) + 1)
 
 
@@ -47,131 +52,185 @@ class _Resamples:
 
     def __init__(self, submit: Floats, num_seeds: int) -> None:
         self.window = windows(submit)
-        self.num_seeds, self.count = num_seeds, int(self.window.max()) + 1
+        self.num_seeds, self.num_windows = num_seeds, int(self.window.max()) + 1
         random = np.random.default_rng(0)
-        seeds = random.integers(0, num_seeds, (NUM_RESAMPLES, num_seeds))
-        chosen = random.integers(0, self.count, (NUM_RESAMPLES, self.count))
-        pairs = _counts(seeds, num_seeds)[:, :, None] * _counts(chosen, self.count)[:, None, :]
-        self.weights: Floats = np.concatenate([pairs.reshape(NUM_RESAMPLES, -1), np.ones((1, num_seeds * self.count))])
-        self.jobs: Floats = np.bincount(self.window, minlength=self.count).astype(float)
-        self.num_jobs: Floats = self.weights @ np.tile(self.jobs, num_seeds)
-        with_jobs = int((self.jobs > 0).sum())
-        self.too_few = (
-            f"jobs were submitted in {with_jobs} of {self.count} windows; an interval takes {MIN_WINDOWS}"
-            if with_jobs < MIN_WINDOWS
-            else None
-        )
+        drawn_seeds = random.integers(0, num_seeds, (NUM_RESAMPLES, num_seeds))
+        drawn_windows = random.integers(0, self.num_windows, (NUM_RESAMPLES, self.num_windows))
+        seed_counts = _counts(drawn_seeds, num_seeds)
+        window_counts = _counts(drawn_windows, self.num_windows)
+        block_counts = (seed_counts[:, :, None] * window_counts[:, None, :]).reshape(NUM_RESAMPLES, -1)
+        history_itself = np.ones((1, num_seeds * self.num_windows))
+        self.weights: Floats = np.concatenate([block_counts, history_itself])
+        jobs_in_window = np.bincount(self.window, minlength=self.num_windows).astype(float)
+        self.num_jobs: Floats = self.weights @ np.tile(jobs_in_window, num_seeds)
+        num_with_jobs = int((jobs_in_window > 0).sum())
+        self.too_few: str | None = None
+        if num_with_jobs < MIN_WINDOWS:
+            self.too_few = (
+                f"jobs were submitted in {num_with_jobs} of {self.num_windows} windows; an interval needs {MIN_WINDOWS}"
+            )
 
-    def blocks(self, of_jobs: Sequence[Floats]) -> Floats:
-        """Sums over the jobs of each seed and window."""
-        return np.concatenate([np.bincount(self.window, one, self.count) for one in of_jobs])
+    def blocks(self, by_seed: Sequence[Floats]) -> Floats:
+        """Return the sums over the jobs of each seed and window."""
+        return np.concatenate([np.bincount(self.window, values, self.num_windows) for values in by_seed])
 
-    def mean(self, of_jobs: Sequence[Floats]) -> Floats:
-        return np.asarray(self.weights @ self.blocks(of_jobs) / np.maximum(self.num_jobs, 1.0))
+    def mean(self, by_seed: Sequence[Floats]) -> Floats:
+        return np.asarray(self.weights @ self.blocks(by_seed) / np.maximum(self.num_jobs, 1.0))
 
-    def p99(self, of_jobs: Sequence[Floats]) -> Floats:
-        """As `np.quantile` of the jobs of each resample; exact up to `MAX_GRID` values, then within a grid's step."""
-        pooled = np.concatenate(of_jobs)
-        grid = np.unique(pooled)
-        if len(grid) > MAX_GRID:  # fine where the percentile is
-            ranks = 1 - np.geomspace(1, 1 / len(pooled), MAX_GRID)
-            grid = np.unique(np.append(np.quantile(pooled, ranks, method="inverted_cdf"), pooled.max()))
-        place = np.searchsorted(grid, pooled)
-        block = np.concatenate([self.window + seed * self.count for seed in range(self.num_seeds)])
-        flat = np.bincount(block * len(grid) + place, minlength=self.num_seeds * self.count * len(grid))
-        up_to = flat.reshape(-1, len(grid)).cumsum(1).astype(float)  # jobs of a block at most as long as the value
-        found = np.empty(len(self.weights))
-        for start in range(0, len(found), 128):
-            for row, numbers in enumerate(self.weights[start : start + 128] @ up_to, start):
+    def p99(self, by_seed: Sequence[Floats]) -> Floats:
+        """Return `np.quantile` of the jobs of each resample: exact up to `MAX_GRID` values, then to a grid's step."""
+        pooled = np.concatenate(by_seed)
+        grid = _quantile_grid(pooled)
+        block = np.concatenate([self.window + seed * self.num_windows for seed in range(self.num_seeds)])
+        num_blocks = self.num_seeds * self.num_windows
+        cells = block * len(grid) + np.searchsorted(grid, pooled)
+        in_cell = np.bincount(cells, minlength=num_blocks * len(grid)).reshape(-1, len(grid))
+        up_to = in_cell.cumsum(1).astype(float)  # jobs of a block at most as long as the value
+        quantiles = np.empty(len(self.weights))
+        for first_row in range(0, len(quantiles), _ROWS_AT_ONCE):
+            jobs_up_to = self.weights[first_row : first_row + _ROWS_AT_ONCE] @ up_to
+            for row, numbers in enumerate(jobs_up_to, first_row):
                 rank = 0.99 * max(self.num_jobs[row] - 1, 0.0)
-                low = int(rank)
-                at = np.searchsorted(numbers, [low + 0.5, low + 1.5])
-                below, above = grid[np.minimum(at, len(grid) - 1)]
-                found[row] = below + (above - below) * (rank - low)
-        found[-1] = np.quantile(pooled, 0.99)
-        return found
+                lower_rank = int(rank)
+                cell = np.searchsorted(numbers, [lower_rank + 0.5, lower_rank + 1.5])
+                below, above = grid[np.minimum(cell, len(grid) - 1)]
+                quantiles[row] = below + (above - below) * (rank - lower_rank)
+        quantiles[-1] = np.quantile(pooled, 0.99)
+        return quantiles
+
+
+def _quantile_grid(pooled: Floats) -> Floats:
+    """Return the values of all jobs, or where those are too many, some that lie closer towards the maximum."""
+    grid = np.unique(pooled)
+    if len(grid) <= MAX_GRID:
+        return grid
+    ranks = 1 - np.geomspace(1, 1 / len(pooled), MAX_GRID)
+    quantiles = np.quantile(pooled, ranks, method="inverted_cdf")
+    return np.unique(np.append(quantiles, pooled.max()))
 
 
 def _counts(drawn: npt.NDArray[np.int64], size: int) -> Floats:
+    """Return how often each number below `size` is in each row."""
     return np.stack([(drawn == value).sum(1) for value in range(size)], 1).astype(float)
 
 
 def differences(
-    names: Sequence[str], submit: Floats, outcomes: Sequence[Sequence[PolicySamples]]
+    names: Sequence[str], submit: Floats, samples: Sequence[Sequence[PolicySamples]]
 ) -> tuple[PolicyDifference, ...]:
-    """`outcomes[policy][seed]`; the first policy is the baseline."""
-    resamples = _Resamples(submit, len(outcomes[0]))
-    values = [_values(resamples, seeds) for seeds in outcomes]
-    found = []
-    for place in range(1, len(names)):
-        measures = tuple(
-            _difference(name, values[0][name], values[place][name], resamples.too_few) for name in _MEASURES
-        )
-        mean = measures[0]
-        found.append(
-            PolicyDifference(
-                policy=names[place],
-                baseline=names[0],
-                measure="jct_mean_s",
-                ratio=mean.value if mean.value is not None else float("nan"),
-                low=mean.low,
-                high=mean.high,
-                verdict="undecided" if mean.low is None or mean.high is None else verdict(mean.low, mean.high),
-                num_seeds=resamples.num_seeds,
-                num_windows=resamples.count,
-                measures=measures,
-            )
-        )
-    return tuple(found)
-
-
-# Unit, and what the windows are of.
-_MEASURES = {
-    "jct_mean": ("ratio", "submissions"),
-    "jct_p99": ("ratio", "submissions"),
-    "wait_mean": ("s", "submissions"),
-    "goodput": ("share", "time"),
-    "lost": ("GPU-hours", "submissions"),
-}
-
-
-def _values(resamples: _Resamples, seeds: Sequence[PolicySamples]) -> dict[str, Floats]:
-    """Each measure in each resample, and last in the history."""
-    jct = [one.jct_s for one in seeds]
-    goodput = np.concatenate([one.goodput[: resamples.count] for one in seeds])
-    lost = resamples.blocks([one.lost_gpu_hours for one in seeds])
-    return {
-        "jct_mean": resamples.mean(jct),
-        "jct_p99": resamples.p99(jct),
-        "wait_mean": resamples.mean([one.wait_s for one in seeds]),
-        "goodput": np.asarray(resamples.weights @ goodput / len(goodput)),
-        "lost": np.asarray(resamples.weights @ lost / len(seeds)),
-    }
-
-
-def _difference(name: str, baseline: Floats, policy: Floats, too_few: str | None) -> MeasureDifference:
-    unit, windows_of = _MEASURES[name]
-    value: float | None
-    if unit == "ratio":
-        valid = (baseline > 0) & (policy > 0)
-        value = float(baseline[-1] / policy[-1]) if valid[-1] else None
-        drawn = baseline[:-1][valid[:-1]] / policy[:-1][valid[:-1]]
-    else:
-        value, drawn = float(policy[-1] - baseline[-1]), policy[:-1] - baseline[:-1]
-        value = None if np.isnan(value) else value
-    reason = too_few
-    if value is None:
-        reason = "a time of 0 has no ratio" if unit == "ratio" else "all jobs came at once"
-    elif too_few is None and np.ptp(baseline) == 0 and np.ptp(policy) == 0:
-        reason = "the same in every window under both policies, so that windows say nothing of its variance"
-    low, high = (None, None) if reason else (float(at) for at in np.quantile(drawn, [0.025, 0.975]))
-    return MeasureDifference(
-        measure=name, unit=unit, value=value, low=low, high=high, windows_of=windows_of, reason=reason
+    """Compare `samples[policy][seed]`; the first policy is the baseline."""
+    resamples = _Resamples(submit, len(samples[0]))
+    values = [_values(resamples, by_seed) for by_seed in samples]
+    baseline = values[0]
+    return tuple(
+        _policy_difference(name, names[0], baseline, policy, resamples)
+        for name, policy in zip(names[1:], values[1:], strict=True)
     )
 
 
+def _policy_difference(
+    name: str,
+    baseline_name: str,
+    baseline: Mapping[str, Floats],
+    policy: Mapping[str, Floats],
+    resamples: _Resamples,
+) -> PolicyDifference:
+    measures = tuple(
+        _measure_difference(measure, baseline[measure.name], policy[measure.name], resamples.too_few)
+        for measure in _MEASURES
+    )
+    mean_jct = measures[0]
+    return PolicyDifference(
+        policy=name,
+        baseline=baseline_name,
+        measure="jct_mean_s",
+        ratio=float("nan") if mean_jct.value is None else mean_jct.value,
+        low=mean_jct.low,
+        high=mean_jct.high,
+        verdict=_verdict_of(mean_jct),
+        num_seeds=resamples.num_seeds,
+        num_windows=resamples.num_windows,
+        measures=measures,
+    )
+
+
+class _Measure(NamedTuple):
+    """A measure whose difference is reported: a ratio, or the policy's value less the baseline's in some unit."""
+
+    name: str
+    unit: str
+    windows_of: str
+
+    @property
+    def is_ratio(self) -> bool:
+        return self.unit == "ratio"
+
+
+_MEASURES = (
+    _Measure("jct_mean", "ratio", "submissions"),
+    _Measure("jct_p99", "ratio", "submissions"),
+    _Measure("wait_mean", "s", "submissions"),
+    _Measure("goodput", "share", "time"),
+    _Measure("lost", "GPU-hours", "submissions"),
+)
+
+
+def _values(resamples: _Resamples, by_seed: Sequence[PolicySamples]) -> dict[str, Floats]:
+    """Return each measure in each resample, and last in the history."""
+    jct = [samples.jct_s for samples in by_seed]
+    goodput = np.concatenate([samples.goodput[: resamples.num_windows] for samples in by_seed])
+    lost = resamples.blocks([samples.lost_gpu_hours for samples in by_seed])
+    return {
+        "jct_mean": resamples.mean(jct),
+        "jct_p99": resamples.p99(jct),
+        "wait_mean": resamples.mean([samples.wait_s for samples in by_seed]),
+        "goodput": np.asarray(resamples.weights @ goodput / len(goodput)),
+        "lost": np.asarray(resamples.weights @ lost / len(by_seed)),
+    }
+
+
+def _measure_difference(measure: _Measure, baseline: Floats, policy: Floats, too_few: str | None) -> MeasureDifference:
+    value, resampled = _compared(measure, baseline, policy)
+    reason = too_few
+    if value is None:
+        reason = "a time of 0 has no ratio" if measure.is_ratio else "all jobs were submitted at once"
+    elif too_few is None and np.ptp(baseline) == 0 and np.ptp(policy) == 0:
+        reason = "the value is the same in every window under both policies, so windows do not show its variance"
+    low: float | None = None
+    high: float | None = None
+    if reason is None:
+        low, high = (float(bound) for bound in np.quantile(resampled, [0.025, 0.975]))
+    return MeasureDifference(
+        measure=measure.name,
+        unit=measure.unit,
+        value=value,
+        low=low,
+        high=high,
+        windows_of=measure.windows_of,
+        reason=reason,
+    )
+
+
+def _compared(measure: _Measure, baseline: Floats, policy: Floats) -> tuple[float | None, Floats]:
+    """Return the difference in the history (None where it has none), and in the resamples."""
+    if not measure.is_ratio:
+        value = float(policy[-1] - baseline[-1])
+        return None if np.isnan(value) else value, policy[:-1] - baseline[:-1]
+    is_valid = (baseline > 0) & (policy > 0)
+    in_history = float(baseline[-1] / policy[-1]) if is_valid[-1] else None
+    valid_resamples = is_valid[:-1]
+    return in_history, baseline[:-1][valid_resamples] / policy[:-1][valid_resamples]
+
+
+def _verdict_of(difference: MeasureDifference) -> str:
+    if difference.low is None or difference.high is None:
+        return "undecided"
+    return verdict(difference.low, difference.high)
+
+
 def verdict(low: float, high: float) -> str:
-    """From the interval of a ratio, above 1 being good."""
+    """Judge a policy by the interval of a ratio, of which more than 1 is good."""
     if low >= 1 - SAME and high <= 1 + SAME:
         return "equivalent"
-    return "better" if low > 1 else "worse" if high < 1 else "undecided"
+    if low > 1:
+        return "better"
+    return "worse" if high < 1 else "undecided"

@@ -1,4 +1,4 @@
-"""A queue in which the first job with an estimate of at most so many seconds is found without looking at each."""
+"""A queue that finds the first job with an estimate of at most so many seconds without looking at each job."""
 
 from __future__ import annotations
 
@@ -8,44 +8,48 @@ _BLOCK = 64
 
 
 class EstimateQueue:
-    """Jobs in order of arrival, each with a position and an estimate."""
+    """Jobs in order of arrival, each with a position and a finite estimate; entries of equal index belong together."""
 
     def __init__(self) -> None:
         self.jobs: list[int] = []
         self.positions: list[int] = []
-        self.estimates: list[float] = []  # infinity where the job has left
-        self.least: list[float] = []  # of each block
-        self._first = 0  # block; those before it are empty
-        self._place: dict[int, int] = {}
-        self.size = 0
+        self.num_waiting = 0
+        self.first = 0  # index of the first job that waits
+        self._estimates: list[float] = []  # infinity where the job has left
+        self._least: list[float] = []  # of the estimates of each block
+        self._index: dict[int, int] = {}
 
     def append(self, job: int, position: int, estimate: float) -> None:
-        place = len(self.jobs)
-        if place % _BLOCK == 0:
-            self.least.append(math.inf)
+        index = len(self.jobs)
+        if index % _BLOCK == 0:
+            self._least.append(math.inf)
         self.jobs.append(job)
         self.positions.append(position)
-        self.estimates.append(estimate)
-        self._place[job] = place
-        self.size += 1
-        self.least[-1] = min(self.least[-1], estimate)
+        self._estimates.append(estimate)
+        self._index[job] = index
+        self.num_waiting += 1
+        self._least[-1] = min(self._least[-1], estimate)
 
     def remove(self, job: int) -> None:
-        place = self._place.pop(job)
-        self.size -= 1
-        self.estimates[place] = math.inf
-        block = place // _BLOCK
-        self.least[block] = min(self.estimates[block * _BLOCK : (block + 1) * _BLOCK])
-        while self._first < len(self.least) - 1 and self.least[self._first] == math.inf:
-            self._first += 1
+        index = self._index.pop(job)
+        self.num_waiting -= 1
+        estimates = self._estimates
+        estimates[index] = math.inf
+        block = index // _BLOCK
+        self._least[block] = min(estimates[block * _BLOCK : (block + 1) * _BLOCK])
+        first = self.first
+        while first < len(estimates) and estimates[first] == math.inf:
+            first += 1
+        self.first = first
 
-    def find(self, longest: float) -> int:
-        """The place of the first job with at most that finite estimate; -1 where there is none."""
-        least, estimates = self.least, self.estimates
-        for block in range(self._first, len(least)):
+    def first_within(self, longest: float) -> int:
+        """Return the index of the first job with at most that estimate; -1 where there is none."""
+        least, estimates = self._least, self._estimates
+        for block in range(self.first // _BLOCK, len(least)):
             if least[block] <= longest:
-                start = block * _BLOCK
-                for place in range(start, min(start + _BLOCK, len(estimates))):
-                    if estimates[place] <= longest:
-                        return place
+                start = max(self.first, block * _BLOCK)
+                end = min((block + 1) * _BLOCK, len(estimates))
+                for index in range(start, end):
+                    if estimates[index] <= longest:
+                        return index
         return -1

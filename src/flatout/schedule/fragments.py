@@ -1,22 +1,25 @@
 """Fragmentation by the jobs that are likely to come (FGD), and a pool that places jobs so that it grows least.
 
-A node's fragments, for one job, are its free GPUs that the job could not use: all of them if it doesn't fit at all,
-else those GPUs with too little room for its share (for whole GPUs, all partly used ones). The mean over the jobs seen
-so far, weighted by their number, is the node's fragmentation. Weng et al., Beware of Fragmentation, ATC'23. Its CPU and
-memory parts are left out, as the pool has GPUs only.
+The fragments of a node, for one kind of job, are its free GPUs that the job could not use: all of them if it does not
+fit at all, else the GPUs with too little left for its share (for whole GPUs, all partly used ones). The mean over the
+jobs seen so far, weighted by their number, is the node's fragmentation. Weng et al., Beware of Fragmentation, ATC'23.
+CPUs and memory, which the paper includes, are not modelled: the pool has GPUs only.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from flatout.schedule.cluster import Node
-from flatout.schedule.pool import WHOLE, Placement, Pool, is_wide, share
+from flatout.schedule.pool import WHOLE, Placement, Pool, as_share, is_wide, lowest_bit
 
-State = tuple[int, tuple[int, ...]]  # free whole GPUs, and the room of each partly used one, sorted
+# Free whole GPUs, and the free thousandths of each partly used one, sorted.
+State = tuple[int, tuple[int, ...]]
 MOST_TASKS = 24
 RENEWED_EVERY = 500  # jobs
+_FIRST_RENEWALS = (10, 50, 100)
 
 
 class Tasks:
@@ -26,43 +29,58 @@ class Tasks:
         self.counts: dict[tuple[int, int], int] = {}
         self.num = 0
         self.weights: list[tuple[int, int, float]] = [(1, WHOLE, 1.0)]
-        self._memo: dict[State, float] = {}
+        self._fragments: dict[State, float] = {}  # of each state, under the present weights
 
     def see(self, gpus: int, milli: int) -> None:
+        """Count a job; the weights are renewed from time to time."""
         self.counts[gpus, milli] = self.counts.get((gpus, milli), 0) + 1
         self.num += 1
-        if self.num in (10, 50, 100) or self.num % RENEWED_EVERY == 0:
+        if self.num in _FIRST_RENEWALS or self.num % RENEWED_EVERY == 0:
             common = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_TASKS]
             total = sum(count for _, count in common)
             self.weights = [(gpus, milli, count / total) for (gpus, milli), count in common]
-            self._memo.clear()
+            self._fragments.clear()
 
     def fragments(self, state: State) -> float:
-        """GPUs of a node in that state that the typical job can't use, in thousandths."""
-        found = self._memo.get(state)
-        if found is None:
-            whole, rooms = state
-            rest = sum(rooms)
-            found = 0.0
+        """Return the thousandths of GPUs of a node in that state that the typical job can't use."""
+        fragments = self._fragments.get(state)
+        if fragments is None:
+            fragments = 0.0
             for gpus, milli, weight in self.weights:
-                if milli == WHOLE:
-                    lost = rest if whole >= gpus else whole * WHOLE + rest
-                elif whole or (rooms and rooms[-1] >= milli):
-                    lost = sum(room for room in rooms if room < milli)
-                else:
-                    lost = rest
-                found += weight * lost
-            self._memo[state] = found
-        return found
+                fragments += weight * _unusable(state, gpus, milli)
+            self._fragments[state] = fragments
+        return fragments
+
+
+def _unusable(state: State, gpus: int, milli: int) -> int:
+    """Return the thousandths of GPUs of a node in that state that jobs of one size can't use."""
+    whole, parts = state
+    in_parts = sum(parts)
+    if milli == WHOLE:
+        fits = whole >= gpus
+        return in_parts if fits else whole * WHOLE + in_parts
+    fits = bool(whole or (parts and parts[-1] >= milli))
+    if not fits:
+        return in_parts
+    return sum(part for part in parts if part < milli)
+
+
+class _ShareOption(NamedTuple):
+    """A way to place a share, the best first: the least growth, a GPU in use, a full node, a low number."""
+
+    growth: float
+    is_new_gpu: bool
+    free_gpus: int
+    node: int
+    free_milli: int  # of the GPU; 0: a new one
 
 
 class FragmentPool(Pool):
-    """Best of all places by the growth of fragmentation; equal ones by best fit and the node's number."""
+    """A pool that places jobs where fragmentation grows least; equal nodes by best fit and number."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         super().__init__(nodes)
         self.tasks = Tasks()
-        self.rooms: list[list[int]] = [[] for _ in nodes]  # of partly used GPUs with room, sorted
         self.states: dict[State, int] = {}  # state -> mask of nodes
         self._state: list[State] = []
         for number, node in enumerate(nodes):
@@ -72,91 +90,108 @@ class FragmentPool(Pool):
 
     def take(self, gpus: int, allowed: int = -1) -> Placement | None:
         if gpus > self.width:
-            found = super().take(gpus, allowed)
-            if found is not None and is_wide(found):
-                for node, _ in found:
-                    self._changed(node)
-            return found
-        best: tuple[float, int, int] | None = None
-        for state, mask in self.states.items():
-            usable = mask & allowed & ~self.down
-            if state[0] < gpus or not usable:
+            placement = super().take(gpus, allowed)
+            if placement is not None:
+                self._update_nodes(placement)
+            return placement
+        best: tuple[float, int, int] | None = None  # growth, free GPUs, node
+        for state, nodes in self._usable_states(allowed):
+            free, parts = state
+            if free < gpus:
                 continue
-            growth = self.tasks.fragments((state[0] - gpus, state[1])) - self.tasks.fragments(state)
-            offer = (growth, state[0], (usable & -usable).bit_length() - 1)
-            if best is None or offer < best:
-                best = offer
+            growth = self.tasks.fragments((free - gpus, parts)) - self.tasks.fragments(state)
+            option = (growth, free, lowest_bit(nodes))
+            if best is None or option < best:
+                best = option
         if best is None:
             return None
-        self._hold(best[2], gpus)
-        self._changed(best[2])
-        return best[2]
+        _, _, node = best
+        self._take_on(node, gpus)
+        self._update(node)
+        return node
 
     def take_share(self, milli: int, allowed: int = -1) -> tuple[int, int, int] | None:
-        # Growth, whether the GPU is a new one, the node's free GPUs, its number, the room of the GPU (0: a new one).
-        best: tuple[float, bool, int, int, int] | None = None
-        for state, mask in self.states.items():
-            usable = mask & allowed & ~self.down
-            if not usable:
-                continue
-            whole, rooms = state
-            before, node = self.tasks.fragments(state), (usable & -usable).bit_length() - 1
-            options = [room for room in dict.fromkeys(rooms) if room >= milli]
-            for room in [*options, *([0] if whole else [])]:
-                after = _with(rooms, room, (room or WHOLE) - milli)
-                growth = self.tasks.fragments((whole - (not room), after)) - before
-                offer = (growth, not room, whole, node, room)
-                if best is None or offer < best:
-                    best = offer
+        options = self._share_options(milli, allowed)
+        best = min(options, default=None)
         if best is None:
             return None
-        _, _, _, node, room = best
-        if room:
-            place = next(p for p, (r, n, _) in enumerate(self.partial) if r == room and n == node)
-            slot = self.partial.pop(place)[2]
+        node = best.node
+        if best.is_new_gpu:
+            self._take_on(node, 1)
+            slot, free_milli = self._open_slot(node), WHOLE
         else:
-            self._hold(node, 1)
-            slot, room = self._next_slot[node], WHOLE
-            self._next_slot[node] += 1
-        self._keep(node, slot, room - milli)
-        self._changed(node)
+            slot, free_milli = self._pop_partial(node, best.free_milli), best.free_milli
+        self._set_slot(node, slot, free_milli - milli)
+        self._update(node)
         return (node, slot, milli)
 
-    def give(self, place: Placement, gpus: int) -> None:
-        super().give(place, gpus)
-        if isinstance(place, int):
-            self._changed(place)
-        elif is_wide(place):
-            for node, _ in place:
-                self._changed(node)
-        else:
-            self._changed(share(place)[0])
+    def _share_options(self, milli: int, allowed: int) -> Iterator[_ShareOption]:
+        """Yield, for each state, the ways in which its first node can hold the share."""
+        fragments = self.tasks.fragments
+        for state, nodes in self._usable_states(allowed):
+            free, parts = state
+            before, node = fragments(state), lowest_bit(nodes)
+            for part in dict.fromkeys(parts):
+                if part >= milli:
+                    after = _replaced(parts, part, part - milli)
+                    yield _ShareOption(fragments((free, after)) - before, False, free, node, part)
+            if free:
+                after = _replaced(parts, 0, WHOLE - milli)
+                yield _ShareOption(fragments((free - 1, after)) - before, True, free, node, 0)
 
-    def _changed(self, node: int) -> None:
+    def _usable_states(self, allowed: int) -> Iterator[tuple[State, int]]:
+        """Yield each state with the mask of its nodes that may be used, where there are any."""
+        usable = allowed & ~self.down
+        for state, mask in self.states.items():
+            nodes = mask & usable
+            if nodes:
+                yield state, nodes
+
+    def _pop_partial(self, node: int, free_milli: int) -> int:
+        """Remove a partly used GPU with so much left from the list of them, and return its slot."""
+        for index, (free, other, slot) in enumerate(self.partial):
+            if free == free_milli and other == node:
+                del self.partial[index]
+                return slot
+        raise AssertionError(f"node {node} has no GPU with {free_milli} free thousandths")
+
+    def release(self, placement: Placement, gpus: int) -> None:
+        super().release(placement, gpus)
+        self._update_nodes(placement)
+
+    def _update_nodes(self, placement: Placement) -> None:
+        if isinstance(placement, int):
+            self._update(placement)
+        elif is_wide(placement):
+            for node, _ in placement:
+                self._update(node)
+        else:
+            node, _, _ = as_share(placement)
+            self._update(node)
+
+    def _update(self, node: int) -> None:
+        """Move a node to the state that it is in now."""
         old, bit = self._state[node], 1 << node
         left = self.states[old] ^ bit
         if left:
             self.states[old] = left
         else:
             del self.states[old]
-        rooms: list[int] = []
-        for room, n, _ in self.partial:
-            if n == node:
-                insort(rooms, room)
-        new: State = (self.free[node], tuple(rooms))
+        parts = sorted(free_milli for free_milli, other, _ in self.partial if other == node)
+        new: State = (self.free[node], tuple(parts))
         self._state[node] = new
         self.states[new] = self.states.get(new, 0) | bit
 
     def fragmentation(self) -> float:
-        """GPUs of the cluster that the typical job can't use."""
+        """Return the GPUs of the cluster that the typical job can't use."""
         return sum(self.tasks.fragments(state) * mask.bit_count() for state, mask in self.states.items()) / WHOLE
 
 
-def _with(rooms: tuple[int, ...], old: int, new: int) -> tuple[int, ...]:
-    """The rooms with one of `old` (0: none) replaced by `new` (0: no room is left)."""
-    found = list(rooms)
+def _replaced(parts: tuple[int, ...], old: int, new: int) -> tuple[int, ...]:
+    """Return the free thousandths with one of `old` (0: none) replaced by `new` (0: nothing is left)."""
+    after = list(parts)
     if old:
-        found.remove(old)
+        after.remove(old)
     if new:
-        insort(found, new)
-    return tuple(found)
+        insort(after, new)
+    return tuple(after)

@@ -1,12 +1,12 @@
-"""Policies that serve jobs by level: lower levels first, within a level by an order, a blocked job lets others pass.
+"""Policies that serve jobs by level: lower levels first, within a level by an order; a blocked job lets others pass.
 
-A subclass says at which level a job stands (`level`), when that changes while it runs (`next_change`), and its order
-within a level (`order`). With `preempts`, a waiting job stops running ones that stand at least `margin` levels worse,
-the worst first, and of those the ones that lose the fewest GPU-seconds; never one that is starting again, or has run
-for less than `protected_s`. A job that waited for `ageing_s` at a stretch is urgent: before all levels, and it then
-keeps its GPUs for `quantum_s`.
+A subclass states the level of a job (`level`), when that changes while it runs (`next_change`), and its order within a
+level (`order`). With `preempts`, a waiting job stops running ones that are at least `margin` levels worse, the worst
+first, and of those the ones that lose the fewest GPU-seconds; never one that is starting again, or has run for less
+than `protected_s`. A job that has waited for `ageing_s` without interruption is urgent: it comes before all levels, and
+then keeps its GPUs for `quantum_s`.
 
-Waiting jobs are kept by level and shape, so that a decision looks at one job of each, not at the queue.
+Waiting jobs are kept by level and shape, so that a decision looks at one job of each, not at the whole queue.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flatout.schedule.engine import RUNNING, WAITING
 from flatout.schedule.policy import Policy
-from flatout.schedule.pool import WHOLE, Placement, is_wide, nodes_of, share
+from flatout.schedule.pool import WHOLE, Placement, as_share, is_wide, nodes_of
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
@@ -28,71 +28,81 @@ URGENT = -1_000_000
 
 
 class MultilevelPolicy(Policy):
+    """Base of the policies that serve jobs by level."""
+
     preempts: ClassVar[bool] = True
     margin: ClassVar[int] = 1
     protected_s: ClassVar[float] = 0.0
     ageing_s: ClassVar[float] = math.inf
     quantum_s: ClassVar[float] = 4 * 3600.0
-    retry_s: ClassVar[float] = 60.0  # between attempts to make room for jobs of one shape and level
+    retry_s: ClassVar[float] = 60.0  # between attempts to preempt for jobs of one shape and level
 
     def level(self, job: int) -> int:
-        """Where the job stands now; lower is better."""
+        """Return the job's present level; lower is better."""
         raise NotImplementedError
 
     def next_change(self, job: int) -> float | None:
-        """The time at which the level of a running job changes; None: never."""
+        """Return the time at which the level of a running job changes; None: never."""
         return None
 
     def order(self, job: int) -> float:
-        return self.sim.submit[job]
+        return self.sim.submit_s[job]
 
     def attach(self, sim: Simulation) -> None:
         super().attach(sim)
         count = len(sim.jobs)
+        # Level -> shape -> heap of (order, job, stamp). An entry whose stamp is not the job's is outdated.
         self.waiting: dict[int, dict[int, list[tuple[float, int, int]]]] = {}
         self.levels = [0] * count  # as queued, or as running
-        self.since = [0.0] * count  # waiting since
         self._stamp = [0] * count
-        self._by_level: dict[int, dict[int, None]] = {}
-        self._held: dict[int, float] = {}
-        self._changes: list[tuple[float, int, int]] = []
+        self._running_at: dict[int, dict[int, None]] = {}  # level -> running jobs
+        self._gpus_at: dict[int, float] = {}  # level -> GPUs that they hold
+        self._level_changes: list[tuple[float, int, int]] = []
         self._ageing: deque[tuple[float, int, int]] = deque()
-        # Whole GPUs without which a shape can't start; a share may find room on a GPU that is in use.
-        self._least = [shape.gpus if shape.milli == WHOLE else 0 for shape in sim.shapes]
-        self._failed_until: dict[tuple[int, int], float] = {}
+        # Free whole GPUs without which a shape can't start; a share may fit on a GPU that is in use.
+        self._needed_free = [shape.gpus if shape.milli == WHOLE else 0 for shape in sim.shapes]
+        self._no_preemption_until: dict[tuple[int, int], float] = {}  # by shape and level
 
     def submitted(self, job: int) -> None:
         self._queue(job, self.level(job))
-        self.since[job] = self.sim.now
         if self.ageing_s < math.inf:
-            self._ageing.append((self.sim.now + self.ageing_s, job, self._stamp[job]))
-            self.sim.wake(self.sim.now + self.ageing_s)
+            urgent_at = self.sim.now + self.ageing_s
+            self._ageing.append((urgent_at, job, self._stamp[job]))
+            self.sim.wake(urgent_at)
 
     def stopped(self, job: int) -> None:
-        self._forget(job)
+        self._remove_running(job)
         self.submitted(job)
 
     def ended(self, job: int) -> None:
         self._stamp[job] += 1
-        self._forget(job)
+        self._remove_running(job)
 
     def decide(self) -> None:
-        now = self.sim.now
-        changes = self._changes
+        if self._level_changes:
+            self._update_running_levels()
+        if self._ageing:
+            self._promote_aged_jobs()
+        if self.waiting:
+            self._serve()
+
+    def _update_running_levels(self) -> None:
+        changes, now = self._level_changes, self.sim.now
         while changes and changes[0][0] <= now:
             _, job, stamp = heappop(changes)
             if self._stamp[job] == stamp and self.sim.status[job] == RUNNING:
-                self._forget(job)
-                self._remember(job, self.level(job))
-        ageing = self._ageing
+                self._remove_running(job)
+                self._add_running(job, self.level(job))
+
+    def _promote_aged_jobs(self) -> None:
+        ageing, now = self._ageing, self.sim.now
         while ageing and ageing[0][0] <= now:
             _, job, stamp = ageing.popleft()
             if self._stamp[job] == stamp and self.sim.status[job] == WAITING:
                 self._queue(job, URGENT)
-        if self.waiting:
-            self._serve()
 
     def _serve(self) -> None:
+        """Start waiting jobs, level by level, until nothing more can start."""
         pool, blocked = self.sim.pool, set[int]()
         worst = self._worst_running()
         for level in sorted(self.waiting):
@@ -104,12 +114,12 @@ class MultilevelPolicy(Policy):
                 if head is None:
                     break
                 _, job, shape = head
-                if self._begin(job):
+                if self._start(job):
                     continue
-                if may_preempt and self._make_room(job, level, shape):
+                if may_preempt and self._preempt_for(level, shape):
                     blocked.clear()
-                    started = self._begin(job)
-                    assert started
+                    has_started = self._start(job)
+                    assert has_started
                     worst = self._worst_running()
                     continue
                 blocked.add(shape)
@@ -120,159 +130,187 @@ class MultilevelPolicy(Policy):
         """Whether a blocked job of this level keeps those behind it waiting."""
         return False
 
-    def _head(self, level: int, blocked: set[int], room: float) -> tuple[float, int, int] | None:
-        """The first job at a level, of the shapes that aren't blocked and ask for no more whole GPUs than `room`."""
-        shapes, stamps, first, emptied = self.waiting[level], self._stamp, None, []
-        for shape, heap in shapes.items():
+    def _head(self, level: int, blocked: set[int], max_gpus: float) -> tuple[float, int, int] | None:
+        """Return order, job and shape of the first job at a level.
+
+        Shapes that are blocked, or need more than `max_gpus` free GPUs, are skipped. Outdated entries are removed.
+        """
+        heaps, stamps = self.waiting[level], self._stamp
+        keeps_order = self.keeps_order(level)
+        first: tuple[float, int, int] | None = None
+        empty_shapes = []
+        for shape, heap in heaps.items():
             while heap and stamps[heap[0][1]] != heap[0][2]:
                 heappop(heap)
             if not heap:
-                emptied.append(shape)
-            elif shape not in blocked and (self._least[shape] <= room or self.keeps_order(level)):
-                found = (heap[0][0], heap[0][1], shape)
-                if first is None or found < first:
-                    first = found
-        for shape in emptied:
-            del shapes[shape]
-        if not shapes:
+                empty_shapes.append(shape)
+                continue
+            if shape in blocked:
+                continue
+            if self._needed_free[shape] > max_gpus and not keeps_order:
+                continue
+            order, job, _ = heap[0]
+            head = (order, job, shape)
+            if first is None or head < first:
+                first = head
+        for shape in empty_shapes:
+            del heaps[shape]
+        if not heaps:
             del self.waiting[level]
         return first
 
-    def find(self, job: int) -> Placement | None:
-        return self.sim.find(job)
+    def allocate(self, job: int) -> Placement | None:
+        """Take GPUs for a waiting job, or return None; a subclass may place jobs in its own way."""
+        return self.sim.allocate(job)
 
-    def start_found(self, job: int, place: Placement) -> None:
-        self.sim.start_at(job, place)
+    def start_at(self, job: int, placement: Placement) -> None:
+        """Start a job on the GPUs that `allocate` took."""
+        self.sim.start_at(job, placement)
 
-    def _begin(self, job: int) -> bool:
-        place = self.find(job)
-        if place is None:
+    def _start(self, job: int) -> bool:
+        placement = self.allocate(job)
+        if placement is None:
             return False
-        self.start_found(job, place)
+        self.start_at(job, placement)
         self._stamp[job] += 1
-        self._remember(job, self.levels[job])
+        self._add_running(job, self.levels[job])
         return True
 
     def _queue(self, job: int, level: int) -> None:
         self._stamp[job] += 1
         self.levels[job] = level
-        shapes = self.waiting.setdefault(level, {})
-        heappush(shapes.setdefault(self.sim.shape[job], []), (self.order(job), job, self._stamp[job]))
+        heaps = self.waiting.setdefault(level, {})
+        heap = heaps.setdefault(self.sim.shape[job], [])
+        heappush(heap, (self.order(job), job, self._stamp[job]))
 
-    def _remember(self, job: int, level: int) -> None:
+    def _add_running(self, job: int, level: int) -> None:
         """Note a running job's level, and when it changes."""
+        sim = self.sim
         self.levels[job] = level
-        self._by_level.setdefault(level, {})[job] = None
-        self._held[level] = self._held.get(level, 0.0) + self.sim.size[job]
-        change = self.sim.ready[job] + self.quantum_s if level == URGENT else self.next_change(job)
+        self._running_at.setdefault(level, {})[job] = None
+        self._gpus_at[level] = self._gpus_at.get(level, 0.0) + sim.held_gpus[job]
+        change = sim.ready_s[job] + self.quantum_s if level == URGENT else self.next_change(job)
         if change is not None and change < math.inf:
-            change = max(change, self.sim.now + 1e-3)
-            heappush(self._changes, (change, job, self._stamp[job]))
-            self.sim.wake(change)
+            change = max(change, sim.now + 1e-3)
+            heappush(self._level_changes, (change, job, self._stamp[job]))
+            sim.wake(change)
 
-    def _forget(self, job: int) -> None:
+    def _remove_running(self, job: int) -> None:
         level = self.levels[job]
-        jobs = self._by_level.get(level)
-        if jobs is not None and job in jobs:
-            del jobs[job]
-            self._held[level] -= self.sim.size[job]
-            if not jobs:
-                del self._by_level[level], self._held[level]
+        jobs = self._running_at.get(level)
+        if jobs is None or job not in jobs:
+            return
+        del jobs[job]
+        self._gpus_at[level] -= self.sim.held_gpus[job]
+        if not jobs:
+            del self._running_at[level], self._gpus_at[level]
 
     def _worst_running(self) -> float:
-        return max(self._by_level) if self.preempts and self._by_level else -math.inf
+        if not self.preempts or not self._running_at:
+            return -math.inf
+        return max(self._running_at)
 
     # Preemption.
 
-    def _make_room(self, job: int, level: int, shape: int) -> bool:
-        """Stop running jobs so that this one fits, or stop none."""
+    def _preempt_for(self, level: int, shape: int) -> bool:
+        """Stop running jobs so that a job of this level and shape fits, or stop none and return False."""
         sim = self.sim
-        if self._failed_until.get((shape, level), -math.inf) > sim.now:
+        if self._no_preemption_until.get((shape, level), -math.inf) > sim.now:
             return False
-        worse = sorted((other for other in self._by_level if other >= level + self.margin), reverse=True)
+        worse_levels = sorted((other for other in self._running_at if other >= level + self.margin), reverse=True)
         gpus = sim.shapes[shape].gpus
         # A share that is alone on its GPU frees all of it.
-        if sim.pool.num_free + len(sim.pool.partial) + sum(self._held[other] for other in worse) < gpus:
+        most_free = sim.pool.num_free + len(sim.pool.partial) + sum(self._gpus_at[other] for other in worse_levels)
+        if most_free < gpus:
             return False
-        victims = self._victims(worse, sim.shapes[shape].allowed, gpus)
+        victims = self._victims(worse_levels, sim.shapes[shape].allowed, gpus)
         if not victims:
-            self._failed_until[shape, level] = sim.now + self.retry_s
+            self._no_preemption_until[shape, level] = sim.now + self.retry_s
             return False
         for victim in victims:
-            self._forget(victim)
+            self._remove_running(victim)
             sim.preempt(victim)
             self.submitted(victim)
         return True
 
     def cost_of_stopping(self, job: int) -> float:
-        """GPU-seconds that stopping a running job wastes."""
-        return (self.sim.loss_if_stopped(job) + self.sim.restart[job]) * self.sim.size[job]
+        """Return the GPU-seconds that stopping a running job wastes."""
+        return (self.sim.loss_if_stopped(job) + self.sim.restart_s[job]) * self.sim.held_gpus[job]
 
     def may_stop(self, job: int) -> bool:
-        return self.sim.now - self.sim.ready[job] >= self.protected_s
+        return self.sim.now - self.sim.ready_s[job] >= self.protected_s
 
-    def _candidates(self, worse: list[int]) -> Iterator[int]:
-        for level in worse:
-            jobs = [(self.cost_of_stopping(job), job) for job in self._by_level[level] if self.may_stop(job)]
+    def _candidates(self, levels: list[int]) -> Iterator[int]:
+        """Yield the jobs that may be stopped, level by level, the cheapest first."""
+        for level in levels:
+            jobs = [(self.cost_of_stopping(job), job) for job in self._running_at[level] if self.may_stop(job)]
             jobs.sort()
             yield from (job for _, job in jobs)
 
-    def _victims(self, worse: list[int], allowed: int, gpus: int) -> list[int]:
-        """Running jobs whose GPUs, with the free ones, hold a job of that size: on one node, or whole nodes."""
+    def _victims(self, worse_levels: list[int], allowed: int, gpus: int) -> list[int]:
+        """Return running jobs whose GPUs, with the free ones, hold a job of that size: one node, or whole nodes."""
         pool = self.sim.pool
-        gained: dict[int, int] = {}
-        freed: dict[tuple[int, int], int] = {}
-        on_node: dict[int, list[int]] = {}
+        freed_on: dict[int, int] = {}  # whole GPUs, by node
+        jobs_on: dict[int, list[int]] = {}
+        freed_milli: dict[tuple[int, int], int] = {}
         usable = allowed & ~pool.down
         groups = [] if gpus <= pool.width else pool.groups
-        for job in self._candidates(worse):
-            for node, count in self._whole_gpus(job, freed):
+        for job in self._candidates(worse_levels):
+            for node, count in self._freed_gpus(job, freed_milli):
                 if not usable >> node & 1:
                     continue
-                gained[node] = gained.get(node, 0) + count
-                on_node.setdefault(node, []).append(job)
-                if not groups and pool.free[node] + gained[node] >= gpus:
-                    return self._fewest(on_node[node], node, gpus)
+                freed_on[node] = freed_on.get(node, 0) + count
+                jobs_on.setdefault(node, []).append(job)
+                if not groups and pool.free[node] + freed_on[node] >= gpus:
+                    return self._needed_of(jobs_on[node], node, gpus)
             for _, capacity, mask in groups:
-                if found := self._whole_nodes(gpus, capacity, mask & usable, gained, on_node):
-                    return found
+                victims = self._whole_nodes(gpus, capacity, mask & usable, freed_on, jobs_on)
+                if victims:
+                    return victims
         return []
 
-    def _whole_gpus(self, job: int, freed: dict[tuple[int, int], int]) -> list[tuple[int, int]]:
-        """By node, the whole GPUs that come free if this job stops after those whose shares are in `freed`."""
-        place = self.sim.place[job]
-        if isinstance(place, int) or is_wide(place):
-            return [(node, int(count)) for node, count in nodes_of(place, self.sim.size[job])]
-        node, slot, milli = share(place)
-        freed[node, slot] = freed.get((node, slot), self.sim.pool.slots[node, slot]) + milli
-        return [(node, int(freed[node, slot] == WHOLE))]
+    def _freed_gpus(self, job: int, freed_milli: dict[tuple[int, int], int]) -> list[tuple[int, int]]:
+        """Return, by node, the whole GPUs that become free if this job stops after those counted in `freed_milli`."""
+        placement = self.sim.placement[job]
+        if isinstance(placement, int) or is_wide(placement):
+            return [(node, int(count)) for node, count in nodes_of(placement, self.sim.held_gpus[job])]
+        node, slot, milli = as_share(placement)
+        already_free = freed_milli.get((node, slot), self.sim.pool.slots[node, slot])
+        freed_milli[node, slot] = already_free + milli
+        is_whole_free = freed_milli[node, slot] == WHOLE
+        return [(node, int(is_whole_free))]
 
-    def _fewest(self, jobs: list[int], node: int, gpus: int) -> list[int]:
-        """Of the jobs on a node, worst first, those that are needed."""
+    def _needed_of(self, jobs: list[int], node: int, gpus: int) -> list[int]:
+        """Return those of the jobs on a node, worst first, without which the GPUs would not suffice."""
         kept = list(jobs)
         for job in reversed(jobs[:-1]):
             fewer = [other for other in kept if other != job]
-            if self._room(fewer, node) >= gpus:
+            if self._free_without(fewer, node) >= gpus:
                 kept = fewer
         return kept
 
-    def _room(self, jobs: list[int], node: int) -> int:
-        """Whole GPUs free on a node without these jobs."""
-        freed: dict[tuple[int, int], int] = {}
-        gained = sum(count for job in jobs for n, count in self._whole_gpus(job, freed) if n == node)
-        return self.sim.pool.free[node] + gained
+    def _free_without(self, jobs: list[int], node: int) -> int:
+        """Return the whole GPUs that are free on a node without these jobs."""
+        freed_milli: dict[tuple[int, int], int] = {}
+        free = self.sim.pool.free[node]
+        for job in jobs:
+            for other, count in self._freed_gpus(job, freed_milli):
+                if other == node:
+                    free += count
+        return free
 
     def _whole_nodes(
-        self, gpus: int, capacity: int, mask: int, gained: dict[int, int], on_node: dict[int, list[int]]
+        self, gpus: int, capacity: int, mask: int, freed_on: dict[int, int], jobs_on: dict[int, list[int]]
     ) -> list[int]:
+        """Return the jobs that empty enough whole nodes of a group; none where that is not possible."""
         pool = self.sim.pool
-        needed = -(-gpus // capacity)
-        free = pool.by_free[capacity] & mask
-        short = needed - free.bit_count()
-        emptied = [node for node, count in gained.items() if mask >> node & 1 and pool.free[node] + count >= capacity]
-        if len(emptied) < short:
+        num_needed = -(-gpus // capacity)
+        num_empty = (pool.by_free[capacity] & mask).bit_count()
+        num_missing = max(0, num_needed - num_empty)
+        emptied = [node for node, count in freed_on.items() if mask >> node & 1 and pool.free[node] + count >= capacity]
+        if len(emptied) < num_missing:
             return []
         victims: dict[int, None] = {}
-        for node in emptied[: max(0, short)]:
-            victims.update(dict.fromkeys(on_node[node]))
+        for node in emptied[:num_missing]:
+            victims.update(dict.fromkeys(jobs_on[node]))
         return list(victims)

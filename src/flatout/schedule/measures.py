@@ -1,4 +1,4 @@
-"""What a run amounts to, from its log alone: completion times, waits, utilization and goodput, fairness, money.
+"""The measures of a simulation, from its log alone: completion times, waits, utilization, goodput, fairness, money.
 
 In: a `SimulationResult`. Out: a `PolicyReplay`. `rho` is finish-time fairness (Themis, NSDI'20): a job's completion
 time, over its duration times the mean demand during its life (GPUs requested by all jobs in the system, over those of
@@ -8,77 +8,105 @@ the cluster, at least 1). It compares with the time that the job would take with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from flatout.records.replay import PolicyReplay, ReplaySeries, SizeWait, TeamUse
-from flatout.schedule.engine import SimulationResult
+from flatout.records.replay import PolicyReplay, SizeWait, TeamUse
+from flatout.schedule.cluster import GpuType
 from flatout.schedule.pool import nodes_of
+from flatout.schedule.result import SimulationResult
+from flatout.schedule.series import Curves, free_while_waiting, replay_series
+from flatout.schedule.step_function import StepFunction, sum_over_intervals
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 SIZES = ((1, 1), (2, 4), (5, 8), (9, 16), (17, 64), (65, 10**9))
-NUM_SPANS = 240
-NUM_NODE_SAMPLES = 48
-MOST_NODES = 128
+_UNBOUNDED = 10**9
+_STOPPED_BY_POLICY = ("preempted", "reclaimed", "resized")
+_JOULES_PER_KWH = 3.6e6
 
 
 class Columns:
-    """A run's log and jobs as arrays; segments in order of (job, start)."""
+    """The log and the jobs of a simulation as arrays; segments in order of (job, start)."""
 
-    def __init__(self, run: SimulationResult) -> None:
-        log = run.log
+    def __init__(self, result: SimulationResult) -> None:
+        log = result.log
         raw = np.array([row[:7] for row in log], dtype=float).reshape(len(log), 7)
         order = np.lexsort((raw[:, 1], raw[:, 0]))
-        self.order = order
+        self.segments = [log[index] for index in order]
         raw = raw[order]
         self.job: Ints = raw[:, 0].astype(np.int64)
         self.start, self.end, self.gpus = raw[:, 1], raw[:, 2], raw[:, 3]
         self.overhead, self.lost, self.idle = raw[:, 4], raw[:, 5], raw[:, 6]
         self.held = self.end - self.start
         self.useful = np.maximum(0.0, self.held - self.overhead - self.lost - self.idle)
-        self.submit: Floats = np.array([job.submit_s for job in run.jobs])
-        self.asked: Floats = np.array([job.num_gpus * job.gpu_share for job in run.jobs])
-        self.duration: Floats = np.array([job.duration_s for job in run.jobs])
-        self.finish: Floats = np.array(run.finish_s)
-        # What a job waited before each of its segments.
+        jobs = result.jobs
+        self.submit: Floats = np.array([job.submit_s for job in jobs])
+        self.requested: Floats = np.array([job.num_gpus * job.gpu_share for job in jobs])
+        self.duration: Floats = np.array([job.duration_s for job in jobs])
+        self.finish: Floats = np.array(result.finish_s)
+        # What a job waited before each of its segments. A job that was reclaimed while idle did not wait until it had
+        # work again; that is not told apart here.
         before = np.empty(len(log))
         before[0:1] = self.start[0:1] - self.submit[self.job[0:1]]
-        same = self.job[1:] == self.job[:-1]
-        before[1:] = np.where(same, self.start[1:] - self.end[:-1], self.start[1:] - self.submit[self.job[1:]])
+        is_same_job = self.job[1:] == self.job[:-1]
+        since_segment = self.start[1:] - self.end[:-1]
+        since_submission = self.start[1:] - self.submit[self.job[1:]]
+        before[1:] = np.where(is_same_job, since_segment, since_submission)
         self.before: Floats = np.maximum(0.0, before)
-        # Where a job was reclaimed while idle it wasn't waiting until it had work again; that isn't told apart here.
-        self.ending = [log[place].ending for place in order]
+
+    @property
+    def jct(self) -> Floats:
+        """Job completion times: from submission to the end."""
+        return self.finish - self.submit
+
+    def per_job(self, values: Floats) -> Floats:
+        """Return the sums over the segments of each job."""
+        return np.bincount(self.job, values, len(self.submit)).astype(float)
+
+    def held_gpus(self) -> StepFunction:
+        return sum_over_intervals(self.start, self.end, self.gpus)
+
+    def useful_gpus(self) -> StepFunction:
+        """Return the GPUs in use, where a segment's useful time is spread evenly over the segment."""
+        share = self.useful / np.maximum(self.held, 1e-9)
+        return sum_over_intervals(self.start, self.end, self.gpus * share)
+
+    def waiting_jobs(self) -> StepFunction:
+        is_wait = self.before > 0
+        starts = self.start[is_wait]
+        waiting_since = (self.start - self.before)[is_wait]
+        return sum_over_intervals(waiting_since, starts, np.ones(len(starts)))
 
 
 class PolicySamples(NamedTuple):
-    """What differences between policies are made of: of each job, and of each window of time."""
+    """What differences between policies are computed from: by job, and by window of time."""
 
     jct_s: Floats
     wait_s: Floats
     lost_gpu_hours: Floats  # lost work and restarts
-    goodput: Floats  # share of all GPUs, in each window; NaN where all jobs came at once
+    goodput: Floats  # share of all GPUs, in each window; NaN where all jobs were submitted at once
 
 
-def policy_samples(run: SimulationResult, columns: Columns, edges: Floats) -> PolicySamples:
-    """`edges` are those of the windows, in the history's own time."""
-    share = columns.useful / np.maximum(columns.held, 1e-9)
-    times, useful = _steps(columns.start, columns.end, columns.gpus * share)
-    area, width = np.diff(np.interp(edges, times, _integral(times, useful))), np.diff(edges)
-    lost = (columns.lost + columns.overhead) * columns.gpus / 3600
+def policy_samples(result: SimulationResult, columns: Columns, edges: Floats) -> PolicySamples:
+    """Return the samples of a simulation; `edges` are those of the windows, in the history's own time."""
+    useful_gpu_s = np.diff(columns.useful_gpus().integral(edges))
+    width_s = np.diff(edges)
+    capacity_gpu_s = np.maximum(width_s * result.cluster.num_gpus, 1e-9)
+    lost_gpu_hours = (columns.lost + columns.overhead) * columns.gpus / 3600
     return PolicySamples(
-        jct_s=columns.finish - columns.submit,
-        wait_s=np.bincount(columns.job, columns.before, len(run.jobs)).astype(float),
-        lost_gpu_hours=np.bincount(columns.job, lost, len(run.jobs)).astype(float),
-        goodput=np.where(width > 0, area / np.maximum(width * run.cluster.num_gpus, 1e-9), np.nan),
+        jct_s=columns.jct,
+        wait_s=columns.per_job(columns.before),
+        lost_gpu_hours=columns.per_job(lost_gpu_hours),
+        goodput=np.where(width_s > 0, useful_gpu_s / capacity_gpu_s, np.nan),
     )
 
 
 def measure(
-    run: SimulationResult,
+    result: SimulationResult,
     summary: str,
     *,
     seconds: float,
@@ -86,196 +114,150 @@ def measure(
     is_oracle: bool = False,
     columns: Columns | None = None,
 ) -> PolicyReplay:
-    """All measures of a run that took `seconds` to replay; `columns` where they were made already."""
-    columns = columns or Columns(run)
+    """Return all measures of a simulation that took `seconds`; `columns` are those of its result, if at hand."""
+    columns = columns or Columns(result)
+    num_jobs, num_gpus = len(result.jobs), result.cluster.num_gpus
     start_s, end_s = float(columns.submit.min()), float(columns.finish.max())
-    makespan = max(end_s - start_s, 1e-9)
-    capacity = run.cluster.num_gpus * makespan
-    jct = columns.finish - columns.submit
-    wait: Floats = np.bincount(columns.job, columns.before, len(run.jobs)).astype(float)
-    longest = np.zeros(len(run.jobs))
-    np.maximum.at(longest, columns.job, columns.before)
-    areas = {name: float((getattr(columns, name) * columns.gpus).sum()) for name in _AREAS}
-    rho = _rho(columns, jct, run.cluster.num_gpus)
-    energy, dollars = _energy(run, columns, makespan), _dollars(run, columns)
-    series, fragmentation = _series(run, columns, start_s, end_s)
+    makespan_s = max(end_s - start_s, 1e-9)
+    capacity_gpu_s = num_gpus * makespan_s
+    jct = columns.jct
+    wait = columns.per_job(columns.before)
+    longest_wait = np.zeros(num_jobs)
+    np.maximum.at(longest_wait, columns.job, columns.before)
+    held_gpu_s = float((columns.held * columns.gpus).sum())
+    useful_gpu_s = float((columns.useful * columns.gpus).sum())
+    idle_gpu_s = float((columns.idle * columns.gpus).sum())
+    lost_gpu_s = float((columns.lost * columns.gpus).sum())
+    overhead_gpu_s = float((columns.overhead * columns.gpus).sum())
+    rho = _rho(columns, num_gpus)
+    dollars = _dollars(result, columns)
+    curves = Curves(columns.held_gpus(), columns.useful_gpus(), columns.waiting_jobs())
     return PolicyReplay(
-        policy=run.policy,
+        policy=result.policy,
         summary=summary,
         is_oracle=is_oracle,
-        num_jobs=len(run.jobs),
+        num_jobs=num_jobs,
         jct_mean_s=float(jct.mean()),
         jct_p50_s=float(np.quantile(jct, 0.5)),
         jct_p99_s=float(np.quantile(jct, 0.99)),
         wait_mean_s=float(wait.mean()),
-        wait_by_size=_wait_by_size(columns.asked, wait),
-        utilization=areas["held"] / capacity,
-        goodput=areas["useful"] / capacity,
-        makespan_s=makespan,
-        longest_wait_s=float(longest.max()),
-        num_starved=int((longest > starved_after_s).sum()),
+        wait_by_size=_wait_by_size(columns.requested, wait),
+        utilization=held_gpu_s / capacity_gpu_s,
+        goodput=useful_gpu_s / capacity_gpu_s,
+        makespan_s=makespan_s,
+        longest_wait_s=float(longest_wait.max()),
+        num_starved=int((longest_wait > starved_after_s).sum()),
         fairness_p50=float(np.quantile(rho, 0.5)),
         fairness_p99=float(np.quantile(rho, 0.99)),
-        fragmentation=fragmentation,
-        preemptions=sum(ending in ("preempted", "reclaimed", "resized") for ending in columns.ending),
-        failures=run.num_failures,
-        useful_gpu_hours=areas["useful"] / 3600,
-        idle_gpu_hours=areas["idle"] / 3600,
-        lost_gpu_hours=areas["lost"] / 3600,
-        restart_gpu_hours=areas["overhead"] / 3600,
-        energy_kwh=energy,
+        fragmentation=free_while_waiting(curves, num_gpus, end_s - start_s),
+        preemptions=sum(segment.ending in _STOPPED_BY_POLICY for segment in columns.segments),
+        failures=result.num_failures,
+        useful_gpu_hours=useful_gpu_s / 3600,
+        idle_gpu_hours=idle_gpu_s / 3600,
+        lost_gpu_hours=lost_gpu_s / 3600,
+        restart_gpu_hours=overhead_gpu_s / 3600,
+        energy_kwh=_energy_kwh(result, columns, makespan_s),
         dollars=None if dollars is None else float(dollars.sum()),
-        teams=_teams(run, columns, jct, dollars),
-        jobs_per_s=len(run.jobs) / seconds,
-        notes=run.notes,
-        series=series,
+        teams=_teams(result, columns, dollars),
+        jobs_per_s=num_jobs / seconds,
+        notes=result.notes,
+        series=replay_series(result, curves, start_s, end_s),
     )
 
 
-_AREAS = ("held", "useful", "idle", "lost", "overhead")
-
-
-def _wait_by_size(asked: Floats, wait: Floats) -> tuple[SizeWait, ...]:
-    found = []
+def _wait_by_size(requested: Floats, wait: Floats) -> tuple[SizeWait, ...]:
+    waits = []
     for low, high in SIZES:
-        chosen = wait[(asked > low - 1) & (asked <= high)]
-        if len(chosen):
-            name = str(low) if low == high else f"{low}-{high}" if high < 10**9 else f"{low} or more"
-            p99 = float(np.quantile(chosen, 0.99))
-            found.append(SizeWait(gpus=name, num_jobs=len(chosen), mean_s=float(chosen.mean()), p99_s=p99))
-    return tuple(found)
+        of_size = wait[(requested > low - 1) & (requested <= high)]
+        if not len(of_size):
+            continue
+        mean_s, p99_s = float(of_size.mean()), float(np.quantile(of_size, 0.99))
+        waits.append(SizeWait(gpus=_size_name(low, high), num_jobs=len(of_size), mean_s=mean_s, p99_s=p99_s))
+    return tuple(waits)
 
 
-def _rho(columns: Columns, jct: Floats, num_gpus: int) -> Floats:
-    times, demand = _steps(columns.submit, columns.finish, columns.asked)
-    integral = _integral(times, demand)
-    mean = (np.interp(columns.finish, times, integral) - np.interp(columns.submit, times, integral)) / np.maximum(
-        jct, 1e-9
-    )
-    return np.asarray(jct / (columns.duration * np.maximum(1.0, mean / num_gpus)))
+def _size_name(low: int, high: int) -> str:
+    if low == high:
+        return str(low)
+    return f"{low} or more" if high == _UNBOUNDED else f"{low}-{high}"
 
 
-def _steps(start: Floats, end: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """The sum of the weights of all that is going on, as a step function: times and the values from then on."""
-    times = np.concatenate([start, end])
-    change = np.concatenate([weight, -weight])
-    order = np.argsort(times, kind="stable")
-    return times[order], np.cumsum(change[order])
+def _rho(columns: Columns, num_gpus: int) -> Floats:
+    """Return the finish-time fairness of each job."""
+    jct = columns.jct
+    demand = sum_over_intervals(columns.submit, columns.finish, columns.requested)
+    demand_gpu_s = demand.integral(columns.finish) - demand.integral(columns.submit)
+    mean_demand = demand_gpu_s / np.maximum(jct, 1e-9)
+    fair_s = columns.duration * np.maximum(1.0, mean_demand / num_gpus)
+    return np.asarray(jct / fair_s)
 
 
-def _integral(times: Floats, values: Floats) -> Floats:
-    """The integral of a step function at its times."""
-    return np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(times))])
+class _TypeFact(NamedTuple):
+    """A number that a GPU type has, such as its power, for each segment, and summed over all GPUs of the cluster."""
+
+    of_segments: Floats
+    of_cluster: float
 
 
-def _series(run: SimulationResult, columns: Columns, start_s: float, end_s: float) -> tuple[ReplaySeries, float]:
-    """The curves over time, and the share of GPUs that are free while a job waits."""
-    edges = np.linspace(start_s, end_s, NUM_SPANS + 1)
-    span = max((end_s - start_s) / NUM_SPANS, 1e-9)
-
-    def means(times: Floats, values: Floats) -> Floats:
-        return np.asarray(np.diff(np.interp(edges, times, _integral(times, values))) / span)
-
-    held = _steps(columns.start, columns.end, columns.gpus)
-    share = columns.useful / np.maximum(columns.held, 1e-9)
-    useful = _steps(columns.start, columns.end, columns.gpus * share)
-    waits = columns.before > 0
-    queued = _steps((columns.start - columns.before)[waits], columns.start[waits], np.ones(int(waits.sum())))
-    has_queue = len(queued[0]) > 0
-    free_while_waiting = 0.0
-    if has_queue:
-        times = np.union1d(held[0], queued[0])
-        allocated = held[1][np.maximum(0, np.searchsorted(held[0], times, "right") - 1)]
-        allocated = np.where(times < held[0][0], 0.0, allocated)
-        num_queued = queued[1][np.maximum(0, np.searchsorted(queued[0], times, "right") - 1)]
-        num_queued = np.where(times < queued[0][0], 0.0, num_queued)
-        free = (run.cluster.num_gpus - allocated)[:-1] * (num_queued[:-1] > 0.5) * np.diff(times)
-        free_while_waiting = float(free.sum()) / (run.cluster.num_gpus * max(end_s - start_s, 1e-9))
-    series = ReplaySeries(
-        start_s=start_s,
-        span_s=span,
-        allocated=_rounded(means(*held)),
-        useful=_rounded(means(*useful)),
-        queued_jobs=_rounded(means(*queued)) if has_queue else (0.0,) * NUM_SPANS,
-        node_sample_s=(end_s - start_s) / NUM_NODE_SAMPLES,
-        node_samples=_node_samples(run, start_s, end_s),
-    )
-    return series, max(0.0, free_while_waiting)
+def _type_fact(result: SimulationResult, columns: Columns, name: str) -> _TypeFact | None:
+    """Return a field of `GpuType` for the segments and the cluster; None where a type in use lacks it."""
+    nodes, types = result.cluster.nodes, result.cluster.types
+    value_of: dict[str, float] = {}
+    for node in nodes:
+        value: float | None = getattr(types.get(node.gpu_type, GpuType()), name)
+        if value is None:
+            return None
+        value_of[node.gpu_type] = float(value)
+    first_nodes = [nodes[nodes_of(segment.placement, 1)[0][0]] for segment in columns.segments]
+    of_segments = np.array([value_of[node.gpu_type] for node in first_nodes])
+    return _TypeFact(of_segments, sum(value_of[node.gpu_type] * node.num_gpus for node in nodes))
 
 
-def _rounded(values: Floats) -> tuple[float, ...]:
-    return tuple(round(max(0.0, float(value)), 2) for value in values)
-
-
-def _node_samples(run: SimulationResult, start_s: float, end_s: float) -> tuple[tuple[float, ...], ...]:
-    nodes = min(MOST_NODES, len(run.cluster.nodes))
-    used = np.zeros((NUM_NODE_SAMPLES, nodes))
-    step = max((end_s - start_s) / NUM_NODE_SAMPLES, 1e-9)
-    starts = np.array([row.start_s for row in run.log])
-    ends = np.array([row.end_s for row in run.log])
-    # Sample k is taken in the middle of its span.
-    first = np.ceil((starts - start_s) / step - 0.5).astype(int)
-    last = np.ceil((ends - start_s) / step - 0.5).astype(int)
-    for place in np.flatnonzero(last > first):
-        row = run.log[place]
-        for node, count in nodes_of(row.place, row.gpus):
-            if node < nodes:
-                used[max(0, first[place]) : last[place], node] += count
-    return tuple(_rounded(row) for row in used)
-
-
-def _types_of(run: SimulationResult, columns: Columns) -> list[str]:
-    nodes = run.cluster.nodes
-    return [nodes[nodes_of(run.log[place].place, 1)[0][0]].gpu_type for place in columns.order]
-
-
-def _facts(run: SimulationResult, columns: Columns, key: str) -> tuple[Floats, float] | None:
-    """A fact of the type of each segment, and its sum over all GPUs; None where it isn't known of a type."""
-    facts: dict[str, Any] = {name: getattr(facts, key) for name, facts in run.cluster.types.items()}
-    if any(facts.get(node.gpu_type) is None for node in run.cluster.nodes):
+def _energy_kwh(result: SimulationResult, columns: Columns, makespan_s: float) -> float | None:
+    """Return the energy of all GPUs: at work they draw `busy_w`; free, restarting or held idle they draw `idle_w`."""
+    busy_w, idle_w = _type_fact(result, columns, "busy_w"), _type_fact(result, columns, "idle_w")
+    if busy_w is None or idle_w is None:
         return None
-    by_segment = np.array([float(facts[name]) for name in _types_of(run, columns)])
-    return by_segment, sum(float(facts[node.gpu_type]) * node.num_gpus for node in run.cluster.nodes)
+    working_gpu_s = (columns.useful + columns.lost) * columns.gpus
+    above_idle_w = busy_w.of_segments - idle_w.of_segments
+    joules = (working_gpu_s * above_idle_w).sum() + idle_w.of_cluster * makespan_s
+    return float(joules) / _JOULES_PER_KWH
 
 
-def _energy(run: SimulationResult, columns: Columns, makespan: float) -> float | None:
-    """GPUs that work draw `busy_w`; those free, restarting or held idle draw `idle_w`."""
-    busy, idle = _facts(run, columns, "busy_w"), _facts(run, columns, "idle_w")
-    if busy is None or idle is None:
+def _dollars(result: SimulationResult, columns: Columns) -> Floats | None:
+    """Return the price of each segment; None where the price of a type is unknown."""
+    price = _type_fact(result, columns, "dollars_per_hour")
+    if price is None:
         return None
-    working = (columns.useful + columns.lost) * columns.gpus
-    return float((working * (busy[0] - idle[0])).sum() + idle[1] * makespan) / 3.6e6
+    return np.asarray(columns.held * columns.gpus * price.of_segments / 3600)
 
 
-def _dollars(run: SimulationResult, columns: Columns) -> Floats | None:
-    """Of each segment, at the price of its type."""
-    prices = _facts(run, columns, "dollars_per_hour")
-    return None if prices is None else np.asarray(columns.held * columns.gpus * prices[0] / 3600)
+def _teams(result: SimulationResult, columns: Columns, dollars: Floats | None) -> tuple[TeamUse, ...]:
+    names = sorted({job.team for job in result.jobs})
+    number_of = {name: number for number, name in enumerate(names)}
+    team_of_job: Ints = np.array([number_of[job.team] for job in result.jobs])
+    team_of_segment = team_of_job[columns.job]
 
-
-def _teams(run: SimulationResult, columns: Columns, jct: Floats, dollars: Floats | None) -> tuple[TeamUse, ...]:
-    names = sorted({job.team for job in run.jobs})
-    number = {name: place for place, name in enumerate(names)}
-    team_of_job: Ints = np.array([number[job.team] for job in run.jobs])
-    team = team_of_job[columns.job]
-
-    def total(values: Floats) -> Sequence[float]:
-        sums: list[float] = np.bincount(team, values * columns.gpus / 3600, len(names)).tolist()
+    def per_team(values: Floats) -> Sequence[float]:
+        sums: list[float] = np.bincount(team_of_segment, values, len(names)).tolist()
         return sums
 
-    useful, idle, lost = total(columns.useful), total(columns.idle), total(columns.lost + columns.overhead)
-    counts = np.bincount(team_of_job, minlength=len(names)).tolist()
-    means = (np.bincount(team_of_job, jct, len(names)) / np.maximum(1, counts)).tolist()
-    money = None if dollars is None else np.bincount(team, dollars, len(names)).tolist()
+    useful = per_team(columns.useful * columns.gpus / 3600)
+    idle = per_team(columns.idle * columns.gpus / 3600)
+    lost = per_team((columns.lost + columns.overhead) * columns.gpus / 3600)
+    num_jobs = np.bincount(team_of_job, minlength=len(names)).tolist()
+    jct_sums = np.bincount(team_of_job, columns.jct, len(names))
+    jct_means = (jct_sums / np.maximum(1, num_jobs)).tolist()
+    money: Sequence[float | None] = [None] * len(names) if dollars is None else per_team(dollars)
     return tuple(
         TeamUse(
             team=name,
-            num_jobs=counts[place],
-            useful_gpu_hours=useful[place],
-            idle_gpu_hours=idle[place],
-            lost_gpu_hours=lost[place],
-            jct_mean_s=means[place],
-            dollars=None if money is None else money[place],
+            num_jobs=num_jobs[number],
+            useful_gpu_hours=useful[number],
+            idle_gpu_hours=idle[number],
+            lost_gpu_hours=lost[number],
+            jct_mean_s=jct_means[number],
+            dollars=money[number],
         )
-        for place, name in enumerate(names)
+        for number, name in enumerate(names)
     )

@@ -1,10 +1,11 @@
-"""The GPUs of a cluster as the simulator hands them out: whole GPUs by bit masks of nodes, shares of a GPU by size.
+"""The GPUs of a cluster as the simulator allocates them: whole GPUs by bit masks of nodes, shares of a GPU by size.
 
 Nodes with `f` free GPUs are the bits of `by_free[f]`, so that best fit, a GPU type, a team's own nodes and failed nodes
 are a few operations on integers, whatever the number of nodes. A job of at most a node's GPUs gets one node; a wider
-one gets whole nodes of one type (and the rest on one more), within one topology domain where one has room.
+one gets whole nodes of one type (and the rest on one more), within one topology domain if one has enough free.
 
-A place is the number of a node; or `((node, gpus), ...)` for a wide job; or `(node, slot, milli)` for a share of a GPU.
+A placement is the number of a node; or `((node, gpus), ...)` for a wide job; or `(node, slot, milli)` for a share of a
+GPU, where a slot is a GPU that shares were taken from.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import TypeGuard
 from flatout.schedule.cluster import Node
 
 Placement = int | tuple[tuple[int, int], ...] | tuple[int, int, int]
-Group = tuple[str, int, int]  # GPU type, GPUs a node, mask of the nodes
+Group = tuple[str, int, int]  # GPU type, GPUs per node, mask of the nodes
 WHOLE = 1000  # a GPU in thousandths
 
 
 class Pool:
-    """Free GPUs. `take` changes nothing where it returns None."""
+    """Free GPUs. Where a `take` method returns None, it has changed nothing."""
 
     def __init__(self, nodes: Sequence[Node], *, is_first_fit: bool = False) -> None:
         self.capacity = [node.num_gpus for node in nodes]
@@ -40,31 +41,45 @@ class Pool:
         self._next_slot = [0] * len(self.capacity)
 
     def take(self, gpus: int, allowed: int = -1) -> Placement | None:
-        """Whole GPUs: on the fullest node with room (the first one, under first fit), or on whole nodes."""
+        """Take whole GPUs: on the fullest node that has them (under first fit, the first), or on whole nodes."""
+        if gpus > self.width:
+            return self._take_wide(gpus, allowed)
+        if self.is_first_fit:
+            return self._take_first(gpus, allowed)
         by_free = self.by_free
-        if gpus <= self.width:
-            if self.is_first_fit:
-                node = self._first(gpus, allowed)
-                return None if node < 0 else self._hold(node, gpus)
-            for count in range(gpus, self.width + 1):
-                if found := by_free[count] & allowed:
-                    bit = found & -found
-                    by_free[count] ^= bit
-                    by_free[count - gpus] |= bit
-                    node = bit.bit_length() - 1
-                    self.free[node] = count - gpus
-                    self.num_free -= gpus
-                    return node
-            return None
+        for count in range(gpus, self.width + 1):
+            nodes = by_free[count] & allowed
+            if nodes:
+                bit = nodes & -nodes
+                by_free[count] ^= bit
+                by_free[count - gpus] |= bit
+                node = bit.bit_length() - 1
+                self.free[node] = count - gpus
+                self.num_free -= gpus
+                return node
+        return None
+
+    def _take_wide(self, gpus: int, allowed: int) -> Placement | None:
         pieces = self.wide(gpus, allowed)
         if pieces is None:
             return None
         for node, count in pieces:
-            self._hold(node, count)
+            self._take_on(node, count)
         return pieces
 
+    def _take_first(self, gpus: int, allowed: int) -> Placement | None:
+        nodes = 0
+        for count in range(gpus, self.width + 1):
+            nodes |= self.by_free[count]
+        nodes &= allowed
+        if not nodes:
+            return None
+        node = lowest_bit(nodes)
+        self._take_on(node, gpus)
+        return node
+
     def fits(self, gpus: int, allowed: int = -1) -> bool:
-        """Whether `take` would find a place."""
+        """Return whether `take` would succeed."""
         if gpus > self.num_free:
             return False
         if gpus <= self.width:
@@ -72,68 +87,81 @@ class Pool:
         return self.wide(gpus, allowed) is not None
 
     def wide(self, gpus: int, allowed: int = -1) -> tuple[tuple[int, int], ...] | None:
-        """Whole nodes for a job wider than a node, in the smallest group (a domain, then a type) that has room."""
+        """Return whole nodes for a job wider than a node, in the smallest group (domain, then type) that has them."""
         for _, capacity, mask in self.groups:
-            whole, rest = divmod(gpus, capacity)
-            free = self.by_free[capacity] & mask & allowed
-            if free.bit_count() < whole:
+            num_whole, rest = divmod(gpus, capacity)
+            members = mask & allowed
+            empty = self.by_free[capacity] & members
+            if empty.bit_count() < num_whole:
                 continue
-            nodes = lowest(free, whole)
+            nodes = lowest(empty, num_whole)
             pieces = [(node, capacity) for node in nodes]
             if rest:
-                others = mask & allowed
-                for node in nodes:
-                    others &= ~(1 << node)
-                last = next(
-                    (found for count in range(rest, capacity + 1) if (found := self.by_free[count] & others)), 0
-                )
-                if not last:
+                last = self._node_for_rest(rest, capacity, members & ~mask_of(nodes))
+                if last is None:
                     continue
-                pieces.append(((last & -last).bit_length() - 1, rest))
+                pieces.append((last, rest))
             return tuple(pieces)
         return None
 
+    def _node_for_rest(self, rest: int, capacity: int, allowed: int) -> int | None:
+        """Return the fullest allowed node that has `rest` free GPUs."""
+        for count in range(rest, capacity + 1):
+            nodes = self.by_free[count] & allowed
+            if nodes:
+                return lowest_bit(nodes)
+        return None
+
     def take_share(self, milli: int, allowed: int = -1) -> tuple[int, int, int] | None:
-        """A share of one GPU: the partly used GPU with the least room that is enough, or a new one by best fit."""
-        for place in range(bisect_left(self.partial, (milli, -1, -1)), len(self.partial)):
-            room, node, slot = self.partial[place]
-            if allowed >> node & 1 and not self.down >> node & 1:
-                del self.partial[place]
-                self._keep(node, slot, room - milli)
+        """Take a share of one GPU: of the partly used GPU with the least that is enough, else of a new one."""
+        first = bisect_left(self.partial, (milli, -1, -1))
+        usable = allowed & ~self.down
+        for index in range(first, len(self.partial)):
+            free_milli, node, slot = self.partial[index]
+            if usable >> node & 1:
+                del self.partial[index]
+                self._set_slot(node, slot, free_milli - milli)
                 return (node, slot, milli)
-        found = self.take(1, allowed)
-        if found is None:
+        new_node = self.take(1, allowed)
+        if new_node is None:
             return None
-        assert isinstance(found, int)
-        slot = self._next_slot[found]
-        self._next_slot[found] += 1
-        self._keep(found, slot, WHOLE - milli)
-        return (found, slot, milli)
+        assert isinstance(new_node, int)
+        slot = self._open_slot(new_node)
+        self._set_slot(new_node, slot, WHOLE - milli)
+        return (new_node, slot, milli)
 
-    def _keep(self, node: int, slot: int, room: int) -> None:
-        self.slots[node, slot] = room
-        if room:
-            insort(self.partial, (room, node, slot))
+    def _open_slot(self, node: int) -> int:
+        """Return the number of a new slot for a GPU of the node, which was taken for shares."""
+        slot = self._next_slot[node]
+        self._next_slot[node] += 1
+        return slot
 
-    def give(self, place: Placement, gpus: int) -> None:
-        """Take back what `take` or `take_share` handed out."""
-        if isinstance(place, int):
-            self._release(place, gpus)
-        elif is_wide(place):
-            for node, count in place:
-                self._release(node, count)
+    def _set_slot(self, node: int, slot: int, free_milli: int) -> None:
+        self.slots[node, slot] = free_milli
+        if free_milli:
+            insort(self.partial, (free_milli, node, slot))
+
+    def release(self, placement: Placement, gpus: int) -> None:
+        """Take back what a `take` method handed out."""
+        if isinstance(placement, int):
+            self._release_on(placement, gpus)
+        elif is_wide(placement):
+            for node, count in placement:
+                self._release_on(node, count)
         else:
-            node, slot, milli = share(place)
-            room = self.slots.pop((node, slot))
-            if room:
-                del self.partial[bisect_left(self.partial, (room, node, slot))]
-            if room + milli == WHOLE:
-                self._release(node, 1)
-            else:
-                self._keep(node, slot, room + milli)
+            self._release_share(*as_share(placement))
+
+    def _release_share(self, node: int, slot: int, milli: int) -> None:
+        free_milli = self.slots.pop((node, slot))
+        if free_milli:
+            del self.partial[bisect_left(self.partial, (free_milli, node, slot))]
+        if free_milli + milli == WHOLE:
+            self._release_on(node, 1)
+        else:
+            self._set_slot(node, slot, free_milli + milli)
 
     def fail(self, node: int) -> None:
-        """The node is gone until `repair`; its jobs were stopped before, so all of its GPUs are free."""
+        """Remove the node until `repair`; its jobs were stopped before, so all of its GPUs are free."""
         assert self.free[node] == self.capacity[node]
         self.by_free[self.free[node]] &= ~(1 << node)
         self.num_free -= self.capacity[node]
@@ -144,68 +172,74 @@ class Pool:
         self.num_free += self.capacity[node]
         self.down &= ~(1 << node)
 
-    def _hold(self, node: int, gpus: int) -> int:
+    def _take_on(self, node: int, gpus: int) -> None:
         count, bit = self.free[node], 1 << node
         self.by_free[count] ^= bit
         self.by_free[count - gpus] |= bit
         self.free[node] = count - gpus
         self.num_free -= gpus
-        return node
 
-    def _release(self, node: int, gpus: int) -> None:
+    def _release_on(self, node: int, gpus: int) -> None:
         count, bit = self.free[node], 1 << node
         self.by_free[count] ^= bit
         self.by_free[count + gpus] |= bit
         self.free[node] = count + gpus
         self.num_free += gpus
 
-    def _first(self, gpus: int, allowed: int) -> int:
-        found = 0
-        for count in range(gpus, self.width + 1):
-            found |= self.by_free[count]
-        found &= allowed
-        return (found & -found).bit_length() - 1
+
+def is_wide(placement: Placement) -> TypeGuard[tuple[tuple[int, int], ...]]:
+    """Whether a placement has pieces on several nodes."""
+    return not isinstance(placement, int) and isinstance(placement[0], tuple)
 
 
-def is_wide(place: Placement) -> TypeGuard[tuple[tuple[int, int], ...]]:
-    """Whether a place has pieces on several nodes."""
-    return not isinstance(place, int) and isinstance(place[0], tuple)
+def as_share(placement: Placement) -> tuple[int, int, int]:
+    """Return node, slot and thousandths of a placement that is a share of a GPU."""
+    return placement  # type: ignore[return-value]
 
 
-def share(place: Placement) -> tuple[int, int, int]:
-    """Node, slot and thousandths of a place that is a share of a GPU."""
-    return place  # type: ignore[return-value]
-
-
-def nodes_of(place: Placement, gpus: float) -> list[tuple[int, float]]:
-    """The nodes of a place and the GPUs (or the share of one) held on each."""
-    if isinstance(place, int):
-        return [(place, gpus)]
-    if is_wide(place):
-        return [(node, float(count)) for node, count in place]
-    node, _, milli = share(place)
+def nodes_of(placement: Placement, gpus: float) -> list[tuple[int, float]]:
+    """Return the nodes of a placement, and the GPUs (or the share of one) held on each."""
+    if isinstance(placement, int):
+        return [(placement, gpus)]
+    if is_wide(placement):
+        return [(node, float(count)) for node, count in placement]
+    node, _, milli = as_share(placement)
     return [(node, milli / WHOLE)]
 
 
 def _groups(nodes: Sequence[Node]) -> tuple[list[Group], list[Group]]:
-    """Nodes that a wide job may span, domains first, the smallest first, then types; and the types alone."""
+    """Return the groups of nodes that a wide job may span (domains, the smallest first, then types), and the types."""
     domains: dict[tuple[str, int, str], int] = {}
     types: dict[tuple[str, int], int] = {}
     for number, node in enumerate(nodes):
-        key = (node.gpu_type, node.num_gpus)
-        domains[*key, node.domain] = domains.get((*key, node.domain), 0) | 1 << number
-        types[key] = types.get(key, 0) | 1 << number
-    found = [(kind, gpus, mask) for (kind, gpus, _), mask in domains.items() if mask != types[kind, gpus]]
-    found.sort(key=lambda group: (group[2].bit_count(), group[2]))
-    whole = [(kind, gpus, mask) for (kind, gpus), mask in types.items()]
-    return found + whole, whole
+        kind = (node.gpu_type, node.num_gpus)
+        bit = 1 << number
+        domains[*kind, node.domain] = domains.get((*kind, node.domain), 0) | bit
+        types[kind] = types.get(kind, 0) | bit
+    parts = [(kind, gpus, mask) for (kind, gpus, _), mask in domains.items() if mask != types[kind, gpus]]
+    parts.sort(key=lambda group: (group[2].bit_count(), group[2]))
+    whole_types = [(kind, gpus, mask) for (kind, gpus), mask in types.items()]
+    return parts + whole_types, whole_types
+
+
+def lowest_bit(mask: int) -> int:
+    """Return the number of the lowest bit of a mask."""
+    return (mask & -mask).bit_length() - 1
 
 
 def lowest(mask: int, count: int) -> list[int]:
-    """The numbers of the lowest bits of a mask."""
-    found = []
+    """Return the numbers of the lowest bits of a mask."""
+    numbers = []
     for _ in range(count):
         bit = mask & -mask
-        found.append(bit.bit_length() - 1)
+        numbers.append(bit.bit_length() - 1)
         mask ^= bit
-    return found
+    return numbers
+
+
+def mask_of(numbers: Sequence[int]) -> int:
+    """Return the mask with these bits."""
+    mask = 0
+    for number in numbers:
+        mask |= 1 << number
+    return mask

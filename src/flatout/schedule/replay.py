@@ -1,4 +1,7 @@
-"""Replay a job history under one or several policies; the composition behind `flatout schedule replay`."""
+"""Replay a job history under one or several policies; the composition behind `flatout schedule replay`.
+
+In: a `JobHistory`, a cluster and names of policies. Out: a `ReplayReport`. It writes no files and prints nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,28 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from flatout.errors import InputError
 from flatout.records.replay import PolicyReplay, ReplayReport
 from flatout.schedule import rigid
 from flatout.schedule.cluster import Cluster
 from flatout.schedule.differences import differences, window_edges
-from flatout.schedule.engine import FailureModel, Simulation, SimulationResult
+from flatout.schedule.engine import FailureModel, Simulation
 from flatout.schedule.jobs import Assumptions, ClusterJob, JobHistory
-from flatout.schedule.measures import Columns, measure, policy_samples
+from flatout.schedule.measures import Columns, PolicySamples, measure, policy_samples
 from flatout.schedule.policies.fifo import Fifo
 from flatout.schedule.policies.names import POLICIES, make
 from flatout.schedule.pool import Pool
+from flatout.schedule.result import SimulationResult
 
 STARVED_AFTER_S = 14 * 86_400.0
+_TOO_LARGE = "asks for more than the cluster has (GPUs on nodes of a type it may use)"
+Progress = Callable[[int, int], None]  # jobs done, jobs in total
 
 
 def replay(
-    loaded: JobHistory,
+    history: JobHistory,
     cluster: Cluster,
     policies: Sequence[str],
     *,
@@ -33,59 +40,101 @@ def replay(
     failures: FailureModel | None = None,
     num_seeds: int = 1,
     starved_after_s: float = STARVED_AFTER_S,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> ReplayReport:
-    """All policies on the same jobs and the same failures. Measures are of the first seed, differences of all."""
-    given = assumptions or Assumptions()
-    jobs, left_out = runnable(loaded, cluster)
+    """Replay all policies on the same jobs and failures; measures are of the first seed, differences of all seeds."""
+    assumed = assumptions or Assumptions()
+    jobs, skipped = runnable(history, cluster)
+    submit_s = np.array([job.submit_s for job in jobs])
+    failure_models = _by_seed(failures, num_seeds)
+    replays = _Replays(
+        jobs,
+        cluster,
+        assumed,
+        edges=window_edges(submit_s),
+        starved_after_s=starved_after_s,
+        num_runs=len(policies) * len(failure_models),
+        progress=progress,
+    )
     results: list[PolicyReplay] = []
-    outcomes = []
-    submit = np.array([job.submit_s for job in jobs])
-    edges = window_edges(submit)
-    seeds = range(num_seeds if failures else 1)
-    runs = len(policies) * len(seeds)
-    for place, name in enumerate(policies):
-        of_seeds = []
-        for seed in seeds:
-            drawn = msgspec.structs.replace(failures, seed=failures.seed + seed) if failures else None
-            before = (place * len(seeds) + seed) * len(jobs)
-
-            def show(done: int, _: int, before: int = before) -> None:
-                assert progress is not None
-                progress(before + done, runs * len(jobs))
-
-            run, seconds = timed_run(jobs, cluster, name, given, drawn, show if progress else None)
-            columns = Columns(run)
-            of_seeds.append(policy_samples(run, columns, edges))
-            if seed == 0:
-                kind = POLICIES[name]
-                results.append(
-                    measure(
-                        run,
-                        kind.summary,
-                        seconds=seconds,
-                        starved_after_s=starved_after_s,
-                        is_oracle=kind.is_oracle,
-                        columns=columns,
-                    )
-                )
-        outcomes.append(of_seeds)
-    span = max(float(submit.max() - submit.min()), 1e-9)
-    work = sum(job.num_gpus * job.gpu_share * job.duration_s for job in jobs)
+    samples: list[list[PolicySamples]] = []
+    for policy in policies:
+        result, samples_of_seeds = replays.replay(policy, failure_models)
+        results.append(result)
+        samples.append(samples_of_seeds)
+    span_s = max(float(submit_s.max() - submit_s.min()), 1e-9)
+    requested_gpu_s = sum(job.num_gpus * job.gpu_share * job.duration_s for job in jobs)
     return ReplayReport(
-        source=loaded.source,
+        source=history.source,
         num_gpus=cluster.num_gpus,
         num_nodes=len(cluster.nodes),
-        span_s=span,
-        load=work / (cluster.num_gpus * span) if span > 1 else None,
-        checkpoint_s=given.checkpoint_s,
-        restart_s=given.restart_s,
+        span_s=span_s,
+        load=requested_gpu_s / (cluster.num_gpus * span_s) if span_s > 1 else None,
+        checkpoint_s=assumed.checkpoint_s,
+        restart_s=assumed.restart_s,
         starved_after_s=starved_after_s,
-        left_out=left_out,
-        assumptions=(*loaded.notes, *_assumptions(jobs, given, failures)),
+        left_out=skipped,
+        assumptions=(*history.notes, *_assumption_texts(jobs, assumed, failures)),
         policies=tuple(results),
-        differences=differences(policies, submit, outcomes) if len(policies) > 1 else (),
+        differences=differences(policies, submit_s, samples) if len(policies) > 1 else (),
     )
+
+
+def _by_seed(failures: FailureModel | None, num_seeds: int) -> list[FailureModel | None]:
+    """Return the failure model of each seed; without failures all seeds are alike, and one is enough."""
+    if failures is None:
+        return [None]
+    return [msgspec.structs.replace(failures, seed=failures.seed + seed) for seed in range(num_seeds)]
+
+
+class _Replays:
+    """Runs policies on one history, and reports progress over all runs."""
+
+    def __init__(
+        self,
+        jobs: Sequence[ClusterJob],
+        cluster: Cluster,
+        assumptions: Assumptions,
+        *,
+        edges: npt.NDArray[np.float64],
+        starved_after_s: float,
+        num_runs: int,
+        progress: Progress | None,
+    ) -> None:
+        self._jobs, self._cluster, self._assumptions = jobs, cluster, assumptions
+        self._edges, self._starved_after_s = edges, starved_after_s
+        self._num_jobs_total = num_runs * len(jobs)
+        self._num_jobs_done = 0  # in the runs before the present one
+        self._progress = progress
+
+    def replay(
+        self, name: str, failure_models: Sequence[FailureModel | None]
+    ) -> tuple[PolicyReplay, list[PolicySamples]]:
+        """Return the measures of a policy under the first failure model, and its samples under each."""
+        policy = POLICIES[name]
+        measured: PolicyReplay | None = None
+        samples = []
+        for failures in failure_models:
+            progress = self._show_progress if self._progress is not None else None
+            result, seconds = timed_run(self._jobs, self._cluster, name, self._assumptions, failures, progress)
+            self._num_jobs_done += len(self._jobs)
+            columns = Columns(result)
+            samples.append(policy_samples(result, columns, self._edges))
+            if measured is None:
+                measured = measure(
+                    result,
+                    policy.summary,
+                    seconds=seconds,
+                    starved_after_s=self._starved_after_s,
+                    is_oracle=policy.is_oracle,
+                    columns=columns,
+                )
+        assert measured is not None
+        return measured, samples
+
+    def _show_progress(self, num_done: int, _: int) -> None:
+        assert self._progress is not None
+        self._progress(self._num_jobs_done + num_done, self._num_jobs_total)
 
 
 def timed_run(
@@ -94,63 +143,61 @@ def timed_run(
     name: str,
     assumptions: Assumptions,
     failures: FailureModel | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[SimulationResult, float]:
-    """A run, and the seconds that it took. No garbage is in cycles, so the collector rests meanwhile."""
+    """Return the result of a simulation and the seconds that it took.
+
+    The garbage collector is off meanwhile: the simulator leaves no garbage in cycles.
+    """
     began = time.perf_counter()
     was_on = gc.isenabled()
     gc.disable()
     try:
         if name == Fifo.name and failures is None and rigid.applies(jobs):
-            return rigid.fifo(jobs, cluster), time.perf_counter() - began
-        simulation = Simulation(
-            jobs,
-            cluster,
-            make(name, jobs, cluster),
-            assumptions=assumptions,
-            failures=failures,
-            progress=progress,
-        )
-        return simulation.run(), time.perf_counter() - began
+            result = rigid.fifo(jobs, cluster)
+        else:
+            policy = make(name, jobs, cluster)
+            simulation = Simulation(
+                jobs, cluster, policy, assumptions=assumptions, failures=failures, progress=progress
+            )
+            result = simulation.run()
+        return result, time.perf_counter() - began
     finally:
         if was_on:
             gc.enable()
 
 
-def runnable(loaded: JobHistory, cluster: Cluster) -> tuple[tuple[ClusterJob, ...], dict[str, int]]:
-    """The jobs that the empty cluster can hold, and how many were left out and why."""
+def runnable(history: JobHistory, cluster: Cluster) -> tuple[tuple[ClusterJob, ...], dict[str, int]]:
+    """Return the jobs that fit on the empty cluster, and how many rows and jobs were skipped, by reason."""
     pool = Pool(cluster.nodes)
     fits: dict[tuple[int, tuple[str, ...]], bool] = {}
-    jobs, left_out = [], dict(loaded.left_out)
-    for job in loaded.jobs:
-        key = (job.num_gpus, job.gpu_types)
-        if key not in fits:
-            nodes = cluster.nodes
-            mask = (
-                sum(1 << n for n, node in enumerate(nodes) if node.gpu_type in job.gpu_types) if job.gpu_types else -1
-            )
-            fits[key] = pool.fits(job.num_gpus, mask)
-        if fits[key]:
+    jobs, skipped = [], dict(history.skipped)
+    for job in history.jobs:
+        request = (job.num_gpus, job.gpu_types)
+        if request not in fits:
+            fits[request] = pool.fits(job.num_gpus, cluster.mask_of_types(job.gpu_types))
+        if fits[request]:
             jobs.append(job)
         else:
-            why = "asks for more than the cluster has (GPUs on nodes of a type it may use)"
-            left_out[why] = left_out.get(why, 0) + 1
+            skipped[_TOO_LARGE] = skipped.get(_TOO_LARGE, 0) + 1
     if not jobs:
-        reasons = "; ".join(f"{count:,}: {why}" for why, count in left_out.items()) or "the file has no rows"
-        raise InputError(f"no job is left to replay ({reasons})", hint="check --nodes, --gpus-per-node and the file")
-    return tuple(jobs), left_out
-
-
-def _assumptions(jobs: Sequence[ClusterJob], given: Assumptions, failures: FailureModel | None) -> list[str]:
-    """What the history doesn't say, and the replay takes for granted."""
-    found = []
-    if any(job.checkpoint_s is None for job in jobs):
-        found.append(f"jobs write a checkpoint every {given.checkpoint_s:g} s of work")
-    if any(job.restart_s is None for job in jobs):
-        found.append(f"a job that was stopped needs {given.restart_s:g} s to start again")
-    if failures is not None:
-        found.append(
-            f"{failures.per_1000_node_days:g} failures per 1,000 node-days, {failures.repair_s / 3600:g} h to repair"
+        reasons = "; ".join(f"{count:,}: {reason}" for reason, count in skipped.items()) or "the file has no rows"
+        raise InputError(
+            f"the history has no job that can be replayed ({reasons})",
+            hint="check --nodes, --gpus-per-node and the file",
         )
-    found.append("a job of at most a node's GPUs runs on one node, a wider one on whole nodes")
-    return found
+    return tuple(jobs), skipped
+
+
+def _assumption_texts(jobs: Sequence[ClusterJob], assumed: Assumptions, failures: FailureModel | None) -> list[str]:
+    """Return what the replay assumes where the history does not state it."""
+    texts = []
+    if any(job.checkpoint_s is None for job in jobs):
+        texts.append(f"jobs write a checkpoint every {assumed.checkpoint_s:g} s of work")
+    if any(job.restart_s is None for job in jobs):
+        texts.append(f"a job that was stopped needs {assumed.restart_s:g} s to start again")
+    if failures is not None:
+        repair_h = failures.repair_s / 3600
+        texts.append(f"{failures.per_1000_node_days:g} failures per 1,000 node-days, {repair_h:g} h to repair a node")
+    texts.append("a job of at most a node's GPUs runs on one node, a wider one on whole nodes")
+    return texts

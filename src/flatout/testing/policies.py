@@ -18,10 +18,11 @@ from itertools import pairwise
 import msgspec
 
 from flatout.schedule.cluster import Cluster, Node, uniform
-from flatout.schedule.engine import FailureModel, Segment, Simulation, SimulationResult
+from flatout.schedule.engine import FailureModel, Simulation
 from flatout.schedule.jobs import Assumptions, ClusterJob
 from flatout.schedule.policy import Policy
 from flatout.schedule.pool import nodes_of
+from flatout.schedule.result import Segment, SimulationResult
 
 ASSUMED = Assumptions(checkpoint_s=700.0, restart_s=90.0)
 TEAMS = ("red", "green", "blue")
@@ -111,7 +112,7 @@ class PolicyConformance:
         for run in self.runs():
             changes: list[tuple[float, int, int, float]] = []
             for row in run.log:
-                for node, count in nodes_of(row.place, row.gpus):
+                for node, count in nodes_of(row.placement, row.gpus):
                     changes += [(row.end_s, 0, node, -count), (row.start_s, 1, node, count)]
             used = [0.0] * len(run.cluster.nodes)
             for _, _, node, count in sorted(changes):
@@ -122,7 +123,7 @@ class PolicyConformance:
     def test_a_gang_is_whole_and_on_nodes_that_it_may_use(self) -> None:
         for run in self.runs():
             for row in run.log:
-                job, pieces = run.jobs[row.job], nodes_of(row.place, row.gpus)
+                job, pieces = run.jobs[row.job], nodes_of(row.placement, row.gpus)
                 held = sum(count for _, count in pieces)
                 assert abs(held - row.gpus) < 1e-3
                 asked = job.num_gpus * job.gpu_share
@@ -211,4 +212,4 @@ def _by_job(run: SimulationResult) -> dict[int, list[Segment]]:
 
 
 def _starts(run: SimulationResult, before: float) -> list[tuple[float, int, object]]:
-    return sorted((row.start_s, row.job, row.place) for row in run.log if row.start_s < before)
+    return sorted((row.start_s, row.job, row.placement) for row in run.log if row.start_s < before)

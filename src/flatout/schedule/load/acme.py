@@ -1,8 +1,8 @@
 """Shanghai AI Laboratory's Acme (`trace_seren.csv`, `trace_kalos.csv`): job_id,user,node_num,gpu_num,...,gpu_time.
 
 In: one cluster's trace. Out: jobs that ran from start_time to end_time (the `duration` of Kalos includes waiting); the
-type of work (Pretrain, Evaluation, ...) is the team, as the trace has no other. Jobs without GPUs, or that never
-started, are left out.
+type of work (Pretrain, Evaluation, ...) is the team, because the trace has no other. Jobs without GPUs, or that never
+started, are skipped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
-from flatout.schedule.load.rows import left_out, number, rows
+from flatout.schedule.load.rows import Skipped, number, rows
 from flatout.schedule.load.times import time_s
 
 COLUMNS = ("job_id", "user", "gpu_num", "type", "state", "submit_time", "start_time", "end_time")
@@ -18,27 +18,29 @@ COLUMNS = ("job_id", "user", "gpu_num", "type", "state", "submit_time", "start_t
 
 def load(path: Path) -> JobHistory:
     jobs: list[ClusterJob] = []
-    skipped: dict[str, int] = {}
+    skipped = Skipped()
     for line, row in rows(path, COLUMNS):
-        gpus = number(path, line, "gpu_num", row[2]) if row[2] else 0.0
-        if gpus <= 0:
-            left_out(skipped, "no GPUs")
+        name, user, gpu_num, kind, _, *time_texts = row
+        num_gpus = number(path, line, "gpu_num", gpu_num) if gpu_num else 0.0
+        if num_gpus <= 0:
+            skipped.add("no GPUs")
             continue
-        if not all(row[5:8]):
-            left_out(skipped, "never started or ended")
+        if not all(time_texts):
+            skipped.add("never started or ended")
             continue
-        times = [time_s(path, line, column, text) for column, text in zip(COLUMNS[5:8], row[5:8], strict=True)]
-        if times[2] <= times[1]:
-            left_out(skipped, "no duration")
-            continue
-        jobs.append(
-            ClusterJob(
-                submit_s=min(times[0], times[1]),
-                num_gpus=round(gpus),
-                duration_s=times[2] - times[1],
-                name=row[0],
-                user=row[1],
-                team=row[3],
-            )
+        submit_s, start_s, end_s = (
+            time_s(path, line, column, text) for column, text in zip(COLUMNS[5:8], time_texts, strict=True)
         )
-    return JobHistory(jobs=by_submission(jobs), source="Acme", left_out=skipped)
+        if end_s <= start_s:
+            skipped.add("no duration")
+            continue
+        job = ClusterJob(
+            submit_s=min(submit_s, start_s),
+            num_gpus=round(num_gpus),
+            duration_s=end_s - start_s,
+            name=name,
+            user=user,
+            team=kind,
+        )
+        jobs.append(job)
+    return JobHistory(jobs=by_submission(jobs), source="Acme", skipped=skipped.counts)

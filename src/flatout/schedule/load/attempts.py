@@ -1,17 +1,17 @@
 """Jobs from attempts, as a reader of Slurm's `sacct` gives them.
 
 In: objects with the attributes of `AttemptLike`. Out: jobs; the attempts of one job are put together (it ran for their
-sum, and asked for GPUs when it was first submitted). Attempts that hold no GPU or never started are skipped; jobs that
+sum, and requested GPUs when it was first submitted). Attempts that hold no GPU or never started are skipped; jobs that
 still run count for as long as they have run so far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
-from flatout.schedule.load.rows import left_out
+from flatout.schedule.load.rows import Skipped
 
 
 class AttemptLike(Protocol):
@@ -36,28 +36,33 @@ class AttemptLike(Protocol):
 
 
 def load(attempts: Iterable[AttemptLike], *, source: str = "sacct") -> JobHistory:
-    found: dict[str, list[AttemptLike]] = {}
-    skipped: dict[str, int] = {}
+    attempts_of: dict[str, list[AttemptLike]] = {}
+    skipped = Skipped()
     for attempt in attempts:
         if attempt.num_gpus <= 0:
-            left_out(skipped, "no GPUs")
+            skipped.add("no GPUs")
         elif attempt.elapsed_s <= 0:
-            left_out(skipped, "never started")
-        elif attempt.submit_s is None and attempt.start_s is None:
-            left_out(skipped, "no time of submission")
+            skipped.add("never started")
+        elif _submitted_s(attempt) is None:
+            skipped.add("no time of submission")
         else:
-            found.setdefault(attempt.job, []).append(attempt)
-    return JobHistory(jobs=by_submission([_job(each) for each in found.values()]), source=source, left_out=skipped)
+            attempts_of.setdefault(attempt.job, []).append(attempt)
+    jobs = [_job(attempts_of_job) for attempts_of_job in attempts_of.values()]
+    return JobHistory(jobs=by_submission(jobs), source=source, skipped=skipped.counts)
 
 
-def _job(attempts: list[AttemptLike]) -> ClusterJob:
+def _submitted_s(attempt: AttemptLike) -> float | None:
+    """Return the time of submission, or of the start where that is unknown."""
+    return attempt.start_s if attempt.submit_s is None else attempt.submit_s
+
+
+def _job(attempts: Sequence[AttemptLike]) -> ClusterJob:
     last = attempts[-1]
-    times = [attempt.submit_s if attempt.submit_s is not None else attempt.start_s for attempt in attempts]
-    gpus = last.num_gpus
+    submitted_s = [_submitted_s(attempt) for attempt in attempts]
     return ClusterJob(
-        submit_s=min(time for time in times if time is not None),
-        num_gpus=max(1, round(gpus)),
-        gpu_share=gpus if gpus < 1 else 1.0,
+        submit_s=min(time_s for time_s in submitted_s if time_s is not None),
+        num_gpus=max(1, round(last.num_gpus)),
+        gpu_share=min(1.0, last.num_gpus),
         duration_s=sum(attempt.elapsed_s for attempt in attempts),
         name=last.job,
         user=last.user or "",

@@ -1,4 +1,7 @@
-"""Which format a job history has, by its first row, and the history."""
+"""Detect the format of a job history by its first row, and read it.
+
+In: a file. Out: a `JobHistory`. A file of an unknown format is an InputError.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from flatout.schedule.jobs import JobHistory
 from flatout.schedule.load import acme, gavel, helios, openb, philly, plain
 from flatout.schedule.load.rows import header
 
-# In order: the first whose columns are all there.
+# In this order: the first format whose columns are all present is read.
 FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[Path], JobHistory]], ...] = (
     ("plain", plain.COLUMNS, plain.load),
     ("philly", philly.COLUMNS, philly.load),
@@ -21,10 +24,11 @@ FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[Path], JobHistory]], ...] =
     ("acme", acme.COLUMNS, acme.load),
     ("helios", helios.COLUMNS, helios.load),
 )
+_MOST_UNREADABLE = 5  # reasons that are reported
 
 
 def load(path: Path) -> JobHistory:
-    """The jobs of a history in any of the known formats."""
+    """Read a history in any of the known formats."""
     if path.suffix == ".trace":
         return gavel.load(path)
     names = {name.strip() for name in header(path)}
@@ -33,9 +37,9 @@ def load(path: Path) -> JobHistory:
             return read(path)
     if any("|" in name for name in names):
         return _sacct(path)
-    known = ", ".join(name for name, _, _ in FORMATS)
+    formats = ", ".join(name for name, _, _ in FORMATS)
     raise InputError(
-        f"{path}: its columns must be those of a known job history ({known}, sacct or gavel), but are of none",
+        f"{path}: its columns must be those of a known job history ({formats}, sacct or gavel), but match none",
         hint=f"a plain CSV needs the columns {', '.join(plain.COLUMNS)}",
     )
 
@@ -46,10 +50,9 @@ def _sacct(path: Path) -> JobHistory:
     from flatout.schedule.load import attempts
 
     read = import_module("flatout.read.sacct").read_sacct(path)
-    loaded = attempts.load(read.attempts)
-    reasons = Counter(f"unreadable: {each.reason}" for each in read.left_out)
+    history = attempts.load(read.attempts)
+    unreadable = Counter(f"unreadable: {row.reason}" for row in read.left_out)
     if not read.attempts and read.num_steps:
-        reasons["a row of a job's step, not of a job"] = read.num_steps
-    return msgspec.structs.replace(
-        loaded, left_out={**loaded.left_out, **dict(reasons.most_common(5))}, notes=(*loaded.notes, *read.notes)
-    )
+        unreadable["a row of a job's step, not of a job"] = read.num_steps
+    skipped = {**history.skipped, **dict(unreadable.most_common(_MOST_UNREADABLE))}
+    return msgspec.structs.replace(history, skipped=skipped, notes=(*history.notes, *read.notes))

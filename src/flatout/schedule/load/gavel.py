@@ -1,8 +1,8 @@
-"""Gavel's `.trace` files: a job a line, tabs between 7 or 10 columns, no header, steps in place of seconds.
+"""Gavel's `.trace` files: one job per line, tabs between 7 or 10 columns, no header, steps in place of seconds.
 
-In: the trace, and beside it the throughputs that Gavel measured (`throughputs.json`: GPU type -> "('JOB TYPE', GPUS)"
--> "null" -> steps a second). Out: jobs whose duration is that on the first type, with their speed on the others. Jobs
-of a type or size that wasn't measured are left out.
+In: the trace, and next to it the throughputs that Gavel measured (`throughputs.json`: GPU type -> "('JOB TYPE', GPUS)"
+-> "null" -> steps per second). Out: jobs whose duration is that on the first type, with their speed on the others.
+Jobs of a type or size that wasn't measured are skipped.
 
     7:  type, command, steps argument, needs data, steps, arrival, GPUs
     10: type, command, folder, steps argument, needs data, steps, GPUs, priority weight, SLO, arrival
@@ -16,67 +16,77 @@ from typing import Any
 
 from flatout.errors import InputError
 from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
-from flatout.schedule.load.rows import left_out, number, whole
+from flatout.schedule.load.rows import Skipped, number, whole
 
-_PLACES = {7: (4, 5, 6), 10: (5, 9, 6)}  # steps, arrival, GPUs
+_COLUMNS = {7: (4, 5, 6), 10: (5, 9, 6)}  # number of columns -> those of steps, arrival, GPUs
 
 
 def load(path: Path, throughputs: Path | None = None) -> JobHistory:
-    measured = _throughputs(throughputs or path.parent / "throughputs.json")
-    types = list(measured)
+    steps_per_s_on = _read_throughputs(throughputs or path.parent / "throughputs.json")
+    first_type = next(iter(steps_per_s_on))
     jobs: list[ClusterJob] = []
-    skipped: dict[str, int] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    for line, text in enumerate(lines, 1):
+    skipped = Skipped()
+    for line, text in enumerate(_read_lines(path), 1):
         columns = text.split("\t")
-        if len(columns) not in _PLACES:
+        if len(columns) not in _COLUMNS:
             raise InputError(
                 f"{path}, line {line}: a line of Gavel's traces must have 7 or 10 columns, but has {len(columns)}"
             )
-        steps, arrival, gpus = (columns[place] for place in _PLACES[len(columns)])
-        count, num_steps = (
-            whole(path, line, "the number of GPUs", gpus),
-            number(path, line, "the number of steps", steps),
+        job_type = columns[0]
+        steps_text, arrival_text, gpus_text = (columns[column] for column in _COLUMNS[len(columns)])
+        num_gpus = whole(path, line, "the number of GPUs", gpus_text)
+        num_steps = number(path, line, "the number of steps", steps_text)
+        if num_gpus <= 0:
+            skipped.add("no GPUs")
+            continue
+        if num_steps <= 0:
+            skipped.add("no steps")
+            continue
+        rates = {gpu_type: _steps_per_s(measured, job_type, num_gpus) for gpu_type, measured in steps_per_s_on.items()}
+        first_rate = rates[first_type]
+        if not first_rate:
+            skipped.add(f"no throughput on {first_type} for its type and GPUs")
+            continue
+        speeds = tuple((gpu_type, rate / first_rate) for gpu_type, rate in rates.items() if rate)
+        job = ClusterJob(
+            submit_s=number(path, line, "the arrival", arrival_text),
+            num_gpus=num_gpus,
+            duration_s=num_steps / first_rate,
+            name=job_type,
+            gpu_types=tuple(gpu_type for gpu_type, _ in speeds),
+            type_speeds=speeds,
         )
-        rates = [_rate(measured[name], columns[0], count) for name in types]
-        if count <= 0 or num_steps <= 0:
-            left_out(skipped, "no GPUs" if count <= 0 else "no steps")
-        elif not rates[0]:
-            left_out(skipped, f"no throughput on {types[0]} for its type and GPUs")
-        else:
-            known = [(name, rate / rates[0]) for name, rate in zip(types, rates, strict=True) if rate]
-            jobs.append(
-                ClusterJob(
-                    submit_s=number(path, line, "the arrival", arrival),
-                    num_gpus=count,
-                    duration_s=num_steps / rates[0],
-                    name=columns[0],
-                    gpu_types=tuple(name for name, _ in known),
-                    type_speeds=tuple(known),
-                )
-            )
-    return JobHistory(jobs=by_submission(jobs), source="Gavel", left_out=skipped)
+        jobs.append(job)
+    return JobHistory(jobs=by_submission(jobs), source="Gavel", skipped=skipped.counts)
 
 
-def _throughputs(path: Path) -> dict[str, dict[str, Any]]:
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _read_throughputs(path: Path) -> dict[str, dict[str, Any]]:
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(
             f"{path}: {error.strerror or error}",
-            hint="a trace of Gavel counts steps: put its simulation_throughputs.json beside it as throughputs.json",
+            hint="Gavel's traces count steps: put its simulation_throughputs.json next to them as throughputs.json",
         ) from None
     except ValueError as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
-    if not isinstance(content, dict) or not content or not all(isinstance(each, dict) for each in content.values()):
-        raise InputError(f"{path}: must hold, by GPU type, the steps a second of each job type")
-    return content
+        raise InputError(f"{path}: not valid JSON: {error}") from None
+    is_object = isinstance(content, dict) and all(isinstance(measured, dict) for measured in content.values())
+    if not is_object or not content:
+        raise InputError(f"{path}: must hold, by GPU type, the steps per second of each job type")
+    return dict(content)
 
 
-def _rate(measured: dict[str, Any], job_type: str, gpus: int) -> float:
-    found = measured.get(f"('{job_type}', {gpus})", {})
-    value = found.get("null", 0.0) if isinstance(found, dict) else 0.0
-    return float(value) if isinstance(value, int | float) else 0.0
+def _steps_per_s(measured: dict[str, Any], job_type: str, num_gpus: int) -> float:
+    """Return the rate of a job type alone on its GPUs; 0 where it was not measured."""
+    rates = measured.get(f"('{job_type}', {num_gpus})")
+    if not isinstance(rates, dict):
+        return 0.0
+    rate = rates.get("null")
+    return float(rate) if isinstance(rate, int | float) else 0.0

@@ -1,7 +1,7 @@
 """Alibaba's 2023 pods (clusterdata `openb`): name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,...
 
 In: the list of pods, and for the cluster the list of nodes. Out: jobs that ran from scheduled_time to deletion_time; a
-pod of one GPU may ask for thousandths of it. Pods without GPUs, and those that were never scheduled, are left out.
+pod of one GPU may request thousandths of it. Pods without GPUs, and those that were never scheduled, are skipped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flatout.schedule.cluster import Cluster, Node
 from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
-from flatout.schedule.load.rows import left_out, number, rows, whole
+from flatout.schedule.load.rows import Skipped, number, rows, whole
 
 COLUMNS = (
     *("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "qos"),
@@ -21,48 +21,53 @@ NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 
 def load(path: Path) -> JobHistory:
     jobs: list[ClusterJob] = []
-    skipped: dict[str, int] = {}
+    skipped = Skipped()
     for line, row in rows(path, COLUMNS):
-        gpus = whole(path, line, "num_gpu", row[3])
-        if gpus <= 0:
-            left_out(skipped, "no GPUs")
+        name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec, qos, creation, deletion, scheduled = row
+        num_gpus = whole(path, line, "num_gpu", num_gpu)
+        if num_gpus <= 0:
+            skipped.add("no GPUs")
             continue
-        if not row[8] or not row[9]:
-            left_out(skipped, "never scheduled")
+        if not deletion or not scheduled:
+            skipped.add("never scheduled")
             continue
-        started_s, ended_s = number(path, line, "scheduled_time", row[9]), number(path, line, "deletion_time", row[8])
-        if ended_s <= started_s:
-            left_out(skipped, "no duration")
+        start_s = number(path, line, "scheduled_time", scheduled)
+        end_s = number(path, line, "deletion_time", deletion)
+        if end_s <= start_s:
+            skipped.add("no duration")
             continue
-        jobs.append(
-            ClusterJob(
-                submit_s=number(path, line, "creation_time", row[7]),
-                num_gpus=gpus,
-                duration_s=ended_s - started_s,
-                name=row[0],
-                team=row[6],
-                gpu_share=min(1.0, number(path, line, "gpu_milli", row[4]) / 1000) if gpus == 1 else 1.0,
-                gpu_types=tuple(row[5].split("|")) if row[5] else (),
-                num_cpus=number(path, line, "cpu_milli", row[1]) / 1000,
-                memory_bytes=number(path, line, "memory_mib", row[2]) * 2**20,
-            )
+        gpu_share = 1.0
+        if num_gpus == 1:
+            gpu_share = min(1.0, number(path, line, "gpu_milli", gpu_milli) / 1000)
+        job = ClusterJob(
+            submit_s=number(path, line, "creation_time", creation),
+            num_gpus=num_gpus,
+            duration_s=end_s - start_s,
+            name=name,
+            team=qos,
+            gpu_share=gpu_share,
+            gpu_types=tuple(gpu_spec.split("|")) if gpu_spec else (),
+            num_cpus=number(path, line, "cpu_milli", cpu_milli) / 1000,
+            memory_bytes=number(path, line, "memory_mib", memory_mib) * 2**20,
         )
-    return JobHistory(jobs=by_submission(jobs), source="Alibaba 2023 (openb)", left_out=skipped)
+        jobs.append(job)
+    return JobHistory(jobs=by_submission(jobs), source="Alibaba 2023 (openb)", skipped=skipped.counts)
 
 
 def nodes(path: Path) -> Cluster:
-    """The cluster of a list of nodes."""
-    found = []
+    """Read the cluster from a list of nodes; nodes without GPUs are not part of it."""
+    gpu_nodes = []
     for line, row in rows(path, NODE_COLUMNS):
-        gpus = whole(path, line, "gpu", row[3])
-        if gpus > 0:
-            found.append(
-                Node(
-                    name=row[0],
-                    num_gpus=gpus,
-                    gpu_type=row[4],
-                    num_cpus=number(path, line, "cpu_milli", row[1]) / 1000,
-                    memory_bytes=number(path, line, "memory_mib", row[2]) * 2**20,
-                )
-            )
-    return Cluster(nodes=tuple(found))
+        name, cpu_milli, memory_mib, gpu, model = row
+        num_gpus = whole(path, line, "gpu", gpu)
+        if num_gpus <= 0:
+            continue
+        node = Node(
+            name=name,
+            num_gpus=num_gpus,
+            gpu_type=model,
+            num_cpus=number(path, line, "cpu_milli", cpu_milli) / 1000,
+            memory_bytes=number(path, line, "memory_mib", memory_mib) * 2**20,
+        )
+        gpu_nodes.append(node)
+    return Cluster(nodes=tuple(gpu_nodes))

@@ -1,6 +1,6 @@
 """A plain CSV: submit_s, num_gpus and duration_s, and any of the other columns below. An empty value is unknown.
 
-submit_s may be a number or a time as 2026-01-31 12:00:00; gpu_types are separated by spaces.
+submit_s may be a number or a time such as 2026-01-31 12:00:00; gpu_types are separated by spaces.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flatout.errors import InputError
 from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
-from flatout.schedule.load.rows import left_out, number, rows, whole
+from flatout.schedule.load.rows import Skipped, number, rows, whole
 from flatout.schedule.load.times import time_s
 
 COLUMNS = ("submit_s", "num_gpus", "duration_s")
@@ -17,78 +17,118 @@ OPTIONAL = (
     *("name", "user", "team", "gpu_share", "gpu_types", "priority", "limit_s", "checkpoint_s", "restart_s"),
     *("min_gpus", "max_gpus", "scaling", "utilization", "phases"),
 )
+_MOST = 1e12
 
 
 def load(path: Path) -> JobHistory:
     jobs: list[ClusterJob] = []
-    skipped: dict[str, int] = {}
-    for line, row in rows(path, COLUMNS, OPTIONAL):
-        if not row[1] or not row[2]:
-            left_out(skipped, "no duration" if row[1] else "no GPUs")
+    skipped = Skipped()
+    for line, texts in rows(path, COLUMNS, OPTIONAL):
+        row = _Row(path, line, dict(zip((*COLUMNS, *OPTIONAL), texts, strict=True)))
+        if not row.text("num_gpus"):
+            skipped.add("no GPUs")
             continue
-        job = _job(path, line, row)
-        if job.duration_s <= 0 or job.num_gpus <= 0:
-            left_out(skipped, "no duration" if job.num_gpus > 0 else "no GPUs")
+        if not row.text("duration_s"):
+            skipped.add("no duration")
             continue
-        jobs.append(job)
-    return JobHistory(jobs=by_submission(jobs), source="CSV", left_out=skipped)
+        job = _job(row)
+        if job.num_gpus <= 0:
+            skipped.add("no GPUs")
+        elif job.duration_s <= 0:
+            skipped.add("no duration")
+        else:
+            jobs.append(job)
+    return JobHistory(jobs=by_submission(jobs), source="CSV", skipped=skipped.counts)
 
 
-def _job(path: Path, line: int, row: list[str]) -> ClusterJob:
-    values = dict(zip((*COLUMNS, *OPTIONAL), row, strict=True))
+class _Row:
+    """The values of one row by column; a wrong one is an InputError that names the line."""
 
-    def amount(column: str, low: float, high: float = 1e12) -> float | None:
-        if not values[column]:
+    def __init__(self, path: Path, line: int, texts: dict[str, str]) -> None:
+        self._path, self._line, self._texts = path, line, texts
+
+    def text(self, column: str) -> str:
+        return self._texts[column]
+
+    def number(self, column: str) -> float:
+        return number(self._path, self._line, column, self._texts[column])
+
+    def whole(self, column: str) -> int:
+        return whole(self._path, self._line, column, self._texts[column])
+
+    def amount(self, column: str, low: float, high: float = _MOST) -> float | None:
+        """Return a number within limits; None where the value is empty."""
+        if not self._texts[column]:
             return None
-        value = number(path, line, column, values[column])
+        value = self.number(column)
         if not low <= value <= high:
-            raise InputError(
-                f"{path}, line {line}: {column} must be from {low:g} to {high:g}, but is {values[column]!r}"
-            )
+            raise self.error(f"{column} must be from {low:g} to {high:g}, but is {self._texts[column]!r}")
         return value
 
-    def count(column: str) -> int | None:
-        return whole(path, line, column, values[column]) if amount(column, 1) is not None else None
+    def count(self, column: str) -> int | None:
+        """Return a whole number of at least 1; None where the value is empty."""
+        if self.amount(column, 1) is None:
+            return None
+        return self.whole(column)
 
-    submit = values["submit_s"]
-    gpus, share = whole(path, line, "num_gpus", values["num_gpus"]), amount("gpu_share", 0.001, 1)
-    if share is not None and share < 1 and gpus != 1:
-        raise InputError(f"{path}, line {line}: only a job of one GPU may have a gpu_share below 1, but it has {gpus}")
-    duration = number(path, line, "duration_s", values["duration_s"])
-    low, high = count("min_gpus"), count("max_gpus")
-    if (low or gpus) > gpus or (high or gpus) < gpus:
-        raise InputError(
-            f"{path}, line {line}: min_gpus <= num_gpus <= max_gpus must hold, but is {low}, {gpus}, {high}"
-        )
-    scaling = amount("scaling", 0, 1)
+    def submit_s(self) -> float:
+        text = self._texts["submit_s"]
+        is_date_and_time = "-" in text[1:] and ":" in text
+        if is_date_and_time:
+            return time_s(self._path, self._line, "submit_s", text)
+        return self.number("submit_s")
+
+    def phases(self, duration_s: float) -> tuple[float, ...]:
+        texts = self._texts["phases"].split()
+        lengths_s = tuple(number(self._path, self._line, "phases", text) for text in texts)
+        if not lengths_s:
+            return ()
+        sums_to_duration = abs(sum(lengths_s) - duration_s) <= 1e-6 * duration_s + 1e-3
+        if min(lengths_s) < 0 or not sums_to_duration:
+            raise self.error(
+                "phases must be seconds of at least 0 that sum to duration_s, but sum to "
+                f"{sum(lengths_s):g} and {duration_s:g}"
+            )
+        return lengths_s
+
+    def error(self, problem: str) -> InputError:
+        return InputError(f"{self._path}, line {self._line}: {problem}")
+
+
+def _job(row: _Row) -> ClusterJob:
+    num_gpus = row.whole("num_gpus")
+    gpu_share = row.amount("gpu_share", 0.001, 1)
+    if gpu_share is not None and gpu_share < 1 and num_gpus != 1:
+        raise row.error(f"only a job of one GPU may have a gpu_share below 1, but it has {num_gpus}")
+    duration_s = row.number("duration_s")
+    min_gpus, max_gpus = _gpu_range(row, num_gpus)
+    scaling = row.amount("scaling", 0, 1)
     return ClusterJob(
-        submit_s=time_s(path, line, "submit_s", submit)
-        if "-" in submit[1:] and ":" in submit
-        else number(path, line, "submit_s", submit),
-        num_gpus=gpus,
-        duration_s=duration,
-        name=values["name"],
-        user=values["user"],
-        team=values["team"],
-        gpu_share=1.0 if share is None else share,
-        gpu_types=tuple(values["gpu_types"].split()),
-        priority=whole(path, line, "priority", values["priority"]) if values["priority"] else 0,
-        limit_s=amount("limit_s", 1),
-        checkpoint_s=amount("checkpoint_s", 1),
-        restart_s=amount("restart_s", 0),
-        min_gpus=low if low is not None or high is None else gpus,
-        max_gpus=high,
+        submit_s=row.submit_s(),
+        num_gpus=num_gpus,
+        duration_s=duration_s,
+        name=row.text("name"),
+        user=row.text("user"),
+        team=row.text("team"),
+        gpu_share=1.0 if gpu_share is None else gpu_share,
+        gpu_types=tuple(row.text("gpu_types").split()),
+        priority=row.whole("priority") if row.text("priority") else 0,
+        limit_s=row.amount("limit_s", 1),
+        checkpoint_s=row.amount("checkpoint_s", 1),
+        restart_s=row.amount("restart_s", 0),
+        min_gpus=min_gpus,
+        max_gpus=max_gpus,
         scaling=0.9 if scaling is None else scaling,
-        utilization=amount("utilization", 0, 1),
-        phases=_phases(path, line, values["phases"], duration),
+        utilization=row.amount("utilization", 0, 1),
+        phases=row.phases(duration_s),
     )
 
 
-def _phases(path: Path, line: int, text: str, duration_s: float) -> tuple[float, ...]:
-    found = tuple(number(path, line, "phases", piece) for piece in text.split())
-    if found and (min(found) < 0 or abs(sum(found) - duration_s) > 1e-6 * duration_s + 1e-3):
-        raise InputError(
-            f"{path}, line {line}: phases must be seconds of 0 or more that sum to duration_s, but sum to "
-            f"{sum(found):g} and {duration_s:g}"
-        )
-    return found
+def _gpu_range(row: _Row, num_gpus: int) -> tuple[int | None, int | None]:
+    """Return the range of an elastic job; one that only has a maximum keeps `num_gpus` as its minimum."""
+    low, high = row.count("min_gpus"), row.count("max_gpus")
+    if (low or num_gpus) > num_gpus or (high or num_gpus) < num_gpus:
+        raise row.error(f"min_gpus <= num_gpus <= max_gpus must hold, but is {low}, {num_gpus}, {high}")
+    if low is None and high is not None:
+        low = num_gpus
+    return low, high

@@ -1,4 +1,8 @@
-"""Rows of a CSV with a line number, and the values in them, or an error of one line that says where and what."""
+"""Rows of a CSV with their line numbers, and the values in them.
+
+In: a file, gzip or not. Out: texts by column, numbers. A damaged file or value is an InputError of one line that names
+the file, the line and the value.
+"""
 
 from __future__ import annotations
 
@@ -17,41 +21,57 @@ LARGEST = 1e11
 _LONGEST_SHOWN = 60
 
 
+_EMPTY_HINT = "a job history begins with a row of column names"
+
+
+class Skipped:
+    """Counts the rows that became no job, by reason."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def add(self, reason: str) -> None:
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+
+
 def header(path: Path) -> list[str]:
-    """The first row: the names of the columns."""
+    """Return the first row: the names of the columns."""
     for _, row in _lines(path):
         return row
-    raise InputError(f"{path}: the file is empty", hint="a job history begins with a row of column names")
+    raise InputError(f"{path}: the file is empty", hint=_EMPTY_HINT)
 
 
 def rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[int, list[str]]]:
-    """Line number and the values of `columns` then `optional` ("" where the file lacks one), whatever their order."""
-    names: list[str] | None = None
-    picked: list[int] = []
-    for line, row in _lines(path):
-        if names is None:
-            names = [name.strip() for name in row]
-            missing = [name for name in columns if name not in names]
-            if missing:
-                raise InputError(
-                    f"{path}: the columns must include {', '.join(columns)}, but `{missing[0]}` isn't there",
-                    hint=f"the first row is: {','.join(names)[:200]}",
-                )
-            twice = [name for name in (*columns, *optional) if names.count(name) > 1]
-            if twice:
-                raise InputError(f"{path}: each column must be there once, but `{twice[0]}` is there twice")
-            picked = [names.index(name) if name in names else -1 for name in (*columns, *optional)]
-            continue
+    """Yield the line number, and the values of `columns` then `optional` ("" where the file lacks one), of each row."""
+    lines = _lines(path)
+    first = next(lines, None)
+    if first is None:
+        raise InputError(f"{path}: the file is empty", hint=_EMPTY_HINT)
+    _, header_row = first
+    names = [name.strip() for name in header_row]
+    _check_columns(path, names, columns, optional)
+    positions = [names.index(name) if name in names else None for name in (*columns, *optional)]
+    for line, row in lines:
         if not row:
             continue
         if len(row) != len(names):
             raise InputError(
                 f"{path}, line {line}: a row must have {len(names)} values, but has {len(row)}",
-                hint="mend or remove the line; a text with a comma in it must be in double quotes",
+                hint="fix or remove the line; a text that contains a comma must be in double quotes",
             )
-        yield line, [row[place] if place >= 0 else "" for place in picked]
-    if names is None:
-        raise InputError(f"{path}: the file is empty", hint="a job history begins with a row of column names")
+        yield line, ["" if position is None else row[position] for position in positions]
+
+
+def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str], optional: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in names]
+    if missing:
+        raise InputError(
+            f"{path}: the columns must include {', '.join(columns)}, but `{missing[0]}` is missing",
+            hint=f"the first row is: {','.join(names)[:200]}",
+        )
+    repeated = [name for name in (*columns, *optional) if names.count(name) > 1]
+    if repeated:
+        raise InputError(f"{path}: each column must appear once, but `{repeated[0]}` appears more than once")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -74,7 +94,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def number(path: Path, line: int, column: str, text: str) -> float:
-    """A finite number, of 3,000 years in seconds at the most."""
+    """Read a finite number, at most 3,000 years in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -90,12 +110,8 @@ def number(path: Path, line: int, column: str, text: str) -> float:
 
 
 def whole(path: Path, line: int, column: str, text: str) -> int:
-    """A whole number."""
+    """Read a whole number."""
     value = number(path, line, column, text)
     if value != int(value):
         raise InputError(f"{path}, line {line}: {column} must be a whole number, but is {text[:_LONGEST_SHOWN]!r}")
     return int(value)
-
-
-def left_out(counts: dict[str, int], why: str) -> None:
-    counts[why] = counts.get(why, 0) + 1

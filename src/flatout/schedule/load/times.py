@@ -9,11 +9,13 @@ from flatout.errors import InputError
 
 
 def time_s(path: Path, line: int, column: str, text: str) -> float:
-    """A date and time, with a zone or without (then as if it were UTC: only differences matter)."""
+    """Read a date and time, with a zone or without (then taken as UTC: only differences matter)."""
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:
         raise InputError(
-            f"{path}, line {line}: {column} must be a time as 2017-10-09 07:01:55, but is {text[:60]!r}"
+            f"{path}, line {line}: {column} must be a time such as 2017-10-09 07:01:55, but is {text[:60]!r}"
         ) from None
-    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+    if parsed.tzinfo is None:
+        parsed = parsed.replace(tzinfo=UTC)
+    return parsed.timestamp()

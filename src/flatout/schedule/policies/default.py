@@ -1,15 +1,15 @@
 """Flatout's own: the Gittins index of each job's history times its GPUs, with restart costs, ageing and reclaim.
 
-Rule: a job stands at the octave of its index (how long, at the least, the jobs of its users, teams and size that ran as
-long as it did keep a GPU for each that ends) times its GPUs. Better octaves are first. A running job is stopped only
-for one that stands `margin` octaves better, not in the first minutes after it started, and of those that could be
-stopped the one that loses least: just after a checkpoint. A job that waited for `ageing_s` is served before all
-others, in order of submission, and keeps its GPUs for `quantum_s`: nothing starves. GPUs that a job leaves idle for
-`idle_s` are taken back until it has work again.
+Rule: a job's level is the octave of its index times its GPUs. The index is how long, at the least, the jobs of its
+users, teams and size that ran as long as it did keep a GPU for each one that ends. Better octaves are first. A running
+job is stopped only for one that is `margin` octaves better, not in the first minutes after it started, and of those
+that could be stopped the one that loses least: just after a checkpoint. A job that has waited for `ageing_s` is served
+before all others, in order of submission, and keeps its GPUs for `quantum_s`, so that nothing starves. GPUs that a job
+leaves idle for `idle_s` are taken back until it has work again.
 Source: what works of SRPT with unknown sizes (Gittins; Aalto et al. 2009), QSSF (Hu et al., SC'21), Tiresias (NSDI'19:
 no durations needed, a job without history is served by what it attained) and Slurm's age factor.
-When wrong: where every job is like every other, as then the history orders nothing; where stopping a job costs more
-than it says (`restart_s`, `checkpoint_s`); where a deadline or a contract decides, use `priority`.
+When wrong: where all jobs are alike, because then the history orders nothing; where stopping a job costs more than it
+states (`restart_s`, `checkpoint_s`); where a deadline or a contract decides, use `priority`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from flatout.schedule.levels import MultilevelPolicy
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
 
-_SHORTEST_S = 64.0  # below this all jobs are alike
+_SHORTEST_S = 64.0  # shorter jobs are all treated alike
+_MAX_BUCKETS_AHEAD = 4
 
 
 class Default(MultilevelPolicy):
@@ -39,7 +40,7 @@ class Default(MultilevelPolicy):
         super().attach(sim)
         self.durations = Durations(sim.jobs)
         self.predicted: list[float] = [0.0] * len(sim.jobs)
-        self._idle: dict[int, None] = {}
+        self._idle: dict[int, None] = {}  # in the order in which they became idle
 
     def submitted(self, job: int) -> None:
         if not self.predicted[job]:
@@ -52,38 +53,45 @@ class Default(MultilevelPolicy):
         super().ended(job)
 
     def _level_at(self, job: int, bucket: int) -> int:
-        return int(math.log2(self.durations.index(job, bucket) * self.sim.gpus[job]))
+        """Return the level of a job that has run for that half octave."""
+        return int(math.log2(self.durations.index(job, bucket) * self.sim.requested_gpus[job]))
 
     def level(self, job: int) -> int:
         return self._level_at(job, bucket_of(max(_SHORTEST_S, self.sim.elapsed(job))))
 
     def next_change(self, job: int) -> float:
-        """When it has run for so many half octaves more that it stands elsewhere; at the most four of them."""
+        """Return when the job has run for so many half octaves that its level differs, at most four of them."""
         elapsed = self.sim.elapsed(job)
-        now = bucket_of(max(_SHORTEST_S, elapsed))
-        level, last = self.levels[job], min(NUM_BUCKETS - 1, now + 4)
-        ahead = next((bucket for bucket in range(now + 1, last) if self._level_at(job, bucket) != level), last)
-        return self.sim.now + max(1.0, edge(ahead) - elapsed + 1e-3)
+        level = self.levels[job]
+        present = bucket_of(max(_SHORTEST_S, elapsed))
+        last = min(NUM_BUCKETS - 1, present + _MAX_BUCKETS_AHEAD)
+        changed = (bucket for bucket in range(present + 1, last) if self._level_at(job, bucket) != level)
+        change_s = edge(next(changed, last))
+        return self.sim.now + max(1.0, change_s - elapsed + 1e-3)
 
     def phase_changed(self, job: int) -> None:
-        if self.sim.idle_since[job] is None:
-            self._idle.pop(job, None)
-        else:
-            self._idle.pop(job, None)
+        self._idle.pop(job, None)
+        if self.sim.idle_since[job] is not None:
             self._idle[job] = None
             self.sim.wake(self.sim.now + self.idle_s)
 
     def decide(self) -> None:
+        if self._idle:
+            self._reclaim_idle()
+        super().decide()
+
+    def _reclaim_idle(self) -> None:
+        """Take the GPUs of jobs that have left them idle for `idle_s`."""
+        sim = self.sim
         while self._idle:
-            job = next(iter(self._idle))  # in the order in which they got idle
-            since = self.sim.idle_since[job]
-            if since is not None and self.sim.now < since + self.idle_s - 1e-6:
-                break
+            job = next(iter(self._idle))
+            since = sim.idle_since[job]
+            if since is not None and sim.now < since + self.idle_s - 1e-6:
+                return
             del self._idle[job]
             if since is not None:
-                self._forget(job)
-                self.sim.reclaim(job)
-        super().decide()
+                self._remove_running(job)
+                sim.reclaim(job)
 
     def notes(self) -> tuple[str, ...]:
         return (self.durations.error_text(),)

@@ -2,7 +2,7 @@
 
 Rule: the first waiting job gets a reservation, at the time and on the nodes where it will fit if all running jobs end
 as estimated. Another may start now if it ends before that by its estimate, or uses GPUs that the reservation leaves
-free. Estimates are the users' time limits, or else what nine in ten of the same users' or teams' jobs of that size
+free. Estimates are the users' time limits, or else the time that 90 % of the same users' or teams' jobs of that size
 stayed within; a job that outlives its estimate is expected to run as long again. `easy-oracle` knows all durations.
 Source: Lifka 1995; Mu'alem and Feitelson, TPDS 2001.
 When wrong: with limits that are the maximum of the partition nothing fits before a reservation; with predictions that
@@ -14,19 +14,27 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from flatout.schedule.durations import Durations
 from flatout.schedule.engine import WAITING
 from flatout.schedule.estimate_queue import EstimateQueue
+from flatout.schedule.policies.reservation import Reservation, reserve
 from flatout.schedule.policy import Policy
-from flatout.schedule.pool import WHOLE, Placement, lowest, nodes_of
+from flatout.schedule.pool import WHOLE, Placement, nodes_of
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
 
 _QUANTILE = 0.9
-_ANY = 1e300  # an estimate that every job stays within
+
+
+class _Candidate(NamedTuple):
+    """A waiting job that may start now. `is_beside`: it may outlast the reservation, on GPUs that that leaves free."""
+
+    job: int
+    shape: int
+    is_beside: bool
 
 
 class Easy(Policy):
@@ -43,12 +51,7 @@ class Easy(Policy):
         self.ends: list[tuple[float, int, tuple[tuple[int, int], ...]]] = []
         self.end_of: dict[int, float] = {}
         self._position = 0
-        self._reserved_for = -1
-        self._shadow = 0.0
-        self._extra: list[int] = []
-        self._beside_masks: list[int] = []
-        # Each node once, by the GPUs that it has.
-        self._types = sim.pool.types
+        self._reservation: Reservation | None = None  # None: the first job's must be computed
 
     def estimated(self, job: int) -> float:
         limit = self.sim.jobs[job].limit_s
@@ -61,29 +64,33 @@ class Easy(Policy):
         self.queues[self.sim.shape[job]].append(job, self._position, self.estimate[job])
 
     def stopped(self, job: int) -> None:
-        self._forget(job)
+        self._remove_running(job)
         self.submitted(job)
-        # Ahead of all: it had its turn. Its position in the search for backfilling is the last.
+        # Ahead of all others, because it had its turn; in the search for backfilling its position is the last.
         self.order.pop()
         self.order.appendleft(job)
-        self._reserved_for = -1
+        self._reservation = None
 
     def ended(self, job: int) -> None:
         self.durations.ended(job, self.sim.held_s[job], self.estimate[job])
-        self._forget(job)
+        self._remove_running(job)
 
-    def _forget(self, job: int) -> None:
+    def _remove_running(self, job: int) -> None:
         end = self.end_of.pop(job)
         del self.ends[bisect_left(self.ends, (end, job))]
         if end > self.sim.now + 1e-6:
-            self._reserved_for = -1  # it left earlier than the reservation counts on
+            self._reservation = None  # the job left earlier than the reservation expects
 
-    def _started(self, job: int) -> None:
+    def _add_running(self, job: int) -> None:
         self.queues[self.sim.shape[job]].remove(job)
-        end = self.sim.ready[job] + self.estimate[job]
+        end = self.sim.ready_s[job] + self.estimate[job]
         self.end_of[job] = end
-        pieces = tuple((node, math.ceil(count)) for node, count in nodes_of(self.sim.place[job], self.sim.size[job]))
-        insort(self.ends, (end, job, pieces))
+        insort(self.ends, (end, job, self._pieces(job)))
+
+    def _pieces(self, job: int) -> tuple[tuple[int, int], ...]:
+        """Return the whole GPUs of a running job by node; a share counts as one."""
+        held = nodes_of(self.sim.placement[job], self.sim.held_gpus[job])
+        return tuple((node, math.ceil(count)) for node, count in held)
 
     def decide(self) -> None:
         sim, order = self.sim, self.order
@@ -92,149 +99,84 @@ class Easy(Policy):
             if sim.status[first] == WAITING:
                 if not sim.start(first):
                     break
-                self._started(first)
+                self._add_running(first)
             order.popleft()
         if order and (sim.pool.num_free or sim.pool.partial):
             self._backfill(order[0])
 
     def _backfill(self, first: int) -> None:
+        """Start jobs that don't delay the first one, until no more can."""
         sim = self.sim
-        if self._reserved_for != first or sim.now >= self._shadow:
-            self._reserve(first)
-        blocked: set[int] = set()
+        reservation = self._reservation
+        if reservation is None or reservation.job != first or sim.now >= reservation.start_s:
+            self._extend_overdue()
+            reservation = self._reservation = reserve(sim, first, self.ends)
+        blocked: set[int] = set()  # shapes that do not fit
         while sim.pool.num_free or sim.pool.partial:
-            found = self._candidate(blocked)
-            if found is None:
+            candidate = self._candidate(reservation, blocked)
+            if candidate is None:
                 return
-            _, job, place, is_beside = found
-            sim.start_at(job, place)
-            self._started(job)
-            if is_beside:
-                for node, count in nodes_of(place, sim.size[job]):
-                    self._extra[node] -= math.ceil(count)
-                self._beside_masks = []
+            placement = self._allocate(candidate, reservation)
+            if placement is None:  # a share for which no GPU has enough left
+                blocked.add(candidate.shape)
+                continue
+            sim.start_at(candidate.job, placement)
+            self._add_running(candidate.job)
+            if candidate.is_beside:
+                reservation.take_beside(self._pieces(candidate.job))
 
-    def _candidate(self, blocked: set[int]) -> tuple[int, int, Placement, bool] | None:
-        """The earliest waiting job that may start now, with GPUs taken for it."""
-        sim, pool = self.sim, self.sim.pool
-        window, free, shapes = self._shadow - sim.now, pool.num_free, sim.shapes
-        best: tuple[int, int, int, bool] | None = None
-        for number, queue in enumerate(self.queues):
-            if not queue.size or number in blocked:
+    def _candidate(self, reservation: Reservation, blocked: set[int]) -> _Candidate | None:
+        """Return the earliest waiting job that may start now; shapes that do not fit are added to `blocked`."""
+        pool, shapes, num_free = self.sim.pool, self.sim.shapes, self.sim.pool.num_free
+        window_s = reservation.start_s - self.sim.now
+        best: _Candidate | None = None
+        best_position = self._position + 1
+        for shape, queue in enumerate(self.queues):
+            if not queue.num_waiting or shape in blocked:
                 continue
-            gpus, milli, allowed, _ = shapes[number]
-            if milli != WHOLE:
-                place = queue.find(window)
-                if place >= 0 and (best is None or queue.positions[place] < best[0]):
-                    best = (queue.positions[place], queue.jobs[place], number, False)
+            gpus, milli, allowed, _ = shapes[shape]
+            is_share = milli != WHOLE
+            if not is_share and (gpus > num_free or not pool.fits(gpus, allowed)):
+                blocked.add(shape)
                 continue
-            if gpus > free or not pool.fits(gpus, allowed):
-                blocked.add(number)
+            first_position = queue.positions[queue.first]
+            if first_position >= best_position:
                 continue
-            # Before the reservation there is room for short ones, beside it for any.
-            place = queue.find(window)
-            if place >= 0 and (best is None or queue.positions[place] < best[0]):
-                best = (queue.positions[place], queue.jobs[place], number, False)
-            earliest = queue.find(_ANY)
-            if (best is None or queue.positions[earliest] < best[0]) and pool.fits(gpus, allowed & self._beside(gpus)):
-                best = (queue.positions[earliest], queue.jobs[earliest], number, True)
-        if best is None:
-            return None
-        position, job, number, is_beside = best
-        gpus, milli, allowed, _ = sim.shapes[number]
+            # Jobs that end before the reservation may start anywhere.
+            index = queue.first_within(window_s)
+            if index >= 0 and queue.positions[index] < best_position:
+                best_position = queue.positions[index]
+                best = _Candidate(queue.jobs[index], shape, False)
+            if is_share or first_position >= best_position:
+                continue
+            # Any job may start on GPUs that the reservation leaves free.
+            beside = reservation.nodes_beside(gpus)
+            if pool.fits(gpus, allowed & beside):
+                best_position = first_position
+                best = _Candidate(queue.jobs[queue.first], shape, True)
+        return best
+
+    def _allocate(self, candidate: _Candidate, reservation: Reservation) -> Placement | None:
+        gpus, milli, allowed, _ = self.sim.shapes[candidate.shape]
         if milli != WHOLE:
-            taken: Placement | None = pool.take_share(milli, allowed)
-        else:
-            taken = pool.take(gpus, allowed & self._beside(gpus) if is_beside else allowed)
-        if taken is None:  # a share for which no GPU has room
-            blocked.add(number)
-            return self._candidate(blocked)
-        return position, job, taken, is_beside
-
-    def _beside(self, gpus: int) -> int:
-        """The mask of nodes on which the reservation leaves that many GPUs, or all of them for a job of many nodes."""
-        if not self._beside_masks:
-            self._beside_masks = masks = [0] * (self.sim.pool.width + 2)
-            for node, extra in enumerate(self._extra):
-                if extra:
-                    masks[extra] |= 1 << node
-                    if extra == self.sim.pool.capacity[node]:
-                        masks[-1] |= 1 << node
-            for count in range(len(masks) - 3, 0, -1):
-                masks[count] |= masks[count + 1]
-        return self._beside_masks[min(gpus, len(self._beside_masks) - 1)]
-
-    def _reserve(self, first: int) -> None:
-        """When and where the first job will fit, if estimates hold; what is left of each node then."""
-        sim, pool = self.sim, self.sim.pool
-        gpus, _, allowed, _ = sim.shapes[sim.shape[first]]
-        usable = allowed & ~pool.down
-        free, capacity, is_wide = list(pool.free), pool.capacity, gpus > pool.width
-        self._beside_masks = []
-        self._reserved_for = first
-        self._extend_overdue()
-        empty = sum(mask & pool.by_free[gpus_a_node] for _, gpus_a_node, mask in self._types) if is_wide else 0
-        # A wide job fits anew only where a node got empty, or has room for what is left over of whole nodes.
-        least = gpus if not is_wide else 1 if any(gpus % size for _, size, _ in self._types) else math.inf
-        last_end = math.inf
-        for end, _, pieces in self.ends:
-            if end > last_end:
-                break  # all that ends together with the last one needed is free then
-            for node, count in pieces:
-                room = free[node] = free[node] + count
-                if room < least and room != capacity[node]:
-                    continue
-                if room == capacity[node]:
-                    empty |= 1 << node
-                if last_end < math.inf:
-                    continue
-                if self._whole_nodes(gpus, usable, empty, free) if is_wide else usable >> node & 1 and room >= gpus:
-                    last_end = end
-        if last_end == math.inf:
-            # Only nodes that are down now could hold it: nothing is known of when.
-            self._shadow, self._extra = sim.now, [0] * len(free)
-            return
-        self._shadow, self._extra = last_end, free
-        if is_wide:
-            nodes = self._whole_nodes(gpus, usable, empty, free)
-            assert nodes is not None
-        else:
-            nodes = [
-                (min((room, node) for node, room in enumerate(free) if room >= gpus and usable >> node & 1)[1], gpus)
-            ]
-        for node, count in nodes:
-            free[node] -= count
-
-    def _whole_nodes(self, gpus: int, usable: int, empty: int, free: list[int]) -> list[tuple[int, int]] | None:
-        """Whole nodes for a wide job, and one with room for the rest, as the pool would choose them."""
-        for _, capacity, mask in self.sim.pool.groups:
-            whole, rest = divmod(gpus, capacity)
-            members = empty & mask & usable
-            if members.bit_count() < whole:
-                continue
-            chosen = lowest(members, whole)
-            found = [(node, capacity) for node in chosen]
-            if rest:
-                others = (mask & usable) & ~sum(1 << node for node in chosen)
-                rooms = [(room, node) for node, room in enumerate(free) if room >= rest and others >> node & 1]
-                if not rooms:
-                    continue
-                found.append((min(rooms)[1], rest))
-            return found
-        return None
+            return self.sim.pool.take_share(milli, allowed)
+        if candidate.is_beside:
+            allowed &= reservation.nodes_beside(gpus)
+        return self.sim.pool.take(gpus, allowed)
 
     def _extend_overdue(self) -> None:
+        """Expect jobs that have outlived their estimates to run as long again."""
         now = self.sim.now
         while self.ends and self.ends[0][0] <= now:
-            end, job, pieces = self.ends.pop(0)
-            end = now + max(60.0, now - self.sim.started[job])
+            _, job, pieces = self.ends.pop(0)
+            end = now + max(60.0, now - self.sim.started_s[job])
             self.end_of[job] = end
             insort(self.ends, (end, job, pieces))
 
     def notes(self) -> tuple[str, ...]:
         if all(job.limit_s is not None for job in self.sim.jobs):
             return ("estimates are the users' time limits",)
-        return (self.durations.error_text() + " (as an estimate that nine in ten jobs should stay within)",)
+        return (self.durations.error_text() + " (an estimate is the time that 90 % of such jobs stayed within)",)
 
 
 class EasyOracle(Easy):
@@ -243,7 +185,7 @@ class EasyOracle(Easy):
     is_oracle: ClassVar[bool] = True
 
     def estimated(self, job: int) -> float:
-        return self.sim.left[job]
+        return self.sim.work_left_s[job]
 
     def notes(self) -> tuple[str, ...]:
         return ("knows how long each job will run",)

@@ -1,10 +1,10 @@
-"""Finish-time fairness: the job that is furthest from the time it would end at with a fair share goes first.
+"""Finish-time fairness: the job that is furthest behind the end that a fair share would give it goes first.
 
 Rule: rho = (time since submission + predicted remaining time) / predicted duration. Jobs run for a lease of an hour;
 then those with the largest rho, in quarter octaves, are served first and stop others.
-Source: Mahajan et al., Themis, NSDI'20 (without its auction: there is one bidder a job, and durations are predicted).
-When wrong: it serves who waited, so the mean suffers; short jobs have a large rho soon and long ones never; predictions
-from a poor history make rho a ranking by waiting time.
+Source: Mahajan et al., Themis, NSDI'20 (without its auction: each job is its own bidder, and durations are predicted).
+When wrong: it serves the jobs that waited, so the mean suffers; short jobs soon have a large rho and long ones never;
+predictions from a poor history make rho a ranking by waiting time.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ class FinishTimeFairness(ShortestRemaining):
 
     def attach(self, sim: Simulation) -> None:
         super().attach(sim)
-        self._waits: dict[int, None] = {}
+        self._waiting_jobs: dict[int, None] = {}
         self._next_round = -math.inf
 
     def level(self, job: int) -> int:
         sim = self.sim
-        predicted = max(60.0, self.predicted[job])
-        rho = (sim.now - sim.submit[job] + self.remaining(job)) / predicted
+        predicted_s = max(60.0, self.predicted[job])
+        in_system_s = sim.now - sim.submit_s[job]
+        rho = (in_system_s + self.remaining(job)) / predicted_s
         return -int(4 * math.log2(max(1e-3, rho)))
 
     def next_change(self, job: int) -> float:
@@ -42,17 +43,23 @@ class FinishTimeFairness(ShortestRemaining):
 
     def submitted(self, job: int) -> None:
         super().submitted(job)
-        self._waits[job] = None
+        self._waiting_jobs[job] = None
 
     def decide(self) -> None:
         now = self.sim.now
         if now >= self._next_round:
-            for job in [*self._waits]:
-                if self.sim.status[job] != WAITING:
-                    del self._waits[job]
-                elif (level := self.level(job)) != self.levels[job]:
-                    self._queue(job, level)
+            self._update_waiting_levels()
             self._next_round = now + LEASE_S
-            if self._waits:
+            if self._waiting_jobs:
                 self.sim.wake(self._next_round)
         super().decide()
+
+    def _update_waiting_levels(self) -> None:
+        """Queue the waiting jobs whose level has changed again."""
+        for job in [*self._waiting_jobs]:
+            if self.sim.status[job] != WAITING:
+                del self._waiting_jobs[job]
+                continue
+            level = self.level(job)
+            if level != self.levels[job]:
+                self._queue(job, level)

@@ -1,6 +1,6 @@
 """FIFO: strictly in order of submission.
 
-Rule: the job that waited longest starts as soon as it fits; nothing passes it.
+Rule: the job that has waited longest starts as soon as it fits; no job passes it.
 Source: the baseline of every study; Slurm's `sched/builtin`.
 When wrong: nearly always. A wide job that waits for whole nodes keeps all others out of the GPUs that are free.
 """

@@ -1,8 +1,8 @@
-"""Fixed shares: each team owns whole nodes in proportion to the GPU-hours of its jobs, and nothing is lent.
+"""Fixed shares: each team owns whole nodes in proportion to the GPU-hours of its jobs, and lends none.
 
-Rule: FIFO in each team, on its own nodes. Every team has at least the nodes that its widest job needs; where that is
-more than its share, the largest shares give nodes up. A team that has no job has no node. A job that its team's nodes
-can't hold, for their type, may use any.
+Rule: FIFO within each team, on its own nodes. Every team has at least the nodes that its widest job needs; where that
+is more than its share, the teams with the largest shares get fewer. A team without a job has no node. A job that its
+team's nodes can't hold, because of their type, may use any node.
 Source: how many clusters are divided today; the baseline of Flatout's targets.
 When wrong: whenever one team waits while another's nodes are free. The proportions come from the whole history, which
 no operator knows beforehand, so real shares are worse than these.
@@ -11,6 +11,7 @@ no operator knows beforehand, so real shares are worse than these.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.errors import InputError
@@ -22,19 +23,25 @@ if TYPE_CHECKING:
 
 
 def shares(demand: dict[str, tuple[float, int]], num_nodes: int) -> dict[str, int]:
-    """Nodes for each team, from its GPU-hours and the nodes of its widest job; they sum to `num_nodes`."""
-    least = sum(needed for _, needed in demand.values())
-    if least > num_nodes:
+    """Return the nodes of each team, from its GPU-hours and the nodes of its widest job; they sum to `num_nodes`."""
+    num_needed = sum(needed for _, needed in demand.values())
+    if num_needed > num_nodes:
         raise InputError(
-            f"fixed shares need the nodes of each team's widest job, {least} in all, but the cluster has {num_nodes}",
-            hint="give it more nodes, or leave the policy `fixed` out",
+            f"fixed shares need the nodes of each team's widest job, {num_needed} in total,"
+            f" but the cluster has {num_nodes}",
+            hint="add nodes, or omit the policy `fixed`",
         )
-    given = {team: needed for team, (_, needed) in demand.items()}
-    for _ in range(num_nodes - least):
-        # Webster's rule: proportions are kept as well as whole nodes allow.
-        team = max(given, key=lambda name: (demand[name][0] / (2 * given[name] + 1), name))
-        given[team] += 1
-    return given
+    nodes = {team: needed for team, (_, needed) in demand.items()}
+
+    def webster_quotient(team: str) -> float:
+        """Order the teams by Webster's rule, which keeps the proportions as well as whole nodes allow."""
+        gpu_hours, _ = demand[team]
+        return gpu_hours / (2 * nodes[team] + 1)
+
+    for _ in range(num_nodes - num_needed):
+        team = max(nodes, key=lambda name: (webster_quotient(name), name))
+        nodes[team] += 1
+    return nodes
 
 
 class Fixed(Policy):
@@ -43,7 +50,7 @@ class Fixed(Policy):
     has_own_nodes: ClassVar[bool] = True
 
     def __init__(self, demand: dict[str, tuple[float, int]]) -> None:
-        """`demand`: by team the GPU-hours of its jobs, and the number of nodes that its widest job needs."""
+        """`demand` has, by team, the GPU-hours of its jobs, and the number of nodes that its widest job needs."""
         self._demand = demand
         self._masks: dict[str, int] = {}
 
@@ -58,22 +65,30 @@ class Fixed(Policy):
     def attach(self, sim: Simulation) -> None:
         super().attach(sim)
         self.queues: dict[str, deque[int]] = {job.team: deque() for job in sim.jobs}
-        self._changed: dict[str, None] = {}
-        self._is_apart = all(shape.allowed & ~self._masks[shape.team] == 0 for shape in sim.shapes)
+        self._changed: dict[str, None] = {}  # teams of jobs that were submitted or ended
+        self._teams_are_apart = all(shape.allowed & ~self._masks[shape.team] == 0 for shape in sim.shapes)
+
+    def _queue_of(self, job: int) -> deque[int]:
+        return self.queues[self.sim.jobs[job].team]
 
     def submitted(self, job: int) -> None:
-        self.queues[self.sim.jobs[job].team].append(job)
+        self._queue_of(job).append(job)
         self._changed[self.sim.jobs[job].team] = None
 
     def stopped(self, job: int) -> None:
-        self.queues[self.sim.jobs[job].team].appendleft(job)
+        self._queue_of(job).appendleft(job)
 
     def ended(self, job: int) -> None:
         self._changed[self.sim.jobs[job].team] = None
 
+    def _teams_to_serve(self) -> Iterable[str]:
+        """Return the teams to which something happened, if no team shares nodes and none were repaired; else all."""
+        if self._teams_are_apart and not self.sim.num_failures:
+            return self._changed
+        return self.queues
+
     def decide(self) -> None:
-        # Where no node is shared or comes back from repair, only the teams that something happened to are looked at.
-        for team in self._changed if self._is_apart and not self.sim.failed else self.queues:
+        for team in self._teams_to_serve():
             queue = self.queues[team]
             while queue and self.sim.start(queue[0]):
                 queue.popleft()

@@ -1,15 +1,16 @@
 """Goodput-elastic: elastic jobs get as many GPUs as pay, and shrink so that others start.
 
-Rule: every ten minutes in which something changed, all jobs in order of submission get their least number of GPUs; what
-is left goes, doubling by doubling, to the job whose speed gains most for a GPU. A job is resized (its restart cost and
-lost work charged) at most once an hour, and only where GPUs are short or it can double. Jobs without a range are rigid.
-Source: Qiao et al., Pollux, OSDI'21; Subramanya et al., Sia, SOSP'23. The speed is (GPUs / asked) ** scaling;
-statistical efficiency is to be contained in `scaling`, as histories have no gradient noise.
+Rule: every ten minutes in which something changed, all jobs in order of submission get their least number of GPUs; the
+rest goes, by doubling, to the job whose speed gains most per GPU. A job is resized (its restart cost and lost work
+charged) at most once an hour, and only where GPUs are short or it can double. Jobs without a range are rigid.
+Source: Qiao et al., Pollux, OSDI'21; Subramanya et al., Sia, SOSP'23. The speed is (GPUs / requested) ** scaling;
+`scaling` must include statistical efficiency, because histories have no gradient noise.
 When wrong: where `scaling` is guessed; where jobs don't keep their batch size or can't restart on other numbers of
 GPUs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.schedule.policy import Policy
@@ -31,6 +32,7 @@ class GoodputElastic(Policy):
         self.waiting: dict[int, None] = {}
         self._next_round = -1e300
         self._has_changed = False
+        self._ranges = [self._gpu_range(job) for job in range(len(sim.jobs))]
 
     def submitted(self, job: int) -> None:
         self.waiting[job] = None
@@ -42,95 +44,131 @@ class GoodputElastic(Policy):
     def ended(self, job: int) -> None:
         self._has_changed = True
 
+    def _gpu_range(self, job: int) -> tuple[int, int]:
+        request = self.sim.jobs[job]
+        if request.min_gpus is None or self.sim.shapes[self.sim.shape[job]].milli != WHOLE:
+            return request.num_gpus, request.num_gpus
+        low = min(request.min_gpus, request.num_gpus)
+        high = max(low, request.max_gpus or request.num_gpus)
+        return low, high
+
     def range_of(self, job: int) -> tuple[int, int]:
-        given = self.sim.jobs[job]
-        if given.min_gpus is None or self.sim.shapes[self.sim.shape[job]].milli != WHOLE:
-            return given.num_gpus, given.num_gpus
-        low = min(given.min_gpus, given.num_gpus)
-        return low, max(low, given.max_gpus or given.num_gpus)
+        """Return the least and the most GPUs that the job may run on; equal for a rigid job."""
+        return self._ranges[job]
+
+    def _is_rigid(self, job: int) -> bool:
+        low, high = self._ranges[job]
+        return low == high
+
+    def _is_settling(self, job: int) -> bool:
+        """Whether the job started or was resized too recently to be resized again."""
+        sim = self.sim
+        return job in sim.running and sim.now - sim.started_s[job] < SETTLED_S
 
     def decide(self) -> None:
         sim = self.sim
         if self._has_changed and sim.now >= self._next_round:
             self._has_changed = False
-            self._round()
+            self._resize_jobs()
             self._next_round = sim.now + ROUND_S
             if self.waiting:
                 sim.wake(self._next_round)
         self._fill()
 
     def _fill(self) -> None:
-        """Start what fits as it is asked for, or with the least number of GPUs; in order, others may pass."""
+        """Start what fits as requested, or with the least number of GPUs; in order, others may pass."""
         sim, blocked = self.sim, set[int]()
         if not sim.pool.num_free and not sim.pool.partial:
             return
         for job in [*self.waiting]:
             if sim.shape[job] in blocked:
                 continue
+            requested = sim.requested_gpus[job]
             low, _ = self.range_of(job)
-            if not (self._start(job, sim.gpus[job]) or (low < sim.gpus[job] and self._start(job, low))):
+            has_started = self._start(job, requested)
+            if not has_started and low < requested:
+                has_started = self._start(job, low)
+            if not has_started:
                 blocked.add(sim.shape[job])
 
     def _start(self, job: int, gpus: int) -> bool:
         _, milli, allowed, _ = self.sim.shapes[self.sim.shape[job]]
+        is_share = milli != WHOLE
         pool = self.sim.pool
-        place: Placement | None = pool.take(gpus, allowed) if milli == WHOLE else pool.take_share(milli, allowed)
-        if place is None:
+        placement: Placement | None = pool.take_share(milli, allowed) if is_share else pool.take(gpus, allowed)
+        if placement is None:
             return False
-        self.sim.start_at(job, place, gpus=float(gpus) if milli == WHOLE else None)
+        self.sim.start_at(job, placement, gpus=None if is_share else float(gpus))
         del self.waiting[job]
         return True
 
-    def _round(self) -> None:
+    def _resize_jobs(self) -> None:
+        """Give every job, running or waiting, a number of GPUs, and bring those about that pay."""
         sim = self.sim
-        jobs = sorted([*sim.running, *self.waiting], key=lambda job: (sim.submit[job], job))
-        if all(low == high for low, high in map(self.range_of, jobs)):
+        jobs = sorted([*sim.running, *self.waiting], key=lambda job: (sim.submit_s[job], job))
+        if all(self._is_rigid(job) for job in jobs):
             return
-        size: dict[int, int] = {}
-        room = sum(sim.pool.capacity) - sum(
-            count for node, count in enumerate(sim.pool.capacity) if sim.pool.down >> node & 1
-        )
+        target, num_left = self._least_gpus(jobs)
+        self._grow(target, num_left)
+        self._stop_resized(target)
         for job in jobs:
-            low, high = self.range_of(job)
-            fixed = low == high or (job in sim.running and sim.now - sim.started[job] < SETTLED_S)
-            least = int(sim.size[job] + 0.999) if fixed and job in sim.running else low
-            if least <= room:
-                size[job] = least
-                room -= least
-        self._grow(size, room)
-        for job in [*sim.running]:
-            low, high = self.range_of(job)
-            if low == high or sim.now - sim.started[job] < SETTLED_S or job not in size:
-                continue
-            now, then = sim.size[job], size[job]
-            if then >= 2 * now or (then < now and self.waiting):
-                sim.preempt(job, "resized")
-                self.waiting[job] = None
-        for job in jobs:
-            if job in self.waiting and job in size and not self._start(job, size[job]):
-                low, _ = self.range_of(job)
-                while size[job] > low:
-                    size[job] = max(low, size[job] // 2)
-                    if self._start(job, size[job]):
-                        break
+            if job in self.waiting and job in target:
+                self._start_elastic(job, target[job])
 
-    def _grow(self, size: dict[int, int], room: int) -> None:
-        """Hand out the rest by the gain in speed for a GPU; equal gains to the earlier job."""
+    def _least_gpus(self, jobs: Sequence[int]) -> tuple[dict[int, int], int]:
+        """Return the least GPUs of the jobs that fit, in order, and how many GPUs are left."""
         sim = self.sim
-        while room > 0:
-            best: tuple[float, int, int] | None = None
-            for job, gpus in size.items():
+        pool = sim.pool
+        num_left = sum(count for node, count in enumerate(pool.capacity) if not pool.down >> node & 1)
+        target: dict[int, int] = {}
+        for job in jobs:
+            low, _ = self.range_of(job)
+            keeps_its_gpus = job in sim.running and (self._is_rigid(job) or self._is_settling(job))
+            least = int(sim.held_gpus[job] + 0.999) if keeps_its_gpus else low
+            if least <= num_left:
+                target[job] = least
+                num_left -= least
+        return target, num_left
+
+    def _grow(self, target: dict[int, int], num_left: int) -> None:
+        """Hand out the rest by the gain in speed per GPU; equal gains to the earlier job."""
+        while num_left > 0:
+            best: tuple[float, int, int] | None = None  # gain, job, more GPUs
+            for job, gpus in target.items():
                 low, high = self.range_of(job)
                 more = min(gpus, high - gpus)
-                is_settling = job in sim.running and sim.now - sim.started[job] < SETTLED_S
-                if low == high or more <= 0 or more > room or is_settling:
+                if low == high or not 0 < more <= num_left or self._is_settling(job):
                     continue
-                asked, scaling = sim.gpus[job], sim.jobs[job].scaling
-                gain = (((gpus + more) / asked) ** scaling - (gpus / asked) ** scaling) / more
+                gain = self._gain_per_gpu(job, gpus, more)
                 if best is None or gain > best[0] + 1e-12:
                     best = (gain, job, more)
             if best is None:
                 return
             _, job, more = best
-            size[job] += more
-            room -= more
+            target[job] += more
+            num_left -= more
+
+    def _gain_per_gpu(self, job: int, gpus: int, more: int) -> float:
+        """Return the gain in speed, relative to that on the requested GPUs, for each of so many more GPUs."""
+        requested, scaling = self.sim.requested_gpus[job], self.sim.jobs[job].scaling
+        speed: float = (gpus / requested) ** scaling
+        faster: float = ((gpus + more) / requested) ** scaling
+        return (faster - speed) / more
+
+    def _stop_resized(self, target: dict[int, int]) -> None:
+        """Stop running jobs that can double, or must shrink because others wait."""
+        sim = self.sim
+        for job in [*sim.running]:
+            if self._is_rigid(job) or self._is_settling(job) or job not in target:
+                continue
+            can_double = target[job] >= 2 * sim.held_gpus[job]
+            shrinks = target[job] < sim.held_gpus[job]
+            if can_double or (shrinks and self.waiting):
+                sim.preempt(job, "resized")
+                self.waiting[job] = None
+
+    def _start_elastic(self, job: int, gpus: int) -> None:
+        """Start a job on so many GPUs, or on fewer, by halves, where those do not fit."""
+        low, _ = self.range_of(job)
+        while not self._start(job, gpus) and gpus > low:
+            gpus = max(low, gpus // 2)

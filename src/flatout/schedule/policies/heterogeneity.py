@@ -1,12 +1,12 @@
 """Heterogeneity-aware: which type of GPU each job gets for what share of time, by a linear programme.
 
 Rule: every round of an hour, shares X[kind of job, type] of time maximise the least speed-up of any kind over an equal
-share of all types, and then the sum; within the capacity of each type and one place at a time. Jobs with the largest
-(share due - share received) run in the round, on the type where they are owed most; others are stopped at its end.
-Between rounds, free GPUs go to waiting jobs in order.
+share of all types, and then the sum; within the capacity of each type, and each job on one type at a time. Jobs with
+the largest (share due - share received) run in the round, on the type where they are owed most; others are stopped when
+it begins. Between rounds, free GPUs go to waiting jobs in order.
 Source: Narayanan et al., Gavel, OSDI'20 (max-min fairness), with SciPy's HiGHS.
-When wrong: with one type of GPU it is round-robin, and restarts cost more than it gains; speeds that jobs don't state
-count as equal on all types.
+When wrong: with one type of GPU it is round-robin, and restarts cost more than it gains; jobs that state no speeds
+count as equally fast on all types.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from flatout.schedule.engine import WAITING
 from flatout.schedule.policy import Policy
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
 
 ROUND_S = 3600.0
+_LEAST_SHARE = 1e-6  # smaller shares of time are rounding errors of the solver
+_WEIGHT_OF_SUM = 1e-4  # of the sum of speed-ups, against the least one
 Kind = tuple[int, tuple[float, ...]]  # GPUs, and the speed on each type (0: it may not run there)
+Floats = npt.NDArray[np.float64]
 
 
 class Heterogeneity(Policy):
@@ -35,27 +39,23 @@ class Heterogeneity(Policy):
         nodes = sim.cluster.nodes
         self.types = list(dict.fromkeys(node.gpu_type for node in nodes))
         self.capacity = [sum(node.num_gpus for node in nodes if node.gpu_type == name) for name in self.types]
-        self.masks = [sum(1 << n for n, node in enumerate(nodes) if node.gpu_type == name) for name in self.types]
+        self.masks = [sim.cluster.mask_of_types((name,)) for name in self.types]
         self.waiting: dict[int, None] = {}
-        self.received: dict[int, list[float]] = {}
+        self.received: dict[int, list[float]] = {}  # seconds on each type, by job
         self._kinds: dict[int, Kind] = {}
-        self._shares: dict[Kind, list[float]] = {}
         self._next_round = -np.inf
 
     def kind(self, job: int) -> Kind:
-        found = self._kinds.get(job)
-        if found is None:
-            given = self.sim.jobs[job]
-            speeds = dict(given.type_speeds)
+        kind = self._kinds.get(job)
+        if kind is None:
+            speeds = dict(self.sim.jobs[job].type_speeds)
             allowed = self.sim.shapes[self.sim.shape[job]].allowed
-            found = self._kinds[job] = (
-                self.sim.gpus[job],
-                tuple(
-                    speeds.get(name, 1.0) if allowed & mask else 0.0
-                    for name, mask in zip(self.types, self.masks, strict=True)
-                ),
-            )
-        return found
+            speed_on_types = []
+            for name, mask in zip(self.types, self.masks, strict=True):
+                speed_on_types.append(speeds.get(name, 1.0) if allowed & mask else 0.0)
+            kind = (self.sim.requested_gpus[job], tuple(speed_on_types))
+            self._kinds[job] = kind
+        return kind
 
     def submitted(self, job: int) -> None:
         self.waiting[job] = None
@@ -65,12 +65,16 @@ class Heterogeneity(Policy):
         self._receive(job)
         self.submitted(job)
 
-    def _receive(self, job: int) -> None:
-        """Note the time that a job had on its type up to now."""
+    def _type_of(self, job: int) -> int:
+        """Return the type of the GPUs that a running job holds, or that a job held that was just stopped."""
         sim = self.sim
-        node = nodes_of(sim.place[job], sim.size[job])[0][0]
-        place = self.types.index(sim.cluster.nodes[node].gpu_type)
-        self.received[job][place] += min(ROUND_S, sim.now - sim.started[job])
+        node = nodes_of(sim.placement[job], sim.held_gpus[job])[0][0]
+        return self.types.index(sim.cluster.nodes[node].gpu_type)
+
+    def _receive(self, job: int) -> None:
+        """Note the time that a job had on its type until now."""
+        held_s = self.sim.now - self.sim.started_s[job]
+        self.received[job][self._type_of(job)] += min(ROUND_S, held_s)
 
     def decide(self) -> None:
         sim = self.sim
@@ -78,91 +82,113 @@ class Heterogeneity(Policy):
             self._round()
             self._next_round = sim.now + ROUND_S
             sim.wake(self._next_round)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Start waiting jobs where they fit, in order, each on its fastest type."""
+        sim, blocked = self.sim, set[int]()
         if not sim.pool.num_free and not sim.pool.partial:
             return
-        blocked: set[int] = set()
         for job in [*self.waiting]:
-            if sim.shape[job] in blocked:
-                continue
-            order = sorted(range(len(self.types)), key=lambda place: -self.kind(job)[1][place])
-            for place in order:
-                if self.kind(job)[1][place] > 0 and self._start_on(job, place):
-                    break
-            else:
+            if sim.shape[job] not in blocked and not self._start_on_fastest(job):
                 blocked.add(sim.shape[job])
 
-    def _start_on(self, job: int, place: int) -> bool:
+    def _start_on_fastest(self, job: int) -> bool:
+        _, speeds = self.kind(job)
+        fastest_first = sorted(range(len(self.types)), key=lambda gpu_type: -speeds[gpu_type])
+        return any(speeds[gpu_type] > 0 and self._start_on(job, gpu_type) for gpu_type in fastest_first)
+
+    def _start_on(self, job: int, gpu_type: int) -> bool:
         gpus, milli, allowed, _ = self.sim.shapes[self.sim.shape[job]]
-        mask = allowed & self.masks[place]
+        mask = allowed & self.masks[gpu_type]
         pool = self.sim.pool
-        found: Placement | None = pool.take(gpus, mask) if milli == WHOLE else pool.take_share(milli, mask)
-        if found is None:
+        placement: Placement | None = pool.take(gpus, mask) if milli == WHOLE else pool.take_share(milli, mask)
+        if placement is None:
             return False
-        self.sim.start_at(job, found)
+        self.sim.start_at(job, placement)
         del self.waiting[job]
         return True
 
     def _round(self) -> None:
+        """Give the GPUs to the jobs that are owed most time on them, and stop the others."""
         sim = self.sim
-        active = [*sim.running, *self.waiting]
-        self._shares = self.solve([self.kind(job) for job in active])
-        owed = []
-        for job in active:
-            age = max(ROUND_S, sim.now - sim.submit[job])
-            for place, share in enumerate(self._shares[self.kind(job)]):
-                if share > 1e-6:
-                    owed.append((share / (self.received[job][place] / age + 1e-3), -sim.submit[job], -job, place))
-        owed.sort(reverse=True)
-        room, target = list(self.capacity), dict[int, int]()
-        for _, _, negative, place in owed:
-            job = -negative
-            if job not in target and room[place] >= sim.gpus[job]:
-                target[job] = place
-                room[place] -= sim.gpus[job]
+        target = self._target_types([*sim.running, *self.waiting])
         for job in [*sim.running]:
-            node = nodes_of(sim.place[job], sim.size[job])[0][0]
-            if target.get(job) != self.types.index(sim.cluster.nodes[node].gpu_type):
+            if target.get(job) != self._type_of(job):
                 self._receive(job)
                 sim.preempt(job)
                 self.waiting[job] = None
-        for job, place in target.items():
+        for job, gpu_type in target.items():
             if sim.status[job] == WAITING:
-                self._start_on(job, place)
+                self._start_on(job, gpu_type)
+
+    def _target_types(self, jobs: list[int]) -> dict[int, int]:
+        """Return the type of each job that is to run in this round."""
+        sim = self.sim
+        shares = self.solve([self.kind(job) for job in jobs])
+        owed = []  # time due over time received, then the earlier job
+        for job in jobs:
+            age_s = max(ROUND_S, sim.now - sim.submit_s[job])
+            for gpu_type, share in enumerate(shares[self.kind(job)]):
+                if share > _LEAST_SHARE:
+                    received_share = self.received[job][gpu_type] / age_s
+                    owed.append((share / (received_share + 1e-3), -sim.submit_s[job], -job, gpu_type))
+        owed.sort(reverse=True)
+        num_left, target = list(self.capacity), dict[int, int]()
+        for _, _, negative_job, gpu_type in owed:
+            job = -negative_job
+            if job not in target and num_left[gpu_type] >= sim.requested_gpus[job]:
+                target[job] = gpu_type
+                num_left[gpu_type] -= sim.requested_gpus[job]
+        return target
 
     def solve(self, kinds: list[Kind]) -> dict[Kind, list[float]]:
-        """The share of time on each type for each kind of job, of which there are as many as it is in `kinds`."""
+        """Return the share of time on each type for each kind of job; `kinds` has one entry per job.
+
+        The variables are the shares, by kind and type, and last the least speed-up of any kind.
+        """
         from scipy.optimize import linprog  # type: ignore[import-untyped]
 
         counts: dict[Kind, int] = {}
         for kind in kinds:
             counts[kind] = counts.get(kind, 0) + 1
-        names, num_types = list(counts), len(self.types)
-        size = len(names) * num_types + 1  # the last variable is the least speed-up
+        num_types = len(self.types)
+        num_variables = len(counts) * num_types + 1
+        shares_of = {kind: slice(n * num_types, (n + 1) * num_types) for n, kind in enumerate(counts)}
+
+        def row() -> Floats:
+            return np.zeros(num_variables)
+
         rows, limits = [], []
-        for place in range(num_types):
-            row = np.zeros(size)
-            for number, kind in enumerate(names):
-                row[number * num_types + place] = counts[kind] * kind[0]
-            rows.append(row)
-            limits.append(float(self.capacity[place]))
-        for number, kind in enumerate(names):
-            once, least = np.zeros(size), np.zeros(size)
-            once[number * num_types : (number + 1) * num_types] = 1
-            fair = sum(speed * gpus for speed, gpus in zip(kind[1], self.capacity, strict=True)) / sum(self.capacity)
-            least[number * num_types : (number + 1) * num_types] = [-speed / max(fair, 1e-9) for speed in kind[1]]
-            least[-1] = 1
-            rows += [once, least]
+        for gpu_type, capacity in enumerate(self.capacity):
+            within_capacity = row()
+            for kind, shares in shares_of.items():
+                gpus, _ = kind
+                within_capacity[shares.start + gpu_type] = counts[kind] * gpus
+            rows.append(within_capacity)
+            limits.append(float(capacity))
+        for (_, speeds), shares in shares_of.items():
+            on_one_type_at_a_time, at_least = row(), row()
+            on_one_type_at_a_time[shares] = 1
+            fair_speed = self._fair_speed(speeds)
+            at_least[shares] = [-speed / max(fair_speed, 1e-9) for speed in speeds]
+            at_least[-1] = 1
+            rows += [on_one_type_at_a_time, at_least]
             limits += [1.0, 0.0]
-        goal = np.zeros(size)
+        goal = row()
         goal[-1] = -1
-        for number, kind in enumerate(names):
-            goal[number * num_types : (number + 1) * num_types] = [
-                -1e-4 * speed * counts[kind] / len(kinds) for speed in kind[1]
-            ]
-        bounds = [(0, 1 if kind[1][place] > 0 else 0) for kind in names for place in range(num_types)] + [(0, None)]
-        solved = linprog(goal, A_ub=np.array(rows), b_ub=np.array(limits), bounds=bounds, method="highs")
-        values = solved.x if solved.x is not None else np.full(size, 1 / num_types)
-        return {
-            kind: [float(value) for value in values[number * num_types : (number + 1) * num_types]]
-            for number, kind in enumerate(names)
-        }
+        for kind, shares in shares_of.items():
+            _, speeds = kind
+            goal[shares] = [-_WEIGHT_OF_SUM * speed * counts[kind] / len(kinds) for speed in speeds]
+        bounds: list[tuple[int, int | None]] = []
+        for _, speeds in shares_of:
+            bounds += [(0, 1 if speed > 0 else 0) for speed in speeds]
+        bounds.append((0, None))
+        solution = linprog(goal, A_ub=np.array(rows), b_ub=np.array(limits), bounds=bounds, method="highs")
+        values = np.full(num_variables, 1 / num_types) if solution.x is None else solution.x
+        return {kind: [float(value) for value in values[shares]] for kind, shares in shares_of.items()}
+
+    def _fair_speed(self, speeds: tuple[float, ...]) -> float:
+        """Return the speed of a kind with an equal share of all GPUs."""
+        total = sum(speed * gpus for speed, gpus in zip(speeds, self.capacity, strict=True))
+        return total / sum(self.capacity)

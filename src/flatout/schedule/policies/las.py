@@ -1,10 +1,10 @@
 """LAS: least attained service first, in queues by GPU-seconds (Tiresias' discretised 2D-LAS).
 
-Rule: a new job stands in the first queue; when it has attained 1, 8, 64 and 512 GPU-hours it moves one queue down.
-Earlier queues preempt later ones; within a queue the earlier submission is first, and a job that ran isn't stopped for
-its like. Source: Gu et al., Tiresias, NSDI'19. Needs no durations.
-When wrong: where restarts are expensive, or most jobs are alike, so that each is stopped for nothing; and long jobs
-wait for as long as short ones keep coming.
+Rule: a new job is in the first queue; when it has attained 1, 8, 64 and 512 GPU-hours it moves one queue down. Earlier
+queues preempt later ones; within a queue the earlier submission is first, and a running job isn't stopped for another
+of the same queue. Source: Gu et al., Tiresias, NSDI'19. Needs no durations.
+When wrong: where restarts are expensive, or most jobs are alike, so that each is stopped in vain; and long jobs wait
+for as long as short ones keep coming.
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ from flatout.schedule.jobs import HOUR
 from flatout.schedule.levels import MultilevelPolicy
 
 THRESHOLDS_GPU_S = (1 * HOUR, 8 * HOUR, 64 * HOUR, 512 * HOUR)
+_ROUNDING_GPU_S = 1e-3
 
 
 class LeastAttainedService(MultilevelPolicy):
     name: ClassVar[str] = "las"
     summary: ClassVar[str] = "least attained GPU-seconds first, preemptive (Tiresias)"
 
-    def _attained(self, job: int) -> float:
+    def _attained_gpu_s(self, job: int) -> float:
         sim = self.sim
-        return sim.attained[job] + (sim.now - sim.started[job]) * sim.size[job] * (job in sim.running)
+        attained = sim.attained_gpu_s[job]
+        if job in sim.running:
+            attained += (sim.now - sim.started_s[job]) * sim.held_gpus[job]
+        return attained + _ROUNDING_GPU_S
 
     def level(self, job: int) -> int:
-        attained = self._attained(job) + 1e-3
+        attained = self._attained_gpu_s(job)
         return sum(attained >= threshold for threshold in THRESHOLDS_GPU_S)
 
     def next_change(self, job: int) -> float:
-        attained = self._attained(job) + 1e-3
-        further = [threshold for threshold in THRESHOLDS_GPU_S if threshold > attained]
-        return self.sim.now + (further[0] - attained) / self.sim.size[job] + 2e-3 if further else math.inf
+        attained = self._attained_gpu_s(job)
+        for threshold in THRESHOLDS_GPU_S:
+            if threshold > attained:
+                return self.sim.now + (threshold - attained) / self.sim.held_gpus[job] + 2e-3
+        return math.inf

@@ -49,31 +49,32 @@ POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
 
 def make(name: str, jobs: Sequence[ClusterJob], cluster: Cluster) -> Policy:
-    """A new policy for one run."""
+    """Return a new policy for one simulation."""
     check([name])
     if name == Fixed.name:
         return Fixed(demand_by_team(jobs, cluster))
     if name == Quota.name:
-        return Quota({team: hours for team, (hours, _) in demand_by_team(jobs, cluster).items()})
-    made: Callable[[], Policy] = POLICIES[name]
-    return made()
+        return Quota({team: gpu_hours for team, (gpu_hours, _) in demand_by_team(jobs, cluster).items()})
+    policy: Callable[[], Policy] = POLICIES[name]
+    return policy()
 
 
 def check(names: Sequence[str]) -> None:
-    """Each name is a policy's, and none is given twice."""
-    for place, name in enumerate(names):
+    """Raise a UsageError where a name is not a policy's, or is given twice."""
+    for index, name in enumerate(names):
         if name not in POLICIES:
             raise UsageError(f"--policy must be one of {', '.join(POLICIES)}, but is `{name}`")
-        if name in names[:place]:
+        if name in names[:index]:
             raise UsageError(f"each --policy must be given once, but `{name}` is given twice")
 
 
 def demand_by_team(jobs: Sequence[ClusterJob], cluster: Cluster) -> dict[str, tuple[float, int]]:
-    """GPU-hours of a team's jobs, and the nodes that its widest job needs."""
-    width = max(node.num_gpus for node in cluster.nodes)
-    found: dict[str, tuple[float, int]] = {}
+    """Return the GPU-hours of each team's jobs, and the nodes that its widest job needs."""
+    gpus_per_node = max(node.num_gpus for node in cluster.nodes)
+    demand: dict[str, tuple[float, int]] = {}
     for job in jobs:
-        hours, nodes = found.get(job.team, (0.0, 1))
-        hours += job.num_gpus * job.gpu_share * job.duration_s / 3600
-        found[job.team] = (hours, max(nodes, -(-job.num_gpus // width)))
-    return found
+        gpu_hours, num_nodes = demand.get(job.team, (0.0, 1))
+        gpu_hours += job.num_gpus * job.gpu_share * job.duration_s / 3600
+        num_nodes = max(num_nodes, -(-job.num_gpus // gpus_per_node))
+        demand[job.team] = (gpu_hours, num_nodes)
+    return demand

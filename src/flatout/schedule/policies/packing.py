@@ -1,9 +1,9 @@
 """Packing: two jobs of one GPU share one where each uses at most half of it.
 
 Rule: in order of submission, others may pass; a job of one GPU with a known utilization of at most a half gets half a
-GPU beside another such job, and runs `INTERFERENCE` times as long, charged whether or not a neighbour is there.
+GPU next to another such job, and runs `INTERFERENCE` times as long, charged whether or not a neighbour is there.
 Source: Hu et al., Lucid, ASPLOS'23; Xiao et al., AntMan, OSDI'20. A measured profile or the user's history gives the
-utilization; jobs without are never packed.
+utilization; jobs without one are never packed.
 When wrong: memory is not modelled, and two jobs may not fit together; jobs that use the same resource slow each other
 down more than is assumed.
 """
@@ -16,6 +16,7 @@ from flatout.schedule.levels import MultilevelPolicy
 from flatout.schedule.pool import WHOLE, Placement
 
 INTERFERENCE = 1.1
+MOST_UTILIZATION = 0.5
 
 
 class Packing(MultilevelPolicy):
@@ -27,22 +28,26 @@ class Packing(MultilevelPolicy):
         return 0
 
     def is_light(self, job: int) -> bool:
-        given = self.sim.jobs[job]
-        return (
-            given.num_gpus == 1 and given.gpu_share == 1 and given.utilization is not None and given.utilization <= 0.5
-        )
+        """Whether the job is known to use at most half of one GPU."""
+        request = self.sim.jobs[job]
+        requests_one_gpu = request.num_gpus == 1 and request.gpu_share == 1
+        if not requests_one_gpu or request.utilization is None:
+            return False
+        return request.utilization <= MOST_UTILIZATION
 
-    def find(self, job: int) -> Placement | None:
+    def allocate(self, job: int) -> Placement | None:
         if not self.is_light(job):
-            return self.sim.find(job)
-        return self.sim.pool.take_share(WHOLE // 2, self.sim.shapes[self.sim.shape[job]].allowed)
+            return self.sim.allocate(job)
+        shape = self.sim.shapes[self.sim.shape[job]]
+        return self.sim.pool.take_share(WHOLE // 2, shape.allowed)
 
-    def start_found(self, job: int, place: Placement) -> None:
+    def start_at(self, job: int, placement: Placement) -> None:
         if self.is_light(job):
-            self.sim.start_at(job, place, gpus=0.5, slowdown=INTERFERENCE)
+            self.sim.start_at(job, placement, gpus=0.5, slowdown=INTERFERENCE)
         else:
-            self.sim.start_at(job, place)
+            self.sim.start_at(job, placement)
 
     def notes(self) -> tuple[str, ...]:
-        light = sum(self.is_light(job) for job in range(len(self.sim.jobs)))
-        return (f"{light:,} of {len(self.sim.jobs):,} jobs use at most half of one GPU, as far as is known",)
+        num_jobs = len(self.sim.jobs)
+        num_light = sum(self.is_light(job) for job in range(num_jobs))
+        return (f"{num_light:,} of {num_jobs:,} jobs are known to use at most half of one GPU",)

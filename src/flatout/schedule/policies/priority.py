@@ -1,7 +1,7 @@
 """Priority with preemption: higher priorities first, and they stop lower ones.
 
 Rule: jobs in order of `priority`, then of submission; one that doesn't fit stops running jobs of lower priority, those
-that lose least first. Within a priority nothing passes a job that waits.
+that lose least first. Within a priority no job passes one that waits.
 Source: Slurm's multifactor priority with preemption by QOS; Kubernetes' PriorityClass.
 When wrong: where everybody's work is urgent; and a history without priorities makes it FIFO.
 """

@@ -1,4 +1,4 @@
-"""SJF and QSSF: the shortest job first by its predicted duration, or by predicted GPU-time; nothing is stopped.
+"""SJF and QSSF: the shortest job first by its predicted duration, or by predicted GPU-time; no job is stopped.
 
 Rule: of the waiting jobs that fit, the one with the least predicted duration (`sjf`) or predicted duration times GPUs
 (`qssf`) starts.
@@ -54,7 +54,7 @@ class ShortestFirstOracle(ShortestFirst):
     is_oracle: ClassVar[bool] = True
 
     def order(self, job: int) -> float:
-        return self.sim.left[job]
+        return self.sim.work_left_s[job]
 
     def notes(self) -> tuple[str, ...]:
         return ("knows how long each job will run",)
@@ -65,4 +65,4 @@ class QuasiShortestService(ShortestFirst):
     summary: ClassVar[str] = "least predicted GPU-time first, nothing is stopped (Helios)"
 
     def order(self, job: int) -> float:
-        return self.predicted[job] * self.sim.gpus[job]
+        return self.predicted[job] * self.sim.requested_gpus[job]

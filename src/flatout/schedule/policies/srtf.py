@@ -1,10 +1,10 @@
 """SRTF: shortest remaining time first, by predicted durations; `srtf-oracle` knows them, as a bound.
 
-Rule: the job with the shortest predicted remaining time, in octaves, preempts longer ones. A job that outlives its
-prediction is predicted anew from those of its like that ran longer.
+Rule: the job with the shortest predicted remaining time, in half octaves, preempts longer ones. A job that outlives its
+prediction is predicted again, from those like it that ran longer.
 Source: Schrage 1968 (optimal for the mean on one machine); with predictions, Hu et al., SC'21.
-When wrong: with poor predictions, as from a history without users; for wide jobs it counts time and not GPUs (see
-qssf); and long jobs wait for as long as short ones keep coming.
+When wrong: with poor predictions, as from a history without users; for wide jobs, because it counts time and not GPUs
+(see qssf); and long jobs wait for as long as short ones keep coming.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from flatout.schedule.levels import MultilevelPolicy
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
+
+_LEAST_S = 2.0  # a shorter remaining time does not change level
 
 
 class ShortestRemaining(MultilevelPolicy):
@@ -47,14 +49,21 @@ class ShortestRemaining(MultilevelPolicy):
         return int(2 * math.log2(max(1.0, self.remaining(job))))
 
     def next_change(self, job: int) -> float:
-        """The next half octave below, or the end of the prediction."""
-        left = self.predicted[job] - self.sim.elapsed(job)
-        if left > 2:
-            return self.sim.now + left - 2 ** (math.ceil(2 * math.log2(left) - 1e-6) / 2 - 0.5) + 1e-3
-        return self.sim.now + max(60.0, self.sim.elapsed(job) * 0.4)
+        """Return when the remaining time falls to the next half octave, or the prediction ends."""
+        elapsed = self.sim.elapsed(job)
+        left = self.predicted[job] - elapsed
+        if left > _LEAST_S:
+            return self.sim.now + left - _half_octave_below(left) + 1e-3
+        return self.sim.now + max(60.0, elapsed * 0.4)
 
     def notes(self) -> tuple[str, ...]:
         return (self.durations.error_text(),)
+
+
+def _half_octave_below(time_s: float) -> float:
+    """Return the largest time at which the level is lower than that of this one."""
+    half_octave = math.ceil(2 * math.log2(time_s) - 1e-6) / 2
+    return float(2 ** (half_octave - 0.5))
 
 
 class ShortestRemainingOracle(ShortestRemaining):
@@ -64,15 +73,16 @@ class ShortestRemainingOracle(ShortestRemaining):
 
     def remaining(self, job: int) -> float:
         sim = self.sim
-        return sim.left[job] + sim.pending[job] - (sim.now - sim.started[job]) * (job in sim.running)
+        until_done = sim.work_left_s[job] + sim.start_overhead_s[job]
+        if job in sim.running:
+            until_done -= sim.now - sim.started_s[job]
+        return until_done
 
     def next_change(self, job: int) -> float:
         left = self.remaining(job)
-        return (
-            self.sim.now + left - 2 ** (math.ceil(2 * math.log2(left) - 1e-6) / 2 - 0.5) + 1e-3
-            if left > 2
-            else math.inf
-        )
+        if left <= _LEAST_S:
+            return math.inf
+        return self.sim.now + left - _half_octave_below(left) + 1e-3
 
     def notes(self) -> tuple[str, ...]:
         return ("knows how long each job will run",)
