@@ -141,6 +141,35 @@ def test_a_rank_that_had_its_next_bucket_ready_was_not_level() -> None:
     assert charges[0, 1, "data_loading"] > 248
 
 
+def test_a_rank_whose_next_bucket_follows_after_some_microseconds_was_not_level() -> None:
+    """As above, and the host launches the second all-reduce only 12 us after the first one ended."""
+    early, late = (TraceBuilder(rank).step(1, 0, 1000) for rank in (0, 1))
+    early.launch("gemm", 0, 5, 5, 400).collective("allreduce", 6, 200, 355).collective("allreduce", 560, 567, 343)
+    late.data_loading(0, 300).launch("gemm", 300, 5, 305, 400)
+    late.collective("allreduce", 306, 505, 50).collective("allreduce", 307, 710, 200)
+    charges = blame(early, late)
+    # Exposed are [405, 505) of the first and [567, 710) of the second: late since the loading, and by nothing else.
+    assert sum(charges.values()) == pytest.approx(100 + 143)
+    assert charges[0, 1, "data_loading"] > 230
+
+
+def test_a_common_collective_is_found_behind_hundreds_of_others() -> None:
+    """Ranks 0 and 1 are level at 450; then rank 0 has 300 collectives with rank 2 alone, and rank 1 computes longer."""
+    a, b, c = (TraceBuilder(rank, 3).step(1, 0, 60_000) for rank in range(3))
+    first, pair = {"group": "1", "group_ranks": (0, 1)}, {"group": "2", "group_ranks": (0, 2)}
+    a.launch("gemm", 0, 5, 5, 90).collective("allreduce", 5, 100, 350, **first)
+    b.data_loading(0, 300).launch("gemm", 300, 5, 305, 90).collective("allreduce", 305, 400, 50, **first)
+    for number in range(300):
+        at = 1000 + 150 * number
+        for trace in (a, c):
+            trace.collective("allreduce", at, at + 10, 50, **pair)
+    a.launch("gemm", 50_000, 5, 50_005, 90).collective("allreduce", 50_005, 50_100, 5000, **first)
+    b.launch("gemm", 500, 5, 505, 54_090).collective("allreduce", 505, 54_600, 500, **first)
+    charges = blame(a, b, c)
+    assert charges.pop((0, 1, "data_loading")) == 300
+    assert charges == {(0, 1, "compute"): 4500}
+
+
 def level_twice() -> list[TraceBuilder]:
     """Rank 1 loads data before the first all-reduce, [0, 300); rank 0 does host work before the second, [500, 700).
 
@@ -372,23 +401,39 @@ def test_a_stage_is_not_slow_because_it_works_at_another_time() -> None:
     assert blame_us(job) == {}
 
 
-def test_a_stage_that_computes_a_fifth_longer_sets_the_pace_of_the_others() -> None:
-    """Three stages, one microbatch: 100 us forward and 200 us backward each, and the last one 360 us for both.
+NOW = {"launch_duration": 0}
 
-    Two thirds of the 1000 us may be bubble. The first stage's GPU is idle for 680, between its forward and its
-    backward pass: 13.3 beyond the bubble. It waits for the second stage, which computes no longer than it does itself.
+
+@pytest.mark.parametrize("last", [3180, 3600], ids=["6 % longer", "a fifth longer"])
+def test_a_stage_that_computes_longer_sets_the_pace_of_the_others(last: float) -> None:
+    """Three stages, one microbatch: 1000 us forward and 2000 us backward each, and the last one longer for both.
+
+    Two thirds of the step may be bubble. The first stage's GPU is idle from its send's end until the second stage
+    sends its gradient, for 3020 us and all of the last stage's: what is beyond the bubble is the last stage's doing,
+    and not the second's, which computes no longer than the first.
     """
-    a, b, c = (TraceBuilder(rank, 3).step(1, 0, 1000) for rank in range(3))
-    now = {"launch_duration": 0}
-    a.launch("gemm", 0, 0, 0, 100).collective("send", 0, 100, 10, root=1, **now)
-    b.collective("recv", 0, 0, 110, root=0, **now).launch("gemm", 0, 0, 110, 100)
-    b.collective("send", 0, 210, 10, root=2, **now)
-    c.collective("recv", 0, 0, 220, root=1, **now).launch("gemm", 0, 0, 220, 360)
-    c.collective("send", 0, 580, 10, root=1, **now)
-    b.collective("recv", 0, 220, 370, root=2, **now).launch("gemm", 0, 0, 590, 200)
-    b.collective("send", 0, 790, 10, root=0, **now)
-    a.collective("recv", 0, 110, 690, root=1, **now).launch("gemm", 0, 0, 800, 200)
-    assert blame_us(attributed(a, b, c)) == {(0, 2, "compute"): pytest.approx(680 - 2000 / 3, abs=0.001)}
+    whole = 6040 + last
+    a, b, c = (TraceBuilder(rank, 3).step(1, 0, whole) for rank in range(3))
+    a.launch("gemm", 0, 0, 0, 1000).collective("send", 0, 1000, 10, root=1, **NOW)
+    b.collective("recv", 0, 0, 1010, root=0, **NOW).launch("gemm", 0, 0, 1010, 1000)
+    b.collective("send", 0, 2010, 10, root=2, **NOW)
+    c.collective("recv", 0, 0, 2020, root=1, **NOW).launch("gemm", 0, 0, 2020, last)
+    c.collective("send", 0, 2020 + last, 10, root=1, **NOW)
+    b.collective("recv", 0, 2020, 10 + last, root=2, **NOW).launch("gemm", 0, 0, 2030 + last, 2000)
+    b.collective("send", 0, 4030 + last, 10, root=0, **NOW)
+    a.collective("recv", 0, 1010, 3030 + last, root=1, **NOW).launch("gemm", 0, 0, 4040 + last, 2000)
+    beyond = 3020 + last - 2 / 3 * whole
+    assert blame_us(attributed(a, b, c)) == {(0, 2, "compute"): pytest.approx(beyond, abs=0.001)}
+
+
+def test_of_two_stages_the_one_that_computes_longer_sets_the_pace() -> None:
+    """The first computes 1000 us and then 2000 us, the second 3180 us between: half of the 6200 us may be bubble."""
+    first, last = (TraceBuilder(rank).step(1, 0, 6200) for rank in (0, 1))
+    first.launch("gemm", 0, 0, 0, 1000).collective("send", 0, 1000, 10, root=1, **NOW)
+    last.collective("recv", 0, 0, 1010, root=0, **NOW).launch("gemm", 0, 0, 1010, 3180)
+    last.collective("send", 0, 4190, 10, root=0, **NOW)
+    first.collective("recv", 0, 1010, 3190, root=1, **NOW).launch("gemm", 0, 0, 4200, 2000)
+    assert blame_us(attributed(first, last)) == {(0, 1, "compute"): pytest.approx(3180 - 3100, abs=0.001)}
 
 
 @pytest.mark.parametrize("more", [0, 6], ids=["equal", "2 % more"])

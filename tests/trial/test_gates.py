@@ -54,6 +54,28 @@ def test_wrong_gradients_that_also_add_up_in_another_order_are_refused(fault: Fa
     assert gate.reason.startswith("the first 5 losses differ by")
 
 
+def test_a_training_that_stands_still_is_refused_where_few_steps_would_lower_the_loss_by_half_a_per_cent() -> None:
+    """The mean of five such losses differs by no more than an exact change may: single ones do."""
+    trained = losses(rate=3e-4, num_steps=5)
+    frozen = losses("frozen", rate=3e-4, num_steps=5)
+    later = [still / moved - 1 for still, moved in zip(frozen, trained, strict=True)]
+    assert later[0] == 0
+    assert 0.002 < max(later) < 0.006
+    assert np.mean(later) < 0.005
+    gate = check_losses(trial(frozen), [trial(trained)] * 3, changes())
+    assert not gate.is_passed and gate.reason.startswith("the first 5 losses differ")
+
+
+@pytest.mark.parametrize(("factor", "is_passed"), [(1.003, True), (1.01, False)])
+def test_an_exact_change_may_move_the_mean_loss_by_half_a_per_cent_after_the_first_steps(
+    factor: float, is_passed: bool
+) -> None:
+    """Both are bitwise the same for five steps; then float noise has grown, or something else is trained."""
+    same, later = losses()[:5], losses()[5:]
+    gate = check_losses(trial((*same, *(factor * loss for loss in later))), DETERMINISTIC, changes())
+    assert gate.is_passed == is_passed, gate.reason
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_refused(value: float) -> None:
     broken = (*losses()[:10], value, *losses()[11:])
@@ -66,6 +88,13 @@ def test_a_loss_that_is_not_finite_is_refused(value: float) -> None:
 def test_a_loss_that_is_no_number_is_refused_from_whichever_step_on(at: int, safety: Safety) -> None:
     gate = check_losses(trial((*losses()[:at], *(math.nan,) * (30 - at))), DETERMINISTIC, changes(safety))
     assert not gate.is_passed
+
+
+def test_a_loss_that_is_no_number_after_a_few_hundred_steps_is_refused() -> None:
+    """The recorder keeps each of the first 512 losses, so an absent one was not a number."""
+    known = losses(num_steps=600)
+    gate = check_losses(trial((*known[:300], *(math.nan,) * 300)), [trial(known)] * 3, changes("semantic"))
+    assert not gate.is_passed and gate.reason.startswith("the loss of its step 301 is not a number")
 
 
 def test_losses_that_the_recorder_leaves_out_of_long_trials_are_no_fault() -> None:
@@ -256,6 +285,27 @@ def test_a_curve_that_departs_only_at_its_end_is_refused() -> None:
     assert check_losses(trial(start), [trial(known[::-1])] * 3, changes("rounding")).is_passed  # 4 % until then
 
 
+@pytest.mark.parametrize(("by", "is_passed"), [(0.03, True), (0.06, False)])
+def test_a_curve_that_is_lower_in_its_second_quarter_and_higher_in_its_third_is_held_to_four_per_cent(
+    by: float, is_passed: bool
+) -> None:
+    """The mean over all steps stays the same, and so does the last quarter."""
+    quarters = np.repeat([1.0, 1.0 - by, 1.0 + by, 1.0], 10)
+    gate = check_losses(trial(tuple(quarters)), [trial((1.0,) * 40)] * 3, changes("rounding"))
+    assert gate.is_passed == is_passed, gate.reason
+
+
+@pytest.mark.parametrize(("factor", "is_passed"), [(1.13, True), (1.25, False)])
+def test_a_loss_that_has_all_but_vanished_is_held_to_the_band_of_a_tenth_of_the_mean(
+    factor: float, is_passed: bool
+) -> None:
+    """1.0 for thirty steps, and 0.01 for the last ten: 2 % of a tenth of the mean, 0.07525, are 0.0015."""
+    known = (*(1.0,) * 30, *(0.01,) * 10)
+    candidate = (*known[:30], *(0.01 * factor,) * 10)
+    gate = check_losses(trial(candidate), [trial(known)] * 3, changes("rounding"))
+    assert gate.is_passed == is_passed, gate.reason
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_rounding_passes_and_says_its_band(seed: int) -> None:
     """As bf16 rounds: each gradient by four parts in a thousand."""
@@ -280,6 +330,13 @@ def test_few_losses_are_held_to_the_band_as_far_as_they_go(num_steps: int) -> No
 
 def test_semantic_changes_may_change_what_is_trained() -> None:
     assert check_losses(trial(losses("half")), DETERMINISTIC, changes("semantic")).is_passed
+
+
+def test_semantic_changes_that_diverge_are_refused() -> None:
+    """A mean loss of more than twice the job's trains nothing of use."""
+    for factor, is_passed in ((1.8, True), (2.5, False)):
+        candidate = trial(tuple(factor * loss for loss in losses()))
+        assert check_losses(candidate, DETERMINISTIC, changes("semantic")).is_passed == is_passed
 
 
 def test_memory_may_grow_by_a_tenth_of_the_highest_baseline() -> None:
