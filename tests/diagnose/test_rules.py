@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -21,10 +22,13 @@ from tests.diagnose.jobs import (
     times,
     total_cost_s,
 )
+from tests.diagnose.rules.test_straggler import computing
+from tests.diagnose.rules.test_unbalanced_data import with_lengths
 from tests.diagnose.simulate import programs, simulated
 
 from flatout.diagnose.explain import HEADINGS, explanation, explanations, listed
 from flatout.diagnose.find import diagnose
+from flatout.diagnose.finding import rank_words
 from flatout.diagnose.rules import RULES
 from flatout.errors import InputError
 from flatout.records.diagnosis import Diagnosis
@@ -154,6 +158,69 @@ def test_findings_are_complete_and_their_evidence_can_be_written() -> None:
 def test_any_job_is_diagnosed_in_that_form(ranks: list[TraceBuilder], is_free: bool) -> None:
     diagnosis = free_of_recorder_cost(*ranks) if is_free else diagnosed(*ranks)
     check_form(diagnosis, {trace.rank for trace in ranks})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "num_ranks", "words"),
+    [
+        ((2,), 8, "rank 2"),
+        ((0, 3), 8, "ranks 0 and 3"),
+        ((0, 1, 2, 5), 8, "ranks 0, 1, 2 and 5"),
+        ((0, 1, 2, 5, 6), 8, "5 of 8 ranks"),
+        (tuple(range(8)), 8, "all 8 ranks"),
+        ((0,), 1, "rank 0"),
+    ],
+)
+def test_up_to_four_ranks_are_named(ranks: tuple[int, ...], num_ranks: int, words: str) -> None:
+    assert rank_words(ranks, num_ranks) == words
+
+
+def late_by_loading(num_ranks: int) -> list[TraceBuilder]:
+    """All load data, and the last rank for longest."""
+    traces = [TraceBuilder(rank, num_ranks) for rank in range(num_ranks)]
+    for trace in traces:
+        load = 3000 if trace.rank == num_ranks - 1 else 1000
+        for number, at in times(2):
+            trace.step(number, at, STEP).data_loading(at, load).launch(GEMM, at + load, 5, at + load + 5, 2000)
+            trace.collective("allreduce", at + load + 5, at + load + 2005, 3020 - load)
+            trace.launch(GEMM, at + load + 6, 1, at + 5025, STEP - 5025)
+    return traces
+
+
+def late_by_launching(num_ranks: int) -> list[TraceBuilder]:
+    """The host of the last rank launches last."""
+    traces = [TraceBuilder(rank, num_ranks) for rank in range(num_ranks)]
+    for trace in traces:
+        idle = 3000 if trace.rank == num_ranks - 1 else 1000
+        for number, at in times(2):
+            trace.step(number, at, STEP).launch(GEMM, at + idle - 5, 5, at + idle, 2000)
+            trace.collective("allreduce", at + idle, at + idle + 2000, 3020 - idle)
+            trace.launch(GEMM, at + idle + 2, 1, at + 5020, STEP - 5020)
+    return traces
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "keys"),
+    [
+        (late_by_loading, "data-loading", {"idle_in_loader_s"}),
+        (late_by_launching, "host-bound", {"traced_idle_s", "others_wait_s"}),
+        (lambda num_ranks: computing(*(0,) * (num_ranks - 1), 3000), "straggler", {"waiting_s"}),
+        (
+            lambda num_ranks: with_lengths(*((1000, 1000),) * (num_ranks - 1), (4000, 4000), us_per_token=(1,) * 20),
+            "unbalanced-data",
+            {"input_elements", "compute_s"},
+        ),
+    ],
+    ids=["data-loading", "host-bound", "straggler", "unbalanced-data"],
+)
+def test_evidence_is_by_rank_up_to_sixteen_of_them(
+    make: Callable[[int], list[TraceBuilder]], name: str, keys: set[str]
+) -> None:
+    """Of more ranks it is one number, or left away: a page of a thousand numbers tells nobody anything."""
+    for num_ranks in (8, 18):
+        evidence = found(free_of_recorder_cost(*make(num_ranks)), name).evidence
+        for key in keys:
+            assert isinstance(evidence[key], dict) == (num_ranks == 8), key
 
 
 # --- each second belongs to one finding

@@ -55,6 +55,37 @@ def test_the_bandwidth_is_of_the_transfer_without_the_wait() -> None:
     assert finding.evidence["bus_bandwidth_bytes_per_s"] == pytest.approx(8 * MIB / 1e-3)
 
 
+def test_the_bandwidth_is_the_median_of_collectives_of_at_least_a_quarter_of_the_largest() -> None:
+    """16 MiB in 160 us, 4 MiB in 80 us, and 3.9 MiB in 400 us, which is not counted: the mean of 105 and 52 GB/s."""
+    sizes = {16 * MIB: 160, 4 * MIB: 80, int(3.9 * MIB): 400}
+    traces = [TraceBuilder(rank) for rank in (0, 1)]
+    for trace in traces:
+        for number, at in times(2):
+            trace.step(number, at, STEP).launch(GEMM, at, 5, at + 5, STEP - 1005)
+            begin = at + STEP - 1000
+            for place, (size, length) in enumerate(sizes.items()):
+                trace.collective("allreduce", at + 10 + place, begin, length, num_elements=size // 4)
+                begin += length
+    finding = found(free_of_recorder_cost(*traces), "exposed-communication")
+    expected = (16 * MIB / 160e-6 + 4 * MIB / 80e-6) / 2
+    assert finding.evidence["bus_bandwidth_bytes_per_s"] == pytest.approx(expected, rel=0.001)
+
+
+@pytest.mark.parametrize(("transfer", "is_known"), [(700, True), (300, False)])
+def test_where_most_of_it_cannot_be_split_it_is_inconclusive(transfer: float, is_known: bool) -> None:
+    """Of 1000 us in the open, the rest is in groups with a rank that is not there."""
+    traces = [TraceBuilder(rank, 3) for rank in (0, 1)]
+    for trace in traces:
+        for number, at in times(2):
+            trace.step(number, at, STEP).launch(GEMM, at, 5, at + 5, STEP - 1005)
+            both, other = {"group": "1", "group_ranks": (0, 1)}, {"group": "2", "group_ranks": (trace.rank, 2)}
+            trace.collective("allreduce", at + 10, at + STEP - 1000, transfer, **both)
+            trace.collective("allreduce", at + 11, at + STEP - 1000 + transfer, 1000 - transfer, **other)
+    finding = found(free_of_recorder_cost(*traces), "exposed-communication")
+    assert finding.cost_s_per_step == pytest.approx(1000e-6, rel=0.001)
+    assert finding.confidence == ("high" if is_known else "inconclusive")
+
+
 def test_small_messages_show_no_bandwidth() -> None:
     finding = found(free_of_recorder_cost(*reducing(4000, num_elements=1024)), "exposed-communication")
     assert finding.evidence["bus_bandwidth_bytes_per_s"] is None

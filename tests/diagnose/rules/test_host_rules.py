@@ -76,6 +76,19 @@ def test_waiting_for_a_rank_with_a_slow_host_belongs_to_it_too() -> None:
     assert "the others wait up to 2.00 ms for rank 1" in finding.title
 
 
+@pytest.mark.parametrize(("later", "is_told"), [(150, False), (300, True)])
+def test_waiting_for_the_slowest_host_is_told_from_two_percent_of_the_step_on(later: float, is_told: bool) -> None:
+    traces = [TraceBuilder(rank) for rank in (0, 1)]
+    for trace, idle in zip(traces, (1000, 1000 + later), strict=True):
+        for number, at in times(2):
+            trace.step(number, at, STEP).launch(GEMM, at + idle - 5, 5, at + idle, 2000)
+            trace.collective("allreduce", at + idle, at + idle + 2000, 2020 - idle + later)
+            trace.launch(GEMM, at + idle + 2, 1, at + 4020 + later, STEP - 4020 - later)
+    finding = found(free_of_recorder_cost(*traces), "host-bound")
+    assert finding.evidence["others_wait_s"] == {"0": pytest.approx(later * 1e-6)}
+    assert ("for rank 1" in finding.title) == is_told
+
+
 @pytest.mark.parametrize(("idle", "is_told"), [(190, False), (210, True)])
 def test_a_slow_host_below_two_percent_of_the_step_is_not_told(idle: float, is_told: bool) -> None:
     assert ("host-bound" in names(free_of_recorder_cost(host_bound(idle)))) == is_told
@@ -180,8 +193,9 @@ def test_idle_time_after_synchronising_calls_is_their_cost() -> None:
 
 def test_the_lead_lost_by_them_is_theirs_where_the_host_is_else_fast_enough() -> None:
     """1200 us more of idle time: a host that is busy for less than the GPU would be ahead without the calls."""
-    costs = costs_us(free_of_recorder_cost(synchronising(4, 400, host=1200)))
-    assert costs == pytest.approx({"host-sync": 1600 + 1200}, rel=0.01)
+    for calls in (2, 4):
+        costs = costs_us(free_of_recorder_cost(synchronising(calls, 400, host=1200)))
+        assert costs == pytest.approx({"host-sync": 400 * calls + 1200}, rel=0.01)
 
 
 def test_one_call_a_step_has_not_lost_the_rest_of_the_lead() -> None:
@@ -353,8 +367,10 @@ def test_dense_short_kernels_outside_an_optimizer_cost_their_fixed_time() -> Non
     assert costs_us(free_of_recorder_cost(trace)) == pytest.approx({"small-kernels": 750})
 
 
-def test_a_fused_optimizer_is_not_told() -> None:
-    assert costs_us(free_of_recorder_cost(optimizing(10, kernel=120, launch=5, begin=3000))) == {}
+@pytest.mark.parametrize("num_kernels", [10, 60], ids=["fused", "foreach"])
+def test_a_fused_optimizer_is_not_told(num_kernels: int) -> None:
+    """AdamW with foreach=True launches some 50 kernels, which each take many parameters."""
+    assert costs_us(free_of_recorder_cost(optimizing(num_kernels, kernel=40, launch=5, begin=3000))) == {}
 
 
 @pytest.mark.parametrize(("kernel", "is_told"), [(1.5, False), (1.8, True)])

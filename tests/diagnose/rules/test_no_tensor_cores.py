@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.diagnose.jobs import GEMM, STEP, costs_us, found, free_of_recorder_cost, names, times
+from tests.diagnose.jobs import GEMM, STEP, attributed, costs_us, found, free_of_recorder_cost, names, times
 
+from flatout.diagnose.case import Case
+from flatout.diagnose.rules.no_tensor_cores import find
 from flatout.testing import TraceBuilder
 
 PLAIN = "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize256x128x8_stage3_warpsize4x2x1_ffma_aligna4_alignc4_execute"
@@ -71,6 +73,16 @@ def test_an_unknown_gpu_is_assumed_to_gain_a_factor_of_two(device: str) -> None:
     assert finding.cost_s_per_step == pytest.approx(2500e-6)
     assert finding.confidence == "medium"
     assert finding.evidence["peak_flops_per_s"] is None
+
+
+@pytest.mark.parametrize(("ratio", "speedup"), [(2, 1.5), (8, 4), (40, 8)])
+def test_of_measured_peaks_half_of_the_ratio_counts_between_one_and_a_half_and_eight(
+    ratio: float, speedup: float
+) -> None:
+    """A GPU whose tensor cores are hardly faster gains by less traffic still, and none gains 20 times as a whole."""
+    (finding,) = find(Case(attributed(multiplying(5000)), peaks={"fp32": 1e13, "fp16": ratio * 1e13}))
+    assert finding.evidence["assumed_speedup"] == speedup
+    assert finding.cost_s_per_step == pytest.approx(5000e-6 * (1 - 1 / speedup))
 
 
 def test_ranks_with_at_least_half_as_much_are_named() -> None:

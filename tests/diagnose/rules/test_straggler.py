@@ -83,6 +83,13 @@ def test_lateness_that_equals_the_spread_of_the_starts_of_a_single_step_is_incon
     assert "inconclusive" in finding.title
 
 
+def test_lateness_of_which_a_third_is_the_spread_of_the_starts_keeps_its_cause() -> None:
+    """Rank 1 begins to record 1000 us later and computes 2000 us longer: that is in its trace."""
+    finding = found(free_of_recorder_cost(*computing(0, 2000, num_steps=1, begin=(0.0, 1000.0))), "straggler")
+    assert (finding.evidence["cause"], finding.confidence) == ("compute", "medium")
+    assert finding.cost_s_per_step == pytest.approx(3000e-6)
+
+
 def test_lateness_from_before_several_steps_came_once_and_is_none_of_them() -> None:
     """Rank 1's recording begins 3000 us later; from the first collective on both are level."""
     traces = [TraceBuilder(0), TraceBuilder(1)]

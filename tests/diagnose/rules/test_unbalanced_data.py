@@ -58,6 +58,21 @@ def test_a_rank_that_computes_longer_for_equal_input_is_a_straggler() -> None:
     assert names(free_of_recorder_cost(*traces)) == ["straggler"]
 
 
+def test_three_percent_more_input_do_not_explain_fifteen_percent_more_compute() -> None:
+    traces = with_lengths((4000, 4000), (4120, 4120), us_per_token=(1, 1.12))
+    assert names(free_of_recorder_cost(*traces)) == ["straggler"]
+
+
+def test_a_ninth_more_input_is_unequal_work() -> None:
+    assert names(free_of_recorder_cost(*with_lengths((4000, 4000), (4450, 4450)))) == ["unbalanced-data"]
+
+
+def test_a_rank_that_is_slowest_also_where_it_has_less_to_do_is_a_straggler() -> None:
+    """It needs three times as long for a token, so it is the last one also in the three of five steps with half."""
+    traces = with_lengths((1000, 1000, 1000, 2000, 2000), (2000, 2000, 2000, 1000, 1000), us_per_token=(3, 1))
+    assert names(free_of_recorder_cost(*traces)) == ["straggler"]
+
+
 def test_a_rank_that_computes_longer_for_less_input_is_a_straggler() -> None:
     """Rank 1 has a tenth less to do and takes longer: its data is not what makes it late."""
     diagnosis = free_of_recorder_cost(*with_lengths((2000, 2000), (1800, 1800), us_per_token=(1, 2)))
