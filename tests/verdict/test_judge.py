@@ -16,6 +16,7 @@ from flatout.errors import UsageError
 from flatout.records.machine import Xid
 from flatout.records.trial import BASELINE, Covariates, Pair
 from flatout.records.verdict import NoiseFloor, Verdict
+from flatout.verdict.cost import trial_cost
 from flatout.verdict.judge import is_worth_more_pairs, judge
 from flatout.verdict.looks import DEFAULT_LOOKS, Look, Looks
 from flatout.verdict.noise import noise_floor
@@ -156,6 +157,14 @@ def test_the_interval_is_that_of_the_paired_t_at_the_level_of_the_look() -> None
     assert verdict.interval == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
 
 
+def test_the_best_case_is_the_end_of_scipys_one_sided_interval_of_ninety_percent() -> None:
+    ratios = np.random.default_rng(8).normal(0.0, 0.03, 6)
+    verdict = judge(pairs(ratios.tolist(), orders=["AB"] * 6))
+    high = ratios.mean() + stats.t.ppf(0.9, 5) * ratios.std(ddof=1) / math.sqrt(6)
+    assert verdict.verdict == "undecided"
+    assert verdict.best_case == pytest.approx(math.exp(high))
+
+
 # ---- what must not matter ----
 
 RATIOS = st.lists(st.floats(-0.1, 0.1), min_size=0, max_size=22)
@@ -228,6 +237,29 @@ def test_a_stall_at_every_fourth_step_counts_in_full() -> None:
     assert verdict.speedup == pytest.approx(3.0, rel=0.01)  # the medians are equal
 
 
+def test_a_stall_at_every_tenth_step_counts_in_full() -> None:
+    """0.1 s, and 0.4 s in each tenth step: 0.13 s on average, and without the stalls 1.3 times as fast."""
+    stalled, steady = [0.1] * 9 + [0.4], [0.1] * 10
+    found = [
+        Pair(
+            baseline=trial(2 * i, BASELINE, [s * (1 + 0.001 * i) for s in 4 * stalled]),
+            candidate=trial(2 * i + 1, "workers", 4 * steady),
+        )
+        for i in range(6)
+    ]
+    verdict = judge(found)
+    assert verdict.verdict == "better"
+    assert verdict.speedup == pytest.approx(1.3, rel=0.01)
+
+
+def test_a_step_of_more_than_one_and_a_half_medians_is_a_spike() -> None:
+    steps = [0.1] * 96 + [0.14, 0.14, 0.16, 0.25]
+    cost = trial_cost(trial(0, step_s=steps), "step_s")
+    assert (cost.num_spikes, cost.num_steps) == (2, 100)
+    assert cost.log(drop_spikes=True) == pytest.approx(math.log((9.6 + 0.28) / 98))
+    assert cost.log(drop_spikes=False) == pytest.approx(math.log((9.6 + 0.28 + 0.41) / 100))
+
+
 def test_rare_spikes_do_not_hide_a_gain() -> None:
     rng = np.random.default_rng(11)
     found = []
@@ -297,6 +329,34 @@ def test_one_odd_pair_at_the_start_does_not_void_those_after_it(odd: int) -> Non
     """It is the usual difference that counts, and one or two pairs do not say what is usual."""
     verdict = judge(with_covariates({odd: (clock(1.9e9), clock(1.5e9))}, (clock(1.9e9), clock(1.9e9))))
     assert verdict.num_void == 0
+
+
+def throttled(**shares: float) -> Covariates:
+    return Covariates(throttle_share=shares)
+
+
+def starved(share: float) -> Covariates:
+    return Covariates(quota_throttled_s_per_s=share)
+
+
+@pytest.mark.parametrize(
+    ("usual", "odd", "is_void"),
+    [
+        # Clocks go in steps of 15 MHz: two of them are 1.6 %, and a twentieth is another state.
+        (clock(1.9e9), clock(1.87e9), False),
+        (clock(1.9e9), clock(1.805e9), True),
+        # Shares of a trial's time.
+        (throttled(software_thermal=0.0), throttled(software_thermal=0.15), False),
+        (throttled(software_thermal=0.0), throttled(software_thermal=0.3), True),
+        (starved(0.0), starved(0.15), False),
+        (starved(0.0), starved(0.3), True),
+        # Hardware that protects itself: a moment of it is nothing.
+        (throttled(power_brake=0.0), throttled(power_brake=0.03), False),
+        (throttled(power_brake=0.0), throttled(power_brake=0.1), True),
+    ],
+)
+def test_how_far_one_pair_may_depart_from_the_others(usual: Covariates, odd: Covariates, is_void: bool) -> None:
+    assert judge(with_covariates({4: (usual, odd)}, (usual, usual))).num_void == is_void
 
 
 def test_clocks_that_the_change_itself_lowers_are_its_effect() -> None:

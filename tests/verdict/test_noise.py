@@ -96,6 +96,8 @@ def test_where_steps_are_noisy_trials_are_long_and_where_starts_are_slow_too() -
     slow = plan_trials(made_floor(step_sd=0.2, between_sd=0.001, start_s=600.0), effect=0.03)
     assert calm.num_steps == 20
     assert 200 < noisy.num_steps <= slow.num_steps
+    endless = plan_trials(made_floor(step_sd=2.0, between_sd=0.0005, start_s=1e4), effect=0.03)
+    assert 1000 < endless.num_steps <= 2000, "no trial of hours, however noisy the steps"
 
 
 def test_a_large_effect_needs_few_pairs_and_a_small_one_many() -> None:
@@ -130,7 +132,8 @@ def test_the_promised_power_is_kept() -> None:
     def judged(key: int, effect: float) -> list[Verdict]:
         return [judge(noisy_pairs(np.random.default_rng([key, i]), 20, effect=effect), floor=floor) for i in range(300)]
 
-    assert [one.verdict for one in judged(3, least)].count("better") / 300 >= 0.78
+    # At the last look alone; the earlier ones find some more. Far more would mean that smaller gains are found, too.
+    assert 0.78 <= [one.verdict for one in judged(3, least)].count("better") / 300 <= 0.93
     plan = plan_trials(floor, effect=0.03)
     counts = [one.num_pairs for one in judged(4, 0.03)]
     assert plan.expected_pairs == pytest.approx(float(np.mean(counts)), rel=0.15)
