@@ -19,7 +19,7 @@ MIN_BYTES = 64 * 2**20
 
 
 def pageable_to_host(table: EventTable, work: GpuWork) -> Flags:
-    """True for each GPU event that copies from the device into pageable host memory."""
+    """Return True for each GPU event that copies from the device into pageable host memory."""
     matching = np.fromiter(("DtoH" in name and "Pageable" in name for name in table.names), np.bool_, len(table.names))
     return np.asarray((table.kind[work.event] == Kind.MEMCPY) & matching[table.name[work.event]])
 
@@ -27,7 +27,10 @@ def pageable_to_host(table: EventTable, work: GpuWork) -> Flags:
 def checkpoint_intervals(
     table: EventTable, work: GpuWork, marks: HostSteps, launching_threads: Flags
 ) -> tuple[Times, Times]:
-    """Merged intervals in which a launching thread writes a checkpoint. `launching_threads`: shape (threads,)."""
+    """Return the merged intervals in which a launching thread writes a checkpoint.
+
+    `launching_threads` has the shape (threads,).
+    """
     is_annotated = names.matching(table.names, names.CHECKPOINT)
     annotated = (
         is_annotated[table.name]
@@ -45,7 +48,7 @@ def _signatures(table: EventTable, work: GpuWork, marks: HostSteps) -> list[tupl
     to_host = pageable_to_host(table, work) & work.is_linked
     if table.num_bytes[work.event[to_host]].clip(min=0).sum() <= MIN_BYTES:
         return []
-    found = []
+    extents = []
     linked = np.flatnonzero(work.is_linked)
     linked = linked[np.argsort(table.start_ns[work.launch[linked]], kind="stable")]
     threads = table.thread[work.launch[linked]]
@@ -58,14 +61,14 @@ def _signatures(table: EventTable, work: GpuWork, marks: HostSteps) -> list[tupl
         size = np.where(copies, table.num_bytes[work.event[mine]].clip(min=0), 0)
         for number in np.flatnonzero(np.bincount(series, weights=size) > MIN_BYTES):
             rows = np.flatnonzero(copies & (series == number))
-            found.append(_extent(table, work, marks, int(thread), mine, int(rows[0]), int(rows[-1])))
-    return found
+            extents.append(_extent(table, work, marks, int(thread), mine, int(rows[0]), int(rows[-1])))
+    return extents
 
 
 def _extent(
     table: EventTable, work: GpuWork, marks: HostSteps, thread: int, mine: Times, first: int, last: int
 ) -> tuple[int, int]:
-    """From the end of the launch before row `first` of `mine` to the first operator after the copy of row `last`."""
+    """Return the time from the end of the launch before row `first` of `mine` to the operator after row `last`."""
     calls = work.launch[mine]
     first_call, last_call = calls[first], calls[last]
     start = int(table.end_ns[calls[first - 1]]) if first else int(table.start_ns[first_call])

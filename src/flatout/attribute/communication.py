@@ -1,4 +1,4 @@
-"""Which GPU work is communication, and what each communication kernel carries.
+"""The GPU work that is communication, and what each communication kernel carries.
 
 What is known of a kernel comes from its own arguments, else from the host's `record_param_comms` around or before
 its launch (send and receive are recorded before the batch that launches them), else from its name and stream alone.
@@ -23,7 +23,7 @@ NOT_A_TRANSFER = {"wait", "init", "end", ""}
 
 
 def is_communication(table: EventTable, work: GpuWork) -> Flags:
-    """True for each GPU event that is a communication kernel or a copy made by a copy-engine collective."""
+    """Return True for each GPU event that is a communication kernel or a copy made by a copy-engine collective."""
     by_name = names.communication_kernels(table.names)[table.name[work.event]]
     kernel = table.kind[work.event] == Kind.KERNEL
     has_args = table.collective[work.event] != NULL
@@ -43,7 +43,7 @@ def is_communication(table: EventTable, work: GpuWork) -> Flags:
 
 
 def communication_kernels(table: EventTable, work: GpuWork, is_comm: Flags) -> CommunicationKernels:
-    """The communication of one rank in order of start; on the CPU the collective annotations stand for kernels."""
+    """Return the communication of a rank by start; on the CPU, collective annotations take the place of kernels."""
     if len(work) == 0:
         return _cpu_collectives(table)
     rows = np.flatnonzero(is_comm)
@@ -52,11 +52,11 @@ def communication_kernels(table: EventTable, work: GpuWork, is_comm: Flags) -> C
     calls: list[CommunicationCall] = []
     for kernel, row in enumerate(rows):
         event = work.event[row]
-        own = table.collective[event]
-        found = [own] if own != NULL else recorded.get(int(row), [])
+        own_arguments = table.collective[event]
+        arguments = [own_arguments] if own_arguments != NULL else recorded.get(int(row), [])
         sequence = int(table.sequence[event])
-        calls += [_call(kernel, table.collectives[index], sequence) for index in found]
-        if not found:
+        calls += [_call(kernel, table.collectives[index], sequence) for index in arguments]
+        if not arguments:
             operation = annotated.get(int(row)) or names.operation(table.names[table.name[event]])
             calls.append(_unknown_call(kernel, operation))
     return CommunicationKernels(
@@ -69,18 +69,16 @@ def communication_kernels(table: EventTable, work: GpuWork, is_comm: Flags) -> C
 
 
 def _recorded_before_launch(table: EventTable, work: GpuWork, rows: NDArray[np.int64]) -> dict[int, list[int]]:
-    """Rows of `table.collectives` that the host recorded on the launching thread since the communication before.
+    """Return the rows of `table.collectives` that the host recorded for kernels without arguments of their own.
 
-    Only for kernels that lack their own arguments: those recorded since the previous communication launch of the
-    thread, the last enclosing or preceding ones.
+    Those are what the launching thread recorded since its previous communication launch.
     """
     bare = rows[(table.collective[work.event[rows]] == NULL) & work.is_linked[rows]]
     if len(bare) == 0:
         return {}
     is_record = (table.collective != NULL) & (table.kind == Kind.CPU_OP)
-    is_transfer = [c.operation not in NOT_A_TRANSFER for c in table.collectives]
-    transfers = np.array(is_transfer, dtype=np.bool_)
-    is_record[is_record] = transfers[table.collective[is_record]]
+    is_transfer = np.array([c.operation not in NOT_A_TRANSFER for c in table.collectives], dtype=np.bool_)
+    is_record[is_record] = is_transfer[table.collective[is_record]]
     records = np.flatnonzero(is_record)
     launched = rows[work.is_linked[rows]]
     result: dict[int, list[int]] = {}
@@ -96,7 +94,7 @@ def _recorded_before_launch(table: EventTable, work: GpuWork, rows: NDArray[np.i
 
 
 def _annotated_operations(table: EventTable, work: GpuWork, rows: NDArray[np.int64]) -> dict[int, str]:
-    """What the host called the collective around the launch (`nccl:all_to_all`), for kernels without arguments."""
+    """Return, for kernels without arguments, the collective that the host's annotation around the launch names."""
     bare = rows[(table.collective[work.event[rows]] == NULL) & work.is_linked[rows]]
     is_annotation = names.matching(table.names, names.COLLECTIVE_ANNOTATION)[table.name]
     spans = np.flatnonzero(is_annotation & (table.kind == Kind.USER_ANNOTATION))

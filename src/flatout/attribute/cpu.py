@@ -15,7 +15,7 @@ from flatout.records.timeline import Segments
 
 
 def cpu_parts(table: EventTable, marks: HostSteps, states: HostStates, bounds: tuple[int, int]) -> Segments:
-    """Checkpoint and data loading first, then operators, then collectives, then any other host activity."""
+    """Give each moment to one part: checkpoint, else data loading, operators, collectives, other host activity."""
     low, high = bounds
     training = states.launching_threads[table.thread]
     on_host = table.is_kind(Kind.CPU_OP, Kind.USER_ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
@@ -24,7 +24,8 @@ def cpu_parts(table: EventTable, marks: HostSteps, states: HostStates, bounds: t
     # Traces of 2021 record the step marks as operators.
     is_mark = table.name_matches(names.matching(table.names, names.STEP))
     operators = (table.kind == Kind.CPU_OP) & training & ~is_collective & ~loading & ~is_mark
-    classes = [
+    # The last one wins.
+    claims = [
         (_cut(table, on_host & training, low, high), Part.HOST_LAUNCH),
         (union(*clip(marks.start_ns, marks.end_ns, low, high)), Part.HOST_LAUNCH),
         (_cut(table, on_host & is_collective, low, high), Part.COMMUNICATION_UNSPLIT),
@@ -32,9 +33,10 @@ def cpu_parts(table: EventTable, marks: HostSteps, states: HostStates, bounds: t
         (_cut(table, loading, low, high), Part.DATA_LOADING),
         (union(*clip(*states.checkpoint, low, high)), Part.CHECKPOINT),
     ]
-    points = distinct(np.concatenate([np.asarray([low, high], dtype=np.int64), *(t for c, _ in classes for t in c)]))
+    window = np.asarray([low, high], dtype=np.int64)
+    points = distinct(np.concatenate([window, *(times for intervals, _ in claims for times in intervals)]))
     part = np.full(max(len(points) - 1, 0), Part.UNATTRIBUTED, dtype=np.uint8)
-    for intervals, claimed in classes:
+    for intervals, claimed in claims:
         part[covers(*intervals, points[:-1])] = claimed
     return merged_segments(points, part)
 

@@ -1,4 +1,4 @@
-"""What the rules ask of a rank beyond its parts: counts, bytes and host times over the whole steps."""
+"""Facts of a rank that rules need beyond its parts: counts, bytes and host times over the whole steps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def rank_facts(
         )
     )
     blocked = union(*clip(*blocked, host_start, host_end))
-    low = steps[0].start_ns if steps else (int(segments.start_ns[0]) if len(segments.part) else 0)
+    low = _first_counted_ns(steps, segments)
     counted = work.start_ns >= low
     kernels = counted & (table.kind[work.event] == Kind.KERNEL) & ~is_comm
     num_short, saving_ns = _short_kernels(work.start_ns[kernels], work.end_ns[kernels])
@@ -95,6 +95,13 @@ def rank_facts(
     )
 
 
+def _first_counted_ns(steps: Sequence[StepSpan], segments: Segments) -> int:
+    """Return when the first step begins; without steps, the window."""
+    if steps:
+        return steps[0].start_ns
+    return int(segments.start_ns[0]) if len(segments.part) else 0
+
+
 def _in_host_steps(table: EventTable, marks: HostSteps) -> Flags:
     if not marks.number:
         return np.ones(table.num_events, dtype=np.bool_)
@@ -115,7 +122,7 @@ def _joined(*intervals: tuple[Times, Times]) -> tuple[Times, Times]:
 
 
 def _pageable(table: EventTable, work: GpuWork) -> tuple[Flags, Flags]:
-    """Copies from or to pageable host memory (as GPU work), and the calls that made them (as events)."""
+    """Return the copies from or to pageable host memory (as GPU work), and the calls that made them (as events)."""
     matching = np.fromiter(("Pageable" in name for name in table.names), np.bool_, len(table.names))
     copies = (table.kind[work.event] == Kind.MEMCPY) & matching[table.name[work.event]]
     calls = np.zeros(table.num_events, dtype=np.bool_)
@@ -124,9 +131,8 @@ def _pageable(table: EventTable, work: GpuWork) -> tuple[Flags, Flags]:
 
 
 def _short_kernels(start: Times, end: Times) -> tuple[int, int]:
-    """Number and saving of short kernels in dense runs: at least `MIN_RUN` in a row, close together."""
-    n = len(start)
-    if n == 0:
+    """Return the number of short kernels, and the ns saved without those in dense runs: `MIN_RUN` in a row or more."""
+    if len(start) == 0:
         return 0, 0
     short = (end - start) < SHORT_KERNEL_NS
     gap = np.append(np.maximum(start[1:] - end[:-1], 0), DENSE_GAP_NS + 1)
@@ -140,7 +146,7 @@ def _short_kernels(start: Times, end: Times) -> tuple[int, int]:
 
 
 def _matmuls(table: EventTable, work: GpuWork, kernels: Flags) -> tuple[Flags, Flags]:
-    """Matrix products among the kernels, and those of them without tensor-core instructions."""
+    """Return the matrix multiplications among the kernels, and those of them without tensor-core instructions."""
     is_matmul = names.matching(table.names, names.MATMUL)
     has_tensor_cores = names.matching(table.names, names.TENSOR_CORE)
     name = table.name[work.event]
@@ -169,8 +175,8 @@ def _by_name(table: EventTable, rows: NDArray[np.int64]) -> dict[str, CallCount]
 
 
 def _by_operator(table: EventTable, rows: NDArray[np.int64]) -> dict[str, CallCount]:
-    """Calls by the outermost operator open around them on their thread, else by their own name."""
-    result: dict[str, list[int]] = {}
+    """Count calls by the outermost operator open around them on their thread, else by their own name."""
+    calls: dict[str, list[int]] = {}
     for thread in np.unique(table.thread[rows]):
         operators = np.flatnonzero((table.kind == Kind.CPU_OP) & (table.thread == thread))
         reach = np.maximum.accumulate(table.end_ns[operators]) if len(operators) else operators
@@ -180,8 +186,8 @@ def _by_operator(table: EventTable, rows: NDArray[np.int64]) -> dict[str, CallCo
             at = int(np.searchsorted(reach, time, side="right"))
             is_open = at < len(operators) and table.start_ns[operators[at]] <= time
             name = table.names[table.name[operators[at] if is_open else row]]
-            result.setdefault(name, []).append(int(row))
-    return {name: _count(table, np.array(found, dtype=np.int64)) for name, found in result.items()}
+            calls.setdefault(name, []).append(int(row))
+    return {name: _count(table, np.array(of_name, dtype=np.int64)) for name, of_name in calls.items()}
 
 
 def _most_common_name(table: EventTable, rows: NDArray[np.int64]) -> str | None:
@@ -200,7 +206,7 @@ def _copy_bytes(table: EventTable, work: GpuWork, counted: Flags) -> dict[str, i
 
 
 def _checkpoint_copies(table: EventTable, work: GpuWork, states: HostStates, segments: Segments, low: int) -> int:
-    """Exposed nanoseconds of copies to the host inside checkpoint intervals, in whole steps."""
+    """Return the exposed nanoseconds of copies to the host inside checkpoint intervals, in whole steps."""
     to_host = (table.kind[work.event] == Kind.MEMCPY) & table.name_matches(_directed(table, "DtoH"))[work.event]
     start, end = union(work.start_ns[to_host], work.end_ns[to_host])
     in_checkpoint = covers(*states.checkpoint, start)
@@ -219,21 +225,21 @@ def _launch_rows(table: EventTable, work: GpuWork, in_step: Flags) -> NDArray[np
 
 
 def _num_inside(table: EventTable, rows: NDArray[np.int64], spans: Flags) -> int:
-    """How many of the events begin inside the spans."""
+    """Count the events that begin inside the spans."""
     start, end = union(table.start_ns[spans], table.end_ns[spans])
     times = table.start_ns[rows]
     return int((covered_before(start, end, times + 1) - covered_before(start, end, times)).sum())
 
 
 def _launched_inside_s(table: EventTable, work: GpuWork, kernels: Flags, spans: Flags) -> float:
-    """GPU time of the kernels that were launched inside the spans."""
+    """Return the GPU time of the kernels that were launched inside the spans."""
     start, end = union(table.start_ns[spans], table.end_ns[spans])
     inside = covered_before(start, end, work.launched_ns + 1) > covered_before(start, end, work.launched_ns)
     return _seconds(work, kernels & work.is_linked & inside)
 
 
 def _pass_starts(table: EventTable, on_host: Flags) -> Times:
-    """When each forward pass of DistributedDataParallel began; without it, each backward pass at its loss."""
+    """Return when each forward pass of DistributedDataParallel began; without it, each backward pass at its loss."""
     forward = on_host & table.name_matches(names.matching(table.names, names.FORWARD))
     if forward.any():
         return np.asarray(table.start_ns[forward])
@@ -249,25 +255,25 @@ _EMBEDDING = re.compile(r"^aten::(?:embedding|convolution|conv\dd|linear|addmm)$
 
 
 def _input_elements(table: EventTable, marks: HostSteps) -> tuple[int | None, ...]:
-    """For each step the elements of the first input that a layer got: the index of an embedding, or the batch."""
+    """Return for each step the elements of the first layer's input: the index of an embedding, or the batch."""
     if not marks.number or not table.shapes:
         return ()
     first = np.flatnonzero(
         names.matching(table.names, _EMBEDDING)[table.name] & (table.shape != NULL) & (table.thread == marks.thread)
     )
-    result: list[int | None] = []
+    inputs: list[int | None] = []
     for start, end in zip(marks.start_ns, marks.end_ns, strict=True):
         rows = first[(table.start_ns[first] >= start) & (table.start_ns[first] < end)]
-        total: int | None = None
-        if len(rows):
-            layer = table.name[rows[0]]
-            weights = table.shapes[table.shape[rows[0]]]
-            # Every accumulation pass feeds the same first layer: count all of them.
-            shapes = [table.shapes[table.shape[row]] for row in rows if table.name[row] == layer]
-            same = [shape for shape in shapes if _weight(shape) == _weight(weights)]
-            total = sum(_elements(shape, table.names[layer]) for shape in same)
-        result.append(total)
-    return tuple(result)
+        if len(rows) == 0:
+            inputs.append(None)
+            continue
+        layer = table.name[rows[0]]
+        weight = _weight(table.shapes[table.shape[rows[0]]])
+        # Every accumulation pass feeds the same first layer: count all of them.
+        shapes = [table.shapes[table.shape[row]] for row in rows if table.name[row] == layer]
+        of_layer = [shape for shape in shapes if _weight(shape) == weight]
+        inputs.append(sum(_elements(shape, table.names[layer]) for shape in of_layer))
+    return tuple(inputs)
 
 
 def _weight(shape: str) -> object:
@@ -279,7 +285,7 @@ def _weight(shape: str) -> object:
 
 
 def _elements(shape: str, layer: str) -> int:
-    """Elements of the layer's data input: the second argument of an embedding, the first of the others."""
+    """Count the elements of the layer's data: the second argument of an embedding, the first of other layers."""
     try:
         sizes = json.loads(shape)
         data = sizes[1] if layer == "aten::embedding" else sizes[0]

@@ -1,4 +1,4 @@
-"""What the launching threads of a rank were doing, as merged intervals to look a moment up in."""
+"""What the launching threads of a rank were doing, as merged intervals in which a moment can be looked up."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def host_states(table: EventTable, work: GpuWork, marks: HostSteps) -> HostState
 
 
 def _launching_threads(table: EventTable, work: GpuWork, marks: HostSteps) -> Flags:
-    """The threads that launch GPU work, and those that mark steps; shape (threads,)."""
+    """Return the threads that launch GPU work, and those that mark steps; shape (threads,)."""
     threads = np.zeros(len(table.threads), dtype=np.bool_)
     threads[table.thread[work.launch[work.is_linked]]] = True
     if marks.thread is not None:
@@ -72,7 +72,7 @@ def _launching_threads(table: EventTable, work: GpuWork, marks: HostSteps) -> Fl
 
 
 def training_threads(table: EventTable, marks: HostSteps) -> Flags:
-    """On the CPU: the thread that marks the steps and those that run backward; without steps, all with operators."""
+    """Return the training threads on the CPU: those that mark steps or run backward; else all with operators."""
     threads = np.zeros(len(table.threads), dtype=np.bool_)
     operators = table.kind == Kind.CPU_OP
     if marks.thread is None:
@@ -85,14 +85,14 @@ def training_threads(table: EventTable, marks: HostSteps) -> Flags:
 
 
 def data_loading_events(table: EventTable) -> Flags:
-    """True for each host event in which a data loader is asked for its next batch."""
+    """Return True for each host event in which a data loader is asked for its next batch."""
     annotated = table.name_matches(names.matching(table.names, names.DATA_LOADING))
     python = table.name_matches(names.matching(table.names, names.PYTHON_DATA_LOADING)) & (table.kind == Kind.PYTHON)
     return np.asarray((annotated & table.is_kind(Kind.CPU_OP, Kind.USER_ANNOTATION)) | python)
 
 
 def synchronising_calls(table: EventTable, work: GpuWork) -> Flags:
-    """True for each runtime call that returns only when the GPU has caught up."""
+    """Return True for each runtime call that returns only when the GPU has caught up."""
     calls = np.asarray(
         table.name_matches(names.matching(table.names, names.SYNCHRONISING)) & (table.kind == Kind.RUNTIME)
     )

@@ -10,7 +10,7 @@ Flags = NDArray[np.bool_]
 
 
 def union(start: Times, end: Times) -> tuple[Times, Times]:
-    """The intervals merged where they overlap or touch, by start. Empty intervals vanish."""
+    """Merge intervals that overlap or touch, by start. Empty intervals vanish."""
     keep = end > start
     start, end = start[keep], end[keep]
     if len(start) == 0:
@@ -27,7 +27,7 @@ def union(start: Times, end: Times) -> tuple[Times, Times]:
 
 
 def distinct(times: Times) -> Times:
-    """The times sorted, each once. (`np.unique` hashes first, and is several times slower.)"""
+    """Sort the times, each once. (`np.unique` hashes first, and is several times slower.)"""
     times = np.sort(times)
     keep = np.ones(len(times), dtype=np.bool_)
     np.not_equal(times[1:], times[:-1], out=keep[1:])
@@ -35,12 +35,12 @@ def distinct(times: Times) -> Times:
 
 
 def clip(start: Times, end: Times, low: int, high: int) -> tuple[Times, Times]:
-    """The intervals cut to [low, high); those outside become empty."""
+    """Cut the intervals to [low, high); those outside become empty."""
     return np.clip(start, low, high), np.clip(end, low, high)
 
 
 def covers(start: Times, end: Times, times: Times) -> Flags:
-    """True for each time that lies in one of the merged intervals (from `union`)."""
+    """Return True for each time that is in one of the merged intervals (from `union`)."""
     if len(start) == 0:
         return np.zeros(len(times), dtype=np.bool_)
     index = np.searchsorted(start, times, side="right") - 1
@@ -48,7 +48,7 @@ def covers(start: Times, end: Times, times: Times) -> Flags:
 
 
 def gaps(start: Times, end: Times, low: int, high: int) -> tuple[Times, Times]:
-    """What the merged intervals leave free of [low, high)."""
+    """Return the intervals of [low, high) that the merged intervals leave free."""
     gap_start = np.concatenate(([low], end)).astype(np.int64)
     gap_end = np.concatenate((start, [high])).astype(np.int64)
     keep = gap_end > gap_start
@@ -56,14 +56,14 @@ def gaps(start: Times, end: Times, low: int, high: int) -> tuple[Times, Times]:
 
 
 def overlap_ns(start: Times, end: Times, other_start: Times, other_end: Times) -> int:
-    """How long both sets of merged intervals are open together."""
+    """Return how long both sets of merged intervals are open together."""
     if len(start) == 0 or len(other_start) == 0:
         return 0
     return int((covered_before(other_start, other_end, end) - covered_before(other_start, other_end, start)).sum())
 
 
 def covered_before(start: Times, end: Times, times: Times) -> Times:
-    """How much of the merged intervals lies before each time."""
+    """Return how much of the merged intervals is before each time."""
     if len(start) == 0:
         return np.zeros(len(times), dtype=np.int64)
     lengths = np.concatenate(([0], np.cumsum(end - start)))

@@ -10,11 +10,12 @@ import numpy as np
 
 from flatout.attribute.blame import BlameBook
 from flatout.attribute.clock import clock_offsets, without_impossible
+from flatout.attribute.intervals import Times
 from flatout.attribute.match import match_kernels, world_size_of
 from flatout.attribute.split import arrivals, cap_bubbles, exposed_ns, pipelines, split_segments
 from flatout.records.diagnosis import Part
 from flatout.records.events import Quality
-from flatout.records.job import Arrivals, BlameSlice, JobAttribution
+from flatout.records.job import Arrivals, BlameSlice, JobAttribution, Pipeline
 from flatout.records.timeline import BEFORE_RECORDING, RankTimeline, Segments, StepSpan
 from flatout.units import percent
 
@@ -24,20 +25,46 @@ MIN_UNSPLIT_SHARE = 0.01  # of the steps: less changes no finding
 def attribute_job(timelines: Sequence[RankTimeline]) -> JobAttribution:
     """Align, match, split and charge. Works for any number of ranks; what missing ranks hide stays unsplit."""
     timelines = sorted(timelines, key=lambda t: t.rank)
-    matches, quality = match_kernels(timelines)
-    offsets, clock_quality = clock_offsets(timelines, matches)
+    matches, match_notes = match_kernels(timelines)
+    offsets, clock_notes = clock_offsets(timelines, matches)
     timelines = [_shifted(t, offsets[t.rank]) if offsets.get(t.rank) else t for t in timelines]
-    matches, impossible = without_impossible(timelines, matches)
+    matches, impossible_notes = without_impossible(timelines, matches)
     arrival = arrivals(timelines, matches)
     shapes = pipelines(timelines, matches)
-    stage_of = {rank: shape for shape in shapes for rank in shape.stages}
+    segments = _split(timelines, arrival, shapes)
+    book = BlameBook(timelines, segments, matches, arrival, shapes)
+    world_size = world_size_of(timelines)
+    job_notes = _job_quality(timelines, segments, arrival, world_size)
+    return JobAttribution(
+        timelines=tuple(timelines),
+        segments=segments,
+        matches=tuple(matches),
+        arrivals=arrival,
+        pipelines=tuple(shapes),
+        slices=_slices(book, timelines),
+        clock_offset_ns=offsets,
+        exposed_transfer_ns={t.rank: _exposed_transfer_ns(t, segments[t.rank], arrival[t.rank]) for t in timelines},
+        exposed_unsplit_ns={t.rank: _exposed_unsplit_ns(t, segments[t.rank]) for t in timelines},
+        world_size=world_size,
+        missing_ranks=_missing_ranks(timelines, world_size),
+        quality=(*match_notes, *clock_notes, *impossible_notes, *job_notes),
+    )
+
+
+def _split(
+    timelines: Sequence[RankTimeline], arrival: Mapping[int, Arrivals], shapes: Sequence[Pipeline]
+) -> dict[int, Segments]:
+    pipeline_of = {rank: shape for shape in shapes for rank in shape.stages}
     segments = {}
     for timeline in timelines:
         split = split_segments(timeline, arrival[timeline.rank])
-        segments[timeline.rank] = cap_bubbles(timeline, split, stage_of.get(timeline.rank))
-    book = BlameBook(timelines, segments, matches, arrival, shapes)
+        segments[timeline.rank] = cap_bubbles(timeline, split, pipeline_of.get(timeline.rank))
+    return segments
+
+
+def _slices(book: BlameBook, timelines: Sequence[RankTimeline]) -> tuple[BlameSlice, ...]:
     step_at = {t.rank: _step_numbers(t.steps) for t in timelines}
-    slices = tuple(
+    return tuple(
         BlameSlice(
             waiting_rank=rank,
             blamed_rank=blamed,
@@ -49,36 +76,23 @@ def attribute_job(timelines: Sequence[RankTimeline]) -> JobAttribution:
         )
         for rank, start, (blamed, part), ns, match in book.charge()
     )
-    world_size = world_size_of(timelines)
-    present = {t.rank for t in timelines}
-    missing = tuple(sorted(set(range(world_size)) - present)) if world_size else ()
-    return JobAttribution(
-        timelines=tuple(timelines),
-        segments=segments,
-        matches=tuple(matches),
-        arrivals=arrival,
-        pipelines=tuple(shapes),
-        slices=slices,
-        clock_offset_ns=offsets,
-        exposed_transfer_ns={
-            t.rank: exposed_ns(
-                segments[t.rank],
-                t.communication.start_ns,
-                np.where(arrival[t.rank].is_known, t.communication.end_ns, t.communication.start_ns),
-                Part.TRANSFER,
-            )
-            for t in timelines
-        },
-        exposed_unsplit_ns={
-            t.rank: exposed_ns(
-                segments[t.rank], t.communication.start_ns, t.communication.end_ns, Part.COMMUNICATION_UNSPLIT
-            )
-            for t in timelines
-        },
-        world_size=world_size,
-        missing_ranks=missing,
-        quality=tuple(quality + clock_quality + impossible + _job_quality(timelines, segments, arrival, world_size)),
-    )
+
+
+def _exposed_transfer_ns(timeline: RankTimeline, segments: Segments, arrival: Arrivals) -> Times:
+    kernels = timeline.communication
+    end_ns = np.where(arrival.is_known, kernels.end_ns, kernels.start_ns)
+    return exposed_ns(segments, kernels.start_ns, end_ns, Part.TRANSFER)
+
+
+def _exposed_unsplit_ns(timeline: RankTimeline, segments: Segments) -> Times:
+    kernels = timeline.communication
+    return exposed_ns(segments, kernels.start_ns, kernels.end_ns, Part.COMMUNICATION_UNSPLIT)
+
+
+def _missing_ranks(timelines: Sequence[RankTimeline], world_size: int | None) -> tuple[int, ...]:
+    if not world_size:
+        return ()
+    return tuple(sorted(set(range(world_size)) - {t.rank for t in timelines}))
 
 
 def _job_quality(
@@ -87,7 +101,7 @@ def _job_quality(
     arrival: Mapping[int, Arrivals],
     world_size: int | None,
 ) -> list[Quality]:
-    """What is unsure of the job as a whole."""
+    """Return notes on what is unsure of the job as a whole."""
     notes = []
     if world_size is None and any(t.communication.num_kernels for t in timelines):
         notes.append(
@@ -104,24 +118,31 @@ def _job_quality(
                 effect="their mean steps are of different steps",
             )
         )
-    missing = world_size is not None and len(timelines) < world_size
-    if len(timelines) > 1 and not missing:
-        in_steps = np.sum([segments[t.rank].between_ns(t.first_step_ns, t.window_end_ns) for t in timelines], axis=0)
-        unsplit = float(in_steps[Part.COMMUNICATION_UNSPLIT] / max(in_steps.sum(), 1))
-        if unsplit >= MIN_UNSPLIT_SHARE:
-            unmatched = sum(int((~arrival[t.rank].is_known).sum()) for t in timelines)
-            total = sum(t.communication.num_kernels for t in timelines)
-            notes.append(
-                Quality(
-                    problem=f"{unmatched:,} of {total:,} communication kernels could not be matched between the ranks",
-                    effect=f"{percent(unsplit)} of the steps is communication of which wait and transfer stay unsplit",
-                )
-            )
+    if len(timelines) > 1 and (world_size is None or len(timelines) >= world_size):
+        notes += _unmatched_note(timelines, segments, arrival)
     return notes
 
 
+def _unmatched_note(
+    timelines: Sequence[RankTimeline], segments: Mapping[int, Segments], arrival: Mapping[int, Arrivals]
+) -> list[Quality]:
+    """Return a note where much communication stays unsplit though no rank is missing."""
+    in_steps = np.sum([segments[t.rank].between_ns(t.first_step_ns, t.window_end_ns) for t in timelines], axis=0)
+    unsplit = float(in_steps[Part.COMMUNICATION_UNSPLIT] / max(in_steps.sum(), 1))
+    if unsplit < MIN_UNSPLIT_SHARE:
+        return []
+    unmatched = sum(int((~arrival[t.rank].is_known).sum()) for t in timelines)
+    total = sum(t.communication.num_kernels for t in timelines)
+    return [
+        Quality(
+            problem=f"{unmatched:,} of {total:,} communication kernels could not be matched between the ranks",
+            effect=f"{percent(unsplit)} of the steps is communication of which wait and transfer stay unsplit",
+        )
+    ]
+
+
 def _step_numbers(steps: tuple[StepSpan, ...]) -> Callable[[int], int | None]:
-    """The number of the step that holds a time (ns), None in the lead-in."""
+    """Return a function from a time (ns) to the number of its step; None before the first step."""
     starts = [step.start_ns for step in steps]
 
     def number_at(time_ns: int) -> int | None:
@@ -132,10 +153,12 @@ def _step_numbers(steps: tuple[StepSpan, ...]) -> Callable[[int], int | None]:
 
 
 def _shifted(timeline: RankTimeline, offset_ns: int) -> RankTimeline:
-    """The same timeline on the common clock."""
+    """Return the timeline on the common clock."""
     kernels = timeline.communication
-    launched = kernels.launched_ns
+    launched_ns = kernels.launched_ns
     track = timeline.track
+    if track is not None:
+        track = msgspec.structs.replace(track, origin_ns=track.origin_ns + offset_ns)
     return msgspec.structs.replace(
         timeline,
         first_event_ns=timeline.first_event_ns + offset_ns,
@@ -154,7 +177,7 @@ def _shifted(timeline: RankTimeline, offset_ns: int) -> RankTimeline:
             kernels,
             start_ns=kernels.start_ns + offset_ns,
             end_ns=kernels.end_ns + offset_ns,
-            launched_ns=np.where(launched == BEFORE_RECORDING, launched, launched + offset_ns),
+            launched_ns=np.where(launched_ns == BEFORE_RECORDING, launched_ns, launched_ns + offset_ns),
         ),
-        track=track and msgspec.structs.replace(track, origin_ns=track.origin_ns + offset_ns),
+        track=track,
     )

@@ -1,4 +1,4 @@
-"""GPU work joined with the host calls that launched it."""
+"""GPU work joined with the host calls that launched it, by correlation and by stream."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def link_launches(table: EventTable) -> GpuWork:
     # Stable sort keeps the table's order, so the first of equal correlations is the earliest call.
     runtime = runtime[np.argsort(table.correlation[runtime], kind="stable")]
     wanted = table.correlation[event]
-    at = np.searchsorted(table.correlation[runtime], wanted)
-    found = at < len(runtime)
+    position = np.searchsorted(table.correlation[runtime], wanted)
+    in_range = position < len(runtime)
     launch = np.full(len(event), NULL, dtype=np.int64)
-    launch[found] = runtime[at[found]]
-    linked = found & (wanted != NULL)
+    launch[in_range] = runtime[position[in_range]]
+    linked = in_range & (wanted != NULL)
     linked[linked] = table.correlation[launch[linked]] == wanted[linked]
     launch[~linked] = NULL
 
     start, end = table.start_ns[event], table.end_ns[event]
     source = _last_linked_on_stream(table.device[event], table.stream[event], linked)
-    known = source != NULL
+    has_launch = source != NULL
     launched = np.full(len(event), BEFORE_RECORDING, dtype=np.int64)
     launch_end = launched.copy()
-    rows = launch[source[known]]
-    launched[known] = table.start_ns[rows]
-    launch_end[known] = table.start_ns[rows] + table.duration_ns[rows]
+    calls = launch[source[has_launch]]
+    launched[has_launch] = table.start_ns[calls]
+    launch_end[has_launch] = table.start_ns[calls] + table.duration_ns[calls]
     return GpuWork(
         event=event,
         start_ns=start,
@@ -65,7 +65,7 @@ def link_launches(table: EventTable) -> GpuWork:
 
 
 def _last_linked_on_stream(device: NDArray[np.int32], stream: Times, linked: Flags) -> NDArray[np.int64]:
-    """For each GPU event the last linked one at or before it on its stream, NULL where there is none."""
+    """Return for each GPU event the last linked one at or before it on its stream, NULL where there is none."""
     order = np.lexsort((np.arange(len(stream)), stream, device))
     stream_changes = np.ones(len(order), dtype=np.bool_)
     if len(order):

@@ -1,7 +1,7 @@
-"""What an event's name says: is this kernel communication, this call a synchronisation, this annotation a loader?
+"""Patterns of event names: is this kernel communication, this call a synchronisation, this annotation a loader?
 
-Each test runs once a distinct name, never once an event. Names are those of CUDA, ROCm, XPU and of the libraries
-seen in public traces; the list grew with the traces that were read.
+Each pattern is searched once per distinct name, never once per event. Names are those of CUDA, ROCm, XPU and of the
+libraries seen in public traces; the list grew with the traces that were read.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ TENSOR_CORE = re.compile(
 
 
 def matching(names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """True for each dictionary name in which the pattern is found; shape (len(names),)."""
+    """Return True for each dictionary name in which the pattern is found; shape (len(names),)."""
     search = pattern.search
     return np.fromiter((search(name) is not None for name in names), dtype=np.bool_, count=len(names))
 
 
 def communication_kernels(names: Sequence[str]) -> NDArray[np.bool_]:
-    """True for each name that is a kernel of a communication library."""
+    """Return True for each name that is a kernel of a communication library."""
     return matching(names, COMMUNICATION_KERNEL) & ~matching(names, GENERATED_KERNEL)
 
 
@@ -88,7 +88,7 @@ _OPERATIONS = (
 
 
 def operation(name: str) -> str:
-    """The collective that a kernel, annotation or recorded call names: `all_reduce`, ..., else `unknown`."""
+    """Return the collective that a kernel, annotation or recorded call names: `all_reduce`, ..., else `unknown`."""
     if "cross_device_reduce" in name or "one_shot" in name or "two_shot" in name:
         return "all_reduce"
     for word, pattern in _OPERATIONS:

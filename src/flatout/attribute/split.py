@@ -1,4 +1,6 @@
-"""Exposed communication -> transfer, wait, bubble or unsplit, once it is known when the others arrived.
+"""Exposed communication split into transfer, wait, bubble and unsplit, by when the other ranks arrived.
+
+In: timelines and matches on the common clock. Out: when each kernel stopped waiting, segments with the split parts.
 
 A kernel waits until the last rank that it needs has arrived, and transfers from then on. Who is needed: everyone, in
 a collective that combines all; the root, for the others of a broadcast or scatter (the root needs nobody); everyone,
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.attribute.intervals import Times, clip, covers, distinct, union
+from flatout.attribute.intervals import Flags, Times, clip, covers, distinct, union
 from flatout.attribute.segments import merged_segments
 from flatout.records.diagnosis import Part
 from flatout.records.job import Arrivals, Match, Pipeline
@@ -24,7 +26,7 @@ TO_ROOT = {"reduce", "gather"}
 
 
 def arrivals(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -> dict[int, Arrivals]:
-    """When each kernel of each rank stopped waiting. Times must be aligned already."""
+    """Return when each kernel of each rank stopped waiting. Times must be aligned already."""
     kernels = {t.rank: t.communication for t in timelines}
     result = {
         rank: Arrivals(
@@ -57,16 +59,8 @@ def _arrive(
         arrival = result[rank]
         seen[rank][kernel] = True
         arrival.is_pipeline[kernel] |= match.is_pipeline
-        needed = last
-        known = match.is_complete
-        if match.operation in FROM_ROOT | TO_ROOT and match.root is None:
-            known = False
-        elif match.operation in FROM_ROOT:
-            root = _member(match, match.root)
-            needed, known = (rank, True) if rank == root else (root, root in starts)
-        elif match.operation in TO_ROOT and rank != _member(match, match.root):
-            needed, known = rank, True
-        if not known:
+        needed = _needed_rank(match, rank, last)
+        if needed is None or needed not in starts:
             arrival.is_known[kernel] = False
             continue
         arrived = min(starts[needed], int(kernels[rank].end_ns[kernel]))
@@ -76,43 +70,59 @@ def _arrive(
             arrival.late_rank[kernel] = needed if needed != rank else -1
 
 
-def _member(match: Match, root: int | None) -> int:
-    """Roots are recorded as ranks of the job or of the group; a rank of the job is believed first."""
-    if root is None:
-        return -1
-    if match.members is None or root in match.members:
+def _needed_rank(match: Match, rank: int, last: int) -> int | None:
+    """Return the rank that this one has to wait for, itself where it needs nobody; None if that is unknown.
+
+    `last`: the recorded rank that arrived last.
+    """
+    if match.root is None and match.operation in FROM_ROOT | TO_ROOT:
+        return None
+    if match.operation in FROM_ROOT:
+        return _root(match)
+    if match.operation in TO_ROOT and rank != _root(match):
+        return rank
+    return last if match.is_complete else None
+
+
+def _root(match: Match) -> int | None:
+    """Return the root as a rank of the job: it may be recorded as one of the group, but one of the job comes first."""
+    root = match.root
+    if root is None or match.members is None or root in match.members:
         return root
     return match.members[root] if 0 <= root < len(match.members) else root
 
 
 def split_segments(timeline: RankTimeline, arrival: Arrivals) -> Segments:
-    """The rank's segments with exposed communication split; pipeline waits are `BUBBLE` until `bubbles` caps them."""
+    """Split the exposed communication of a rank; all pipeline waits become `BUBBLE` here (see `cap_bubbles`)."""
     segments = timeline.segments
-    low, high = timeline.window_start_ns, timeline.window_end_ns
     kernels = timeline.communication
     start, until, end = kernels.start_ns, arrival.until_ns, kernels.end_ns
-    known = arrival.is_known
-    # Last written wins: transfer over unknown over waiting for a collective over waiting in the pipeline.
-    classes = [(union(*clip(start[p], until[p], low, high)), Part.BUBBLE) for p in [known & arrival.is_pipeline]]
-    waits = known & ~arrival.is_pipeline
-    classes.append((union(*clip(start[waits], until[waits], low, high)), Part.WAIT))
-    classes.append((union(*clip(start[~known], end[~known], low, high)), Part.COMMUNICATION_UNSPLIT))
-    classes.append((union(*clip(until[known], end[known], low, high)), Part.TRANSFER))
-    points = distinct(
-        np.concatenate([segments.start_ns, segments.end_ns, *(t for intervals, _ in classes for t in intervals)])
-    )
+
+    def merged(begin: Times, finish: Times, rows: Flags) -> tuple[Times, Times]:
+        return union(*clip(begin[rows], finish[rows], timeline.window_start_ns, timeline.window_end_ns))
+
+    is_known, is_pipeline = arrival.is_known, arrival.is_pipeline
+    # The last one wins: transfer over unknown over waiting for a collective over waiting in the pipeline.
+    claims = [
+        (merged(start, until, is_known & is_pipeline), Part.BUBBLE),
+        (merged(start, until, is_known & ~is_pipeline), Part.WAIT),
+        (merged(start, end, ~is_known), Part.COMMUNICATION_UNSPLIT),
+        (merged(until, end, is_known), Part.TRANSFER),
+    ]
+    edges = [times for intervals, _ in claims for times in intervals]
+    points = distinct(np.concatenate([segments.start_ns, segments.end_ns, *edges]))
     at = points[:-1]
     if len(at) == 0:
         return segments
     part = segments.part[np.searchsorted(segments.start_ns, at, side="right") - 1]
     exposed = part == Part.COMMUNICATION_UNSPLIT
-    for intervals, claimed in classes:
+    for intervals, claimed in claims:
         part[exposed & covers(*intervals, at)] = claimed
     return merged_segments(points, part)
 
 
 def exposed_ns(segments: Segments, start: Times, end: Times, part: Part) -> Times:
-    """Nanoseconds of `part` in each interval, by start; where intervals overlap, the first that began has them."""
+    """Return the nanoseconds of `part` in each interval, by start; overlaps belong to the interval that began first."""
     if len(start) == 0:
         return np.zeros(0, dtype=np.int64)
     end = np.maximum(end, start)
@@ -122,38 +132,39 @@ def exposed_ns(segments: Segments, start: Times, end: Times, part: Part) -> Time
 
 
 def pipelines(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -> list[Pipeline]:
-    """Chains of ranks that send to each other, with the microbatches that pass each step."""
+    """Return the chains of ranks that send to each other, with the microbatches that pass through them per step."""
     num_steps = max((len(t.steps) for t in timelines), default=0) or 1
-    sent: dict[tuple[int, int], int] = defaultdict(int)
+    num_sent: dict[tuple[int, int], int] = defaultdict(int)
     for match in matches:
         if match.is_pipeline and match.source is not None and match.members:
             source, target = match.members
-            sent[source, target] += 1
+            num_sent[source, target] += 1
     neighbours: dict[int, set[int]] = defaultdict(set)
-    for source, target in sent:
+    for source, target in num_sent:
         neighbours[source].add(target)
         neighbours[target].add(source)
-    result = []
-    left = set(neighbours)
-    while left:
-        stages = _component(min(left), neighbours)
-        left -= stages
-        passes = [count for (source, _), count in sent.items() if source in stages]
-        result.append(Pipeline(stages=tuple(sorted(stages)), num_microbatches=max(1, round(max(passes) / num_steps))))
-    return result
+    chains = []
+    remaining = set(neighbours)
+    while remaining:
+        stages = _connected(min(remaining), neighbours)
+        remaining -= stages
+        most_sent = max(count for (source, _), count in num_sent.items() if source in stages)
+        num_microbatches = max(1, round(most_sent / num_steps))
+        chains.append(Pipeline(stages=tuple(sorted(stages)), num_microbatches=num_microbatches))
+    return chains
 
 
-def _component(start: int, neighbours: dict[int, set[int]]) -> set[int]:
-    found, waiting = {start}, [start]
-    while waiting:
-        for rank in neighbours[waiting.pop()] - found:
-            found.add(rank)
-            waiting.append(rank)
-    return found
+def _connected(start: int, neighbours: dict[int, set[int]]) -> set[int]:
+    reached, to_visit = {start}, [start]
+    while to_visit:
+        for rank in neighbours[to_visit.pop()] - reached:
+            reached.add(rank)
+            to_visit.append(rank)
+    return reached
 
 
 def cap_bubbles(timeline: RankTimeline, segments: Segments, pipeline: Pipeline | None) -> Segments:
-    """Pipeline waiting beyond the idle share of an ideal schedule of that shape is wait, not bubble.
+    """Make pipeline waiting beyond the idle share of an ideal schedule of that shape wait instead of bubble.
 
     Each step keeps its first nanoseconds of pipeline waiting as bubble, up to that share of the step.
     """
@@ -167,21 +178,22 @@ def cap_bubbles(timeline: RankTimeline, segments: Segments, pipeline: Pipeline |
             part=np.where(is_bubble, Part.WAIT, segments.part).astype(np.uint8),
         )
     spans = [(s.start_ns, s.end_ns) for s in timeline.steps] or [(timeline.window_start_ns, timeline.window_end_ns)]
-    cuts = []
+    excesses = []  # from the time at which a span has had its share of bubble, to the span's end
     for start, end in spans:
-        allowed = round((end - start) * pipeline.ideal_bubble_share)
-        cuts.append((_spent_at(segments, start, end, allowed), end))
-    points = distinct(np.concatenate([segments.start_ns, segments.end_ns, [t for cut in cuts for t in cut]]))
+        allowed_ns = round((end - start) * pipeline.ideal_bubble_share)
+        excesses.append((_spent_at(segments, start, end, allowed_ns), end))
+    edges = [time for excess in excesses for time in excess]
+    points = distinct(np.concatenate([segments.start_ns, segments.end_ns, edges]))
     points = points[(points >= segments.start_ns[0]) & (points <= segments.end_ns[-1])].astype(np.int64)
-    part = segments.part[np.searchsorted(segments.start_ns, points[:-1], side="right") - 1]
-    for start, end in cuts:
-        beyond = (part == Part.BUBBLE) & (points[:-1] >= start) & (points[:-1] < end)
-        part[beyond] = Part.WAIT
+    at = points[:-1]
+    part = segments.part[np.searchsorted(segments.start_ns, at, side="right") - 1]
+    for start, end in excesses:
+        part[(part == Part.BUBBLE) & (at >= start) & (at < end)] = Part.WAIT
     return merged_segments(points, part)
 
 
 def _spent_at(segments: Segments, start: int, end: int, allowed: int) -> int:
-    """The time at which the bubbles of [start, end) have summed up to `allowed`, or `end`."""
+    """Return the time at which the bubbles of [start, end) have summed up to `allowed`, or `end`."""
     inside = np.minimum(segments.end_ns, end) - np.maximum(segments.start_ns, start)
     lengths = np.where(segments.part == Part.BUBBLE, inside.clip(min=0), 0)
     total = np.cumsum(lengths)

@@ -1,4 +1,7 @@
-"""The window of a rank and its steps, as the GPU lives them."""
+"""The window of a rank and its steps: when the GPU begins and ends each.
+
+In: a rank's events and GPU work. Out: the profiler's step marks on the host, the window, and the GPU's steps.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def host_steps(table: EventTable) -> HostSteps:
-    """`ProfilerStep#N` marks of the thread that has most of them; the first of equal numbers counts."""
+    """Return the `ProfilerStep#N` marks of the thread that has most of them; the first of equal numbers counts."""
     numbers = np.full(len(table.names), -1, dtype=np.int64)
     for row, name in enumerate(table.names):
         if name.startswith("ProfilerStep"):
@@ -48,12 +51,15 @@ def host_steps(table: EventTable) -> HostSteps:
 
 
 def window_of(table: EventTable, marks: HostSteps, work: GpuWork) -> tuple[int, int]:
-    """First host step to the later of the last host step and the last GPU work; without steps, all events."""
-    last_work = int(work.end_ns.max()) if len(work) else None
+    """Return the time from the first host step to the end of the last one and of its GPU work.
+
+    Without steps, from the first event to the last.
+    """
     if marks.number:
-        start = int(marks.start_ns[0])
         end = int(marks.end_ns.max())
-        return start, max(end, last_work or end)
+        if len(work):
+            end = max(end, int(work.end_ns.max()))
+        return int(marks.start_ns[0]), end
     counted = table.is_kind(Kind.CPU_OP, Kind.USER_ANNOTATION, Kind.RUNTIME, Kind.PYTHON, *GPU_WORK)
     if not counted.any():
         return 0, 0
@@ -61,7 +67,7 @@ def window_of(table: EventTable, marks: HostSteps, work: GpuWork) -> tuple[int, 
 
 
 def step_spans(marks: HostSteps, work: GpuWork, window_end_ns: int) -> tuple[StepSpan, ...]:
-    """Step k begins at the later of its host mark and the end of the last GPU work launched before that mark."""
+    """Return the steps: each begins at its host mark, or when the last GPU work launched before the mark has ended."""
     if not marks.number:
         return ()
     begins = marks.start_ns

@@ -1,8 +1,8 @@
 """Events of one rank -> its `RankTrack`: launches, what the host waited for, and the order that streams keep.
 
-What a synchronising call waited for is the last work that ended inside it. Streams wait for each other where it shows,
-a work that begins right when one of another stream has ended, and where it must be so: a collective follows what was
-launched before it, and the optimizer follows all collectives.
+A synchronising call waited for the last work that ended inside it. A stream is taken to wait for another one where
+a work begins right when one of the other stream has ended, and where it has to: a collective follows the work launched
+before it, and the optimizer follows all collectives.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from flatout.records.events import NULL, EventTable, Kind
 from flatout.records.timeline import CommunicationKernels, Segments
 from flatout.records.track import GpuWorkKind, Node, RankTrack, Spent
 
-NEAR_NS = 10_000  # a work that begins so soon after another ended may have waited for it
-RETURN_NS = 5_000  # clocks of host and GPU agree about so well
-MOST_OF = 0.9  # of a copy: a call that lasts so long beside it held the host for it
+NEAR_NS = 10_000  # a work that begins within this time after another ended may have waited for it
+RETURN_NS = 5_000  # the clocks of host and GPU agree to within about this
+MOST_OF = 0.9  # a call that lasts during this share of a copy blocked the host for it
 Intervals = tuple[Times, Times]
 Rows = NDArray[np.int64]
 _SPENT_PARTS = {Part.COMPUTE: Spent.COMPUTE, Part.DATA_LOADING: Spent.DATA_LOADING, Part.CHECKPOINT: Spent.CHECKPOINT}
@@ -42,9 +42,9 @@ def rank_track(table: EventTable, work: GpuWork, is_comm: Flags, states: HostSta
     kinds = [np.full(len(times[0]), Node.LAUNCH)]
     rows = [np.full(len(times[0]), -1)]
     tails = [np.zeros(len(times[0]), dtype=np.int64)]
-    for held, (at, waits_for, tail) in waiting.items():
+    for blocked_node, (at, waits_for, tail) in waiting.items():
         times.append(at)
-        kinds.append(np.full(len(at), held))
+        kinds.append(np.full(len(at), blocked_node))
         rows.append(waits_for)
         tails.append(tail)
     bounds = np.append(marks.start_ns, high)
@@ -107,8 +107,8 @@ def cpu_track(segments: Segments, communication: CommunicationKernels, marks: Ho
     time = np.concatenate((start, wait_start, bounds))
     node = np.repeat(np.array([Node.LAUNCH, Node.SYNC, Node.MARK]), (len(start), len(wait_start), len(bounds)))
     sort = np.lexsort((np.where(node == Node.MARK, np.where(time == high, 9, -1), node), time))
-    place = np.empty(len(sort), dtype=np.int64)
-    place[sort] = np.arange(len(sort))
+    position = np.empty(len(sort), dtype=np.int64)
+    position[sort] = np.arange(len(sort))
     phases = {
         spent: union(segments.start_ns[segments.part == part], segments.end_ns[segments.part == part])
         for part, spent in _SPENT_PARTS.items()
@@ -125,8 +125,8 @@ def cpu_track(segments: Segments, communication: CommunicationKernels, marks: Ho
         work=np.full(len(inside), GpuWorkKind.COMMUNICATION, dtype=np.uint8),
         start_ns=start - low,
         end_ns=end - low,
-        launched_by=place[: len(start)],
-        stream=np.arange(len(inside), dtype=np.int64),  # collectives of gloo may run beside each other
+        launched_by=position[: len(start)],
+        stream=np.arange(len(inside), dtype=np.int64),  # collectives of gloo may run at the same time
         after=np.full(len(inside), -1, dtype=np.int64),
         communication=inside,
         phase=np.full(len(inside), Spent.HOST, dtype=np.uint8),
@@ -135,7 +135,7 @@ def cpu_track(segments: Segments, communication: CommunicationKernels, marks: Ho
 
 
 class _Calls:
-    """Host calls that were held by the GPU, and by which work."""
+    """Host calls that the GPU blocked, and the work that each waited for."""
 
     def __init__(self, table: EventTable, work: GpuWork, states: HostStates, order: Rows, low: int, high: int) -> None:
         self._table, self._work, self._states = table, work, states
@@ -144,7 +144,7 @@ class _Calls:
         self._order, self._low, self._high = order, low, high
 
     def waiting(self) -> tuple[dict[Node, tuple[Times, Rows, Times]], Intervals]:
-        """By node: when the call began, the work it waited for, and how long it took after that. And all intervals."""
+        """Return by node when calls began, the work they waited for and how long they took after it; all intervals."""
         table, states = self._table, self._states
         mine = states.launching_threads[table.thread] & (table.kind == Kind.RUNTIME)
         syncs = np.flatnonzero(mine & synchronising_calls(table, self._work))
@@ -153,13 +153,13 @@ class _Calls:
         syncs = np.setdiff1d(syncs, copies)
         result: dict[Node, tuple[Times, Rows, Times]] = {}
         starts, ends = [], []
-        found = {
+        calls = {
             Node.SYNC: (table.start_ns[syncs], table.end_ns[syncs], None),
             Node.FREE: (table.start_ns[frees], table.end_ns[frees], None),
             Node.COPY_SYNC: (table.start_ns[copies], table.end_ns[copies], copy_rows),
             Node.FULL: (*states.command_buffer_full, None),
         }
-        for node, (start, end, rows) in found.items():
+        for node, (start, end, rows) in calls.items():
             waits_for = self._last_ended(start, end) if rows is None else rows
             keep = (waits_for >= 0) & (start >= self._low) & (end <= self._high)
             start, end, waits_for = start[keep], end[keep], waits_for[keep]
@@ -169,7 +169,7 @@ class _Calls:
         return result, (np.concatenate(starts), np.concatenate(ends))
 
     def _last_ended(self, start: Times, end: Times) -> Rows:
-        """The last work that ended inside each interval and was launched before it; -1 where none."""
+        """Return the last work that ended inside each interval and was launched before it; -1 where there is none."""
         ends = self._end[self._by_end]
         at = np.searchsorted(ends, end + RETURN_NS, side="right") - 1
         row = self._by_end[np.maximum(at, 0)]
@@ -177,7 +177,7 @@ class _Calls:
         return np.where(good, row, -1)
 
     def _blocking_copies(self) -> tuple[Rows, Rows]:
-        """Copy calls from pageable memory, or into it, that returned when their copy was done; rows of both."""
+        """Return the calls that copied from or into pageable memory until that was done, and the rows of the copies."""
         table, work = self._table, self._work
         is_pageable = np.fromiter(("Pageable" in name for name in table.names), np.bool_, len(table.names))
         event, launch = work.event[self._order], work.launch[self._order]
@@ -186,13 +186,13 @@ class _Calls:
         start, end = self._start[rows], self._end[rows]
         done = (end <= table.end_ns[calls] + RETURN_NS) & (end > table.start_ns[calls])
         # The copy of a large batch lasts so long that clocks may differ by more.
-        beside = np.minimum(end, table.end_ns[calls]) - np.maximum(start, table.start_ns[calls])
-        done |= beside >= np.maximum(MOST_OF * (end - start), 10 * RETURN_NS)
+        together = np.minimum(end, table.end_ns[calls]) - np.maximum(start, table.start_ns[calls])
+        done |= together >= np.maximum(MOST_OF * (end - start), 10 * RETURN_NS)
         return calls[done], rows[done]
 
 
 def _work_kinds(table: EventTable, work: GpuWork, is_comm: Flags) -> NDArray[np.uint8]:
-    """`Work` of each piece; names are looked at once each."""
+    """Return the `GpuWorkKind` of each piece of GPU work; each distinct name is searched once."""
     by_name = np.full(len(table.names), GpuWorkKind.OTHER, dtype=np.uint8)
     is_matmul = names.matching(table.names, names.MATMUL)
     by_name[is_matmul] = GpuWorkKind.PLAIN_MATMUL
@@ -214,7 +214,7 @@ def _work_kinds(table: EventTable, work: GpuWork, is_comm: Flags) -> NDArray[np.
 
 
 def _phases(table: EventTable, states: HostStates) -> dict[Spent, Intervals]:
-    """Disjoint intervals of the host, those that count first first."""
+    """Return the intervals of what the host does; where they overlap, the first one counts."""
     annotated = table.is_kind(Kind.USER_ANNOTATION, Kind.CPU_OP) & states.launching_threads[table.thread]
     optimizer = annotated & table.name_matches(names.matching(table.names, names.OPTIMIZER))
     zero_grad = annotated & table.name_matches(names.matching(table.names, names.ZERO_GRAD))
@@ -230,7 +230,7 @@ def _phases(table: EventTable, states: HostStates) -> dict[Spent, Intervals]:
 
 
 def _spent(time: Times, phases: dict[Spent, Intervals], blocked: Intervals) -> NDArray[np.int64]:
-    """Host time since the node before by what it was spent on, what is blocked left out; shape (nodes, Spent)."""
+    """Return the unblocked host time since the previous node by what it was spent on; shape (nodes, Spent)."""
     blocked = union(*blocked)
     taken = blocked
     spent = np.zeros((len(time), len(Spent)), dtype=np.int64)
@@ -244,7 +244,7 @@ def _spent(time: Times, phases: dict[Spent, Intervals], blocked: Intervals) -> N
 
 
 def _after(start: Times, end: Times, stream: Times, is_comm: Flags, is_optimizer: Flags, launched_by: Rows) -> Rows:
-    """The work of another stream that each had to wait for, -1 where none; rows are in the order of launch."""
+    """Return the work of another stream that each had to wait for, -1 where none; rows are in the order of launch."""
     num = len(start)
     result = np.full(num, -1, dtype=np.int64)
     if num == 0:
@@ -253,15 +253,15 @@ def _after(start: Times, end: Times, stream: Times, is_comm: Flags, is_optimizer
     by_end = np.argsort(end, kind="stable")
     at = np.searchsorted(end[by_end], start + 1_000, side="right")
     for back in range(1, 4):  # of the last few that ended, the first that is of another stream and launched before
-        place = at - back
-        near = by_end[np.maximum(place, 0)]
-        good = (result < 0) & (place >= 0) & (stream[near] != stream) & (near < rows)
+        position = at - back
+        near = by_end[np.maximum(position, 0)]
+        good = (result < 0) & (position >= 0) & (stream[near] != stream) & (near < rows)
         good &= start - end[near] <= NEAR_NS
         result[good] = near[good]
     last_other = np.maximum.accumulate(np.where(is_comm, -1, rows))
-    must = is_comm & (last_other >= 0)
-    must &= end[last_other] <= start + 1_000
-    result[must & (result < 0)] = last_other[must & (result < 0)]
+    follows = is_comm & (last_other >= 0) & (result < 0)
+    follows &= end[last_other] <= start + 1_000
+    result[follows] = last_other[follows]
     last_comm = np.maximum.accumulate(np.where(is_comm, rows, -1))
     first = is_optimizer & ~np.append(False, is_optimizer[:-1]) & (result < 0) & (last_comm >= 0) & (launched_by >= 0)
     first &= end[last_comm] <= start + 1_000
