@@ -51,16 +51,16 @@ def main() -> int:
 def look_us(folder: Path, beat: Path) -> float:
     """CPU microseconds of one look: read, account for, look for a hang; the median of 200."""
     from flatout.keep.account import Account
-    from flatout.keep.beats import Beats, ranks_of
     from flatout.keep.busy import work_of
     from flatout.keep.hang import HangWatch
-    from flatout.keep.patience import Patience
+    from flatout.keep.hang_timeout import HangTimeout
+    from flatout.keep.heartbeats import HeartbeatReader, ranks_of
 
     for number in range(1, 8):
         (folder / f"{beat.name}{number}").write_bytes(beat.read_bytes())
-    beats, account = Beats(folder), Account(0, 8)
+    beats, account = HeartbeatReader(folder), Account(0, 8)
     account.attempt_begins(0, is_first=True, farthest=0)
-    watch = HangWatch(Patience(), lambda pulses: {}, work_of)
+    watch = HangWatch(HangTimeout(), lambda pulses: {}, work_of)
     costs = []
     for number in range(200):
         began = time.process_time()

@@ -22,7 +22,7 @@ from tests.checkpoint.training import Data, build, make_optimizer, train_step
 
 from flatout.checkpoint import Checkpointer, CheckpointError
 from flatout.checkpoint import store as store_module
-from flatout.checkpoint.pace import Pace
+from flatout.checkpoint.timer import CheckpointTimer
 
 
 class Run:
@@ -191,7 +191,7 @@ def test_it_saves_each_so_many_steps(tmp_path: Path) -> None:
 
 def test_it_saves_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    pace = Pace(lambda: now)
+    pace = CheckpointTimer(lambda: now)
     saved, asked = [], 0
     for step in range(1, 3001):
         now += 5.0 if step < 3 else 0.1 if step < 2000 else 0.2  # it becomes slower

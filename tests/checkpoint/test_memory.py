@@ -14,8 +14,8 @@ import pytest
 import torch
 from tests.checkpoint.test_checkpointer import running, steps
 
-from flatout.checkpoint import memory as memory_module
-from flatout.checkpoint.memory import Memory
+from flatout.checkpoint import host_buffer as memory_module
+from flatout.checkpoint.host_buffer import HostBuffer
 
 NUM_BYTES = 40_000_001  # torch's allocator of pinned memory would take 67 million
 
@@ -47,7 +47,7 @@ class Cudart:
 
 
 def test_it_takes_what_is_needed_and_gives_it_back() -> None:
-    memory = Memory(NUM_BYTES, is_pinned=False)
+    memory = HostBuffer(NUM_BYTES, is_pinned=False)
     memory.tensor.fill_(7)
     assert memory.tensor.numel() == NUM_BYTES and int(memory.tensor.sum()) == 7 * NUM_BYTES
     address = memory.tensor.data_ptr()
@@ -55,14 +55,14 @@ def test_it_takes_what_is_needed_and_gives_it_back() -> None:
     del memory
     gc.collect()
     assert mapped_bytes(address) < NUM_BYTES
-    assert Memory(0, is_pinned=False).tensor.numel() == 0
+    assert HostBuffer(0, is_pinned=False).tensor.numel() == 0
 
 
 FORKED = """
 import os, sys
-from flatout.checkpoint.memory import Memory
+from flatout.checkpoint.host_buffer import HostBuffer
 from tests.checkpoint.test_memory import NUM_BYTES, mapped_bytes
-memory = Memory(NUM_BYTES, is_pinned=False)
+memory = HostBuffer(NUM_BYTES, is_pinned=False)
 memory.tensor.fill_(1)
 assert mapped_bytes(memory.tensor.data_ptr()) >= NUM_BYTES
 if os.fork() == 0:
@@ -79,7 +79,7 @@ def test_a_forked_worker_does_not_get_it() -> None:
 def test_it_is_unpinned_before_it_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     cudart = Cudart()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    memory = Memory(NUM_BYTES, is_pinned=True)
+    memory = HostBuffer(NUM_BYTES, is_pinned=True)
     assert cudart.calls == [("register", NUM_BYTES, True)]
     view = memory.tensor[5:9]  # as each tensor's place in it is
     address = memory.tensor.data_ptr()
@@ -103,7 +103,7 @@ def test_memory_that_cannot_be_pinned_will_do(
 
     for function in ("empty", "ones"):  # the second reports the error of the one before, as a GPU does
         monkeypatch.setattr(memory_module.torch, function, fail)
-    memory = Memory(NUM_BYTES, is_pinned=True)
+    memory = HostBuffer(NUM_BYTES, is_pinned=True)
     monkeypatch.undo()
     assert int(memory.tensor.fill_(1).sum()) == NUM_BYTES
     (record,) = caplog.records
@@ -134,12 +134,12 @@ def test_memory_is_taken_for_a_second_copy_only_while_the_first_is_written(
 ) -> None:
     made = []
 
-    class Counted(Memory):
+    class Counted(HostBuffer):
         def __init__(self, num_bytes: int, *, is_pinned: bool) -> None:
             super().__init__(num_bytes, is_pinned=is_pinned)
             made.append(num_bytes)
 
-    monkeypatch.setattr("flatout.checkpoint.snapshot.Memory", Counted)
+    monkeypatch.setattr("flatout.checkpoint.snapshot.HostBuffer", Counted)
     with running(tmp_path / "ckpt") as run:
         run.train(0, 4)  # each is waited for
     assert len(made) == 1

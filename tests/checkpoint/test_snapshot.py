@@ -117,7 +117,9 @@ def test_the_training_waits_for_the_copies_and_the_copies_for_the_training(monke
 
     monkeypatch.setattr(snapshot.torch, "cuda", cuda)
     monkeypatch.setattr(snapshot.torch, "_foreach_copy_", copy)
-    monkeypatch.setattr(snapshot, "Memory", lambda num_bytes, is_pinned: pinned.append(is_pinned) or memory(num_bytes))
+    monkeypatch.setattr(
+        snapshot, "HostBuffer", lambda num_bytes, is_pinned: pinned.append(is_pinned) or memory(num_bytes)
+    )
     monkeypatch.setattr(snapshot, "_STREAMS", {})
     pinned: list[bool] = []
 

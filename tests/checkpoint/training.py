@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from flatout.checkpoint import Checkpointer, CheckpointError, memory
+from flatout.checkpoint import Checkpointer, CheckpointError, host_buffer
 
 
 class Data:
@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> int:
         os.uname = lambda: types.SimpleNamespace(nodename=f"host{rank}")
         given.local += str(rank)
     if rank == given.no_memory:
-        memory.mmap = types.SimpleNamespace(**vars(memory.mmap) | {"mmap": no_memory})  # for it alone
+        host_buffer.mmap = types.SimpleNamespace(**vars(host_buffer.mmap) | {"mmap": no_memory})  # for it alone
     if given.kind != "plain":
         meeting_place = os.environ["MEETING_PLACE"]
         world_size = int(os.environ["WORLD_SIZE"])

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.keep.beating import Clock, Rank
 
-from flatout.keep.account import CLASSES, Account, Outcome
-from flatout.keep.beats import Beats, Pulse, ranks_of
+from flatout.keep.account import CLASSES, Account, AttemptOutcome
 from flatout.keep.clocks import ClockWatch
-from flatout.keep.within import Recorded, Within
+from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
+from flatout.keep.step_breakdown import StepBreakdown, StepShares
 
 S = 1_000_000_000
 GPU = "GPU-8f3a2b1c-0000-1111-2222-333344445555"
@@ -41,7 +41,7 @@ ATTEMPTS = st.lists(
     clock_hz=st.sampled_from([0.0, 1.0e9, 1.9e9]),
 )
 def test_classes_sum_to_the_allocated_time(
-    attempts: list[tuple[list[list[tuple[str, int]]], Outcome, int | None]],
+    attempts: list[tuple[list[list[tuple[str, int]]], AttemptOutcome, int | None]],
     num_devices: int | None,
     recorded: tuple[int, float, float | None] | None,
     clock_hz: float,
@@ -51,8 +51,8 @@ def test_classes_sum_to_the_allocated_time(
     gpu = {"uuid": GPU, "sm_clock_hz": clock_hz, "max_sm_clock_hz": 2e9, "throttle": ["power_brake"]}
     shares = None
     if recorded is not None:
-        shares = Recorded(num_ranks=recorded[0], communication=recorded[1], wait=recorded[2])
-    account = Account(start, num_devices, Within(clocks=ClockWatch(lambda: [gpu]), recorded=shares))
+        shares = StepShares(num_ranks=recorded[0], communication=recorded[1], wait=recorded[2])
+    account = Account(start, num_devices, StepBreakdown(clocks=ClockWatch(lambda: [gpu]), recorded=shares))
     found: Counter[str] = Counter()
     begins = [start] * (num_devices or 0)  # of each device: with the run, or with the attempt that brought it
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -65,10 +65,10 @@ def test_classes_sum_to_the_allocated_time(
                 clock.ns = begin
                 ranks.append(Rank(state, rank, len(scripts), clock, patch))
                 ranks[-1].beat.is_on(UUID(GPU.removeprefix("GPU-")).bytes)
-            beats = Beats(state)
+            beats = HeartbeatReader(state)
             account.attempt_begins(begin, is_first=number == 0, farthest=2 * number)
 
-            def known(pulse: Pulse, base: int | None = base) -> int | None:
+            def known(pulse: HeartbeatSample, base: int | None = base) -> int | None:
                 return base
 
             for rank, script in zip(ranks, scripts, strict=True):
@@ -109,7 +109,7 @@ def test_what_a_script_spends_is_found_in_its_class(tmp_path: Path, monkeypatch:
     rank.spends("evaluation", 30 * S)
     rank.spends("checkpoint", 7 * S)
     rank.spends("compute", S)
-    beats = Beats(tmp_path / "0")
+    beats = HeartbeatReader(tmp_path / "0")
     found = account.attempt_ends(rank.ns, ranks_of(beats.read()), lambda pulse: 0, "done")
     assert found == {
         "start_up": 5 * S,
@@ -135,7 +135,7 @@ def test_steps_that_were_made_before_are_recomputed(
     for _ in range(4):
         rank.spends("compute", S)
         rank.steps()
-    beats = Beats(tmp_path / "0")
+    beats = HeartbeatReader(tmp_path / "0")
     found = account.attempt_ends(rank.ns, ranks_of(beats.read()), lambda pulse: base, "done")
     assert found == {"restart": S, **{name: count * S for name, count in expected.items()}}
 
@@ -150,7 +150,7 @@ def test_steps_of_unknown_number_are_unknown_and_not_productive(
     for _ in range(3):
         rank.spends("compute", S)
         rank.steps()
-    found = account.attempt_ends(rank.ns, ranks_of(Beats(tmp_path / "0").read()), lambda pulse: None, "done")
+    found = account.attempt_ends(rank.ns, ranks_of(HeartbeatReader(tmp_path / "0").read()), lambda pulse: None, "done")
     assert found == {"restart": S, "unknown": 2 * S}
 
 
@@ -165,7 +165,7 @@ def test_a_part_that_is_kept_in_evaluation_mode_while_it_is_trained_is_no_evalua
         rank.beat.evaluates(True)  # frozen batch norms: model.bn.eval() in each step, and no model.train() after it
         rank.spends("compute", S)
         rank.steps()
-    found = account.attempt_ends(rank.ns, ranks_of(Beats(tmp_path / "0").read()), lambda pulse: 0, "done")
+    found = account.attempt_ends(rank.ns, ranks_of(HeartbeatReader(tmp_path / "0").read()), lambda pulse: 0, "done")
     assert found == {"start_up": S, "productive": 2 * S}
 
 
@@ -179,14 +179,16 @@ def test_ranks_that_the_launcher_itself_starts_again_begin_a_restart(
     for _ in range(4):
         first.spends("compute", S)
         first.steps()
-    found = Counter(account.look(first.ns, ranks_of(Beats(tmp_path / "0").read()), lambda pulse: 0))
+    found = Counter(account.look(first.ns, ranks_of(HeartbeatReader(tmp_path / "0").read()), lambda pulse: 0))
     clock.ns = first.ns + S
     again = Rank(tmp_path / "1", 0, 1, clock, monkeypatch)
     again.path = again.path.rename(again.path.with_name(again.path.name + "7"))  # another process
     for _ in range(6):
         again.spends("compute", S)
         again.steps()
-    found.update(account.attempt_ends(again.ns, ranks_of(Beats(tmp_path / "1").read()), lambda pulse: 0, "done"))
+    found.update(
+        account.attempt_ends(again.ns, ranks_of(HeartbeatReader(tmp_path / "1").read()), lambda pulse: 0, "done")
+    )
     assert found == {"start_up": S, "productive": 3 * S + 2 * S, "restart": 2 * S, "recomputed": 3 * S}
 
 
@@ -197,12 +199,12 @@ def test_a_second_rank_that_is_seen_before_the_first_is_no_restart(
     account = Account(clock.ns)
     account.attempt_begins(clock.ns, is_first=True, farthest=0)
     second = Rank(tmp_path, 1, 2, clock, monkeypatch)
-    found = Counter(account.look(clock.ns, ranks_of(Beats(tmp_path).read()), lambda pulse: 0))
+    found = Counter(account.look(clock.ns, ranks_of(HeartbeatReader(tmp_path).read()), lambda pulse: 0))
     ranks = [Rank(tmp_path, 0, 2, clock, monkeypatch), second]
     for rank in ranks:
         rank.spends("compute", S)
         rank.steps()
-    found.update(account.attempt_ends(clock.ns, ranks_of(Beats(tmp_path).read()), lambda pulse: 0, "done"))
+    found.update(account.attempt_ends(clock.ns, ranks_of(HeartbeatReader(tmp_path).read()), lambda pulse: 0, "done"))
     assert found == {"start_up": 2 * S}
 
 
@@ -214,5 +216,5 @@ def test_devices_without_a_rank_are_held_idle(tmp_path: Path, monkeypatch: pytes
     for _ in range(2):
         rank.spends("compute", S)
         rank.steps()
-    found = account.attempt_ends(rank.ns, ranks_of(Beats(tmp_path / "0").read()), lambda pulse: 0, "done")
+    found = account.attempt_ends(rank.ns, ranks_of(HeartbeatReader(tmp_path / "0").read()), lambda pulse: 0, "done")
     assert found == {"start_up": S, "productive": S, "idle_held": 14 * S}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.keep.attempt import Watched
+from flatout.keep.attempt import AttemptRunner
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -19,7 +19,9 @@ def test_a_job_outlives_an_error_of_the_watch(tmp_path: Path) -> None:
     def fails(ranks: object) -> None:
         raise RuntimeError("a mistake of ours")
 
-    watched = Watched(hang_after_s=None, watches_hangs=True, on_look=fails, on_hang=told.append, on_problem=told.append)
+    watched = AttemptRunner(
+        hang_after_s=None, watches_hangs=True, on_look=fails, on_hang=told.append, on_problem=told.append
+    )
     program = f"import time; time.sleep(1); open({str(tmp_path / 'done')!r}, 'w')"
     folder = tmp_path / "attempt"
     folder.mkdir()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from flatout.keep.beats import start_ticks
-from flatout.keep.books import own_ledger, read_all
-from flatout.keep.earlier import Start, earlier_of, start_of
-from flatout.keep.ledger import Writer
-from flatout.keep.supervise import Progress, Restarts
+from flatout.keep.heartbeats import start_ticks
+from flatout.keep.ledger import LedgerFile
+from flatout.keep.ledger_merge import own_ledger, read_all
+from flatout.keep.previous_runs import JobStart, earlier_of, start_of
+from flatout.keep.supervise import Restarts, StepProgress
 
-SLURM = Start(job="slurm-7", number=1)
+SLURM = JobStart(job="slurm-7", number=1)
 
 
 def run(
@@ -29,7 +29,7 @@ def run(
     reached: int = 20,
     process: tuple[int, int] | None = None,
 ) -> None:
-    writer = Writer(path)
+    writer = LedgerFile(path)
     writer.write("run", command="train", num_devices=2, gpu=None, node=node, process=process, job=job, start=start)
     writer.write("attempt", attempt=0)
     for number, failure in enumerate(failures):
@@ -45,10 +45,10 @@ ASKED = {"code": 143, "why": "it was asked to end by a signal", "goes_on": True}
 
 
 def test_the_job_is_slurms_then_the_one_that_is_named_then_that_of_the_meeting() -> None:
-    assert start_of({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, "x") == Start(job="slurm-7", number=2)
-    assert start_of({"SLURM_JOB_ID": "7"}, None) == Start(job="slurm-7", number=0)
-    assert start_of({"SLURM_JOB_ID": "7", "FLATOUT_JOB": "mine"}, "x") == Start(job="mine", number=None)
-    assert start_of({}, "x") == Start(job="rdzv-x", number=None)
+    assert start_of({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, "x") == JobStart(job="slurm-7", number=2)
+    assert start_of({"SLURM_JOB_ID": "7"}, None) == JobStart(job="slurm-7", number=0)
+    assert start_of({"SLURM_JOB_ID": "7", "FLATOUT_JOB": "mine"}, "x") == JobStart(job="mine", number=None)
+    assert start_of({}, "x") == JobStart(job="rdzv-x", number=None)
     assert start_of({}, None) is None
 
 
@@ -61,7 +61,7 @@ def test_restarts_and_failures_of_earlier_starts_count(tmp_path: Path) -> None:
     assert earlier.last_unix_s == pytest.approx(time.time(), abs=5)
     assert Restarts(2, earlier=earlier).num == 1
     assert ("a", 8) in earlier.failures
-    assert (Progress(earlier).farthest, Progress(earlier).saved) == (20, 15)
+    assert (StepProgress(earlier).farthest, StepProgress(earlier).saved) == (20, 15)
 
 
 def test_a_start_that_ended_without_a_word_is_one_restart_and_waiting_for_peers_is_none(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_start_that_ended_without_a_word_is_one_restart_and_waiting_for_peers_
     run(path)  # killed, or its node failed
     waited = {"key": "b", "step": None, "awaits_peers": True}
     run(path, start=1, failures=(waited, waited), end=ASKED)
-    earlier = earlier_of(path, Start(job="slurm-7", number=2), node="n9")
+    earlier = earlier_of(path, JobStart(job="slurm-7", number=2), node="n9")
     assert earlier is not None and (earlier.num_starts, earlier.num_restarts) == (2, 1)
 
 
@@ -77,17 +77,17 @@ def test_a_start_that_ended_without_a_word_is_one_restart_and_waiting_for_peers_
     ("start", "written"),
     [
         (SLURM, {"job": "slurm-8"}),  # another job
-        (Start(job="slurm-7", number=0), {"end": ASKED}),  # a second command in one allocation
-        (Start(job="slurm-7", number=1), {"start": 1}),
-        (Start(job="rdzv-x", number=None), {"job": "rdzv-x", "end": {"code": 0, "why": "done", "goes_on": False}}),
-        (Start(job="rdzv-x", number=None), {"job": "rdzv-x", "end": {"code": 1, "why": "all 3 restarts are spent"}}),
-        (Start(job="rdzv-x", number=None), {"job": "rdzv-x", "start": None, "node": "n2"}),  # beside it, in one file
-        (Start(job="mine", number=None), {"job": "mine", "process": (os.getpid(), start_ticks(os.getpid()))}),
+        (JobStart(job="slurm-7", number=0), {"end": ASKED}),  # a second command in one allocation
+        (JobStart(job="slurm-7", number=1), {"start": 1}),
+        (JobStart(job="rdzv-x", number=None), {"job": "rdzv-x", "end": {"code": 0, "why": "done", "goes_on": False}}),
+        (JobStart(job="rdzv-x", number=None), {"job": "rdzv-x", "end": {"code": 1, "why": "all 3 restarts are spent"}}),
+        (JobStart(job="rdzv-x", number=None), {"job": "rdzv-x", "start": None, "node": "n2"}),  # beside it, in one file
+        (JobStart(job="mine", number=None), {"job": "mine", "process": (os.getpid(), start_ticks(os.getpid()))}),
         (None, {"job": None}),
     ],
 )
 def test_a_run_that_is_no_earlier_start_of_this_job_counts_for_nothing(
-    tmp_path: Path, start: Start | None, written: dict[str, Any]
+    tmp_path: Path, start: JobStart | None, written: dict[str, Any]
 ) -> None:
     run(tmp_path / "ledger.jsonl", **written)
     assert earlier_of(tmp_path / "ledger.jsonl", start, node="n1") is None
@@ -98,7 +98,7 @@ def test_where_nobody_counts_starts_a_run_without_an_end_or_one_that_was_to_go_o
     tmp_path: Path, end: dict[str, Any] | None
 ) -> None:
     run(tmp_path / "ledger.jsonl", job="rdzv-x", start=None, end=end)
-    assert earlier_of(tmp_path / "ledger.jsonl", Start(job="rdzv-x", number=None), node="n1") is not None
+    assert earlier_of(tmp_path / "ledger.jsonl", JobStart(job="rdzv-x", number=None), node="n1") is not None
 
 
 def test_a_damaged_ledger_and_none_have_no_earlier_start(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_job_that_slurm_put_on_another_node_finds_what_it_left_and_none_else_l
     run(own_ledger(tmp_path, "n1"), end=ASKED)
     run(own_ledger(tmp_path, "n3"), job="mine", start=None)
     assert earlier_of(own_ledger(tmp_path, "n2"), SLURM, node="n2") is not None
-    assert earlier_of(own_ledger(tmp_path, "n2"), Start(job="mine", number=None), node="n2") is None
+    assert earlier_of(own_ledger(tmp_path, "n2"), JobStart(job="mine", number=None), node="n2") is None
 
 
 def test_ledgers_of_nodes_add_devices_and_time_and_those_of_jobs_all(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from tests.keep.beating import Clock, Rank
 
-from flatout.keep.beats import Beats
 from flatout.keep.evidence import Death, Failure, evidence_of, failures_of
+from flatout.keep.heartbeats import HeartbeatReader
 from flatout.keep.rules import judge
 from flatout.launch import Ended
 
@@ -43,7 +43,7 @@ def test_a_process_without_torch_with_the_number_of_a_rank_that_was_seen_is_anot
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Rank(tmp_path, 0, 2, Clock(), monkeypatch)
-    pulses = Beats(tmp_path).read()
+    pulses = HeartbeatReader(tmp_path).read()
     noted(tmp_path, 1, rank=0)
     assert failures_of(tmp_path, pulses) == ()
     noted(tmp_path, 2, rank=1)
@@ -94,7 +94,11 @@ def test_a_killed_rank_is_found_beside_one_that_says_that_it_has_gone(
 ) -> None:
     for rank in (0, 1):
         Rank(tmp_path, rank, 2, Clock(), monkeypatch)
-    pulses = [msgspec.structs.replace(one, pid=10 + one.rank) for one in Beats(tmp_path).read() if one.rank is not None]
+    pulses = [
+        msgspec.structs.replace(one, pid=10 + one.rank)
+        for one in HeartbeatReader(tmp_path).read()
+        if one.rank is not None
+    ]
     noted(tmp_path, 10, has_torch=True, exception="DistNetworkError", message="Connection closed by peer")
     evidence = evidence_of(
         Ended(code=1, signal=None, start_unix_s=0.0, end_unix_s=1.0),
@@ -122,7 +126,7 @@ def test_of_ranks_without_a_word_the_first_that_the_launcher_did_not_end_is_the_
 ) -> None:
     for rank in (0, 1):
         Rank(tmp_path, rank, 2, Clock(), monkeypatch)
-    pulses = Beats(tmp_path).read()
+    pulses = HeartbeatReader(tmp_path).read()
     named = {one.name: deaths[one.rank] for one in pulses if one.rank is not None}
     ended = Ended(code=1, signal=None, start_unix_s=0.0, end_unix_s=1.0)
     assert evidence_of(ended, pulses, tmp_path, deaths=named).killed == killed

@@ -19,7 +19,7 @@ from tests.keep.beating import Clock, Rank
 import flatout as package
 from flatout.errors import OutputError
 from flatout.keep.exporter import serving
-from flatout.keep.ledger import Writer
+from flatout.keep.ledger import LedgerFile
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -30,7 +30,7 @@ SOURCE = str(Path(package.__file__).parents[1])
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    writer = Writer(tmp_path / "ledger.jsonl")
+    writer = LedgerFile(tmp_path / "ledger.jsonl")
     writer.write("run", command="train", num_devices=2, gpu=None)
     writer.write("attempt", attempt=0)
     writer.write("seconds", attempt=0, num_devices=2, ns={"productive": 6 * S, "data": 2 * S}, steps=3)
@@ -73,7 +73,7 @@ def test_it_serves_the_ledger_as_it_grows_and_the_ranks_step_times(address: str,
     assert {name for name, value in buckets.items() if value == 0} and max(buckets.values()) == 3
     assert next(value for name, value in buckets.items() if 'le="0.536870912"' in name) == 3
     assert next(value for name, value in buckets.items() if 'le="0.268435456"' in name) == 0
-    writer = Writer(ledger)
+    writer = LedgerFile(ledger)
     writer.write("seconds", attempt=0, num_devices=2, ns={"hang": 8 * S}, steps=0)
     writer.close()
     found = values(scrape(address))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from flatout.keep.beats import Pulse
-from flatout.keep.busy import Work
-from flatout.keep.flight import Entry
+from flatout.keep.busy import ProcessUsage
+from flatout.keep.flight import FlightRecord
 from flatout.keep.hang import Hang, HangWatch
-from flatout.keep.nodes import Told, ToldRank
-from flatout.keep.patience import Patience
+from flatout.keep.hang_timeout import HangTimeout
+from flatout.keep.heartbeats import HeartbeatSample
+from flatout.keep.peer_board import PeerRank, PeerStatus
 from flatout.keep.stacks import Stack, parse
 
 TORCH = "/env/lib/python3.11/site-packages/torch/"
@@ -28,7 +28,7 @@ SLEEPING = [("/job/train.py", "main")]
 PHASES = ("compute", "data", "checkpoint", "evaluation")
 
 
-def pulse(rank: int, **changes: Any) -> Pulse:
+def pulse(rank: int, **changes: Any) -> HeartbeatSample:
     buckets = [0] * 64
     buckets[27] = 50  # about 0.1 s
     none = dict.fromkeys(PHASES, 0.0)
@@ -64,7 +64,7 @@ def pulse(rank: int, **changes: Any) -> Pulse:
         "longest_s": none,
         "step_buckets": tuple(buckets),
     }
-    return Pulse(**{**base, **changes})
+    return HeartbeatSample(**{**base, **changes})
 
 
 def stack(frames: list[tuple[str, str]]) -> Stack:
@@ -73,14 +73,14 @@ def stack(frames: list[tuple[str, str]]) -> Stack:
 
 
 def watch(
-    pulses: list[Pulse],
+    pulses: list[HeartbeatSample],
     stacks: Mapping[int, list[tuple[str, str]]] | Any,
     *,
     for_s: float = 30.0,
-    work: Any = lambda pid, now: Work(cpu_s=0.0, moved_bytes=0),
+    work: Any = lambda pid, now: ProcessUsage(cpu_s=0.0, moved_bytes=0),
     fixed_s: float | None = None,
     flight: Any = lambda asked: (),
-    others: tuple[Told, ...] = (),
+    others: tuple[PeerStatus, ...] = (),
 ) -> tuple[Hang | None, float]:
     """The verdict on a job that has been silent from the start, and when it came."""
     now = 0.0
@@ -89,7 +89,7 @@ def watch(
         frames = stacks(now) if callable(stacks) else stacks
         return {one.name: stack(frames[one.rank]) for one in asked}
 
-    watching = HangWatch(Patience(fixed_s), ask, lambda pid: work(pid, now), flight=flight, others=lambda: others)
+    watching = HangWatch(HangTimeout(fixed_s), ask, lambda pid: work(pid, now), flight=flight, others=lambda: others)
     while now < for_s:
         found = watching.look(now, pulses)
         if found is not None:
@@ -125,8 +125,8 @@ def test_of_ranks_in_different_collectives_the_odd_one_is_named() -> None:
 def test_the_flight_recorder_tells_what_the_collective_is() -> None:
     ranks = [pulse(0, sequences={"0": 52}), pulse(1, sequences={"0": 51})]
     entries = [
-        Entry(profiling_name="nccl:broadcast", collective_seq_id=52, process_group=("7", "tp")),
-        Entry(
+        FlightRecord(profiling_name="nccl:broadcast", collective_seq_id=52, process_group=("7", "tp")),
+        FlightRecord(
             profiling_name="nccl:all_reduce",
             collective_seq_id=52,
             process_group=("0", "default_pg"),
@@ -156,7 +156,9 @@ def test_a_rank_that_died_is_who_the_others_wait_for() -> None:
 def test_ranks_that_spin_in_one_collective_hang_all_the_same() -> None:
     """As those of NCCL do: a core that is busy with waiting is no work."""
     spins = watch(
-        [pulse(0), pulse(1)], {0: ALL_REDUCE, 1: ALL_REDUCE}, work=lambda pid, now: Work(cpu_s=now, moved_bytes=0)
+        [pulse(0), pulse(1)],
+        {0: ALL_REDUCE, 1: ALL_REDUCE},
+        work=lambda pid, now: ProcessUsage(cpu_s=now, moved_bytes=0),
     )
     assert spins[0] is not None and spins[0].late == ()
 
@@ -172,7 +174,7 @@ def test_a_rank_that_has_left_is_who_the_others_wait_for_and_else_no_hang() -> N
     hang, _ = watch(ranks, {0: BARRIER}, for_s=120)
     assert hang is not None and hang.late == (1,) and "it has left: its script has ended" in hang.describe()
     assert watch(ranks, {0: SLEEPING}, for_s=55)[0] is None, "it may have work that the other one has not"
-    working = watch(ranks, {0: SLEEPING}, for_s=600, work=lambda pid, now: Work(cpu_s=now, moved_bytes=0))
+    working = watch(ranks, {0: SLEEPING}, for_s=600, work=lambda pid, now: ProcessUsage(cpu_s=now, moved_bytes=0))
     assert working[0] is None
 
 
@@ -222,17 +224,17 @@ def test_a_rank_whose_stack_changes_gets_on() -> None:
 def test_a_rank_that_computes_or_writes_gets_on_and_so_does_who_waits_for_it() -> None:
     ranks = [pulse(0, sequences={"0": 51}), pulse(1)]
 
-    def computes(pid: int, now: float) -> Work:
-        return Work(cpu_s=now if pid == 1000 else 0.0, moved_bytes=0)
+    def computes(pid: int, now: float) -> ProcessUsage:
+        return ProcessUsage(cpu_s=now if pid == 1000 else 0.0, moved_bytes=0)
 
-    def writes(pid: int, now: float) -> Work:
-        return Work(cpu_s=0.0, moved_bytes=int(now * 1e6) if pid == 1000 else 0)
+    def writes(pid: int, now: float) -> ProcessUsage:
+        return ProcessUsage(cpu_s=0.0, moved_bytes=int(now * 1e6) if pid == 1000 else 0)
 
     for work in (computes, writes):
         assert watch(ranks, {0: SLEEPING, 1: BARRIER}, for_s=600, work=work)[0] is None
     # The one that waits may spin: it is not the one that matters.
     hang, _ = watch(
-        ranks, {0: SLEEPING, 1: BARRIER}, work=lambda pid, now: Work(cpu_s=now * (pid == 1001), moved_bytes=0)
+        ranks, {0: SLEEPING, 1: BARRIER}, work=lambda pid, now: ProcessUsage(cpu_s=now * (pid == 1001), moved_bytes=0)
     )
     assert hang is not None and hang.late == (0,)
 
@@ -246,8 +248,8 @@ def test_a_rank_with_a_small_part_of_a_core_or_of_a_disk_gets_on(
     """64 processes on 8 cores get an eighth each; threads that poll and some lines in a log are no work."""
     ranks = [pulse(0, sequences={"0": 51}), pulse(1)]
 
-    def work(pid: int, now: float) -> Work:
-        return Work(cpu_s=now * cores, moved_bytes=int(now * bytes_per_s))
+    def work(pid: int, now: float) -> ProcessUsage:
+        return ProcessUsage(cpu_s=now * cores, moved_bytes=int(now * bytes_per_s))
 
     assert (watch(ranks, {0: SLEEPING, 1: BARRIER}, for_s=600, work=work)[0] is not None) == is_hang
 
@@ -352,7 +354,7 @@ def test_a_job_that_gets_on_is_never_asked() -> None:
     def never(asked: Any) -> dict[str, Stack]:
         raise AssertionError("a job that gets on was asked for its stacks")
 
-    watching = HangWatch(Patience(), never, lambda pid: Work(cpu_s=0.0, moved_bytes=0))
+    watching = HangWatch(HangTimeout(), never, lambda pid: ProcessUsage(cpu_s=0.0, moved_bytes=0))
     for tick in range(400):
         ranks = [pulse(0, num_events=tick // 8), pulse(1, num_events=tick // 8)]
         assert watching.look(tick * 0.25, ranks) is None
@@ -369,9 +371,9 @@ def test_the_main_thread_is_found_among_others() -> None:
     assert [str(frame) for frame in parse(9, text, main_thread=2).frames] == ["threading.py:327 in wait"]
 
 
-def elsewhere(waits: bool | None, num_begun: int = 52, phase: str = "compute") -> tuple[Told, ...]:
-    rank = ToldRank(rank=2, steps=51, phase=phase, sequences={"0": num_begun}, waits=waits)
-    return (Told(node="n2", ranks=(rank,)),)
+def elsewhere(waits: bool | None, num_begun: int = 52, phase: str = "compute") -> tuple[PeerStatus, ...]:
+    rank = PeerRank(rank=2, steps=51, phase=phase, sequences={"0": num_begun}, waits=waits)
+    return (PeerStatus(node="n2", ranks=(rank,)),)
 
 
 WAITING = [pulse(0, world_size=3), pulse(1, world_size=3)]

@@ -14,8 +14,8 @@ import pytest
 
 import flatout as package
 from flatout.errors import InputError, OutputError
-from flatout.keep.books import read_all
-from flatout.keep.ledger import Writer, read
+from flatout.keep.ledger import LedgerFile, read
+from flatout.keep.ledger_merge import read_all
 from flatout.keep.ledger_report import report
 from flatout.keep.redact import without_tokens
 
@@ -26,7 +26,7 @@ SOURCE = str(Path(package.__file__).parents[1])
 
 
 def write(path: Path, *seconds: dict[str, int]) -> None:
-    writer = Writer(path)
+    writer = LedgerFile(path)
     writer.write("run", command="train", num_devices=2, gpu=None)
     for one in seconds:
         writer.write("seconds", attempt=0, num_devices=2, ns=one, steps=3)
@@ -90,7 +90,7 @@ def test_nothing_is_added_to_a_file_that_is_no_ledger(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("print(1)\n")
     with pytest.raises(OutputError, match="is no ledger: nothing is added to it"):
-        Writer(path)
+        LedgerFile(path)
     assert path.read_text() == "print(1)\n"
 
 
@@ -112,7 +112,7 @@ def test_the_share_is_unknown_where_of_no_time_is_known_what_it_was(tmp_path: Pa
 
 def test_classes_within_steps_are_null_with_their_reason_until_they_were_looked_for(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    writer = Writer(path)
+    writer = LedgerFile(path)
     writer.write("run", command="train", num_devices=2, gpu=None)
 
     def seconds(**values: object) -> None:
@@ -234,7 +234,7 @@ def test_tokens_and_hosts_are_masked_in_whatever_is_written(tmp_path: Path) -> N
 def test_a_class_known_in_part_says_why_not_in_all_and_a_ledger_without_steps_gives_no_reason(tmp_path: Path) -> None:
     """Two steps before DDP's first timed exchange, in a line by whose end there was one, then others after it."""
     trained, failed = tmp_path / "trained.jsonl", tmp_path / "failed.jsonl"
-    writer = Writer(trained)
+    writer = LedgerFile(trained)
     writer.write("run", command="train", num_devices=1, gpu=None, node="n1")
     times: list[tuple[int, int, dict[str, str]]] = [(10, 6, {"throttled": "No rank uses a GPU"}), (30, 30, {})]
     for ns, known, why in times:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatout.keep.nodes import LOST_AFTER_S, Nodes, ToldRank
+from flatout.keep.peer_board import LOST_AFTER_S, PeerBoard, PeerRank
 
-RANK = ToldRank(rank=1, steps=5, phase="data", sequences={"0": 7}, waits=False)
+RANK = PeerRank(rank=1, steps=5, phase="data", sequences={"0": 7}, waits=False)
 
 
 class Clock:
@@ -17,15 +17,15 @@ class Clock:
         return self.now
 
 
-def pair(folder: Path) -> tuple[Nodes, Nodes, Clock]:
+def pair(folder: Path) -> tuple[PeerBoard, PeerBoard, Clock]:
     clock = Clock()
-    first, second = Nodes(folder, "n1", clock=clock), Nodes(folder, "n2", clock=clock)
+    first, second = PeerBoard(folder, "n1", clock=clock), PeerBoard(folder, "n2", clock=clock)
     for _ in range(3):
         later(clock, first, second)
     return first, second, clock
 
 
-def later(clock: Clock, *nodes: Nodes, seconds: float = 1.5) -> None:
+def later(clock: Clock, *nodes: PeerBoard, seconds: float = 1.5) -> None:
     clock.now += seconds
     for node in nodes:
         node.look(lambda: [RANK])
@@ -61,11 +61,11 @@ def test_what_failed_elsewhere_is_heard_and_what_is_old_is_not(tmp_path: Path) -
 
 def test_why_another_node_gave_up_ends_the_job_unless_the_launcher_is_elastic(tmp_path: Path) -> None:
     first, second, clock = pair(tmp_path)
-    elastic = Nodes(tmp_path, "n3", others_go_on=True, clock=clock)
+    elastic = PeerBoard(tmp_path, "n3", others_go_on=True, clock=clock)
     assert first.given_up() is None
     second.gives_up("all 3 restarts are spent")
     later(clock, first, elastic)
-    assert first.given_up() == "n2 does not start it again: all 3 restarts are spent"
+    assert first.given_up() == "n2 does not restart it: all 3 restarts are spent"
     assert elastic.given_up() is None
     later(clock, first, seconds=LOST_AFTER_S + 1)
     assert "n2" not in first.newly_lost(), "it has ended, and is not lost"
@@ -74,14 +74,14 @@ def test_why_another_node_gave_up_ends_the_job_unless_the_launcher_is_elastic(tm
 def test_what_an_earlier_job_left_in_the_folder_is_not_heard(tmp_path: Path) -> None:
     _, second, clock = pair(tmp_path)
     second.gives_up("a bug")
-    new = Nodes(tmp_path, "n1", clock=clock)
+    new = PeerBoard(tmp_path, "n1", clock=clock)
     later(clock, new)
     later(clock, new)
     assert new.given_up() is None and new.others() == []
 
 
 def test_without_a_folder_and_with_damaged_files_nothing_is_heard(tmp_path: Path) -> None:
-    alone = Nodes(None, "n1")
+    alone = PeerBoard(None, "n1")
     alone.begins(0)
     alone.fails("x")
     assert (alone.others(), alone.given_up(), alone.reason(), alone.newly_lost()) == ([], None, None, [])
@@ -93,7 +93,7 @@ def test_without_a_folder_and_with_damaged_files_nothing_is_heard(tmp_path: Path
 
 
 def test_names_are_masked_as_in_all_that_is_written(tmp_path: Path) -> None:
-    node = Nodes(tmp_path, "host-1", clean=lambda text: text.replace("secret", "***"))
+    node = PeerBoard(tmp_path, "host-1", clean=lambda text: text.replace("secret", "***"))
     node.fails("on secret")
     node.gives_up("secret ended")
     assert "secret" not in (tmp_path / "nodes" / "host-1.json").read_text()
@@ -102,10 +102,10 @@ def test_names_are_masked_as_in_all_that_is_written(tmp_path: Path) -> None:
 def test_what_another_job_tells_in_the_same_folder_is_not_heard(tmp_path: Path) -> None:
     clock = Clock()
     mine, part, other = (
-        Nodes(tmp_path, name, job=job, clock=clock) for name, job in (("n1", "a"), ("n1+2", "a"), ("n2", "b"))
+        PeerBoard(tmp_path, name, job=job, clock=clock) for name, job in (("n1", "a"), ("n1+2", "a"), ("n2", "b"))
     )
-    beside, elsewhere = Nodes(tmp_path, "n3", clock=clock), Nodes(tmp_path, "n4", clock=clock)
-    twin = Nodes(tmp_path, "n3+2", clock=clock)  # it may be of any job
+    beside, elsewhere = PeerBoard(tmp_path, "n3", clock=clock), PeerBoard(tmp_path, "n4", clock=clock)
+    twin = PeerBoard(tmp_path, "n3+2", clock=clock)  # it may be of any job
     nodes = (mine, part, other, beside, elsewhere, twin)
     for _ in range(3):
         later(clock, *nodes)

@@ -17,7 +17,7 @@ import pytest
 from tests.slurm import free_port
 
 import flatout as package
-from flatout.keep.books import read_all
+from flatout.keep.ledger_merge import read_all
 
 pytestmark = pytest.mark.usefixtures("warm")
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from flatout.change.launchers import launch_value
-from flatout.keep.earlier import Earlier
 from flatout.keep.evidence import Evidence, Failure, read_failures
 from flatout.keep.hosts import goes_on_without_host, without_host
+from flatout.keep.previous_runs import PreviousRuns
 from flatout.keep.redact import redactor
 from flatout.keep.rules import RULES, Judgement, judge
 from flatout.keep.supervise import Restarts
@@ -136,7 +136,7 @@ def test_a_job_whose_steps_are_not_seen_has_its_whole_budget() -> None:
 def test_a_job_that_twice_ends_in_the_same_way_before_a_rank_is_seen_does_not_spend_its_budget() -> None:
     broken, other = judge(evidence(code=1)), judge(evidence(code=3))
 
-    def started(*attempts: tuple[Judgement, float | None], earlier: Earlier | None = None) -> list[bool]:
+    def started(*attempts: tuple[Judgement, float | None], earlier: PreviousRuns | None = None) -> list[bool]:
         restarts = Restarts(9, earlier=earlier)
         return [restarts.decide(judgement, None, silent_s=silent_s).restarts for judgement, silent_s in attempts]
 
@@ -146,7 +146,7 @@ def test_a_job_that_twice_ends_in_the_same_way_before_a_rank_is_seen_does_not_sp
     assert all(started((broken, 40.0), *[(broken, 3.0)] * 3)), "it has once run: what it lacks may come back"
     assert all(started((broken, None), *[(broken, 3.0)] * 3)), "ranks were seen"
     assert all(started(*[(judge(evidence(signal=9, code=None)), 3.0)] * 3)), "somebody kills it"
-    before = Earlier(num_starts=1, num_restarts=0, failures=frozenset(), farthest=9, saved=9, last_unix_s=0.0)
+    before = PreviousRuns(num_starts=1, num_restarts=0, failures=frozenset(), farthest=9, saved=9, last_unix_s=0.0)
     assert all(started(*[(broken, 3.0)] * 3, earlier=before))
 
 

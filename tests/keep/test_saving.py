@@ -15,9 +15,9 @@ import pytest
 import flatout as package
 from flatout.change.launchers import launch_value
 from flatout.keep.hosts import num_nodes
-from flatout.keep.ledger import Writer, read
+from flatout.keep.interval_choice import choose
+from flatout.keep.ledger import LedgerFile, read
 from flatout.keep.ledger_report import report
-from flatout.keep.saving import choose
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -33,7 +33,7 @@ def measured(folder: Path, stall_s: float, write_s: float, count: int = 5) -> No
 
 
 def ledger(path: Path, ns: Mapping[str, int], *faults: str, hangs: int = 0) -> Path:
-    writer = Writer(path)
+    writer = LedgerFile(path)
     writer.write("run", num_devices=8, gpu=None)
     writer.write("attempt", attempt=0)
     for fault in faults:
@@ -49,7 +49,7 @@ def ledger(path: Path, ns: Mapping[str, int], *faults: str, hangs: int = 0) -> P
 def test_what_was_not_measured_is_assumed_and_said_to_be(tmp_path: Path) -> None:
     saving = choose(tmp_path / "none", read(ledger(tmp_path / "l", {})), num_nodes=1)
     assert saving.num_checkpoints == 0 and set(saving.assumed) == {"stall_s", "write_s", "detect_s", "restart_s"}
-    assert "is assumed to cost" in saving.describe() and "0 seen and a published rate" in saving.describe()
+    assert "is assumed to cost" in saving.describe() and "0 observed and a published rate" in saving.describe()
     assert saving.every_s == saving.low_s < saving.high_s  # often, until one was measured
 
 
@@ -88,7 +88,7 @@ def test_the_ledger_says_what_to_attack_first_in_device_hours_and_money(tmp_path
     assert report(totals).levers == ()  # nothing was asked for
     from msgspec import to_builtins
 
-    writer = Writer(path)
+    writer = LedgerFile(path)
     writer.write("saving", **to_builtins(choose(tmp_path, totals, num_nodes=16)))
     writer.close()
     found = report(read(path), price_per_h=(2.5, "as given")).levers

@@ -166,7 +166,7 @@ def test_a_bug_on_one_node_ends_the_job_on_both(two_nodes: tuple[Node, Node], tm
     assert n2.said()[-1] == (
         "flatout: the same failure at step 13 for the second time is the job's own bug: not started again"
     )
-    assert n1.said()[-1].startswith(("flatout: n2 does not start it again: the same failure", n2.said()[-1]))
+    assert n1.said()[-1].startswith(("flatout: n2 does not restart it: the same failure", n2.said()[-1]))
     assert 0 not in job.codes()
 
 

@@ -9,9 +9,9 @@ import pytest
 from tests.keep.beating import Clock, Rank
 
 from flatout.keep.account import Account
-from flatout.keep.beats import Beats, Pulse, ranks_of
 from flatout.keep.clocks import ClockWatch
-from flatout.keep.within import Recorded, Within
+from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
+from flatout.keep.step_breakdown import StepBreakdown, StepShares
 from flatout.run.recorded_steps import recorded_shares
 
 S = 1_000_000_000
@@ -22,7 +22,7 @@ TRACES = Path(__file__).parents[2] / "examples" / "traces"
 def spent(
     tmp_path: Path,
     patch: pytest.MonkeyPatch,
-    within: Within,
+    within: StepBreakdown,
     exposed_ms: Sequence[Sequence[int]],
     *,
     world_size: int | None = None,
@@ -38,9 +38,9 @@ def spent(
     for number in range(len(exposed_ms)):
         clock.ns = begin
         ranks.append(Rank(tmp_path / "0", number, world_size, clock, patch))
-    beats = Beats(tmp_path / "0")
+    beats = HeartbeatReader(tmp_path / "0")
 
-    def known() -> list[Pulse]:
+    def known() -> list[HeartbeatSample]:
         return ranks_of(beats.read())
 
     found: dict[str, int] = {}
@@ -61,7 +61,7 @@ def spent(
 
 
 def test_the_late_rank_is_the_one_that_exchanges_the_shortest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, steps_ns, known, _ = spent(tmp_path, monkeypatch, Within(), [[300] * 3, [50] * 3])
+    found, steps_ns, known, _ = spent(tmp_path, monkeypatch, StepBreakdown(), [[300] * 3, [50] * 3])
     assert found == {
         "start_up": 2 * S,
         "late_rank_wait": 3 * 250 * MS,
@@ -72,7 +72,7 @@ def test_the_late_rank_is_the_one_that_exchanges_the_shortest(tmp_path: Path, mo
 
 
 def test_one_long_wait_does_not_stand_for_the_steps_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, *_ = spent(tmp_path, monkeypatch, Within(), [[100, 100, 100, 900, 100], [50] * 5])
+    found, *_ = spent(tmp_path, monkeypatch, StepBreakdown(), [[100, 100, 100, 900, 100], [50] * 5])
     assert found["late_rank_wait"] == 5 * 50 * MS
 
 
@@ -82,7 +82,7 @@ def test_where_ranks_are_missing_waiting_is_unknown_and_inside_communication(
 ) -> None:
     """They are on another host, or DDP exchanges in a smaller group."""
     found, _, known, reasons = spent(
-        tmp_path, monkeypatch, Within(), [[300], [50]], world_size=world_size, num_ranks=num_ranks
+        tmp_path, monkeypatch, StepBreakdown(), [[300], [50]], world_size=world_size, num_ranks=num_ranks
     )
     assert found["exposed_communication"] == 350 * MS
     assert "late_rank_wait" not in found and "late_rank_wait" not in known
@@ -93,7 +93,7 @@ def test_where_ranks_are_missing_waiting_is_unknown_and_inside_communication(
 def test_a_recording_of_as_many_ranks_gives_its_shares_of_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int, is_used: bool
 ) -> None:
-    within = Within(recorded=Recorded(num_ranks=num_ranks, communication=0.25, wait=0.125))
+    within = StepBreakdown(recorded=StepShares(num_ranks=num_ranks, communication=0.25, wait=0.125))
     clock = Clock()
     account = Account(clock.ns, within=within)
     account.attempt_begins(clock.ns, is_first=True, farthest=0)
@@ -103,7 +103,7 @@ def test_a_recording_of_as_many_ranks_gives_its_shares_of_the_step(
         rank.spends("compute", 3 * S)
         rank.steps()
         rank.spends("checkpoint", 6 * S)
-    found = account.attempt_ends(rank.ns, ranks_of(Beats(tmp_path / "0").read()), lambda pulse: 0, "done")
+    found = account.attempt_ends(rank.ns, ranks_of(HeartbeatReader(tmp_path / "0").read()), lambda pulse: 0, "done")
     _, known, reasons = account.take_known()
     if not is_used:
         assert found["productive"] == 6 * S and "exposed_communication" not in known

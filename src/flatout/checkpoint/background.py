@@ -1,6 +1,7 @@
 """The thread that writes a rank's checkpoints: its part to each folder, and where it leads one, the commit.
 
-In: `Job`s, each with a copy of the state in host memory. Out: folders as `store` describes them, and what failed, until
+In: `PendingCheckpoint`s, each with a copy of the state in host memory. Out: folders as `store` describes them, and
+what failed, until
 the ranks tell each other. Nothing here is a collective: the other ranks' parts are known by their files.
 """
 
@@ -23,7 +24,7 @@ _LATE_S = 30.0  # how long the leader leaves a failed checkpoint to ranks that s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PendingCheckpoint:
     """A checkpoint on its way to the disk."""
 
     step: int
@@ -78,7 +79,7 @@ class Background:
         """Waits for one, which `writes` or `gives_up` gives back."""
         return self._free.get()
 
-    def writes(self, job: Job) -> None:
+    def writes(self, job: PendingCheckpoint) -> None:
         self._jobs.put(partial(self._write, job))
 
     def gives_up(self, step: int, token: str, stores: Sequence[Store], buffer: Buffer, problem: BaseException) -> None:
@@ -121,7 +122,7 @@ class Background:
             finally:
                 self._jobs.task_done()
 
-    def _write(self, job: Job) -> None:
+    def _write(self, job: PendingCheckpoint) -> None:
         """A folder that cannot be written to does not keep the other from being."""
         try:
             written = [store for store in job.stores if self._attempt(store, job, self._write_part)]
@@ -146,7 +147,9 @@ class Background:
     def _discard(self, store: Store, step: int, token: str) -> None:
         store.discard(step, token, late_s=_LATE_S if self._ends_at is None else 0.5)
 
-    def _attempt(self, store: Store, job: Job, function: Callable[[Store, Job], None]) -> bool:
+    def _attempt(
+        self, store: Store, job: PendingCheckpoint, function: Callable[[Store, PendingCheckpoint], None]
+    ) -> bool:
         try:
             function(store, job)
         except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on and hears of it
@@ -158,7 +161,7 @@ class Background:
             return False
         return True
 
-    def _write_part(self, store: Store, job: Job) -> None:
+    def _write_part(self, store: Store, job: PendingCheckpoint) -> None:
         copying_s = job.buffer.wait()
         num_parts = 1 if store is self._shared else len(job.files)
         parts = dict(zip(job.files[:num_parts], job.buffer.parts, strict=False))
@@ -168,7 +171,7 @@ class Background:
         }
         store.write(job.step, job.token, {name: part.buffers() for name, part in parts.items()}, record)
 
-    def _commit(self, store: Store, job: Job) -> None:
+    def _commit(self, store: Store, job: PendingCheckpoint) -> None:
         manifest = store.commit(
             job.step, job.token, timeout_s=self._timeout_s, is_given_up=lambda: self._is_given_up(job.token)
         )

@@ -27,15 +27,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from flatout.checkpoint.background import Background, Job
-from flatout.checkpoint.farewell import Farewell, die
-from flatout.checkpoint.pace import Pace
+from flatout.checkpoint.background import Background, PendingCheckpoint
 from flatout.checkpoint.peers import Peers
+from flatout.checkpoint.preemption import PreemptionHandler, die
 from flatout.checkpoint.problems import CheckpointError
 from flatout.checkpoint.reader import Saved
 from flatout.checkpoint.share import Item, Sharing, items_of
 from flatout.checkpoint.state import Collected, Training, check, collect, destinations, model_tensors, restore
 from flatout.checkpoint.store import Store
+from flatout.checkpoint.timer import CheckpointTimer
 from flatout.inside.protocol import Variable
 
 LOG = logging.getLogger("flatout.checkpoint")
@@ -91,7 +91,7 @@ class Checkpointer:
         self._shared = Store(Path(folder), rank=rank, members=range(world_size))
         self._local = Store(Path(local), rank=rank, members=self._peers.host_ranks) if local else None
         self._pid = os.getpid()
-        self._pace = Pace()
+        self._pace = CheckpointTimer()
         self._num_saved = 0
         self._newest = 0  # step of this training that was saved, or gone on from
         self._has_begun = False  # what is in the folder has been looked at
@@ -111,7 +111,7 @@ class Checkpointer:
             self._release()
             raise
         self._background.start()
-        self._farewell = Farewell(rank, world_size, self._background.flush)
+        self._farewell = PreemptionHandler(rank, world_size, self._background.flush)
         atexit.register(self.close)
 
     def __enter__(self) -> Checkpointer:
@@ -180,7 +180,7 @@ class Checkpointer:
         except (RuntimeError, MemoryError) as problem:  # no memory, of the host or pinned
             self._background.gives_up(step, token, stores, buffer, problem)
             return False
-        job = Job(
+        job = PendingCheckpoint(
             step=step,
             token=token,
             buffer=buffer,

@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 
-from flatout.checkpoint.memory import Memory
+from flatout.checkpoint.host_buffer import HostBuffer
 from flatout.checkpoint.safetensors import COMPLEX, DTYPES, Layout, Place, lay_out
 from flatout.checkpoint.share import Item
 
 
-class Part:
+class FileImage:
     """The content of one file: items, where they lie, and memory for them."""
 
     def __init__(self, keys: dict[str, Item], metadata: dict[str, str]) -> None:
         self.layout = _layout(keys, metadata)
         self.index = {key: _described(item) for key, item in keys.items()}
-        self.memory = Memory(self.layout.num_bytes, is_pinned=any(item.device == "cuda" for item in keys.values()))
+        self.memory = HostBuffer(self.layout.num_bytes, is_pinned=any(item.device == "cuda" for item in keys.values()))
         self.targets = [self._at(place) for place in self.layout.places.values()]
 
     def fill(self, keys: dict[str, Item], *, non_blocking: bool) -> None:
@@ -50,7 +50,7 @@ class Buffer:
     """Host memory for one checkpoint of this rank: a file for the shared folder, and one more for the local one."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[FileImage] = []
         self._described: Any = None
         self._copies: list[tuple[Any, Any]] = []  # of each GPU: events before and after
 
@@ -59,7 +59,7 @@ class Buffer:
         described = [[(key, item.local.dtype, _described(item)) for key, item in one.items()] for one in contents]
         if described != self._described:
             self.parts, self._described = [], None  # the old memory is free before the new is asked for
-            self.parts = [Part(one, metadata) for one in contents]
+            self.parts = [FileImage(one, metadata) for one in contents]
             self._described = described
         cuda = [item.local for one in contents for item in one.values() if item.device == "cuda"]
         streams = [_copy_stream(device) for device in {tensor.device: None for tensor in cuda}]

@@ -34,7 +34,7 @@ def ledger(
 
     Example: flatout ledger ledger.jsonl --gpu-price 2.50
     """
-    from flatout.keep.books import read_all
+    from flatout.keep.ledger_merge import read_all
     from flatout.keep.ledger_report import report
 
     totals = read_all(paths)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from flatout.keep.beats import Pulse
-from flatout.keep.within import PARTED, Within
+from flatout.keep.heartbeats import HeartbeatSample
+from flatout.keep.step_breakdown import PARTED, StepBreakdown
 
 CLASSES = (
     "productive",  # steps made for the first time
@@ -27,7 +27,7 @@ CLASSES = (
     "other",  # after the last step
     "unknown",
 )
-Outcome = Literal["done", "failed", "hang"]
+AttemptOutcome = Literal["done", "failed", "hang"]
 Seconds = dict[str, int]  # class -> ns, of all devices together
 
 _OF_PHASES = {"data": "data", "checkpoint": "checkpoint", "evaluation": "evaluation"}
@@ -36,9 +36,9 @@ _OF_PHASES = {"data": "data", "checkpoint": "checkpoint", "evaluation": "evaluat
 class Account:
     """Of one run. Times are ns of one clock, CLOCK_MONOTONIC. `num_devices`: None until ranks are seen."""
 
-    def __init__(self, start_ns: int, num_devices: int | None = None, within: Within | None = None) -> None:
+    def __init__(self, start_ns: int, num_devices: int | None = None, within: StepBreakdown | None = None) -> None:
         self.start_ns = start_ns
-        self._within = within if within is not None else Within()
+        self._within = within if within is not None else StepBreakdown()
         self._steps_ns = 0
         self._known_ns: dict[str, dict[str, int]] = {}
         self._attempt_ns = start_ns
@@ -61,7 +61,9 @@ class Account:
         self._seen.clear()
         self._within.begins()
 
-    def look(self, now_ns: int, ranks: Sequence[Pulse], base: Callable[[Pulse], int | None]) -> Seconds:
+    def look(
+        self, now_ns: int, ranks: Sequence[HeartbeatSample], base: Callable[[HeartbeatSample], int | None]
+    ) -> Seconds:
         """What is known since the last call. `base`: a rank's steps before this process."""
         found: Seconds = {}
         self._within.look(now_ns, ranks)
@@ -75,7 +77,11 @@ class Account:
         return found
 
     def attempt_ends(
-        self, now_ns: int, ranks: Sequence[Pulse], base: Callable[[Pulse], int | None], outcome: Outcome
+        self,
+        now_ns: int,
+        ranks: Sequence[HeartbeatSample],
+        base: Callable[[HeartbeatSample], int | None],
+        outcome: AttemptOutcome,
     ) -> Seconds:
         found = self.look(now_ns, ranks, base)
         if not self._cursors:  # no rank was ever seen, and nobody said how many devices there are
@@ -112,12 +118,12 @@ class Account:
         if not self._cursors:
             self._cursors = [self.start_ns] * num_devices
 
-    def _grow(self, ranks: Sequence[Pulse]) -> None:
+    def _grow(self, ranks: Sequence[HeartbeatSample]) -> None:
         """The first ranks tell how many devices there were from the run's start; later ones came with their attempt."""
         begun_ns = self._attempt_ns if self._cursors and not self._is_first else self.start_ns
         self._cursors += [begun_ns] * (len(ranks) - len(self._cursors))
 
-    def _note_restarts(self, ranks: Sequence[Pulse]) -> None:
+    def _note_restarts(self, ranks: Sequence[HeartbeatSample]) -> None:
         """A launcher may start the ranks again by itself, within an attempt of ours."""
         for pulse in ranks:
             if self._names.get(pulse.rank, pulse.name) != pulse.name:
@@ -130,7 +136,7 @@ class Account:
             found[name] = found.get(name, 0) + to_ns - self._cursors[place]
             self._cursors[place] = to_ns
 
-    def _steps(self, place: int, pulse: Pulse, base: int | None, now_ns: int, found: Seconds) -> None:
+    def _steps(self, place: int, pulse: HeartbeatSample, base: int | None, now_ns: int, found: Seconds) -> None:
         """Up to the end of the rank's last step."""
         if not pulse.num_steps or pulse.first_step_end_s is None or pulse.last_step_end_s is None:
             return
@@ -149,7 +155,7 @@ class Account:
             num, phases = pulse.num_steps, spent
         self._seen[pulse.name] = num, phases
 
-    def _tail(self, place: int, pulse: Pulse, now_ns: int, found: Seconds) -> None:
+    def _tail(self, place: int, pulse: HeartbeatSample, now_ns: int, found: Seconds) -> None:
         """After the last step: a checkpoint or an evaluation is still known as what it is."""
         _, phases = self._seen[pulse.name]
         spent = _whole_ns(pulse.spent_s)
@@ -174,7 +180,7 @@ class Account:
         phases: dict[str, int],
         rest: dict[str, int],
         found: Seconds,
-        of_steps: tuple[Pulse, int] | None = None,
+        of_steps: tuple[HeartbeatSample, int] | None = None,
     ) -> None:
         """The device's time up to `end_ns`: the phases' own, what is known of steps, the rest as `rest` has it."""
         begin_ns = self._cursors[place]

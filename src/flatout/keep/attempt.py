@@ -1,4 +1,4 @@
-"""One attempt of a job under watch: started, its ranks' heartbeats read, ended where it hangs -> `Attempt`.
+"""One attempt of a job under watch: started, its ranks' heartbeats read, ended where it hangs -> `AttemptResult`.
 
 The job is started by the launcher that the user's command names, with one variable more. Only processes that bear this
 attempt's own folder in their environment are ever signalled: those that it started, and what they started.
@@ -16,13 +16,13 @@ import msgspec
 import psutil
 
 from flatout.inside.protocol import Variable
-from flatout.keep.beats import Beats, Pulse, ranks_of
 from flatout.keep.busy import work_of
 from flatout.keep.evidence import Death, Evidence, count_oom_kills, evidence_of, failures_of
 from flatout.keep.flight import ask_flight, dumps_since
 from flatout.keep.hang import Hang, HangWatch
-from flatout.keep.nodes import Nodes
-from flatout.keep.patience import Patience
+from flatout.keep.hang_timeout import HangTimeout
+from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
+from flatout.keep.peer_board import PeerBoard
 from flatout.keep.stacks import ask_stacks, loader_stacks
 from flatout.launch import Ended, end_marked, run_local, with_environment
 
@@ -33,14 +33,14 @@ _SHOWN = 120  # characters of a command
 _LINGER_S = 2.0  # of helpers of a job that has ended
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     ended: Ended
     evidence: Evidence
-    ranks: tuple[Pulse, ...]
+    ranks: tuple[HeartbeatSample, ...]
     left: tuple[str, ...] = ()  # what the command has left running, where it ended in order: number and words of each
 
 
-class Watched:
+class AttemptRunner:
     """Runs attempts. `on_look` is called four times a second with the ranks, `on_hang` before the job is ended."""
 
     def __init__(
@@ -48,11 +48,11 @@ class Watched:
         *,
         hang_after_s: float | None,
         watches_hangs: bool,
-        on_look: Callable[[Sequence[Pulse]], object],
+        on_look: Callable[[Sequence[HeartbeatSample]], object],
         on_hang: Callable[[Hang], object],
         read_xids: Callable[[], Sequence[int]] = lambda: (),
         on_problem: Callable[[str], object] = lambda text: None,
-        nodes: Nodes | None = None,
+        nodes: PeerBoard | None = None,
     ) -> None:
         self._hang_after_s = hang_after_s
         self._watches_hangs = watches_hangs
@@ -60,7 +60,7 @@ class Watched:
         self._on_hang = on_hang
         self._read_xids = read_xids
         self._on_problem = on_problem
-        self._nodes = nodes if nodes is not None else Nodes(None, os.uname().nodename)
+        self._nodes = nodes if nodes is not None else PeerBoard(None, os.uname().nodename)
         self._is_blind = False
         self.was_asked_to_end = False
 
@@ -70,14 +70,14 @@ class Watched:
         environment: Mapping[str, str],
         folder: Path,
         *,
-        reached: Callable[[Pulse], int | None],
-    ) -> Attempt:
+        reached: Callable[[HeartbeatSample], int | None],
+    ) -> AttemptResult:
         """`folder` is this attempt's own and empty. `reached`: a rank's step in the whole training."""
-        beats = Beats(folder)
+        beats = HeartbeatReader(folder)
         deaths = _Deaths()
         began_unix_s = time.time()
         watch = HangWatch(
-            Patience(self._hang_after_s),
+            HangTimeout(self._hang_after_s),
             lambda pulses: ask_stacks(folder, pulses),
             work_of,
             lambda pulse: loader_stacks(folder, pulse),
@@ -134,7 +134,7 @@ class Watched:
         xids.extend(self._read_xids())
         ranks = ranks_of(pulses)
         beats.close()
-        return Attempt(
+        return AttemptResult(
             ended=ended,
             ranks=tuple(ranks),
             left=left,
@@ -184,7 +184,7 @@ class _Deaths:
         self._alive: dict[str, int] = {}
         self.found: dict[str, Death] = {}  # by the process's name
 
-    def follow(self, pulses: Sequence[Pulse]) -> None:
+    def follow(self, pulses: Sequence[HeartbeatSample]) -> None:
         for pulse in pulses:
             if pulse.rank is not None and pulse.name not in self.found and pulse.is_local:
                 self._alive[pulse.name] = pulse.pid

@@ -13,20 +13,20 @@ import psutil
 _COUNTERS = ("read_chars", "write_chars", "read_bytes", "write_bytes")
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
     moved_bytes: int | None  # None: the kernel does not tell
 
-    def busy_cores(self, before: Work, elapsed_s: float) -> float:
+    def busy_cores(self, before: ProcessUsage, elapsed_s: float) -> float:
         return (self.cpu_s - before.cpu_s) / elapsed_s if elapsed_s > 0 else 0.0
 
-    def moved_since(self, before: Work) -> int:
+    def moved_since(self, before: ProcessUsage) -> int:
         if self.moved_bytes is None or before.moved_bytes is None:
             return 0
         return self.moved_bytes - before.moved_bytes
 
 
-def work_of(pid: int) -> Work:
+def work_of(pid: int) -> ProcessUsage:
     cpu_s, moved, is_told = 0.0, 0, False
     with suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -39,4 +39,4 @@ def work_of(pid: int) -> Work:
                 # By calls, and on the disk: what is read from a file that is mapped is in the second only.
                 moved += int(sum(getattr(counters, name) for name in _COUNTERS))
                 is_told = True
-    return Work(cpu_s=cpu_s, moved_bytes=moved if is_told else None)
+    return ProcessUsage(cpu_s=cpu_s, moved_bytes=moved if is_told else None)

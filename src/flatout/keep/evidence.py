@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from flatout.inside.protocol import REFUSED, FailureKind, File
-from flatout.keep.beats import Pulse
 from flatout.keep.hang import Hang
+from flatout.keep.heartbeats import HeartbeatSample
 from flatout.launch import Ended
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -88,7 +88,7 @@ def read_failures(folder: Path) -> tuple[Failure, ...]:
     return tuple(sorted(found, key=lambda failure: (failure.is_of_peers, failure.unix_s)))
 
 
-def failures_of(folder: Path, pulses: Sequence[Pulse]) -> tuple[Failure, ...]:
+def failures_of(folder: Path, pulses: Sequence[HeartbeatSample]) -> tuple[Failure, ...]:
     """Of the job's ranks, and not of what ran beside or before them.
 
     A launcher may have started ranks again by itself: what ended the attempt is of those of the last time. A process
@@ -114,7 +114,9 @@ class Death(NamedTuple):
     signal: int | None  # 0: by none; None: not known, as its parent had asked the kernel before
 
 
-def killed_ranks(pulses: Sequence[Pulse], failures: Sequence[Failure], deaths: Mapping[str, Death]) -> tuple[int, ...]:
+def killed_ranks(
+    pulses: Sequence[HeartbeatSample], failures: Sequence[Failure], deaths: Mapping[str, Death]
+) -> tuple[int, ...]:
     """Ranks that ended without a word, the first ones only: the launcher then kills the others, which is no evidence.
 
     Where one was ended by something else than the launcher's own signal, those that it may have ended are passed over.
@@ -160,7 +162,7 @@ def _cgroup_folder() -> Path:
 
 def evidence_of(
     ended: Ended,
-    pulses: Sequence[Pulse],
+    pulses: Sequence[HeartbeatSample],
     folder: Path,
     *,
     deaths: Mapping[str, Death],
@@ -168,7 +170,7 @@ def evidence_of(
     was_asked_to_end: bool = False,
     oom_kills: tuple[int | None, int | None] = (None, None),
     xids: tuple[int, ...] = (),
-    step_of: Callable[[Pulse], int | None] = lambda pulse: None,
+    step_of: Callable[[HeartbeatSample], int | None] = lambda pulse: None,
     flight_records: tuple[str, ...] = (),
 ) -> Evidence:
     failures = tuple(one for one in failures_of(folder, pulses) if _ended_it(one, ended))
@@ -197,7 +199,7 @@ def evidence_of(
 
 
 def _host(
-    failures: Sequence[Failure], killed: Sequence[int], pulses: Sequence[Pulse], xids: Sequence[int]
+    failures: Sequence[Failure], killed: Sequence[int], pulses: Sequence[HeartbeatSample], xids: Sequence[int]
 ) -> str | None:
     if xids:  # they are this host's
         return os.uname().nodename

@@ -18,23 +18,23 @@ from typing import Any
 
 from flatout.errors import FlatoutError, OutputError
 from flatout.keep.account import CLASSES
-from flatout.keep.beats import Beats, Pulse, ranks_of
-from flatout.keep.ledger import Totalling
-from flatout.keep.within import PARTED
+from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
+from flatout.keep.ledger import LedgerAccumulator
+from flatout.keep.step_breakdown import PARTED
 
 _PATIENCE_S = 10.0
 # The heartbeat's buckets of step times, of powers of two: from 2**20 ns, a millisecond, to 2**40, eighteen minutes.
 _FIRST_BUCKET, _LAST_BUCKET = 20, 40
 
 
-class Following:
+class LedgerTail:
     """A ledger that grows: what was added since the last look."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._place = 0
         self._rest = b""
-        self.totalling = Totalling()
+        self.totalling = LedgerAccumulator()
 
     def look(self) -> None:
         with suppress(OSError), self._path.open("rb") as file:
@@ -50,7 +50,7 @@ class Collector:
     """What `prometheus_client` asks at each scrape."""
 
     def __init__(self, ledger: Path, state: Path | None) -> None:
-        self._ledger = Following(ledger)
+        self._ledger = LedgerTail(ledger)
         self._state = state
         self._lock = threading.Lock()
 
@@ -93,18 +93,18 @@ class Collector:
         yield steps
         yield times
 
-    def _ranks(self) -> list[Pulse]:
+    def _ranks(self) -> list[HeartbeatSample]:
         folders = sorted(self._state.glob("attempt-*"), key=lambda path: path.stat().st_mtime) if self._state else []
         if not folders:
             return []
-        beats = Beats(folders[-1])
+        beats = HeartbeatReader(folders[-1])
         try:
             return ranks_of(beats.read())
         finally:
             beats.close()
 
 
-def _buckets(pulse: Pulse) -> list[tuple[str, float]]:
+def _buckets(pulse: HeartbeatSample) -> list[tuple[str, float]]:
     found, total = [], sum(pulse.step_buckets[:_FIRST_BUCKET])
     for bucket in range(_FIRST_BUCKET, _LAST_BUCKET + 1):
         total += pulse.step_buckets[bucket]
@@ -112,7 +112,7 @@ def _buckets(pulse: Pulse) -> list[tuple[str, float]]:
     return [*found, ("+Inf", float(sum(pulse.step_buckets)))]
 
 
-def _sum_s(pulse: Pulse) -> float:
+def _sum_s(pulse: HeartbeatSample) -> float:
     if pulse.first_step_end_s is None or pulse.last_step_end_s is None:
         return 0.0
     return pulse.last_step_end_s - pulse.first_step_end_s

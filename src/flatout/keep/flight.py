@@ -15,14 +15,14 @@ from pathlib import Path
 import msgspec
 
 from flatout.inside.protocol import File
-from flatout.keep.beats import Pulse
+from flatout.keep.heartbeats import HeartbeatSample
 
 _PATIENCE_S, _POLL_S = 2.0, 0.05
 _VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _DEFAULT = "/tmp/nccl_trace_rank_"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
     profiling_name: str
     collective_seq_id: int
     process_group: tuple[str, ...]
@@ -38,17 +38,17 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Dump(msgspec.Struct, frozen=True, kw_only=True):
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[FlightRecord, ...] = ()
 
 
-def ask_flight(folder: Path, pulses: Sequence[Pulse]) -> list[Entry]:
+def ask_flight(folder: Path, pulses: Sequence[HeartbeatSample]) -> list[FlightRecord]:
     """What the ranks have recorded; of those that answer in two seconds."""
     asked = [pulse for pulse in pulses if pulse.sequences and pulse.is_alive]
     if not asked:
         return []
     (folder / File.FLIGHT_REQUEST).touch()
     deadline = time.monotonic() + _PATIENCE_S
-    found: dict[str, tuple[Entry, ...]] = {}
+    found: dict[str, tuple[FlightRecord, ...]] = {}
     while len(found) < len(asked) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         for pulse in asked:
@@ -61,7 +61,7 @@ def ask_flight(folder: Path, pulses: Sequence[Pulse]) -> list[Entry]:
     return [entry for entries in found.values() for entry in entries]
 
 
-def collective(entries: Iterable[Entry], group: str | None, sequence: int | None) -> Entry | None:
+def collective(entries: Iterable[FlightRecord], group: str | None, sequence: int | None) -> FlightRecord | None:
     return next(
         (
             entry

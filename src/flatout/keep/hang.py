@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from flatout.keep.beats import Pulse
-from flatout.keep.busy import Work
-from flatout.keep.flight import Entry, collective
-from flatout.keep.nodes import Told, ToldRank
-from flatout.keep.patience import Patience
+from flatout.keep.busy import ProcessUsage
+from flatout.keep.flight import FlightRecord, collective
+from flatout.keep.hang_timeout import HangTimeout
+from flatout.keep.heartbeats import HeartbeatSample
+from flatout.keep.peer_board import PeerRank, PeerStatus
 from flatout.keep.stacks import Frame, Stack
 from flatout.units import rank_ranges
 
@@ -96,12 +96,12 @@ class HangWatch:
 
     def __init__(
         self,
-        patience: Patience,
-        ask: Callable[[Sequence[Pulse]], Mapping[str, Stack]],
-        work: Callable[[int], Work],
-        workers: Callable[[Pulse], Sequence[Stack]] = lambda pulse: (),
-        flight: Callable[[Sequence[Pulse]], Sequence[Entry]] = lambda pulses: (),
-        others: Callable[[], Sequence[Told]] = lambda: (),
+        patience: HangTimeout,
+        ask: Callable[[Sequence[HeartbeatSample]], Mapping[str, Stack]],
+        work: Callable[[int], ProcessUsage],
+        workers: Callable[[HeartbeatSample], Sequence[Stack]] = lambda pulse: (),
+        flight: Callable[[Sequence[HeartbeatSample]], Sequence[FlightRecord]] = lambda pulses: (),
+        others: Callable[[], Sequence[PeerStatus]] = lambda: (),
     ) -> None:
         """`others`: what the job's other nodes tell of their ranks."""
         self._patience = patience
@@ -111,10 +111,10 @@ class HangWatch:
         self._flight = flight
         self._others = others
         self._waits: dict[str, bool] = {}  # ranks that are looked at: whether they wait for others
-        self._looks: list[tuple[float, dict[str, Stack], dict[str, Work]]] = []
+        self._looks: list[tuple[float, dict[str, Stack], dict[str, ProcessUsage]]] = []
         self._next_s = 0.0
 
-    def look(self, now: float, ranks: Sequence[Pulse], *, is_failing: bool = False) -> Hang | None:
+    def look(self, now: float, ranks: Sequence[HeartbeatSample], *, is_failing: bool = False) -> Hang | None:
         """Call it a few times a second; a hang is told once. `is_failing`: a rank has told of an error of its own."""
         silences = {pulse.name: self._patience.silence_s(now, pulse) for pulse in ranks}
         present = [pulse for pulse in ranks if not pulse.has_ended]
@@ -137,10 +137,10 @@ class HangWatch:
             self._next_s = now + max(longest / 2, _BETWEEN_LOOKS_S)
         return hang
 
-    def told(self, ranks: Sequence[Pulse]) -> list[ToldRank]:
+    def told(self, ranks: Sequence[HeartbeatSample]) -> list[PeerRank]:
         """What other nodes are to know of this node's ranks."""
         return [
-            ToldRank(
+            PeerRank(
                 rank=pulse.rank or 0,
                 steps=pulse.num_steps,
                 phase=pulse.phase,
@@ -153,8 +153,8 @@ class HangWatch:
 
     def _judge(
         self,
-        looks: list[tuple[float, dict[str, Stack], dict[str, Work]]],
-        ranks: Sequence[Pulse],
+        looks: list[tuple[float, dict[str, Stack], dict[str, ProcessUsage]]],
+        ranks: Sequence[HeartbeatSample],
         silences: Mapping[str, float],
         *,
         is_failing: bool,
@@ -244,7 +244,7 @@ class HangWatch:
 
 
 def late_by_count(
-    ranks: Sequence[Pulse], elsewhere: Sequence[Mapping[str, int]] = ()
+    ranks: Sequence[HeartbeatSample], elsewhere: Sequence[Mapping[str, int]] = ()
 ) -> tuple[set[str], str | None, int | None]:
     """Who has begun fewer collectives of a group than others of it; the group; the number that they wait in.
 
@@ -277,7 +277,7 @@ def collective_of(stack: Stack | None) -> str | None:
     return names[-1] if names else None
 
 
-def phase_of(pulse: Pulse, stack: Stack | None) -> str:
+def phase_of(pulse: HeartbeatSample, stack: Stack | None) -> str:
     """As the hooks have marked it; else by what the functions on the stack are called."""
     if stack is not None and any(_COMPILING.search(frame.file) for frame in stack.frames):
         return "compilation"
@@ -293,7 +293,7 @@ def phase_of(pulse: Pulse, stack: Stack | None) -> str:
     return "compute"
 
 
-def _waits(pulse: Pulse, stack: Stack | None) -> bool:
+def _waits(pulse: HeartbeatSample, stack: Stack | None) -> bool:
     """For other ranks, as far as a stack shows."""
     if stack is None or not stack.frames or pulse.phase == "data":
         return False
@@ -304,7 +304,9 @@ def _waits(pulse: Pulse, stack: Stack | None) -> bool:
     return pulse.has_gpu and _COPIES.search(linecache.getline(innermost.file, innermost.line)) is not None
 
 
-def _odd_one_out(ranks: Sequence[Pulse], calls: Mapping[str, str | None], stacks: Mapping[str, Stack]) -> set[str]:
+def _odd_one_out(
+    ranks: Sequence[HeartbeatSample], calls: Mapping[str, str | None], stacks: Mapping[str, Stack]
+) -> set[str]:
     """All wait, in different collectives: those in the one that fewest are in; of two, not the gradients' own."""
     places: dict[tuple[str | None, Frame | None], set[str]] = {}
     for pulse in ranks:
@@ -315,7 +317,9 @@ def _odd_one_out(ranks: Sequence[Pulse], calls: Mapping[str, str | None], stacks
     return min(places.items(), key=lambda item: (len(item[1]), item[0][0] == "backward"))[1]
 
 
-def _gets_on(name: str, looks: list[tuple[float, dict[str, Stack], dict[str, Work]]], *, is_waiting: bool) -> bool:
+def _gets_on(
+    name: str, looks: list[tuple[float, dict[str, Stack], dict[str, ProcessUsage]]], *, is_waiting: bool
+) -> bool:
     """Whether it did something between the looks. Waiting for others may keep a core busy: that is nothing."""
     seen = [
         tuple((frame.file, frame.function) for frame in stacks[name].frames) for _, stacks, _ in looks if name in stacks
@@ -335,7 +339,7 @@ def _is_asking(stack: Stack | None) -> bool:
 
 
 def _state(
-    pulse: Pulse,
+    pulse: HeartbeatSample,
     stack: Stack | None,
     call: str | None,
     group: str | None,

@@ -1,8 +1,8 @@
-"""Leaving out a host that failed, with what the user's launcher offers: command and environment -> what can be done.
+"""Excluding a host that failed, by the means of the user's launcher: command and environment -> the next command.
 
-torchrun's elastic agents (`--nnodes=2:4`) go on without a host that does not come back. Within a Slurm allocation that
-has more nodes than `srun` asks for, `srun --exclude` starts on the others. Nothing else is tried: there is no
-rendezvous of our own.
+torchrun's elastic agents (`--nnodes=2:4`) continue without a host that does not come back. Within a Slurm allocation
+that has more nodes than `srun` requests, `srun --exclude` starts on the others. Nothing else is tried: Flatout has no
+rendezvous of its own making.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import PurePath
 
 
 def goes_on_without_host(nnodes: str | None) -> bool:
-    """torchrun was given a range of nodes: the other hosts' agents go on when this one's leaves."""
+    """Whether torchrun was given a range of nodes: the other hosts' agents continue when this one's leaves."""
     low, _, high = (nnodes or "").partition(":")
     return low.isdigit() and high.isdigit() and int(low) < int(high)
 
 
 def num_nodes(words: Sequence[str], nnodes: str | None, environment: Mapping[str, str] = os.environ) -> int:
-    """As the launcher was told; 1 where it was told nothing. `nnodes`: torchrun's own."""
+    """Return the number of nodes in the launcher's arguments; 1 where there is none. `nnodes` is torchrun's."""
     names = [PurePath(word).name for word in words]
     if "srun" in names:
         asked = _option(words, "--nodes") or _option(words, "-N") or environment.get("SLURM_JOB_NUM_NODES") or ""
@@ -33,7 +33,7 @@ def num_nodes(words: Sequence[str], nnodes: str | None, environment: Mapping[str
 def without_host(
     words: Sequence[str], host: str, environment: Mapping[str, str] = os.environ
 ) -> tuple[str, ...] | None:
-    """The same command on other nodes of the allocation; None where there are no spare ones."""
+    """Return the same command on other nodes of the allocation; None where none is spare."""
     place = next((place for place, word in enumerate(words) if PurePath(word).name == "srun"), None)
     if place is None:
         return None

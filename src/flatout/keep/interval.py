@@ -199,7 +199,7 @@ def best_interval(costs: Costs, rate: FailureRate, num_nodes: int) -> Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lever:
+class Improvement:
     """What halving one of the four would bring, the interval chosen anew, over `hours` of the job."""
 
     name: str  # "write time", "detection time", "restart time" or "failure rate"
@@ -218,7 +218,7 @@ def levers(
     hours: float,
     price_per_gpu_hour: float | None = None,
     interval_s: float | None = None,
-) -> list[Lever]:
+) -> list[Improvement]:
     """The most worthwhile first.
 
     `interval_s`: as it is now, if it is not the best one; what is gained then includes what the better interval brings,
@@ -241,5 +241,5 @@ def levers(
         then = best_interval(new_costs, new_rate, num_nodes).goodput
         gpu_hours = (then - now) * hours * num_nodes * gpus_per_node
         money = None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour
-        found.append(Lever(name=name, value=value, goodput=then, gpu_hours=gpu_hours, money=money))
+        found.append(Improvement(name=name, value=value, goodput=then, gpu_hours=gpu_hours, money=money))
     return sorted(found, key=lambda lever: -lever.gpu_hours)

@@ -30,7 +30,7 @@ import msgspec
 
 from flatout.errors import InputError, OutputError
 from flatout.keep.account import CLASSES
-from flatout.keep.within import PARTED
+from flatout.keep.step_breakdown import PARTED
 
 SCHEMA, VERSION = "flatout/ledger", 1
 _BEGINS = b'{"schema":"flatout/ledger",'
@@ -45,7 +45,7 @@ class HeldError(OutputError):
     """Another `flatout run` adds to this ledger."""
 
 
-class Writer:
+class LedgerFile:
     """Adds lines to a ledger. `clean` is applied to each text in them, to mask what is not to be told.
 
     The lines of two runs at once could not be told apart: a ledger is one's alone while it is open, until its process
@@ -168,7 +168,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
         return min(known_ns / self.steps_ns, 1.0) if self.steps_ns else None
 
 
-class Totalling:
+class LedgerAccumulator:
     """Adds up lines as they come."""
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ def read(path: Path) -> Totals:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", hint=_HINT) from error
-    totalling = Totalling()
+    totalling = LedgerAccumulator()
     read = [totalling.add(raw) for raw in lines]
     first = next((line for line in read if line is not None), None)
     if first is None or first.get("schema") != SCHEMA:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from flatout.keep.ledger import Totals
-from flatout.keep.within import PARTED
+from flatout.keep.step_breakdown import PARTED
 from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
 
 _S_PER_H = 3600.0
@@ -74,10 +74,10 @@ def report(
 def _levers(totals: Totals, price_per_h: float | None) -> tuple[LedgerLever, ...]:
     if totals.saving is None:
         return ()
-    from flatout.keep.saving import Saving  # SciPy is slow to import
+    from flatout.keep.interval_choice import IntervalChoice  # SciPy is slow to import
 
     try:
-        saving = msgspec.convert(totals.saving, Saving)
+        saving = msgspec.convert(totals.saving, IntervalChoice)
         return saving.levers(totals.num_devices or 1, price_per_h)
     except (msgspec.ValidationError, ArithmeticError, ValueError):  # a damaged line
         return ()

@@ -20,7 +20,7 @@ import psutil
 
 from flatout.errors import InputError
 from flatout.inside.protocol import Variable
-from flatout.keep.beats import is_alive, own_namespace
+from flatout.keep.heartbeats import is_alive, own_namespace
 from flatout.launch import end_marked, with_environment
 
 _NAME = "run.json"
@@ -28,7 +28,7 @@ _KILLED_S = 15.0  # for the kernel, after a SIGKILL
 _GRACE_S = 30.0  # a script may save when it is asked to end
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One `flatout run`. Paths are absolute, without links."""
 
     pid: int
@@ -43,7 +43,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Other(msgspec.Struct, frozen=True, kw_only=True):
-    about: About
+    about: RunInfo
     state: Path
     pid: int  # of the first process of its job
     is_watched: bool
@@ -59,9 +59,9 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
 
 def about_this(
     command: str, checkpoints: tuple[Path, ...], ledger: Path | None, *, is_part: bool, job: str | None = None
-) -> About:
+) -> RunInfo:
     pid = os.getpid()
-    return About(
+    return RunInfo(
         pid=pid,
         ticks=_ticks(pid),
         pid_namespace=own_namespace(),
@@ -74,13 +74,13 @@ def about_this(
     )
 
 
-def write_about(state: Path, about: About) -> None:
+def write_about(state: Path, about: RunInfo) -> None:
     partial = state / f".{_NAME}"
     partial.write_text(json.dumps(msgspec.to_builtins(about)))  # names may be no UTF-8, which msgspec does not write
     partial.replace(state / _NAME)
 
 
-def others(mine: About) -> Iterator[Other]:
+def others(mine: RunInfo) -> Iterator[Other]:
     """Those that have something in common with this one that they should not, or that nobody watches."""
     found: dict[Path, list[psutil.Process]] = {}
     around = Path(os.environ.get(Variable.HEARTBEAT, "")).parent  # where this one is within another's job
@@ -137,7 +137,7 @@ def end(other: Other) -> None:
         shutil.rmtree(other.state, ignore_errors=True)
 
 
-def _shared(mine: About, other: About, *, is_watched: bool) -> str | None:
+def _shared(mine: RunInfo, other: RunInfo, *, is_watched: bool) -> str | None:
     if not (is_watched and mine.is_part and other.is_part and mine.job == other.job):
         for path in mine.checkpoints:
             if path in other.checkpoints:
@@ -147,9 +147,9 @@ def _shared(mine: About, other: About, *, is_watched: bool) -> str | None:
     return None
 
 
-def _read(state: Path) -> About | None:
+def _read(state: Path) -> RunInfo | None:
     try:
-        return msgspec.convert(json.loads((state / _NAME).read_text()), About)
+        return msgspec.convert(json.loads((state / _NAME).read_text()), RunInfo)
     except (OSError, ValueError):
         return None
 

@@ -1,4 +1,4 @@
-"""Ask a job's processes for the stacks of their threads, and read them: `Pulse` -> `Stack`.
+"""Ask a job's processes for the stacks of their threads, and read them: `HeartbeatSample` -> `Stack`.
 
 The signal is SIGRTMIN + 8 (see `inside/liveness/stacks.py`) and is sent to processes only that have said that they have
 a handler for it: without one, it would end them. Those that `flatout run` did not start are never asked.
@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from flatout.inside.protocol import STACKS_SIGNAL_OFFSET, File, process_name
-from flatout.keep.beats import Pulse
+from flatout.keep.heartbeats import HeartbeatSample
 
 NUMBER = signal.SIGRTMIN + STACKS_SIGNAL_OFFSET
 _PATIENCE_S, _POLL_S = 1.0, 0.02
@@ -56,9 +56,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
         return next((depth for depth, frame in enumerate(self.frames) if frame.is_users), len(self.frames))
 
 
-def ask_stacks(folder: Path, pulses: Sequence[Pulse]) -> dict[str, Stack]:
+def ask_stacks(folder: Path, pulses: Sequence[HeartbeatSample]) -> dict[str, Stack]:
     """The stacks by the process's name; a process that does not answer in a second has none."""
-    asked: dict[str, tuple[Pulse, int]] = {}
+    asked: dict[str, tuple[HeartbeatSample, int]] = {}
     for pulse in pulses:
         if pulse.gives_stacks and pulse.is_alive and pulse.is_local and has_handler(pulse.pid):
             size = _size(_file(folder, pulse.name))
@@ -79,7 +79,7 @@ def ask_stacks(folder: Path, pulses: Sequence[Pulse]) -> dict[str, Stack]:
     return found
 
 
-def loader_stacks(folder: Path, pulse: Pulse) -> list[Stack]:
+def loader_stacks(folder: Path, pulse: HeartbeatSample) -> list[Stack]:
     """Those of a rank's forked workers: a rank that waits for its loader waits for one of them."""
     asked = []
     with suppress(psutil.Error):

@@ -13,11 +13,11 @@ from typing import Protocol
 
 import msgspec
 
-from flatout.keep.attempt import Attempt, Watched
-from flatout.keep.beats import Pulse
-from flatout.keep.earlier import Earlier
+from flatout.keep.attempt import AttemptResult, AttemptRunner
 from flatout.keep.hang import Hang
-from flatout.keep.nodes import Nodes
+from flatout.keep.heartbeats import HeartbeatSample
+from flatout.keep.peer_board import PeerBoard
+from flatout.keep.previous_runs import PreviousRuns
 from flatout.keep.rules import START_UP_S, Judgement, judge
 from flatout.launch import Ended, pause
 
@@ -35,13 +35,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     goes_on: bool = False  # the job does, when its scheduler starts it again
 
 
-class Book(Protocol):
+class LedgerLike(Protocol):
     """Who keeps the ledger."""
 
     def attempt_begins(self, attempt: int) -> None: ...
-    def look(self, ranks: Sequence[Pulse]) -> None: ...
+    def look(self, ranks: Sequence[HeartbeatSample]) -> None: ...
     def hangs(self, hang: Hang) -> None: ...
-    def attempt_ends(self, attempt: int, done: Attempt, judgement: Judgement, decision: Decision) -> None: ...
+    def attempt_ends(self, attempt: int, done: AttemptResult, judgement: Judgement, decision: Decision) -> None: ...
     def stops(self, ended: Ended) -> None: ...
 
 
@@ -53,7 +53,7 @@ class Restarts:
         most: int,
         *,
         others_go_on: bool = False,
-        earlier: Earlier | None = None,
+        earlier: PreviousRuns | None = None,
         machine_code: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -135,25 +135,25 @@ class Restarts:
         return not self._has_started and before == judgement.key
 
 
-class Progress:
+class StepProgress:
     """Which step of the whole training a rank is at, over attempts that each count from their own start."""
 
-    def __init__(self, earlier: Earlier | None = None) -> None:
+    def __init__(self, earlier: PreviousRuns | None = None) -> None:
         self.saved = None if earlier is None else earlier.saved  # the step of the last complete checkpoint
         self.farthest = 0 if earlier is None else earlier.farthest
         self.is_known = True
 
-    def base(self, pulse: Pulse) -> int | None:
+    def base(self, pulse: HeartbeatSample) -> int | None:
         """Steps made before this process: as its optimizer counts, else by what was saved and loaded."""
         if pulse.base_step is not None:
             return pulse.base_step
         return self.saved if pulse.has_loaded else 0
 
-    def step(self, pulse: Pulse) -> int | None:
+    def step(self, pulse: HeartbeatSample) -> int | None:
         base = self.base(pulse)
         return None if base is None else base + pulse.num_steps
 
-    def reached(self, ranks: Sequence[Pulse]) -> tuple[int, int | None]:
+    def reached(self, ranks: Sequence[HeartbeatSample]) -> tuple[int, int | None]:
         """The step that the training has come to, and the last one that was saved, were the attempt to end now."""
         farthest, saved = self.farthest, self.saved
         for pulse in ranks:
@@ -163,7 +163,7 @@ class Progress:
                 saved = saved if pulse.checkpoint_step is None else base + pulse.checkpoint_step
         return farthest, saved
 
-    def ends(self, ranks: Sequence[Pulse]) -> None:
+    def ends(self, ranks: Sequence[HeartbeatSample]) -> None:
         """An attempt has ended: what it has reached and saved."""
         self.is_known = self.is_known and all(self.base(pulse) is not None for pulse in ranks)
         self.farthest, self.saved = self.reached(ranks)
@@ -189,16 +189,16 @@ class _Hosts:
 
 
 def keep_alive(
-    watched: Watched,
+    watched: AttemptRunner,
     restarts: Restarts,
-    progress: Progress,
+    progress: StepProgress,
     *,
     next_words: Callable[[int, BadHost | None], Sequence[str]],
     environment: Mapping[str, str],
     state: Path,
-    book: Book,
+    book: LedgerLike,
     say: Callable[[str], object],
-    nodes: Nodes,
+    nodes: PeerBoard,
 ) -> Ended:
     """`next_words(attempt, bad_host)`: an attempt's command. `state`: a folder of our own, for one of each attempt.
 

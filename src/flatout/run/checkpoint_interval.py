@@ -10,8 +10,8 @@ import msgspec
 from flatout.catalog.prices import all_prices
 from flatout.errors import FlatoutError
 from flatout.inside.protocol import Variable
-from flatout.keep.ledger import Totalling, Totals, Writer, read
-from flatout.keep.saving import Saving, choose
+from flatout.keep.interval_choice import IntervalChoice, choose
+from flatout.keep.ledger import LedgerAccumulator, LedgerFile, Totals, read
 from flatout.report.ledger_text import levers_text
 from flatout.run.messages import say
 
@@ -19,7 +19,7 @@ from flatout.run.messages import say
 class CheckpointInterval:
     """Chooses the interval for the checkpoints in `folder` and writes each choice into the ledger."""
 
-    def __init__(self, folder: Path, writer: Writer) -> None:
+    def __init__(self, folder: Path, writer: LedgerFile) -> None:
         self._folder = folder
         self._writer = writer
 
@@ -43,8 +43,8 @@ class CheckpointInterval:
         usd_per_gpu_hour = float(price.typical) if price is not None else None
         say(levers_text(saving.levers(totals.num_devices or 1, usd_per_gpu_hour)))
 
-    def _choose(self, num_nodes: int) -> tuple[Saving | None, Totals]:
-        totals = Totalling().totals()
+    def _choose(self, num_nodes: int) -> tuple[IntervalChoice | None, Totals]:
+        totals = LedgerAccumulator().totals()
         try:
             if self._writer.path.is_file():  # else a pipe or a device, which cannot be read back
                 totals = read(self._writer.path)

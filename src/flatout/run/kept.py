@@ -14,20 +14,20 @@ from pathlib import Path
 from flatout import __version__
 from flatout.change.launchers import launch_value
 from flatout.errors import FlatoutError
-from flatout.keep.attempt import Watched
-from flatout.keep.beats import Pulse
-from flatout.keep.book import LedgerBook
-from flatout.keep.books import open_own, own_ledger
+from flatout.keep.attempt import AttemptRunner
 from flatout.keep.clocks import ClockWatch
-from flatout.keep.earlier import earlier_of, start_of
 from flatout.keep.exporter import serving
 from flatout.keep.hang import Hang
+from flatout.keep.heartbeats import HeartbeatSample
 from flatout.keep.hosts import goes_on_without_host, num_nodes, without_host
-from flatout.keep.nodes import LOST_AFTER_S, Nodes
+from flatout.keep.ledger_merge import open_own, own_ledger
+from flatout.keep.ledger_writer import LedgerWriter
 from flatout.keep.other_runs import about_this
+from flatout.keep.peer_board import LOST_AFTER_S, PeerBoard
+from flatout.keep.previous_runs import earlier_of, start_of
 from flatout.keep.redact import redactor, without_tokens
-from flatout.keep.supervise import BadHost, Progress, Restarts, keep_alive
-from flatout.keep.within import Recorded, Within
+from flatout.keep.step_breakdown import StepBreakdown, StepShares
+from flatout.keep.supervise import BadHost, Restarts, StepProgress, keep_alive
 from flatout.launch import Ended
 from flatout.probe.nvml import Gpus
 from flatout.report.command import command_line
@@ -61,9 +61,9 @@ class KeptRun:
         self._previous = earlier_of(self._writer.path, self._start, node=node)
         is_later_start = self._start is not None and bool(self._start.number)  # by Slurm's count, without a ledger
         self._resumes = is_taken_over or self._previous is not None or is_later_start
-        self._progress = Progress(self._previous)
+        self._progress = StepProgress(self._previous)
         self._gpus = Gpus()
-        self._nodes = Nodes(
+        self._nodes = PeerBoard(
             request.ledger if request.ledger is not None and request.ledger.is_dir() else None,
             node,
             job=self._start.job if self._start is not None else None,
@@ -83,7 +83,7 @@ class KeptRun:
         """Mask secrets, and names of hosts if that was asked for."""
         return self._mask_hosts(without_tokens(text))
 
-    def _recorded_shares(self) -> Recorded | None:
+    def _recorded_shares(self) -> StepShares | None:
         if self._request.recording is None:
             return None
         from flatout.run.recorded_steps import recorded_shares  # imports all that a diagnosis needs
@@ -105,11 +105,11 @@ class KeptRun:
         )
         return settle_with_others(mine, self._state, takes_over=request.takes_over, clean=self._clean)
 
-    def _ledger_book(self, node: str, recorded: Recorded | None) -> LedgerBook:
+    def _ledger_book(self, node: str, recorded: StepShares | None) -> LedgerWriter:
         facts = self._gpus.facts()
         names = [str(gpu["name"]) for gpu in facts if "name" in gpu]
         clocks = ClockWatch(self._gpus.clocks) if not self._gpus.problem else None
-        return LedgerBook(
+        return LedgerWriter(
             self._writer,
             self._progress,
             num_devices=self._request.num_gpus or _num_visible(len(facts), self._environment) or None,
@@ -117,7 +117,7 @@ class KeptRun:
             tool=__version__,
             node=node,
             gpu=names[0] if names else None,
-            within=Within(clocks=clocks, no_clocks=self._gpus.problem or "", recorded=recorded),
+            within=StepBreakdown(clocks=clocks, no_clocks=self._gpus.problem or "", recorded=recorded),
             start=self._start,
             earlier=self._previous,
             goes_on=self._resumes,
@@ -136,7 +136,7 @@ class KeptRun:
     def _keep_alive(self) -> Ended:
         request = self._request
         xids = self._gpus.xids()
-        watched = Watched(
+        watched = AttemptRunner(
             hang_after_s=request.hang_after_s,
             watches_hangs=request.watches_hangs,
             on_look=self._on_sample,
@@ -174,7 +174,7 @@ class KeptRun:
                 self._writer.write("end", code=130, why="it was interrupted")
                 raise
 
-    def _on_sample(self, ranks: Sequence[Pulse]) -> None:
+    def _on_sample(self, ranks: Sequence[HeartbeatSample]) -> None:
         self._book.look(ranks)
         for node in self._nodes.newly_lost():
             say(f"no status from {node} for {LOST_AFTER_S:.0f} s: node or network down")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flatout.errors import InputError
-from flatout.keep.other_runs import About, Other, end, others, refuse, write_about
+from flatout.keep.other_runs import Other, RunInfo, end, others, refuse, write_about
 from flatout.run.messages import say
 
 
-def settle_with_others(mine: About, state: Path, *, takes_over: bool, clean: Callable[[str], str]) -> bool:
+def settle_with_others(mine: RunInfo, state: Path, *, takes_over: bool, clean: Callable[[str], str]) -> bool:
     """Report each other job, end those to take over, and return whether one was taken over.
 
     Raises InputError if another job is in the way. `state` then says to later runs what this one is.

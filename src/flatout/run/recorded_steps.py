@@ -7,10 +7,10 @@ from pathlib import Path
 
 from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.errors import InputError
-from flatout.keep.within import Recorded
+from flatout.keep.step_breakdown import StepShares
 
 
-def recorded_shares(path: Path) -> Recorded:
+def recorded_shares(path: Path) -> StepShares:
     """Return the shares of communication and waiting in the complete steps of all ranks together.
 
     Raises InputError for a recording without a complete step.
@@ -30,7 +30,7 @@ def recorded_shares(path: Path) -> Recorded:
     communication = share(["transfer"]) + unsplit
     if not is_split:
         communication += wait
-    return Recorded(
+    return StepShares(
         num_ranks=diagnosis.job.world_size or diagnosis.job.num_ranks,
         communication=communication,
         wait=wait if is_split else None,

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError
-from flatout.keep.ledger import HeldError, Totals, Writer, read
+from flatout.keep.ledger import HeldError, LedgerFile, Totals, read
 
 _COUNTS = ("num_runs", "num_attempts", "num_hangs", "num_failures", "num_not_the_jobs", "num_unfinished", "num_steps")
 
@@ -25,18 +25,18 @@ def own_ledger(path: Path, node: str) -> Path:
     return path / f"ledger-{node}.jsonl" if path.is_dir() else path
 
 
-def open_own(path: Path, node: str, *, clean: Callable[[str], str] = lambda text: text) -> tuple[Writer, str]:
+def open_own(path: Path, node: str, *, clean: Callable[[str], str] = lambda text: text) -> tuple[LedgerFile, str]:
     """The ledger to add to, and the name of this node in it.
 
     Of two at once on one host, as two of torchrun's agents with some GPUs each, the second is a node of its own, by a
     name that no host has. Raises HeldError for a file that is another one's.
     """
     if not path.is_dir():
-        return Writer(path, clean=clean), node
+        return LedgerFile(path, clean=clean), node
     for number in count(1):
         name = node if number == 1 else f"{node}+{number}"
         with suppress(HeldError):
-            return Writer(own_ledger(path, name), clean=clean), name
+            return LedgerFile(own_ledger(path, name), clean=clean), name
     raise AssertionError
 
 

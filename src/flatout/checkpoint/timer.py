@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
+class CheckpointTimer:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._saved_at = self._asked_at = clock()

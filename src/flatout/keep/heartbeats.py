@@ -1,6 +1,6 @@
-"""Read the heartbeats of a job's processes: the files that `inside/liveness/beat.py` writes -> `Pulse`, one a rank.
+"""Read the heartbeats of a job's processes, which `inside/liveness/beat.py` writes -> one `HeartbeatSample` per rank.
 
-Nothing is asked of the processes, so a stuck one is read like any other. A file that is no heartbeat is passed over.
+The processes are not asked anything, so a stuck one is read like any other. A file that is not a heartbeat is skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from flatout.inside.protocol import HEARTBEAT_HEADER_BYTES, File
 
-_MAX_TRIES = 20  # of a read that a step's end falls into
+_MAX_TRIES = 20  # of a read during which a step ends
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,20 +39,20 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     iteration: int  # of DDP: the same one on all ranks
     exposed_ns: int  # after the end of the backward pass
     per_step: int
-    num_ranks: int  # that took part
+    num_ranks: int  # participants
 
 
-class Pulse(msgspec.Struct, frozen=True, kw_only=True):
+class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     """One process of the job at one time. Times are seconds of CLOCK_MONOTONIC."""
 
-    name: str  # of the process: host and number
+    name: str  # of the process: host and PID
     hostname: str
     pid: int
-    rank: int | None  # None: not known to be a rank
+    rank: int | None  # None: unknown whether it is a rank
     world_size: int
-    is_local: bool  # its number is one that this host and this namespace know
-    is_alive: bool  # of others it is not known, and taken to be
-    has_ended: bool  # by itself
+    is_local: bool  # its PID is of this host and this namespace
+    is_alive: bool  # for others it is unknown, and assumed
+    has_ended: bool  # on its own, not killed
     num_events: int
     num_steps: int
     base_step: int | None  # steps made before this process, by the optimizer's own count
@@ -68,7 +68,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     gives_stacks: bool
     has_gpu: bool
     gpu: str | None  # its UUID, as NVML writes it
-    exchange: Exchange | None  # the last that was timed
+    exchange: Exchange | None  # the last one that was timed
     spent_s: Mapping[str, float]  # in each phase, since the process began
     spent_at_first_s: Mapping[str, float]
     spent_at_last_s: Mapping[str, float]
@@ -77,15 +77,15 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     step_buckets: tuple[int, ...]  # [b]: steps that took 2**(b-1) to 2**b ns
 
 
-class Beats:
+class HeartbeatReader:
     """The heartbeats in a folder, read again and again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._maps: dict[str, tuple[int, mmap.mmap]] = {}  # with the number of the file: a process may begin anew
+        self._maps: dict[str, tuple[int, mmap.mmap]] = {}  # with the inode of the file: a process may start again
 
-    def read(self) -> list[Pulse]:
-        """Ranks in order, then the processes of which it is not known."""
+    def read(self) -> list[HeartbeatSample]:
+        """Return the samples of the ranks in order, then of processes whose rank is unknown."""
         for path in self._folder.glob(File.HEARTBEAT.glob):
             number = path.stat().st_ino
             if path.name not in self._maps or self._maps[path.name][0] != number:
@@ -100,9 +100,9 @@ class Beats:
         self._maps.clear()
 
 
-def ranks_of(pulses: list[Pulse]) -> list[Pulse]:
-    """One a rank: where a launcher has started ranks again, the processes of its last attempt."""
-    last: dict[int, Pulse] = {}
+def ranks_of(pulses: list[HeartbeatSample]) -> list[HeartbeatSample]:
+    """Return one sample per rank: where a launcher restarted ranks, those of the processes of its last attempt."""
+    last: dict[int, HeartbeatSample] = {}
     for pulse in pulses:
         if pulse.rank is not None:
             other = last.get(pulse.rank)
@@ -111,7 +111,7 @@ def ranks_of(pulses: list[Pulse]) -> list[Pulse]:
     return [last[rank] for rank in sorted(last)]
 
 
-def _read(name: str, map: mmap.mmap) -> Pulse | None:
+def _read(name: str, map: mmap.mmap) -> HeartbeatSample | None:
     try:
         header = msgspec.json.decode(map[:HEARTBEAT_HEADER_BYTES].partition(b"\n")[0], type=_Header)
     except msgspec.DecodeError:
@@ -131,7 +131,7 @@ def _read(name: str, map: mmap.mmap) -> Pulse | None:
     def by_phase(slot: str) -> dict[str, float]:
         return {phase: ns / 1e9 for phase, ns in zip(header.phases, values[slot], strict=True)}
 
-    return Pulse(
+    return HeartbeatSample(
         name=name.removeprefix(File.HEARTBEAT.before),
         hostname=header.hostname,
         pid=header.pid,
@@ -190,7 +190,7 @@ def own_namespace() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process was started, in the kernel's ticks: with its number, it names the process for good."""
+    """Return when a process was started, in the kernel's ticks: with its PID, that identifies it for good."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return int(fields[19])

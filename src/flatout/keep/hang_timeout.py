@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flatout.keep.beats import Pulse
+from flatout.keep.heartbeats import HeartbeatSample
 
 AT_LEAST_S = 10.0
 _UNWITNESSED_S = 60.0  # where no other rank waits, or no stack is to be had: it may be a pause
@@ -20,13 +20,13 @@ _FIRST_LONG_PHASE_S, _LATER_LONG_PHASE_S, _COMPILING_S = 600.0, 60.0, 1800.0
 LONG_PHASES = ("checkpoint", "evaluation", "network")
 
 
-class Patience:
+class HangTimeout:
     def __init__(self, fixed_s: float | None = None) -> None:
         self._fixed_s = fixed_s  # as the user says, for all phases
         self._changed: dict[str, tuple[int, float, str, int]] = {}  # number of events, since when, phase, steps
         self._longest_silence_s = 0.0
 
-    def silence_s(self, now: float, pulse: Pulse) -> float:
+    def silence_s(self, now: float, pulse: HeartbeatSample) -> float:
         """Since the rank's last event, as seen from here: another host has another clock."""
         before = self._changed.get(pulse.name)
         if before is None or before[0] != pulse.num_events:
@@ -36,7 +36,7 @@ class Patience:
             return 0.0
         return now - before[1]
 
-    def look_after_s(self, ranks: Sequence[Pulse]) -> float:
+    def look_after_s(self, ranks: Sequence[HeartbeatSample]) -> float:
         """Of silence on a rank, before anything is asked of it."""
         if self._fixed_s is not None:
             return self._fixed_s
@@ -46,7 +46,7 @@ class Patience:
         longest = min(self._longest_silence_s * _TIMES_LONGEST, _MOST_FROM_LONGEST_S)
         return max(AT_LEAST_S, _TIMES_MEDIAN * max(medians), longest)
 
-    def hangs_after_s(self, phase: str, ranks: Sequence[Pulse], *, is_witnessed: bool) -> float:
+    def hangs_after_s(self, phase: str, ranks: Sequence[HeartbeatSample], *, is_witnessed: bool) -> float:
         """Of silence on a rank that is stuck in one place. `is_witnessed`: its stack was seen, and it is not alone."""
         look = self.look_after_s(ranks)
         if self._fixed_s is not None:
@@ -60,7 +60,7 @@ class Patience:
         return look if is_witnessed else max(look, _UNWITNESSED_S)
 
 
-def median_step_s(pulse: Pulse) -> float | None:
+def median_step_s(pulse: HeartbeatSample) -> float | None:
     """To a factor of the square root of two, as the heartbeat counts steps; None before the second."""
     num = sum(pulse.step_buckets)
     seen = 0

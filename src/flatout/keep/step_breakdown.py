@@ -16,8 +16,8 @@ from typing import Literal
 
 import msgspec
 
-from flatout.keep.beats import Pulse
 from flatout.keep.clocks import ClockWatch
+from flatout.keep.heartbeats import HeartbeatSample
 
 WAIT, COMMUNICATION, THROTTLED = "late_rank_wait", "exposed_communication", "throttled"
 PARTED = (COMMUNICATION, WAIT, THROTTLED)
@@ -25,7 +25,7 @@ _TYPICAL_OF = 5  # samples
 Basis = Literal["ddp", "recording", "nvml"]
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+class StepShares(msgspec.Struct, frozen=True, kw_only=True):
     """Of a recording of the same job, means of all ranks' steps."""
 
     num_ranks: int
@@ -33,17 +33,17 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     wait: float | None  # None: it has not the traces of all ranks, and waiting is inside `communication`
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class StepComponent(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     ns: int
     basis: Basis
 
 
-class Within:
+class StepBreakdown:
     """Of one run. `no_clocks`: why `clocks` is None."""
 
     def __init__(
-        self, *, clocks: ClockWatch | None = None, no_clocks: str = "", recorded: Recorded | None = None
+        self, *, clocks: ClockWatch | None = None, no_clocks: str = "", recorded: StepShares | None = None
     ) -> None:
         self._clocks = clocks
         self._no_clocks = no_clocks
@@ -51,14 +51,14 @@ class Within:
         # By rank, ns a step: exposed at all, and of it waiting, None where ranks are missing.
         self._samples: deque[dict[int | None, tuple[int, int | None]]] = deque(maxlen=_TYPICAL_OF)
         self._iteration = 0  # of the last sample
-        self._ranks: Sequence[Pulse] = ()
+        self._ranks: Sequence[HeartbeatSample] = ()
 
     def begins(self) -> None:
         """Another attempt."""
         self._samples.clear()
         self._iteration, self._ranks = 0, ()
 
-    def look(self, now_ns: int, ranks: Sequence[Pulse]) -> None:
+    def look(self, now_ns: int, ranks: Sequence[HeartbeatSample]) -> None:
         if self._clocks is not None:
             self._clocks.look(now_ns)
         if not ranks:
@@ -88,19 +88,19 @@ class Within:
         return exposed_ns, min(round(median(waits)), exposed_ns) if waits else None
 
     def parts(
-        self, pulse: Pulse, num_steps: int, begin_ns: int, end_ns: int, *, away_ns: int, left_ns: int
-    ) -> list[Part]:
+        self, pulse: HeartbeatSample, num_steps: int, begin_ns: int, end_ns: int, *, away_ns: int, left_ns: int
+    ) -> list[StepComponent]:
         """Of `num_steps` steps of a rank. They sum to no more than `left_ns`.
 
         `away_ns`: what of the time was no step's, as a checkpoint.
         """
-        found: list[Part] = []
+        found: list[StepComponent] = []
 
         def add(name: str, ns: int, basis: Basis) -> None:
             nonlocal left_ns
             part = min(max(ns, 0), left_ns)
             left_ns -= part
-            found.append(Part(name=name, ns=part, basis=basis))
+            found.append(StepComponent(name=name, ns=part, basis=basis))
 
         typical = self._typical(pulse.rank)
         recorded = self._recorded

@@ -6,34 +6,34 @@ import os
 import time
 from collections.abc import Sequence
 
-from flatout.keep.account import Account, Outcome
-from flatout.keep.attempt import Attempt
-from flatout.keep.beats import Pulse, start_ticks
-from flatout.keep.earlier import Earlier, Start
+from flatout.keep.account import Account, AttemptOutcome
+from flatout.keep.attempt import AttemptResult
 from flatout.keep.hang import Hang
-from flatout.keep.ledger import Writer
+from flatout.keep.heartbeats import HeartbeatSample, start_ticks
+from flatout.keep.ledger import LedgerFile
+from flatout.keep.previous_runs import JobStart, PreviousRuns
 from flatout.keep.rules import ASKED, Judgement
-from flatout.keep.supervise import Decision, Progress
-from flatout.keep.within import Within
+from flatout.keep.step_breakdown import StepBreakdown
+from flatout.keep.supervise import Decision, StepProgress
 from flatout.launch import Ended
 
 _WRITE_EVERY_S = 2.0
 
 
-class LedgerBook:
+class LedgerWriter:
     def __init__(
         self,
-        writer: Writer,
-        progress: Progress,
+        writer: LedgerFile,
+        progress: StepProgress,
         *,
         num_devices: int | None,
         command: str,
         tool: str,
         gpu: str | None,
         node: str | None = None,
-        within: Within | None = None,
-        start: Start | None = None,
-        earlier: Earlier | None = None,
+        within: StepBreakdown | None = None,
+        start: JobStart | None = None,
+        earlier: PreviousRuns | None = None,
         goes_on: bool = False,
     ) -> None:
         """`earlier`: what starts of the same job before this one have left. `goes_on`: there were some, or one was
@@ -71,7 +71,7 @@ class LedgerBook:
         )
         self._writer.write("attempt", attempt=attempt)
 
-    def look(self, ranks: Sequence[Pulse]) -> None:
+    def look(self, ranks: Sequence[HeartbeatSample]) -> None:
         self._add(self._account.look(time.monotonic_ns(), ranks, self._progress.base), ranks)
         if time.monotonic() >= self._next_write:
             self._write()
@@ -80,8 +80,8 @@ class LedgerBook:
         stacks = {str(rank): text for rank, text in hang.stacks.items()}
         self._writer.write("hang", attempt=self._attempt, says=hang.describe(), late=hang.late, stacks=stacks)
 
-    def attempt_ends(self, attempt: int, done: Attempt, judgement: Judgement, decision: Decision) -> None:
-        outcome: Outcome = "hang" if judgement.rule == "hang" else "done" if done.ended.code == 0 else "failed"
+    def attempt_ends(self, attempt: int, done: AttemptResult, judgement: Judgement, decision: Decision) -> None:
+        outcome: AttemptOutcome = "hang" if judgement.rule == "hang" else "done" if done.ended.code == 0 else "failed"
         now = time.monotonic_ns()
         if not decision.restarts and not done.ranks:
             self._account.assume(1)
@@ -112,7 +112,7 @@ class LedgerBook:
         self._write()
         self._writer.write("end", code=ended.shell_code, why=ASKED, goes_on=True)
 
-    def _add(self, seconds: dict[str, int], ranks: Sequence[Pulse]) -> None:
+    def _add(self, seconds: dict[str, int], ranks: Sequence[HeartbeatSample]) -> None:
         for name, value in seconds.items():
             self._told[name] = self._told.get(name, 0) + value
         self._steps = self._steps_before + max((pulse.num_steps for pulse in ranks), default=0)

@@ -1,7 +1,7 @@
-"""How often a job is to save, chosen from what was measured, and which cost of its failures to attack first.
+"""Choose how often a job saves, from what was measured, and which cost of its failures to reduce first.
 
-In: `checkpoints.jsonl`, as `flatout.checkpoint` writes it, and the ledger's totals. Out: `Saving`, and the gains of its
-four levers. What was not measured yet is assumed, and said to be.
+In: `checkpoints.jsonl`, as `flatout.checkpoint` writes it, and the ledger's totals. Out: an `IntervalChoice`, and the
+gains of four improvements. Costs that were not measured yet are assumed, and marked so.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from flatout.keep.ledger import Totals
 from flatout.records.ledger import LedgerLever
 from flatout.units import number, seconds
 
-HOURS = 720.0  # thirty days: what the levers' gains are told for
+HOURS = 720.0  # thirty days, for which the gains are reported
 _RECENT = 100  # checkpoints: a model or a disk may have changed since earlier ones
 _ASSUMED = {"stall_s": 1.0, "write_s": 30.0, "detect_s": 10.0, "restart_s": 120.0}
 
 
-class Saving(msgspec.Struct, frozen=True, kw_only=True):
-    """An interval, and all that it was chosen from; a line of the ledger."""
+class IntervalChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """An interval, and everything that it was chosen from; a line of the ledger."""
 
     every_s: float
-    low_s: float  # from here to `high_s`, goodput is within 0.1 % of the best
+    low_s: float  # between this and `high_s`, goodput is within 0.1 % of the best
     high_s: float
     stall_s: float
     write_s: float
@@ -36,8 +36,8 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float
     num_checkpoints: int  # that were measured
     assumed: tuple[str, ...]  # of the four costs above
-    num_failures: int  # the job's own
-    failures: float  # with those that the published rate counts as
+    num_failures: int  # of this job
+    failures: float  # including those that the published rate stands for
     node_days: float
     num_nodes: int
 
@@ -46,17 +46,18 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
         each = (
             f"each costs {costs} (measured, {number(self.num_checkpoints)})"
             if self.num_checkpoints
-            else f"each is assumed to cost {costs} until one was measured"
+            else f"each is assumed to cost {costs} until one is measured"
         )
         per_1000 = 1000 * self.failures / self.node_days
         return (
-            f"a checkpoint every {seconds(self.every_s)} ({seconds(self.low_s)} to {seconds(self.high_s)} do as well), "
-            f"unless the script says how often: {each}; {per_1000:.3g} failures in 1,000 node-days, "
-            f"from {number(self.num_failures)} seen and a published rate"
+            f"a checkpoint every {seconds(self.every_s)} "
+            f"({seconds(self.low_s)} to {seconds(self.high_s)} are equally good), "
+            f"unless the script sets an interval: {each}; {per_1000:.3g} failures per 1,000 node-days, "
+            f"from {number(self.num_failures)} observed and a published rate"
         )
 
     def levers(self, num_devices: int, price_per_h: float | None) -> tuple[LedgerLever, ...]:
-        """The most worthwhile first, for `num_devices` over 30 days."""
+        """Return the improvements for `num_devices` over 30 days, the largest gain first."""
         found = levers(
             Costs(stall_s=self.stall_s, write_s=self.write_s, detect_s=self.detect_s, restart_s=self.restart_s),
             FailureRate(failures=self.failures, node_days=self.node_days, source=""),
@@ -78,8 +79,8 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def choose(folder: Path, totals: Totals, *, num_nodes: int) -> Saving:
-    """`folder`: that of `flatout.checkpoint`, which need not be there yet."""
+def choose(folder: Path, totals: Totals, *, num_nodes: int) -> IntervalChoice:
+    """Choose an interval. `folder` is that of `flatout.checkpoint`, and need not exist yet."""
     seen, assumed = _after_failures(totals)
     lines = _lines(folder / "checkpoints.jsonl")
     costs = measured_costs(lines, **seen)
@@ -89,8 +90,8 @@ def choose(folder: Path, totals: Totals, *, num_nodes: int) -> Saving:
     days = totals.allocated_ns / 1e9 / max(totals.num_devices or 1, 1) / DAY_S
     rate = RSC_1.after(totals.num_not_the_jobs, days * num_nodes)
     found = best_interval(costs, rate, num_nodes)
-    return Saving(
-        # Often, until it is known what one costs: that is measured by the first.
+    return IntervalChoice(
+        # Often, until the cost of a checkpoint is known: the first one measures it.
         every_s=found.interval_s if lines else found.low_s,
         low_s=found.low_s,
         high_s=found.high_s,
@@ -108,7 +109,7 @@ def choose(folder: Path, totals: Totals, *, num_nodes: int) -> Saving:
 
 
 def _after_failures(totals: Totals) -> tuple[dict[str, float], list[str]]:
-    """Seconds a failure of detection and of restart, and which of them are assumed."""
+    """Return the seconds per failure of detection and of restart, and which of them are assumed."""
     devices = max(totals.num_devices or 1, 1)
     num_restarts = totals.num_attempts - totals.num_runs
 
@@ -125,7 +126,7 @@ def _after_failures(totals: Totals) -> tuple[dict[str, float], list[str]]:
 
 
 def _lines(path: Path) -> Sequence[dict[str, Any]]:
-    """The last checkpoints that were committed. A line that is none is passed over."""
+    """Return the lines of the last checkpoints that were committed; damaged lines are skipped."""
     try:
         raw = path.read_bytes().splitlines()
     except OSError:

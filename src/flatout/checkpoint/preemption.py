@@ -37,7 +37,7 @@ _ONE_BY_ONE_S = 0.3  # between the processes of a job that are all sent a signal
 _POLL_S = 0.02
 
 
-class Farewell:
+class PreemptionHandler:
     """`flush(limit_s)` waits for what is being written. Where the script has a handler for the signal, that one stays.
 
     Make it on the main thread, when torch.distributed is set up.

@@ -1,6 +1,6 @@
 """Host memory that a checkpoint is copied to: allocated once, used again, and pinned where the copy comes from a GPU.
 
-In: a number of bytes. Out: a `Memory`, whose `tensor` is of uint8. It is mapped here, not taken from torch, whose
+In: a number of bytes. Out: a `HostBuffer`, whose `tensor` is of uint8. It is mapped here, not taken from torch, whose
 allocator of pinned memory rounds up to a power of two and gives nothing back to the system. Huge pages make the first
 filling and the pinning cheaper. Forked processes (workers of a DataLoader) do not get it: pinned pages would be copied
 at the fork, others one by one at the next filling, which is within the stall.
@@ -20,7 +20,7 @@ LOG = logging.getLogger("flatout.checkpoint")
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 
-class Memory:
+class HostBuffer:
     """It is given back, and unpinned before, when nothing refers to it or to its tensor any more."""
 
     def __init__(self, num_bytes: int, *, is_pinned: bool) -> None:

@@ -1,0 +1,199 @@
+"""Status that the nodes of one job report to each other: each `flatout run` writes one small file in a shared folder.
+
+In: the ranks of this node, and how its attempts ended. Out: a `PeerStatus` of each other node. A file is replaced
+atomically, so that it is read whole on any file system; nothing waits for an answer, and a lost node is one whose file
+no longer changes. It decides nothing that the launchers decide, such as where the agents meet.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+_REPORT_EVERY_S = 1.0
+LOST_AFTER_S = 15.0  # of silence; torchrun's agents take as long
+_HEAR_S = 4.0  # how long a node whose ranks only lost their peers waits for the reason
+_RECENT_S = 60.0
+
+
+class PeerRank(msgspec.Struct, frozen=True, kw_only=True):
+    """Status of one rank of a node."""
+
+    rank: int
+    steps: int
+    phase: str
+    sequences: dict[str, int]  # collectives begun, by process group
+    waits: bool | None = None  # for other ranks, by its stack; None: not examined, because it makes progress
+
+
+class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node reports."""
+
+    node: str
+    job: str | None = None  # None: not named
+    beat: int = 0  # grows while the node's Flatout lives
+    attempt: int = 0
+    ranks: tuple[PeerRank, ...] = ()
+    failure: str | None = None  # how its last attempt failed, unless it only lost its peers
+    num_failures: int = 0
+    given_up: str | None = None  # why it does not restart the job
+
+
+class _Heard(msgspec.Struct, kw_only=True):
+    status: PeerStatus
+    at_s: float  # when it last changed, by this node's clock
+    is_new: bool  # it has changed since this node began, so it is of this job's nodes
+    failed_at_s: float | None = None
+
+
+class PeerBoard:
+    """Writes the status of this node, and reads that of the others.
+
+    `folder` is one that all nodes see; without it nothing is reported or read. `clean` masks secrets. Statuses of other
+    jobs than `job` in the same folder are ignored. With `others_go_on` the launcher is elastic, so that the job
+    continues without a node that gives up.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        node: str,
+        *,
+        job: str | None = None,
+        others_go_on: bool = False,
+        clean: Callable[[str], str] = lambda text: text,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = None if folder is None else folder / "nodes"
+        self._others_go_on = others_go_on
+        self._clean = clean
+        self._clock = clock
+        self._own = PeerStatus(node=node, job=None if job is None else clean(job))
+        self._heard: dict[str, _Heard] = {}
+        self._next_s = 0.0
+        self._lost: set[str] = set()
+        if self._folder is not None:
+            with suppress(OSError):
+                self._folder.mkdir(exist_ok=True)
+            self._hear()
+            self._write()
+
+    def begins(self, attempt: int) -> None:
+        self._report(attempt=attempt, ranks=())
+
+    def fails(self, says: str | None) -> None:
+        """Report a failed attempt. `says` is None where its ranks only lost their peers."""
+        self._report(
+            failure=None if says is None else self._clean(says),
+            num_failures=self._own.num_failures + (says is not None),
+        )
+
+    def gives_up(self, why: str) -> None:
+        self._report(given_up=self._clean(why))
+
+    def look(self, ranks: Callable[[], Sequence[PeerRank]]) -> None:
+        """Write and read, at most once per second."""
+        if self._folder is not None and self._clock() >= self._next_s:
+            self._next_s = self._clock() + _REPORT_EVERY_S
+            self._report(ranks=tuple(ranks()), beat=self._own.beat + 1)
+            self._hear()
+
+    def others(self) -> list[PeerStatus]:
+        """Return the status of the job's other nodes that are alive."""
+        now = self._clock()
+        return [heard.status for heard in self._heard.values() if heard.is_new and now - heard.at_s < LOST_AFTER_S]
+
+    def newly_lost(self) -> list[str]:
+        """Return the nodes without a status for a while, each once; a node that has given up is not lost."""
+        now = self._clock()
+        silent = {
+            name
+            for name, heard in self._heard.items()
+            if heard.is_new and heard.status.given_up is None and now - heard.at_s >= LOST_AFTER_S
+        }
+        newly_silent = silent - self._lost
+        self._lost = silent
+        return sorted(newly_silent)
+
+    def given_up(self) -> str | None:
+        """Return why another node, without which the job cannot continue, does not restart it."""
+        if self._others_go_on:
+            return None
+        for heard in self._heard.values():
+            if heard.is_new and heard.status.given_up is not None:
+                return f"{heard.status.node} does not restart it: {heard.status.given_up}"
+        return None
+
+    def reason(self) -> str | None:
+        """Return what failed on other nodes a moment ago; wait a few seconds for their status."""
+        if self._folder is None or not any(heard.is_new for heard in self._heard.values()):
+            return None
+        deadline = self._clock() + _HEAR_S
+        while True:
+            self._hear()
+            recent = self._recent_failures()
+            if recent:
+                return "; ".join(f"on {status.node}: {status.failure}" for status in recent)
+            if self._clock() >= deadline:
+                return None
+            time.sleep(0.1)
+
+    def _recent_failures(self) -> list[PeerStatus]:
+        now = self._clock()
+        recent = []
+        for heard in self._heard.values():
+            failed_recently = heard.failed_at_s is not None and now - heard.failed_at_s < _RECENT_S
+            if heard.status.failure and failed_recently:
+                recent.append(heard.status)
+        return recent
+
+    def _report(self, **values: object) -> None:
+        self._own = msgspec.structs.replace(self._own, **values)
+        self._write()
+
+    def _path(self, node: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{re.sub(r'[^A-Za-z0-9._+-]', '_', node)}.json"
+
+    def _write(self) -> None:
+        if self._folder is None:
+            return
+        path = self._path(self._own.node)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        with suppress(OSError):  # a folder that is full or gone must not end the job
+            partial.write_bytes(msgspec.json.encode(self._own))
+            partial.replace(path)
+
+    def _is_of_job(self, status: PeerStatus) -> bool:
+        """Whether a status is of this job; of unnamed ones, those in one folder are, except two on one host."""
+        if status.job != self._own.job:
+            return False
+        if status.job is not None:
+            return True
+        return status.node.partition("+")[0] != self._own.node.partition("+")[0]
+
+    def _hear(self) -> None:
+        assert self._folder is not None
+        now = self._clock()
+        for path in self._folder.glob("[!.]*.json"):
+            with suppress(OSError, msgspec.DecodeError):
+                status = msgspec.json.decode(path.read_bytes(), type=PeerStatus)
+                if status.node != self._own.node and self._is_of_job(status):
+                    self._note(status, now)
+
+    def _note(self, status: PeerStatus, now: float) -> None:
+        heard = self._heard.get(status.node)
+        if heard is None:
+            # A status that is there at the start may be of an earlier job; one that comes later is of this one.
+            self._heard[status.node] = _Heard(status=status, at_s=now, is_new=bool(self._next_s))
+        elif heard.status != status:
+            has_failed = status.failure is not None and status.num_failures > heard.status.num_failures
+            if has_failed:
+                heard.failed_at_s = now
+            heard.status, heard.at_s, heard.is_new = status, now, True
