@@ -303,10 +303,10 @@ def test_a_stall_that_once_ended_gives_the_next_one_three_times_as_long_up_to_a_
     def ask(asked: Any) -> dict[str, Stack]:
         return {one.name: stack([BARRIER, SLEEPING][one.rank]) for one in asked}
 
-    def work(pid: int) -> Work:  # in the stall it reads a file
-        return Work(cpu_s=0.0, moved_bytes=int(1e6 * min(now, resumed_s)))
+    def work(pid: int) -> ProcessUsage:  # in the stall it reads a file
+        return ProcessUsage(cpu_s=0.0, moved_bytes=int(1e6 * min(now, resumed_s)))
 
-    watching = HangWatch(Patience(), ask, work)
+    watching = HangWatch(HangTimeout(), ask, work)
     while hang is None and now < resumed_s + 200:
         num_events = 200 + (now >= resumed_s)
         late = pulse(1, num_events=num_events, sequences={"0": 51})
@@ -323,7 +323,7 @@ def test_a_rank_that_is_silent_for_long_is_asked_ever_less_often() -> None:
         asked_at.append(now)
         return {one.name: stack([SLEEPING, BARRIER][one.rank]) for one in asked}
 
-    watching = HangWatch(Patience(), ask, lambda pid: Work(cpu_s=0.0, moved_bytes=0))
+    watching = HangWatch(HangTimeout(), ask, lambda pid: ProcessUsage(cpu_s=0.0, moved_bytes=0))
     while now < 590:
         assert watching.look(now, ranks) is None
         now += 0.25

@@ -155,7 +155,7 @@ def test_what_the_first_attempt_measured_is_the_interval_of_the_second(tmp_path:
 
 def test_the_users_own_interval_stays(tmp_path: Path) -> None:
     done = kept(tmp_path, SCRIPT, **{EVERY_S: "77"})
-    assert done.stdout.split() == ["77", "77"] and f"flatout: a checkpoint every 77 s, as {EVERY_S} says" in done.stderr
+    assert done.stdout.split() == ["77", "77"] and f"flatout: a checkpoint every 77 s, from {EVERY_S}" in done.stderr
 
 
 def test_a_ledger_that_cannot_be_read_back_does_not_keep_the_job_from_running(tmp_path: Path) -> None:
