@@ -24,9 +24,9 @@ import numpy as np
 from flatout.catalog import all_models
 from flatout.plan.calibrate import fit, predict_logs
 from flatout.plan.clusters import cluster
-from flatout.plan.layouts import Job, all_layouts, layout_at
-from flatout.plan.runs import Run, as_case, read_runs
-from flatout.plan.search import Setting, evaluate_layouts
+from flatout.plan.layouts import TrainingSpec, all_layouts, layout_at
+from flatout.plan.runs import MeasuredRun, as_inputs, read_runs
+from flatout.plan.search_context import SearchContext, evaluate_layouts
 from flatout.plan.shipped import shipped
 from flatout.records.plan import Layout, Software
 
@@ -92,7 +92,7 @@ def shape_of(columns: dict[str, float]) -> dict[str, int]:
     return {theirs: int(columns[ours]) for theirs, ours in names.items()}
 
 
-def can_express(run: Run) -> bool:
+def can_express(run: MeasuredRun) -> bool:
     c = run.columns
     is_a100 = abs(c["half_peak"] / 0.869 - 312e12) < 1e12
     even = c["layers"] % (c["pp"] * c["vpp"]) == 0
@@ -125,8 +125,8 @@ def errors(calculon: Calculon, path: Path) -> list[dict[str, Any]]:
         measured = np.array([run.step_time_s for run, _ in both], dtype=np.float64)
         others = [run for run in timed if run.source != source]
         seconds = np.log(np.array([run.step_time_s for run in others], dtype=np.float64))
-        constants = fit(as_case(others), seconds, [run.source for run in others])
-        ours = np.exp(predict_logs(as_case([run for run, _ in both]), constants)[0]) / measured - 1.0
+        constants = fit(as_inputs(others), seconds, [run.source for run in others])
+        ours = np.exp(predict_logs(as_inputs([run for run, _ in both]), constants)[0]) / measured - 1.0
         their = np.array([value for _, value in both]) / measured - 1.0
         found.append(
             {
@@ -145,9 +145,11 @@ def rates(calculon: Calculon, rounds: int) -> dict[str, Any]:
     found, shares = cluster("a100x4096")
     model = all_models()["gpt3-175b"]
     batch, seq = 3072, 2048
-    job = Job(workload=model, cluster=found, global_batch=batch, seq=seq)
-    setting = Setting(job=job, precision="fp16", matmul_share=shares, software=Software(), calibration=shipped())
-    columns = all_layouts(job)
+    spec = TrainingSpec(workload=model, cluster=found, global_batch=batch, seq=seq)
+    context = SearchContext(
+        spec=spec, precision="fp16", matmul_share=shares, software=Software(), calibration=shipped()
+    )
+    columns = all_layouts(spec)
     # What Calculon can express: no context parallelism, ZeRO 0 or 1 over all replicas, and its one schedule.
     keep = (columns["cp"] == 1) & (columns["zero"] <= 1) & (columns["shard"] == 0) & (columns["schedule"] == 1)
     shared = {name: values[keep] for name, values in columns.items()}
@@ -161,7 +163,7 @@ def rates(calculon: Calculon, rounds: int) -> dict[str, Any]:
         began = time.process_time()
         refused = sum(calculon.seconds(shape, execution(layout, 4096, batch)) is None for layout in layouts)
         between = time.process_time()
-        evaluate_layouts(setting, shared)
+        evaluate_layouts(context, shared)
         theirs.append(SAMPLE / (between - began))
         ours.append(count / (time.process_time() - between))
     return {

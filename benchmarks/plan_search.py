@@ -17,8 +17,9 @@ from typing import Any
 
 from flatout.catalog import all_models
 from flatout.plan.clusters import cluster
-from flatout.plan.layouts import Job, all_layouts
-from flatout.plan.search import Setting, evaluate_layouts, plan
+from flatout.plan.layouts import TrainingSpec, all_layouts
+from flatout.plan.search import plan
+from flatout.plan.search_context import SearchContext, evaluate_layouts
 from flatout.plan.shipped import shipped
 from flatout.records.plan import Software
 
@@ -31,16 +32,18 @@ SEARCHES = (
 )
 
 
-def setting(model: str, machine: str, batch: int, seq: int, precision: str) -> Setting:
+def context(model: str, machine: str, batch: int, seq: int, precision: str) -> SearchContext:
     found, shares = cluster(machine)
-    job = Job(workload=all_models()[model], cluster=found, global_batch=batch, seq=seq)
-    return Setting(job=job, precision=precision, matmul_share=shares, software=Software(), calibration=shipped())
+    spec = TrainingSpec(workload=all_models()[model], cluster=found, global_batch=batch, seq=seq)
+    return SearchContext(
+        spec=spec, precision=precision, matmul_share=shares, software=Software(), calibration=shipped()
+    )
 
 
 def measure(search: tuple[str, str, int, int, str]) -> dict[str, Any]:
-    chosen = setting(*search)
+    chosen = context(*search)
     began = time.process_time()
-    columns = all_layouts(chosen.job)
+    columns = all_layouts(chosen.spec)
     listed = time.process_time()
     evaluate_layouts(chosen, columns)
     evaluated = time.process_time()

@@ -48,7 +48,10 @@ def test_a_plan_as_text_ends_with_the_next_command(
         ([*PLAN, "--precision", "int3"], "--precision must be one of"),
         ([*PLAN[:2], "missing/config.json", *PLAN[3:]], "cannot be read"),
         ([*PLAN, "--fix", "tp=5"], "tp must divide 32 heads"),
-        ([*PLAN, "--fix", "tp=2", "--fix", "tp=4"], "--fix takes one value of a dial, but got `tp=2` and `tp=4`"),
+        (
+            [*PLAN, "--fix", "tp=2", "--fix", "tp=4"],
+            "--fix takes one value of a layout parameter, but got `tp=2` and `tp=4`",
+        ),
         (["plan", "--model", "llama3-8b", "--cluster", "a100x8", "--precision", "fp8"], "SXM 80GB has no fp8"),
         (["plan", "--model", "llama3-8b", "--cluster", "v100x8"], "has no bf16\nhint: --precision fp16"),
         ([*PLAN, "--fix", "schedule=zero-bubble", "--fix", "pp=1"], "has pp=1 together with schedule=zero-bubble"),
@@ -70,7 +73,7 @@ def test_a_plan_as_text_ends_with_the_next_command(
         ),
         (
             ["plan", "--model", "gpt3-13b", "--cluster", "a100x64", "--fix", "schedule=gpipe", "--fix", "pp=4"],
-            "other layouts fit on 64 GPUs: leave out --fix schedule=gpipe --fix pp=4",
+            "other layouts fit on 64 GPUs: remove --fix schedule=gpipe --fix pp=4",
         ),
         (
             [*PLAN, "--goal", "1B tokens", "--gpu-price", "nan"],

@@ -12,10 +12,10 @@ import pytest
 from tests.plan.test_search import setting_of
 
 from flatout.errors import InputError
-from flatout.plan.case import machine_columns
 from flatout.plan.ceilings import is_ceilings, with_ceilings
 from flatout.plan.clusters import cluster
 from flatout.plan.constants import from_logs
+from flatout.plan.inputs import machine_columns
 from flatout.plan.model_names import workload
 from flatout.plan.search import plan
 from flatout.plan.shipped import shipped
@@ -57,9 +57,9 @@ def test_a_toml_names_its_ceilings(tmp_path: Path) -> None:
 
 
 def test_slower_products_make_a_slower_plan(tmp_path: Path) -> None:
-    setting = setting_of("llama3-8b", "h100x16")
-    slow = calibrated(setting, ceilings(tmp_path / "bench.json", {**MATMUL, "value": 400e12}), (), print)
-    assert plan(slow).layouts[0].step_time_s > 1.3 * plan(setting).layouts[0].step_time_s
+    context = setting_of("llama3-8b", "h100x16")
+    slow = calibrated(context, ceilings(tmp_path / "bench.json", {**MATMUL, "value": 400e12}), (), print)
+    assert plan(slow).layouts[0].step_time_s > 1.3 * plan(context).layouts[0].step_time_s
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ FIXED = ("tp=2", "sp=on", "pp=1", "cp=1", "zero=1", "shard=0", "micro_batch=1", 
 
 
 def test_a_recording_moves_the_plan_to_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    setting = setting_of("llama3-8b", "h100x16")
-    before = plan(setting, fixed=FIXED).layouts[0].step_time_s
+    context = setting_of("llama3-8b", "h100x16")
+    before = plan(context, fixed=FIXED).layouts[0].step_time_s
     recorded(monkeypatch, 1.3 * before, 16)
-    corrected = plan(calibrated(setting, tmp_path, FIXED, print), fixed=FIXED)
+    corrected = plan(calibrated(context, tmp_path, FIXED, print), fixed=FIXED)
     assert 1.1 * before < corrected.layouts[0].step_time_s < 1.3 * before
     assert corrected.calibrated_with == 1
 
@@ -133,9 +133,9 @@ def test_a_plan_is_for_the_software_of_its_runs(tmp_path: Path) -> None:
         "layers,hidden,heads,kv_heads,ffn,vocab,seq_len,gpu,num_gpus,tp,pp,micro_batch,global_batch,step_time_s,framework\n"
         + "32,4096,32,8,14336,128256,2048,H100,16,1,1,2,64,0.9,torchtitan FSDP2\n" * 3
     )
-    setting = setting_of("llama3-8b", "h100x16")
-    assert setting.software == Software()
-    assert calibrated(setting, path, (), print).software.is_eager
+    context = setting_of("llama3-8b", "h100x16")
+    assert context.software == Software()
+    assert calibrated(context, path, (), print).software.is_eager
 
 
 def test_a_real_recording_is_followed_to_its_one_layout_by_the_hints(tmp_path: Path) -> None:
@@ -143,17 +143,17 @@ def test_a_real_recording_is_followed_to_its_one_layout_by_the_hints(tmp_path: P
     with tarfile.open(Path(__file__).parents[1] / "profile" / "golden" / "nanogpt_ddp_2xh200.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     (recording,) = tmp_path.iterdir()
-    setting = setting_of("llama3-8b", "h200x2", 24, 256)
+    context = setting_of("llama3-8b", "h200x2", 24, 256)
     model = workload("layers=12,hidden=768,heads=12,vocab=50304,gelu,tied")
-    setting = replace(setting, job=replace(setting.job, workload=model))
+    context = replace(context, spec=replace(context.spec, workload=model))
     fixed = ["zero=0", "micro_batch=12"]
     for _ in range(10):
         try:
-            found = calibrated(setting, recording, fixed, print)
+            found = calibrated(context, recording, fixed, print)
             break
         except InputError as error:
             fixed.append(str(error.hint).rpartition("--fix ")[2])
     measured_s = 0.0302  # of its 20 steps before the trace, as `flatout diagnose` tells
-    before, after = (plan(one, fixed=tuple(fixed)).layouts[0].step_time_s for one in (setting, found))
+    before, after = (plan(one, fixed=tuple(fixed)).layouts[0].step_time_s for one in (context, found))
     assert "recompute=none" in fixed
     assert abs(after - measured_s) < abs(before - measured_s)

@@ -215,7 +215,7 @@ def test_gpt2s_config_json_has_the_published_parameters(tmp_path: Path) -> None:
     [
         ('{"hidden_size": 8, "num_attention_heads": 0}', "`num_attention_heads` .* at least 1, but is 0"),
         ('{"hidden_size": "8"}', "`hidden_size` .* at least 1, but is '8'"),
-        ("{", "is no JSON"),
+        ("{", "is not valid JSON"),
         ("[1]", "must hold one JSON object"),
         ('{"vocab_size": 5}', "must say `hidden_size`, but has only: vocab_size$"),
         ("{}", "must say `hidden_size`, but has nothing in it"),

@@ -9,6 +9,7 @@ from tests.plan.test_search import setting_of
 
 from flatout.plan import search
 from flatout.plan.details import details, drawn_pipeline, layers_of_stages, stage_seconds
+from flatout.plan.search_context import SearchContext
 from flatout.records.plan import Plan
 from flatout.records.plan_details import PlanDetails
 
@@ -26,15 +27,15 @@ CASES = {
 
 
 @pytest.fixture(params=CASES, scope="module")
-def made(request: pytest.FixtureRequest) -> tuple[search.Setting, Plan, PlanDetails]:
+def made(request: pytest.FixtureRequest) -> tuple[SearchContext, Plan, PlanDetails]:
     model, machine, batch, seq, fixed = CASES[request.param]
-    setting = setting_of(model, machine, batch, seq)
-    plan = search.plan(setting, fixed=fixed)
-    return setting, plan, details(setting, plan)
+    context = setting_of(model, machine, batch, seq)
+    plan = search.plan(context, fixed=fixed)
+    return context, plan, details(context, plan)
 
 
 def test_the_drawn_pipeline_takes_as_long_as_the_predicted_parts(
-    made: tuple[search.Setting, Plan, PlanDetails],
+    made: tuple[SearchContext, Plan, PlanDetails],
 ) -> None:
     _, plan, found = made
     parts = plan.layouts[0].parts_s
@@ -43,11 +44,11 @@ def test_the_drawn_pipeline_takes_as_long_as_the_predicted_parts(
     assert drawn == pytest.approx(sum(parts[name] for name in inside), rel=0.005)
 
 
-def test_stages_take_the_layers_that_there_are(made: tuple[search.Setting, Plan, PlanDetails]) -> None:
-    setting, plan, found = made
+def test_stages_take_the_layers_that_there_are(made: tuple[SearchContext, Plan, PlanDetails]) -> None:
+    context, plan, found = made
     best = plan.layouts[0]
-    assert sum(one.num_layers for one in found.stages) == setting.job.workload.num_layers
-    seconds = stage_seconds(best, setting.job.workload.num_layers)
+    assert sum(one.num_layers for one in found.stages) == context.spec.workload.num_layers
+    seconds = stage_seconds(best, context.spec.workload.num_layers)
     parts = best.parts_s
     busy = sum(parts[name] for name in ("compute", "tensor_parallel", "context_parallel", "expert_parallel"))
     assert sum(seconds) * best.layout.num_micro_batches == pytest.approx(busy * best.layout.pp)
@@ -56,7 +57,7 @@ def test_stages_take_the_layers_that_there_are(made: tuple[search.Setting, Plan,
 
 
 def test_the_fullest_stage_is_the_rank_that_the_model_counts(
-    made: tuple[search.Setting, Plan, PlanDetails],
+    made: tuple[SearchContext, Plan, PlanDetails],
 ) -> None:
     _, plan, found = made
     best = plan.layouts[0]
@@ -70,15 +71,15 @@ def test_the_fullest_stage_is_the_rank_that_the_model_counts(
 
 
 def test_later_stages_of_1f1b_hold_fewer_activations() -> None:
-    setting = setting_of("llama3-70b", "h100x64", 256, 4096)
+    context = setting_of("llama3-70b", "h100x64", 256, 4096)
     fixed = ("pp=8", "vpp=1", "schedule=1f1b", "recompute=none")
-    found = details(setting, search.plan(setting, fixed=fixed))
+    found = details(context, search.plan(context, fixed=fixed))
     activations = [one.parts_bytes["activations"] for one in found.stages]
     assert activations == sorted(activations, reverse=True)
     assert activations[0] / activations[-1] == pytest.approx(8, rel=0.15)
 
 
-def test_no_layout_of_the_front_is_beaten(made: tuple[search.Setting, Plan, PlanDetails]) -> None:
+def test_no_layout_of_the_front_is_beaten(made: tuple[SearchContext, Plan, PlanDetails]) -> None:
     _, plan, found = made
     assert found.front[0].step_time_s == pytest.approx(plan.layouts[0].step_time_s)
     for one, other in itertools.pairwise(found.front):
@@ -92,7 +93,7 @@ def test_layers_that_do_not_divide_leave_the_last_stage_fewer() -> None:
 
 
 def test_one_stage_is_drawn_as_its_micro_batches() -> None:
-    setting = setting_of("llama3-8b", "h100x16")
-    best = search.plan(setting, fixed=("pp=1",)).layouts[0]
+    context = setting_of("llama3-8b", "h100x16")
+    best = search.plan(context, fixed=("pp=1",)).layouts[0]
     (stage,) = drawn_pipeline(best, 32)
     assert len(stage) == 2 * best.layout.num_micro_batches

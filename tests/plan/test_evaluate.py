@@ -10,11 +10,11 @@ import pytest
 
 from flatout.catalog.run_spellings import run_spellings
 from flatout.errors import InputError, OutputError
-from flatout.plan.calibrate import Calibration, fit, most_telling, predict_logs, prior, update
+from flatout.plan.calibrate import Calibration, fit, most_informative, predict_logs, prior, update
 from flatout.plan.constants import NAMES
 from flatout.plan.evaluate import evaluate
 from flatout.plan.run_calibration import corrected_by, fit_and_write, timed_of_rows
-from flatout.plan.runs import Run, as_case, read_runs
+from flatout.plan.runs import MeasuredRun, as_inputs, read_runs
 from flatout.plan.shipped import FILE, shipped
 from flatout.records.plan import PlanEvaluation
 
@@ -28,12 +28,12 @@ def few_draws() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def runs(sample: Path) -> list[Run]:
+def runs(sample: Path) -> list[MeasuredRun]:
     return read_runs(sample)[0]
 
 
 @pytest.fixture(scope="module")
-def evaluated(runs: list[Run]) -> PlanEvaluation:
+def evaluated(runs: list[MeasuredRun]) -> PlanEvaluation:
     return evaluate(runs, len(runs))
 
 
@@ -53,18 +53,18 @@ def test_no_layout_that_ran_out_of_memory_is_called_safe(evaluated: PlanEvaluati
     assert bloom.memory_mape is not None and bloom.memory_mape < 0.2
 
 
-def test_a_source_that_the_shipped_constants_have_not_seen_is_predicted_by_them(runs: list[Run]) -> None:
+def test_a_source_that_the_shipped_constants_have_not_seen_is_predicted_by_them(runs: list[MeasuredRun]) -> None:
     from dataclasses import replace
 
     own = [replace(run, source="new cluster") for run in runs if run.source == "SC21"]
     alone = evaluate(own, len(own)).sources[0]
     beside = {one.source: one for one in evaluate([*own, *runs], len(runs)).sources}["new cluster"]
     timed = [run for run in own if run.step_time_s is not None]
-    expected = np.exp(predict_logs(as_case(timed), shipped())[0]) / np.array([run.step_time_s for run in timed]) - 1
+    expected = np.exp(predict_logs(as_inputs(timed), shipped())[0]) / np.array([run.step_time_s for run in timed]) - 1
     assert alone.bias == beside.bias == pytest.approx(float(np.mean(expected)))
 
 
-def test_the_floor_is_told(runs: list[Run], evaluated: PlanEvaluation) -> None:
+def test_the_floor_is_told(runs: list[MeasuredRun], evaluated: PlanEvaluation) -> None:
     """Fitted to its own rows a source is predicted best; rows that are 10 % apart are 5 % from their median."""
     from dataclasses import replace
 
@@ -78,10 +78,10 @@ def test_the_floor_is_told(runs: list[Run], evaluated: PlanEvaluation) -> None:
     assert sc21.repeats_differ_by == pytest.approx(0.05 / 1.05)
 
 
-def test_a_source_cannot_teach_its_own_prediction(runs: list[Run], evaluated: PlanEvaluation) -> None:
+def test_a_source_cannot_teach_its_own_prediction(runs: list[MeasuredRun], evaluated: PlanEvaluation) -> None:
     """If the rows of one source are made ten times slower, only its own error changes as much."""
     slow = [
-        Run(source=r.source, group=r.group, columns=r.columns, peak_memory_bytes=r.peak_memory_bytes,
+        MeasuredRun(source=r.source, group=r.group, columns=r.columns, peak_memory_bytes=r.peak_memory_bytes,
             ran_out_of_memory=r.ran_out_of_memory,
             step_time_s=r.step_time_s and r.step_time_s * (10 if r.source == "MT-NLG" else 1)) for r in runs
     ]  # fmt: skip
@@ -98,61 +98,61 @@ def test_regret_is_against_the_best_measured(evaluated: PlanEvaluation) -> None:
     assert group.regret_top5 == 0.0
 
 
-def test_three_runs_correct_a_cluster_that_is_slower(runs: list[Run]) -> None:
+def test_three_runs_correct_a_cluster_that_is_slower(runs: list[MeasuredRun]) -> None:
     own = [run for run in runs if run.source == "SC21" and run.columns["zero"] == 0]
     measured = np.log([run.step_time_s or 0 for run in own]) + np.log(1.3)
     known = shipped()
-    corrected = update(as_case(own[:3]), measured[:3], known)
-    before, wide = predict_logs(as_case(own[3:]), known)
-    after, narrow = predict_logs(as_case(own[3:]), corrected)
+    corrected = update(as_inputs(own[:3]), measured[:3], known)
+    before, wide = predict_logs(as_inputs(own[3:]), known)
+    after, narrow = predict_logs(as_inputs(own[3:]), corrected)
     assert np.mean(np.abs(after - measured[3:])) < 0.5 * np.mean(np.abs(before - measured[3:]))
     assert (narrow < wide).all()
 
 
-def test_the_fit_finds_constants_that_made_the_runs(runs: list[Run]) -> None:
+def test_the_fit_finds_constants_that_made_the_runs(runs: list[MeasuredRun]) -> None:
     timed = [run for run in runs if run.step_time_s is not None]
     truth = prior().logs.copy()
     truth[NAMES.index("scores")] -= 0.8  # the products of unfused attention, which no offset of a source can stand for
     made, _ = predict_logs(
-        as_case(timed), Calibration(logs=truth, covariance=prior().covariance, effects=prior().effects)
+        as_inputs(timed), Calibration(logs=truth, covariance=prior().covariance, effects=prior().effects)
     )
-    found = fit(as_case(timed), made, [run.source for run in timed])
-    again, _ = predict_logs(as_case(timed), found)
-    start, _ = predict_logs(as_case(timed), prior())
+    found = fit(as_inputs(timed), made, [run.source for run in timed])
+    again, _ = predict_logs(as_inputs(timed), found)
+    start, _ = predict_logs(as_inputs(timed), prior())
     assert np.mean(np.abs(again - made)) < 0.65 * np.mean(np.abs(start - made))
     assert found.logs[NAMES.index("scores")] < prior().logs[NAMES.index("scores")] - 0.15
 
 
-def test_an_offset_of_one_gpu_is_not_taken_for_anothers(runs: list[Run]) -> None:
+def test_an_offset_of_one_gpu_is_not_taken_for_anothers(runs: list[MeasuredRun]) -> None:
     """Of a source with two kinds of GPU, one is 20 % slower than predicted: a run of each tells which."""
     from dataclasses import replace
 
     own = [run for run in runs if run.source == "SC21" and run.columns["zero"] == 0][:6]
     slow = [replace(run, columns=run.columns | {"memory": 40 * 2.0**30}) for run in own]
     known = shipped()
-    first, _ = predict_logs(as_case(own), known)
-    second, _ = predict_logs(as_case(slow), known)
-    corrected = update(as_case([*own[:2], *slow[:2]]), np.concatenate([first[:2], second[:2] + 0.2]), known)
-    moved = predict_logs(as_case(slow[2:]), corrected)[0] - predict_logs(as_case(own[2:]), corrected)[0]
+    first, _ = predict_logs(as_inputs(own), known)
+    second, _ = predict_logs(as_inputs(slow), known)
+    corrected = update(as_inputs([*own[:2], *slow[:2]]), np.concatenate([first[:2], second[:2] + 0.2]), known)
+    moved = predict_logs(as_inputs(slow[2:]), corrected)[0] - predict_logs(as_inputs(own[2:]), corrected)[0]
     assert np.mean(moved) > 0.08
 
 
-def test_runs_to_measure_are_chosen_by_their_layouts_alone(runs: list[Run]) -> None:
+def test_runs_to_measure_are_chosen_by_their_layouts_alone(runs: list[MeasuredRun]) -> None:
     """And they leave less doubt on the others than any three in a row do."""
     own = [run for run in runs if run.source == "SC21"]
-    case, known = as_case(own), shipped()
-    chosen = most_telling(case, known, 3)
+    inputs, known = as_inputs(own), shipped()
+    chosen = most_informative(inputs, known, 3)
     assert len(set(chosen)) == 3
 
     def doubt(rows: list[int]) -> float:
-        some = as_case([own[row] for row in rows])
+        some = as_inputs([own[row] for row in rows])
         measured = update(some, predict_logs(some, known)[0], known)
-        return float(np.mean(predict_logs(case, measured)[1] / predict_logs(case, known)[1]))
+        return float(np.mean(predict_logs(inputs, measured)[1] / predict_logs(inputs, known)[1]))
 
     assert doubt(chosen) < min(doubt([row, row + 1, row + 2]) for row in range(len(own) - 2))
 
 
-def test_a_written_fit_is_read_back(runs: list[Run], tmp_path: Path) -> None:
+def test_a_written_fit_is_read_back(runs: list[MeasuredRun], tmp_path: Path) -> None:
     path = tmp_path / "constants.json"
     found = fit_and_write(runs, path)
     assert np.allclose(shipped(path).logs, found.logs, atol=1e-4)
@@ -168,11 +168,11 @@ def test_shipped_constants_are_fitted_to_more_than_ten_sources() -> None:
 def test_own_runs_calibrate(sample: Path) -> None:
     corrected = corrected_by(timed_of_rows(sample)[0], shipped())
     assert corrected.num_runs > 30
-    case = as_case([run for run in read_runs(sample)[0] if run.step_time_s is not None])
-    assert (predict_logs(case, corrected)[1] < predict_logs(case, shipped())[1]).all()
+    inputs = as_inputs([run for run in read_runs(sample)[0] if run.step_time_s is not None])
+    assert (predict_logs(inputs, corrected)[1] < predict_logs(inputs, shipped())[1]).all()
 
 
-def test_rows_without_what_the_model_needs_are_left_out(runs: list[Run]) -> None:
+def test_rows_without_what_the_model_needs_are_left_out(runs: list[MeasuredRun]) -> None:
     assert "Llama3" not in {run.source for run in runs}  # no micro-batch, no step time
 
 
@@ -187,7 +187,7 @@ def test_a_csv_of_something_else_is_one_line(text: str, message: str, tmp_path: 
         read_runs(path)
 
 
-def test_nothing_to_replay_and_nothing_to_hold_out_are_told(runs: list[Run]) -> None:
+def test_nothing_to_replay_and_nothing_to_hold_out_are_told(runs: list[MeasuredRun]) -> None:
     with pytest.raises(InputError, match="no row of 7"):
         evaluate([], 7)
     with pytest.raises(InputError, match="there must be two"):

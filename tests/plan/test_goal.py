@@ -11,14 +11,14 @@ from flatout.catalog.interruptions import interruptions
 from flatout.errors import UsageError
 from flatout.plan import search
 from flatout.plan.goal import (
-    attempt,
-    attempts,
+    candidate,
+    candidates,
     effective_share,
     estimated,
     numbers_of_gpus,
-    parse_goal,
     poisson_quantile,
 )
+from flatout.plan.goal_text import parse_goal
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_llama_3s_own_run_is_interrupted_as_often_as_it_was() -> None:
 
 
 def test_days_are_steps_times_their_time_over_the_share_that_counts() -> None:
-    setting = setting_of("llama3-8b", "h100x16")
+    context = setting_of("llama3-8b", "h100x16")
     goal = parse_goal("1B tokens", global_batch=64, seq=2048)
-    found = attempt(setting, goal, interruptions(), 16)
+    found = candidate(context, goal, interruptions(), 16)
     assert found.num_steps == 7630  # 1e9 / (64 * 2048), rounded up
     seconds = found.num_steps * found.planned.step_time_s / found.effective_share.value
     assert found.days.value == pytest.approx(seconds / 86400)
@@ -107,20 +107,20 @@ def test_days_are_steps_times_their_time_over_the_share_that_counts() -> None:
 
 
 def test_more_gpus_take_fewer_days() -> None:
-    setting = setting_of("llama3-8b", "h100x64")
-    found = list(attempts(setting, parse_goal("1B tokens", global_batch=64, seq=2048), interruptions()))
+    context = setting_of("llama3-8b", "h100x64")
+    found = list(candidates(context, parse_goal("1B tokens", global_batch=64, seq=2048), interruptions()))
     assert [one.num_gpus for one in found] == [8, 16, 32, 64] or {8, 16, 32, 64} <= {one.num_gpus for one in found}
     days = [one.days.value for one in found if one.num_gpus in (8, 16, 32, 64)]
     assert days == sorted(days, reverse=True)
 
 
 def test_numbers_that_even_the_peak_could_not_do_in_time_are_not_tried() -> None:
-    setting = setting_of("llama3-8b", "h100x64")
+    context = setting_of("llama3-8b", "h100x64")
     goal = parse_goal("100B tokens in 1 day", global_batch=64, seq=2048)
     flops = 6 * 8.03e9 * 100e9
     assert all(
         one.num_gpus * 989e12 * 86400 > 0.9 * flops or one.num_gpus == 64
-        for one in attempts(setting, goal, interruptions())
+        for one in candidates(context, goal, interruptions())
     )
 
 

@@ -11,11 +11,12 @@ import pytest
 from flatout.catalog import all_models
 from flatout.errors import InputError, UsageError
 from flatout.plan.clusters import cluster
-from flatout.plan.layouts import Job, all_layouts, layout_at, only
+from flatout.plan.fixed_parameters import only
+from flatout.plan.layouts import TrainingSpec, all_layouts, layout_at
 
 
-def job_of(model: str, machine: str, batch: int, seq: int) -> Job:
-    return Job(workload=all_models()[model], cluster=cluster(machine)[0], global_batch=batch, seq=seq)
+def spec_of(model: str, machine: str, batch: int, seq: int) -> TrainingSpec:
+    return TrainingSpec(workload=all_models()[model], cluster=cluster(machine)[0], global_batch=batch, seq=seq)
 
 
 @pytest.mark.parametrize(
@@ -25,8 +26,8 @@ def job_of(model: str, machine: str, batch: int, seq: int) -> Job:
 def test_a_search_has_the_layouts_that_obey_the_rules_and_no_other(
     model: str, machine: str, batch: int, seq: int
 ) -> None:
-    job = job_of(model, machine, batch, seq)
-    w, n = job.workload, job.cluster.num_gpus
+    spec = spec_of(model, machine, batch, seq)
+    w, n = spec.workload, spec.cluster.num_gpus
     expected = set()
     up_to = range(1, n + 1)
     for tp, pp, cp in itertools.product(up_to, up_to, up_to):
@@ -51,7 +52,7 @@ def test_a_search_has_the_layouts_that_obey_the_rules_and_no_other(
                 if (w.num_experts or 1) % ep or (n // pp) % ep:
                     continue
                 # Shards over all replicas, or over as many as an NVLink domain has beside TP.
-                domain = job.cluster.nvlink_domain
+                domain = spec.cluster.nvlink_domain
                 near = max(k for k in range(1, dp * cp + 1) if dp * cp % k == 0 and (k == 1 or k * tp <= domain))
                 kinds = [(zero, 0) for zero in range(4)]
                 kinds += [(1, near), (3, near)] if 1 < near < dp * cp else []
@@ -62,7 +63,7 @@ def test_a_search_has_the_layouts_that_obey_the_rules_and_no_other(
                     if schedule != "1f1b" and (pp == 1 or vpp > 1):
                         continue
                     expected.add((tp, pp, cp, dp, vpp, mbs, m, ep, zero, shard, sp, schedule))
-    columns = all_layouts(job)
+    columns = all_layouts(spec)
     found = [layout_at(columns, row) for row in range(len(columns["tp"]))]
     keys = [
         (x.tp, x.pp, x.cp, x.dp, x.vpp, x.micro_batch, x.num_micro_batches, x.ep, x.zero, x.shard,
@@ -74,8 +75,8 @@ def test_a_search_has_the_layouts_that_obey_the_rules_and_no_other(
 
 
 def test_layouts_with_the_optimizer_on_the_host_are_listed_when_asked_for() -> None:
-    job = job_of("llama3-8b", "h100x16", 16, 1024)
-    plain, both = all_layouts(job), all_layouts(replace(job, offloads=True))
+    spec = spec_of("llama3-8b", "h100x16", 16, 1024)
+    plain, both = all_layouts(spec), all_layouts(replace(spec, offloads=True))
     assert not plain["offload"].any()
     assert (both["offload"] == 0).sum() == len(plain["tp"])
     assert (both["offload"] == 1).sum() == len(plain["tp"]) - (
@@ -83,9 +84,9 @@ def test_layouts_with_the_optimizer_on_the_host_are_listed_when_asked_for() -> N
     ).sum()
 
 
-def test_fixed_dials_are_kept() -> None:
-    job = job_of("llama3-8b", "h100x16", 32, 2048)
-    kept = only(job, all_layouts(job), ["tp=4", "recompute=full"])
+def test_fixed_parameters_are_kept() -> None:
+    spec = spec_of("llama3-8b", "h100x16", 32, 2048)
+    kept = only(spec, all_layouts(spec), ["tp=4", "recompute=full"])
     assert set(kept["tp"]) == {4.0}
     assert set(kept["recompute"]) == {2.0}
 
@@ -99,20 +100,20 @@ def test_fixed_dials_are_kept() -> None:
     ],
 )
 def test_a_layout_that_does_not_divide_names_the_rule_and_the_nearest(fixed: str, message: str, hint: str) -> None:
-    job = job_of("llama3-8b", "h100x16", 32, 2048)
+    spec = spec_of("llama3-8b", "h100x16", 32, 2048)
     with pytest.raises(InputError, match=message) as error:
-        only(job, all_layouts(job), [fixed])
+        only(spec, all_layouts(spec), [fixed])
     assert hint in error.value.hint
 
 
 @pytest.mark.parametrize("fixed", ["tp", "colour=3", "recompute=some", "tp=x"])
-def test_a_dial_that_is_none_is_a_usage_error(fixed: str) -> None:
-    job = job_of("llama3-8b", "h100x16", 32, 2048)
+def test_an_unknown_parameter_or_value_is_a_usage_error(fixed: str) -> None:
+    spec = spec_of("llama3-8b", "h100x16", 32, 2048)
     with pytest.raises(UsageError):
-        only(job, all_layouts(job), [fixed])
+        only(spec, all_layouts(spec), [fixed])
 
 
 def test_columns_are_numbers() -> None:
-    assert {values.dtype for values in all_layouts(job_of("llama3-8b", "h100x16", 32, 2048)).values()} == {
+    assert {values.dtype for values in all_layouts(spec_of("llama3-8b", "h100x16", 32, 2048)).values()} == {
         np.dtype(np.float64)
     }

@@ -13,29 +13,37 @@ from hypothesis import strategies as st
 from tests.plan.scalar import memory_bytes, step_seconds
 
 from flatout.catalog import all_models
-from flatout.plan import case as cases
-from flatout.plan.case import Case
 from flatout.plan.clusters import cluster
 from flatout.plan.collectives import all_gather_s, all_reduce_s, dispatch_s
 from flatout.plan.constants import PRIOR, Constants, from_logs, to_logs
+from flatout.plan.inputs import (
+    CostModelInputs,
+    layout_columns,
+    machine_columns,
+    software_columns,
+    stacked,
+    workload_columns,
+)
 from flatout.plan.kernels import attention_s
-from flatout.plan.layouts import Columns, Job, all_layouts, layout_at
+from flatout.plan.layouts import Columns, TrainingSpec, all_layouts, layout_at
 from flatout.plan.memory import MemoryConstants, memory, micro_batches_held
 from flatout.plan.pipeline import most_in_flight, simulate
-from flatout.plan.search import Setting, evaluate_layouts
+from flatout.plan.search_context import SearchContext, evaluate_layouts
 from flatout.plan.shipped import shipped
 from flatout.plan.step_time import step_time
 from flatout.records.plan import Layout, Software, Workload
 
 
-def one_case(model: Workload, machine: dict[str, float], layout: Layout, seq: int, software: Software) -> Case:
-    return cases.stacked(
+def one_case(
+    model: Workload, machine: dict[str, float], layout: Layout, seq: int, software: Software
+) -> CostModelInputs:
+    return stacked(
         [
             {
-                **cases.workload_columns(model, seq),
+                **workload_columns(model, seq),
                 **machine,
-                **cases.software_columns(software),
-                **cases.layout_columns(layout),
+                **software_columns(software),
+                **layout_columns(layout),
             }
         ]
     )
@@ -43,7 +51,7 @@ def one_case(model: Workload, machine: dict[str, float], layout: Layout, seq: in
 
 def machine_of(name: str, precision: str) -> dict[str, float]:
     found, shares = cluster(name)
-    return cases.machine_columns(found, precision, shares)
+    return machine_columns(found, precision, shares)
 
 
 NETWORKS: list[dict[str, Any]] = [
@@ -58,7 +66,7 @@ NETWORKS: list[dict[str, Any]] = [
 def layouts_of(model: str, machine: str, batch: int) -> Columns:
     found = cluster(machine)[0]
     return all_layouts(
-        Job(workload=all_models()[model], cluster=found, global_batch=batch, seq=4096, offloads=batch == 576)
+        TrainingSpec(workload=all_models()[model], cluster=found, global_batch=batch, seq=4096, offloads=batch == 576)
     )
 
 
@@ -75,12 +83,12 @@ def test_every_layout_costs_what_the_scalar_model_says(data: st.DataObject) -> N
     row = data.draw(st.integers(0, len(columns["tp"]) - 1))
     layout = layout_at(columns, row)
     constants = data.draw(st.sampled_from([PRIOR, from_logs(shipped().logs)]))
-    machine = cases.machine_columns(found, precision, shares)
-    case = one_case(model, machine, layout, 4096, Software())
-    predicted = step_time(case, constants)
+    machine = machine_columns(found, precision, shares)
+    inputs = one_case(model, machine, layout, 4096, Software())
+    predicted = step_time(inputs, constants)
     assert predicted.total_s[0] == pytest.approx(step_seconds(model, machine, layout, 4096, constants), rel=1e-9)
     assert sum(part[0] for part in predicted.parts_s.values()) == pytest.approx(predicted.total_s[0], rel=1e-9)
-    held = memory(case, MemoryConstants())
+    held = memory(inputs, MemoryConstants())
     assert sum(np.broadcast_to(part, (1,))[0] for part in held.parts.values()) == pytest.approx(held.total[0])
     assert held.total[0] == pytest.approx(memory_bytes(model, machine, layout, 4096, MemoryConstants()), rel=1e-9)
 
@@ -88,15 +96,17 @@ def test_every_layout_costs_what_the_scalar_model_says(data: st.DataObject) -> N
 def test_a_search_costs_every_row_as_the_row_alone() -> None:
     found, shares = cluster("h100x64")
     model = all_models()["qwen3-30b-a3b"]
-    job = Job(workload=model, cluster=found, global_batch=128, seq=4096)
-    setting = Setting(job=job, precision="bf16", matmul_share=shares, software=Software(), calibration=shipped())
-    columns = all_layouts(job)
-    times, totals = evaluate_layouts(setting, columns)
-    machine = cases.machine_columns(found, "bf16", shares)
+    spec = TrainingSpec(workload=model, cluster=found, global_batch=128, seq=4096)
+    context = SearchContext(
+        spec=spec, precision="bf16", matmul_share=shares, software=Software(), calibration=shipped()
+    )
+    columns = all_layouts(spec)
+    times, totals = evaluate_layouts(context, columns)
+    machine = machine_columns(found, "bf16", shares)
     for row in np.random.default_rng(1).integers(0, len(times), 50):
-        case = one_case(model, machine, layout_at(columns, int(row)), 4096, Software())
-        assert times[row] == pytest.approx(step_time(case, from_logs(shipped().logs)).total_s[0], rel=1e-9)
-        assert totals[row] == pytest.approx(memory(case, MemoryConstants()).total[0], rel=1e-9)
+        inputs = one_case(model, machine, layout_at(columns, int(row)), 4096, Software())
+        assert times[row] == pytest.approx(step_time(inputs, from_logs(shipped().logs)).total_s[0], rel=1e-9)
+        assert totals[row] == pytest.approx(memory(inputs, MemoryConstants()).total[0], rel=1e-9)
 
 
 def pure_pipeline(**changed: Any) -> tuple[float, float]:
@@ -151,9 +161,9 @@ def test_zero_bubble_leaves_what_its_schedule_leaves(num_micro: int, recompute: 
 )
 def test_the_ends_of_a_pipeline_hold_what_its_schedule_holds(schedule: str, vpp: int, num_micro: int) -> None:
     layout = Layout(pp=4, vpp=vpp, num_micro_batches=num_micro, schedule=schedule)
-    case = one_case(all_models()["llama3-70b"], machine_of("h100x4", "bf16"), layout, 2048, Software())
+    inputs = one_case(all_models()["llama3-70b"], machine_of("h100x4", "bf16"), layout, 2048, Software())
     played = simulate(4, num_micro, vpp, [1.0] * 4, [2.0] * 4, schedule=schedule)
-    held = [float(np.ravel(each)[0]) for each in micro_batches_held(case)]
+    held = [float(np.ravel(each)[0]) for each in micro_batches_held(inputs)]
     assert held == pytest.approx([most_in_flight(played[stage]) / vpp for stage in (0, -1)])
 
 
@@ -176,8 +186,10 @@ def test_copies_are_not_hidden_by_what_gathers_hide_behind() -> None:
 
 
 def parts_of(model: str, **layout: Any) -> dict[str, float]:
-    case = one_case(all_models()[model], machine_of("a100x64", "bf16"), Layout(**layout), 2048, Software())
-    return {name: float(np.broadcast_to(part, (1,))[0]) for name, part in memory(case, MemoryConstants()).parts.items()}
+    inputs = one_case(all_models()[model], machine_of("a100x64", "bf16"), Layout(**layout), 2048, Software())
+    return {
+        name: float(np.broadcast_to(part, (1,))[0]) for name, part in memory(inputs, MemoryConstants()).parts.items()
+    }
 
 
 def test_model_states_are_those_of_zero() -> None:
@@ -195,8 +207,8 @@ def test_activations_are_those_of_korthikanti() -> None:
     frameworks keep beside differ by a few per cent.
     """
     model = all_models()["gpt3-6.7b"]
-    case = one_case(model, machine_of("a100x1", "fp16"), Layout(), 2048, Software(fused_attention=False))
-    counted = memory(case, MemoryConstants(activations=1.0, allocator=1.0)).parts["activations"][0]
+    inputs = one_case(model, machine_of("a100x1", "fp16"), Layout(), 2048, Software(fused_attention=False))
+    counted = memory(inputs, MemoryConstants(activations=1.0, allocator=1.0)).parts["activations"][0]
     s, h, a, layers = 2048, 4096, 32, 32
     assert counted == pytest.approx(layers * s * h * (34 + 5 * a * s / h), rel=0.06)
 
@@ -219,23 +231,23 @@ def test_collectives_have_the_bus_bandwidth_of_nccl_tests() -> None:
     """doc/PERFORMANCE.md: an all-gather moves (n-1)/n of the bytes at the bus's rate, an all-reduce twice that."""
     model, layout = all_models()["llama3-8b"], Layout()
     free = Constants(latency=1e-30, link=0.5, nic=0.8)
-    case = one_case(model, machine_of("h100x64", "bf16"), layout, 2048, Software())
-    inside = all_gather_s(case, free, 1e9, 8.0, 1.0)[0]
+    inputs = one_case(model, machine_of("h100x64", "bf16"), layout, 2048, Software())
+    inside = all_gather_s(inputs, free, 1e9, 8.0, 1.0)[0]
     assert inside == pytest.approx(1e9 * 7 / 8 / (450e9 * 0.5))
-    assert all_reduce_s(case, free, 1e9, 8.0, 1.0)[0] == pytest.approx(2 * inside)
-    across_with_one_member_a_node = all_gather_s(case, free, 1e9, 8.0, 8.0)[0]
+    assert all_reduce_s(inputs, free, 1e9, 8.0, 1.0)[0] == pytest.approx(2 * inside)
+    across_with_one_member_a_node = all_gather_s(inputs, free, 1e9, 8.0, 8.0)[0]
     assert across_with_one_member_a_node == pytest.approx(1e9 * 7 / 8 / (50e9 * 0.8))
-    across_with_all_adapters = all_gather_s(case, free, 1e9, 64.0, 1.0)[0]
+    across_with_all_adapters = all_gather_s(inputs, free, 1e9, 64.0, 1.0)[0]
     assert across_with_all_adapters == pytest.approx(1e9 * 63 / 64 / min(450e9 * 0.5, 8 * 50e9 * 0.8))
 
 
 def test_a_token_crosses_to_a_node_once() -> None:
     """Of four nodes, two experts are on 4 (1 - (3/4)^2) = 1.75 different ones, three quarters of them elsewhere."""
-    case = one_case(all_models()["mixtral-8x7b"], machine_of("h100x32", "bf16"), Layout(), 2048, Software())
+    inputs = one_case(all_models()["mixtral-8x7b"], machine_of("h100x32", "bf16"), Layout(), 2048, Software())
     free = Constants(latency=1e-30, link=1.0, nic=1.0)
     near = 1e6 * 2 * 7 / 8 / 450e9
-    assert dispatch_s(case, free, 1e6, 2.0, 8.0, 1.0)[0] == pytest.approx(near)
-    assert dispatch_s(case, free, 1e6, 2.0, 32.0, 1.0)[0] == pytest.approx(near + 1e6 * 1.75 * 0.75 / 50e9)
+    assert dispatch_s(inputs, free, 1e6, 2.0, 8.0, 1.0)[0] == pytest.approx(near)
+    assert dispatch_s(inputs, free, 1e6, 2.0, 32.0, 1.0)[0] == pytest.approx(near + 1e6 * 1.75 * 0.75 / 50e9)
 
 
 def test_experts_cost_the_tokens_that_reach_them() -> None:
@@ -255,8 +267,8 @@ def test_experts_cost_the_tokens_that_reach_them() -> None:
 
 
 def seconds_and_bytes(machine: dict[str, float], **layout: Any) -> tuple[float, float]:
-    case = one_case(all_models()["llama3-8b"], machine, Layout(**layout), 4096, Software())
-    return float(step_time(case, PRIOR).total_s[0]), float(memory(case, MemoryConstants()).total[0])
+    inputs = one_case(all_models()["llama3-8b"], machine, Layout(**layout), 4096, Software())
+    return float(step_time(inputs, PRIOR).total_s[0]), float(memory(inputs, MemoryConstants()).total[0])
 
 
 def test_shards_within_a_node_trade_memory_for_the_network() -> None:
@@ -282,11 +294,11 @@ def test_an_oversubscribed_core_slows_only_groups_beyond_a_pod() -> None:
     plain = machine_of("h100x64", "bf16")
     for core, pod, rail_pod, near, far in ((0.25, 32.0, 32.0, 1.0, 4.0), (0.25, 32.0, 256.0, 1.0, 1.0)):
         machine = plain | {"core": core, "pod": pod, "rail_pod": rail_pod}
-        case = one_case(all_models()["llama3-8b"], machine, Layout(), 2048, Software())
+        inputs = one_case(all_models()["llama3-8b"], machine, Layout(), 2048, Software())
         base = one_case(all_models()["llama3-8b"], plain, Layout(), 2048, Software())
         free = Constants(latency=1e-30)
         for size, slower in ((4.0, near), (8.0, far)):  # one member in each of so many nodes
-            ratio = all_gather_s(case, free, 1e9, size, 8.0)[0] / all_gather_s(base, free, 1e9, size, 8.0)[0]
+            ratio = all_gather_s(inputs, free, 1e9, size, 8.0)[0] / all_gather_s(base, free, 1e9, size, 8.0)[0]
             assert ratio == pytest.approx(slower)
 
 
@@ -297,12 +309,12 @@ def test_packed_documents_attend_to_themselves_only() -> None:
 
     def compute(seq: int, document: int) -> float:
         row = {
-            **cases.workload_columns(model, seq, document),
+            **workload_columns(model, seq, document),
             **machine,
-            **cases.software_columns(Software()),
-            **cases.layout_columns(Layout(dp=8)),
+            **software_columns(Software()),
+            **layout_columns(Layout(dp=8)),
         }
-        return float(step_time(cases.stacked([row]), constants).parts_s["compute"][0])
+        return float(step_time(stacked([row]), constants).parts_s["compute"][0])
 
     assert compute(65536, 65536) == compute(65536, 0)
     whole, packed, alike = compute(65536, 0), compute(65536, 4096), 16 * compute(4096, 0)

@@ -13,16 +13,19 @@ from flatout.errors import InputError
 from flatout.plan import search
 from flatout.plan.clusters import cluster
 from flatout.plan.fits import SAFE, out_of_memory_probability
-from flatout.plan.layouts import Job, all_layouts
+from flatout.plan.layouts import TrainingSpec, all_layouts
 from flatout.plan.memory import MemoryConstants
+from flatout.plan.search_context import SearchContext, evaluate_layouts
 from flatout.plan.shipped import shipped
 from flatout.records.plan import Plan, Software
 
 
-def setting_of(model: str, machine: str, batch: int = 64, seq: int = 2048, precision: str = "bf16") -> search.Setting:
+def setting_of(model: str, machine: str, batch: int = 64, seq: int = 2048, precision: str = "bf16") -> SearchContext:
     found, shares = cluster(machine)
-    job = Job(workload=all_models()[model], cluster=found, global_batch=batch, seq=seq)
-    return search.Setting(job=job, precision=precision, matmul_share=shares, software=Software(), calibration=shipped())
+    spec = TrainingSpec(workload=all_models()[model], cluster=found, global_batch=batch, seq=seq)
+    return SearchContext(
+        spec=spec, precision=precision, matmul_share=shares, software=Software(), calibration=shipped()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +34,10 @@ def planned() -> Plan:
 
 
 def test_the_first_layout_is_the_fastest_of_those_that_fit(planned: Plan) -> None:
-    setting = setting_of("llama3-8b", "h100x16")
-    columns = all_layouts(setting.job)
-    times, totals = search.evaluate_layouts(setting, columns)
-    safe = out_of_memory_probability(setting.case(columns, slice(None)), MemoryConstants(), totals) < SAFE
+    context = setting_of("llama3-8b", "h100x16")
+    columns = all_layouts(context.spec)
+    times, totals = evaluate_layouts(context, columns)
+    safe = out_of_memory_probability(context.inputs(columns, slice(None)), MemoryConstants(), totals) < SAFE
     assert planned.layouts[0].step_time_s == pytest.approx(times[safe].min())
     seconds = [one.step_time_s for one in planned.layouts]
     assert seconds == sorted(seconds)
@@ -63,8 +66,8 @@ def test_the_front_trades_time_for_memory(planned: Plan) -> None:
     assert front[0].layout == planned.layouts[0].layout
     assert [one.step_time_s for one in front] == sorted(one.step_time_s for one in front)
     assert [one.memory_bytes for one in front] == sorted((one.memory_bytes for one in front), reverse=True)
-    setting = setting_of("llama3-8b", "h100x16")
-    times, totals = search.evaluate_layouts(setting, all_layouts(setting.job))
+    context = setting_of("llama3-8b", "h100x16")
+    times, totals = evaluate_layouts(context, all_layouts(context.spec))
     for one in front:
         better = (times < one.step_time_s * 0.999) & (totals < one.memory_bytes * 0.99)
         assert not better.any()
@@ -74,11 +77,11 @@ def test_the_front_trades_time_for_memory(planned: Plan) -> None:
 
 def test_every_layout_that_fits_has_one_in_the_front_as_fast_and_no_larger_by_a_per_cent() -> None:
     """By brute force, of a job small enough that the front is complete."""
-    setting = setting_of("llama3-8b", "h100x4")
-    columns = all_layouts(setting.job)
-    times, totals = search.evaluate_layouts(setting, columns)
-    safe = out_of_memory_probability(setting.case(columns, slice(None)), MemoryConstants(), totals) < SAFE
-    front = search.plan(setting).pareto
+    context = setting_of("llama3-8b", "h100x4")
+    columns = all_layouts(context.spec)
+    times, totals = evaluate_layouts(context, columns)
+    safe = out_of_memory_probability(context.inputs(columns, slice(None)), MemoryConstants(), totals) < SAFE
+    front = search.plan(context).pareto
     assert len(front) < search.MOST_IN_FRONT
     for time, total in zip(times[safe], totals[safe], strict=True):
         assert any(one.step_time_s <= time * (1 + 1e-9) and one.memory_bytes <= total * 1.01 for one in front), (
@@ -99,7 +102,7 @@ def test_twice_the_matmul_rate_helps_most_where_compute_is_most(planned: Plan) -
 
 
 def test_a_model_that_cannot_fit_names_how_many_gpus_hold_it() -> None:
-    with pytest.raises(InputError, match=r"must fit into 80.0 GiB a GPU, but the smallest of .* needs") as error:
+    with pytest.raises(InputError, match=r"must fit into 80.0 GiB per GPU, but the smallest of .* needs") as error:
         search.plan(setting_of("llama3.1-405b", "h100x8"))
     gpus = int(error.value.hint.split()[3].replace(",", ""))
     assert search.plan(setting_of("llama3.1-405b", f"h100x{gpus}")).num_fitting > 0
@@ -166,7 +169,7 @@ GOOD = 'gpu = "h100"\nnum_gpus = 8\n'
 def test_a_damaged_toml_is_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
     path.write_text(text)
-    with pytest.raises(InputError, match="is no cluster"):
+    with pytest.raises(InputError, match="does not describe a cluster"):
         cluster(str(path))
 
 

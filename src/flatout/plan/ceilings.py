@@ -1,4 +1,4 @@
-"""What `flatout bench` measured of a machine, in place of what vendors say of it: products, memory, collectives.
+"""Rates that `flatout bench` measured of a machine, in place of the vendor's: matmul, memory copies, collectives.
 
 Collectives give the rate that they reach: the constants' share of the link's rate is divided out, so that the model
 comes back to what was measured.
@@ -15,8 +15,8 @@ from flatout.plan.constants import Constants
 from flatout.records.plan import Cluster
 
 SCHEMA = "flatout/ceilings"
-# What plain copies reach of a data sheet's memory rate: the model's constants are of the data sheet's.
-_COPY = 0.92
+# Plain copies reach this share of a data sheet's memory rate, and the model's constants are shares of the data sheet's.
+_COPY_SHARE = 0.92
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
@@ -33,9 +33,29 @@ class _Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     measurements: tuple[_Measurement, ...]
 
+    def best(self, *names: str, group: str | None = None) -> float | None:
+        """Return the highest rate measured under one of the names, in one kind of group."""
+        values = [
+            measurement.value
+            for measurement in self.measurements
+            if measurement.name in names and measurement.group == group
+        ]
+        return max(values, default=None)
+
+    def matmul_shares(self, peaks: dict[str, float]) -> dict[str, float]:
+        """Return the best share of each peak that a matrix multiplication reached, by operand type."""
+        shares: dict[str, float] = {}
+        for measurement in self.measurements:
+            dtype = measurement.dtype
+            if measurement.name != "matmul" or dtype is None or dtype not in peaks:
+                continue
+            if measurement.value > 0:
+                shares[dtype] = max(shares.get(dtype, 0.0), measurement.value / peaks[dtype])
+        return shares
+
 
 def is_ceilings(path: Path) -> bool:
-    """Whether a file begins as one of `flatout bench`."""
+    """Whether a file begins like one of `flatout bench`."""
     try:
         with path.open("rb") as file:
             return SCHEMA.encode() in file.read(200)
@@ -46,37 +66,38 @@ def is_ceilings(path: Path) -> bool:
 def with_ceilings(
     cluster: Cluster, shares: dict[str, float], path: Path, constants: Constants
 ) -> tuple[Cluster, dict[str, float]]:
-    """The cluster with what was measured. InputError: unreadable, or nothing in it is of use."""
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Ceilings)
-    except OSError as error:
-        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` holds no ceilings: {error}", hint="flatout bench --json writes them") from error
-    if found.schema != SCHEMA:
-        raise InputError(f"`{path}` must be of schema `{SCHEMA}`, but is of `{found.schema}`")
-    products: dict[str, float] = {}
-    for one in found.measurements:
-        if one.name == "matmul" and one.dtype in cluster.peak_flops_per_s and one.value > 0:
-            products[one.dtype] = max(products.get(one.dtype, 0.0), one.value / cluster.peak_flops_per_s[one.dtype])
-    copy = _best(found, ("memory_copy",))
-    node, across = _best(found, _COLLECTIVES, "node"), _best(found, _COLLECTIVES, "across")
-    if not products and copy is None and node is None and across is None:
+    """Return the cluster, and the share of each peak, with the measured rates.
+
+    InputError: the file is unreadable, or has no rate that a plan uses.
+    """
+    ceilings = _read(path)
+    matmul_shares = ceilings.matmul_shares(cluster.peak_flops_per_s)
+    copy = ceilings.best("memory_copy")
+    in_node = ceilings.best(*_COLLECTIVES, group="node")
+    across_nodes = ceilings.best(*_COLLECTIVES, group="across")
+    measured: dict[str, float] = {}
+    if copy:
+        measured["memory_bytes_per_s"] = copy / _COPY_SHARE
+    if in_node:
+        measured["link_bytes_per_s"] = in_node / constants.link
+    if across_nodes:
+        measured["nic_bytes_per_s"] = across_nodes / constants.nic
+    if not matmul_shares and copy is None and in_node is None and across_nodes is None:
         raise InputError(
             f"`{path}` must have a `matmul` of a type that the GPU has, a `memory_copy` or a collective, but has none",
             hint=f"types of this GPU: {', '.join(cluster.peak_flops_per_s)}",
         )
-    return (
-        msgspec.structs.replace(
-            cluster,
-            memory_bytes_per_s=copy / _COPY if copy else cluster.memory_bytes_per_s,
-            link_bytes_per_s=node / constants.link if node else cluster.link_bytes_per_s,
-            nic_bytes_per_s=across / constants.nic if across else cluster.nic_bytes_per_s,
-            origin="measured",
-        ),
-        {**shares, **products},
-    )
+    changed = msgspec.structs.replace(cluster, origin="measured", **measured)
+    return changed, {**shares, **matmul_shares}
 
 
-def _best(found: _Ceilings, names: tuple[str, ...], group: str | None = None) -> float | None:
-    return max((one.value for one in found.measurements if one.name in names and one.group == group), default=None)
+def _read(path: Path) -> _Ceilings:
+    try:
+        ceilings = msgspec.json.decode(path.read_bytes(), type=_Ceilings)
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"`{path}` holds no ceilings: {error}", hint="flatout bench --json writes them") from error
+    if ceilings.schema != SCHEMA:
+        raise InputError(f"`{path}` must be of schema `{SCHEMA}`, but is of `{ceilings.schema}`")
+    return ceilings

@@ -1,4 +1,4 @@
-"""A cluster from what the user names: `h100x512`, or a short TOML."""
+"""A cluster from what the user names: `h100x512`, or the path to a short TOML."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from flatout.errors import InputError
 from flatout.plan.ceilings import with_ceilings
 from flatout.plan.constants import from_logs
 from flatout.plan.shipped import shipped
-from flatout.records.machine import GpuFacts
 from flatout.records.plan import Cluster
 
 _NAMED = re.compile(r"(.+?)x(\d+)")
-# SMs of a GPU whose data sheet does not say: the last wave of tiles is then as likely full as another's.
+# SMs of a GPU whose data sheet does not give them: the last wave of tiles is then as likely full as another's.
 _ASSUMED_SMS = 148
+_ASSUMED_LINK_BYTES_PER_S, _ASSUMED_MEMORY_BYTES_PER_S = 64e9, 1e12
 MOST_GPUS = 1 << 20  # ten times the largest clusters; the search takes seconds then
+MOST_LIKE_ANY = "h100"
 
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+# A cluster, and the share of each peak that matrix multiplications were measured to reach, by operand type.
+WithShares = tuple[Cluster, dict[str, float]]
 
 
-class _Typed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The TOML: `gpu` and `num_gpus` are needed, the rest has the defaults of the GPU's usual system."""
 
     gpu: str
@@ -46,11 +49,22 @@ class _Typed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     memory_gib: Positive | None = None
     memory_gb_per_s: Positive | None = None
     matmul_tflops: dict[str, Positive] = {}  # measured ceilings, by operand type
-    ceilings: str | None = None  # or a file of `flatout bench --json`, beside this one
+    ceilings: str | None = None  # or a file of `flatout bench --json`, next to this one
+
+    def changes(self) -> dict[str, float]:
+        """Return the rates and sizes that the file gives, by the field of `Cluster`."""
+        typed = {
+            "host_link_bytes_per_s": (self.host_link_gb_per_s, 1e9),
+            "host_memory_bytes_per_s": (self.host_memory_gb_per_s, 1e9),
+            "link_bytes_per_s": (self.link_gb_per_s, 1e9),
+            "memory_bytes_per_s": (self.memory_gb_per_s, 1e9),
+        }
+        rates = {field: value * unit for field, (value, unit) in typed.items() if value is not None}
+        return rates if self.memory_gib is None else {**rates, "memory_bytes": int(self.memory_gib * 2**30)}
 
 
-def cluster(name: str) -> tuple[Cluster, dict[str, float]]:
-    """`SYSTEMxCOUNT` or a path to a TOML; with it, the share of each peak that products were measured to reach."""
+def cluster(name: str) -> WithShares:
+    """Return the cluster that `SYSTEMxCOUNT` or the path to a TOML names. InputError: neither."""
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
         return _from_toml(path)
@@ -63,99 +77,105 @@ def cluster(name: str) -> tuple[Cluster, dict[str, float]]:
 
 
 def system(alias: str) -> System:
-    """By its alias. InputError with the nearest one: unknown."""
+    """Return the system with this alias. InputError with the nearest one: it is unknown."""
     systems = all_systems()
     if alias.lower() in systems:
         return systems[alias.lower()]
-    close = difflib.get_close_matches(alias.lower(), systems, n=1, cutoff=0.1)
+    close = difflib.get_close_matches(alias.lower(), systems, n=1, cutoff=0.1) or [MOST_LIKE_ANY]
     raise InputError(
         f"the GPU must be one of the catalogue, but got `{alias}`",
-        hint=f"the nearest is `{(close or ['h100'])[0]}`; all: {', '.join(systems)}; another one goes into a TOML",
+        hint=f"the nearest is `{close[0]}`; all: {', '.join(systems)}; another one goes into a TOML",
     )
 
 
 def of_system(
     name: str,
-    found: System,
+    system: System,
     num_gpus: int,
     *,
     gpus_per_node: int | None = None,
     nvlink_domain: int | None = None,
     nic_bytes_per_s: float | None = None,
-) -> tuple[Cluster, dict[str, float]]:
-    """A system of the catalogue with so many GPUs; `nic_bytes_per_s` is of a node."""
+) -> WithShares:
+    """Return a system of the catalogue with this number of GPUs; `nic_bytes_per_s` is of a node."""
     if not 1 <= num_gpus <= MOST_GPUS:
         raise InputError(
             f"a cluster must have 1 to {MOST_GPUS:,} GPUs, but `{name}` has {num_gpus:,}", hint="for example: h100x8"
         )
-    facts = _gpu(found.gpu)
-    per_node = gpus_per_node or found.gpus_per_node
-    node_rate = nic_bytes_per_s or found.nic_gbit_per_s / 8 * 1e9
-    return (
-        Cluster(
-            name=name,
-            gpu=facts.name,
-            num_gpus=num_gpus,
-            gpus_per_node=per_node,
-            nvlink_domain=nvlink_domain or max(found.nvlink_domain, per_node),
-            link_bytes_per_s=(facts.link_bytes_per_s or 64e9) / 2,
-            nic_bytes_per_s=node_rate / per_node,
-            host_link_bytes_per_s=found.host_link_gb_per_s * 1e9,
-            host_memory_bytes_per_s=found.host_memory_gb_per_s * 1e9,
-            memory_bytes=facts.memory_bytes,
-            memory_bytes_per_s=facts.memory_bytes_per_s or 1e12,
-            peak_flops_per_s=facts.peak_flops_per_s,
-            num_sms=facts.num_sms or _ASSUMED_SMS,
-        ),
-        found.assumed_share | found.matmul_share,
+    facts = next(facts for facts in all_gpu_facts() if facts.name == system.gpu)
+    per_node = gpus_per_node or system.gpus_per_node
+    node_bytes_per_s = nic_bytes_per_s or _bytes_per_s(system.nic_gbit_per_s)
+    made = Cluster(
+        name=name,
+        gpu=facts.name,
+        num_gpus=num_gpus,
+        gpus_per_node=per_node,
+        nvlink_domain=nvlink_domain or max(system.nvlink_domain, per_node),
+        link_bytes_per_s=(facts.link_bytes_per_s or _ASSUMED_LINK_BYTES_PER_S) / 2,
+        nic_bytes_per_s=node_bytes_per_s / per_node,
+        host_link_bytes_per_s=system.host_link_gb_per_s * 1e9,
+        host_memory_bytes_per_s=system.host_memory_gb_per_s * 1e9,
+        memory_bytes=facts.memory_bytes,
+        memory_bytes_per_s=facts.memory_bytes_per_s or _ASSUMED_MEMORY_BYTES_PER_S,
+        peak_flops_per_s=facts.peak_flops_per_s,
+        num_sms=facts.num_sms or _ASSUMED_SMS,
     )
+    return made, system.assumed_share | system.matmul_share
 
 
-def _gpu(name: str) -> GpuFacts:
-    return next(facts for facts in all_gpu_facts() if facts.name == name)
+def _bytes_per_s(gbit_per_s: float) -> float:
+    return gbit_per_s / 8 * 1e9
 
 
-def _from_toml(path: Path) -> tuple[Cluster, dict[str, float]]:
-    try:
-        typed = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8-sig")), _Typed)
-    except OSError as error:
-        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise InputError(
-            f"`{path}` is no cluster: {error}", hint='it needs at least: gpu = "h100" and num_gpus = 512'
-        ) from error
-    found = system(typed.gpu)
+def _from_toml(path: Path) -> WithShares:
+    typed = _read_toml(path)
     base, shares = of_system(
         path.stem,
-        found,
+        system(typed.gpu),
         typed.num_gpus,
         gpus_per_node=typed.gpus_per_node,
         nvlink_domain=typed.nvlink_domain,
-        nic_bytes_per_s=typed.nic_gbit_per_s / 8 * 1e9 if typed.nic_gbit_per_s else None,
+        nic_bytes_per_s=None if typed.nic_gbit_per_s is None else _bytes_per_s(typed.nic_gbit_per_s),
     )
-    for dtype, tflops in typed.matmul_tflops.items():
-        peak = base.peak_flops_per_s.get(dtype)
-        if peak is None or tflops * 1e12 > peak:
-            peaks = ", ".join(f"{known} {value / 1e12:,.0f}" for known, value in base.peak_flops_per_s.items())
-            raise InputError(
-                f"`matmul_tflops` in `{path}` must be of a type that {base.gpu} has and at most its peak, but says "
-                f"{dtype} = {tflops:g}",
-                hint=f"peaks in TFLOP/s, dense: {peaks}",
-            )
-    measured = {dtype: tflops * 1e12 / base.peak_flops_per_s[dtype] for dtype, tflops in typed.matmul_tflops.items()}
-    changed = msgspec.structs.replace(
+    measured = _matmul_shares(path, typed, base)
+    typed_cluster = msgspec.structs.replace(
         base,
         oversubscription=typed.oversubscription,
         pod_gpus=typed.pod_nodes * base.gpus_per_node,
         is_rail_optimized=typed.rail_optimized,
         network=typed.network,
-        host_link_bytes_per_s=(typed.host_link_gb_per_s or base.host_link_bytes_per_s / 1e9) * 1e9,
-        host_memory_bytes_per_s=(typed.host_memory_gb_per_s or base.host_memory_bytes_per_s / 1e9) * 1e9,
-        link_bytes_per_s=typed.link_gb_per_s * 1e9 if typed.link_gb_per_s else base.link_bytes_per_s,
-        memory_bytes=int(typed.memory_gib * 2**30) if typed.memory_gib else base.memory_bytes,
-        memory_bytes_per_s=typed.memory_gb_per_s * 1e9 if typed.memory_gb_per_s else base.memory_bytes_per_s,
         origin="measured" if measured else "typed",
+        **typed.changes(),
     )
-    if typed.ceilings is not None:
-        return with_ceilings(changed, {**shares, **measured}, path.parent / typed.ceilings, from_logs(shipped().logs))
-    return changed, {**shares, **measured}
+    shares = {**shares, **measured}
+    if typed.ceilings is None:
+        return typed_cluster, shares
+    return with_ceilings(typed_cluster, shares, path.parent / typed.ceilings, from_logs(shipped().logs))
+
+
+def _read_toml(path: Path) -> _ClusterFile:
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8-sig")), _ClusterFile)
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise InputError(
+            f"`{path}` does not describe a cluster: {error}",
+            hint='it needs at least: gpu = "h100" and num_gpus = 512',
+        ) from error
+
+
+def _matmul_shares(path: Path, typed: _ClusterFile, base: Cluster) -> dict[str, float]:
+    """Return the share of each peak that the typed ceilings are."""
+    shares: dict[str, float] = {}
+    for dtype, tflops in typed.matmul_tflops.items():
+        peak = base.peak_flops_per_s.get(dtype)
+        if peak is None or tflops * 1e12 > peak:
+            peaks = [f"{known} {value / 1e12:,.0f}" for known, value in base.peak_flops_per_s.items()]
+            raise InputError(
+                f"`matmul_tflops` in `{path}` must be of a type that {base.gpu} has and at most its peak, but says "
+                f"{dtype} = {tflops:g}",
+                hint=f"peaks in TFLOP/s, dense: {', '.join(peaks)}",
+            )
+        shares[dtype] = tflops * 1e12 / peak
+    return shares

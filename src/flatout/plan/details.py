@@ -1,167 +1,178 @@
-"""What a page shows of a plan's first layout: each stage's time and memory, its pipeline, and the Pareto front.
+"""What a page shows of a plan's best layout: each stage's time and memory, its pipeline, and the Pareto front.
 
-In: the setting and the plan. Out: a `PlanDetails`. Nothing here predicts anew: stages share out what the model says of
-the fullest one and of the whole step.
+In: the search context and the plan. Out: a `PlanDetails`. Nothing here predicts again: stages share out what the model
+predicts for the stage that uses the most memory and for the complete step.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from flatout.plan import search, sizes
-from flatout.plan.case import RECOMPUTE, SCHEDULES, Case
+from flatout.plan import sizes
 from flatout.plan.fits import out_of_memory_probability
+from flatout.plan.inputs import RECOMPUTE, SCHEDULES, CostModelInputs
 from flatout.plan.layouts import all_layouts
 from flatout.plan.memory import MemoryConstants, logits_bytes, memory, micro_batches_held
 from flatout.plan.pipeline import most_in_flight, simulate
+from flatout.plan.search_context import SearchContext
 from flatout.records.plan import Layout, Plan, PlannedLayout
 from flatout.records.plan_details import PipelineInterval, PlanDetails, StageMemory
 
 _BY_INDEX = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
-Array = npt.NDArray[np.float64]
+Pipeline = tuple[tuple[PipelineInterval, ...], ...]  # by stage
+_STATES = ("weights", "gradients", "optimizer")
+# One third of a layer's compute is forward; with full recomputation, a quarter.
+FORWARD_SHARE, FORWARD_SHARE_RECOMPUTED = 1 / 3, 0.25
 
 
-def details(setting: search.Setting, plan: Plan) -> PlanDetails:
-    """Of the plan's first layout."""
+def details(context: SearchContext, plan: Plan) -> PlanDetails:
+    """Return the details of the plan's best layout."""
     best = plan.layouts[0]
-    pipeline = drawn_pipeline(best, setting.job.workload.num_layers)
+    cluster = context.spec.cluster
+    pipeline = drawn_pipeline(best, context.spec.workload.num_layers)
     return PlanDetails(
-        gpu=setting.job.cluster.gpu,
-        gpu_memory_bytes=setting.job.cluster.memory_bytes,
-        stages=stage_memory(setting, best.layout, pipeline),
+        gpu=cluster.gpu,
+        gpu_memory_bytes=cluster.memory_bytes,
+        stages=stage_memory(context, best.layout, pipeline),
         pipeline=pipeline,
         front=plan.pareto,
     )
 
 
 def layers_of_stages(num_layers: int, pp: int) -> list[int]:
-    """Layers that do not divide: the last stage, which has the logits too, has fewer."""
+    """Return the layers of each stage; where they do not divide, the last one, which also has the logits, has fewer."""
     most = -(-num_layers // pp)
     return [most] * (pp - 1) + [num_layers - most * (pp - 1)]
 
 
 def stage_seconds(planned: PlannedLayout, num_layers: int) -> list[float]:
-    """One micro-batch, forward and backward, on each stage: layers take alike, the last stage has the logits.
+    """Return the seconds of one micro-batch on each stage, forward and backward.
 
-    From the mean stage and the slowest one of the prediction follow the two unknowns, a layer and the logits.
+    All layers take the same time, and the last stage has the logits. These two unknowns follow from the mean stage and
+    the slowest one of the prediction.
     """
     layout, parts = planned.layout, planned.parts_s
-    busy = sum(parts.get(name, 0.0) for name in ("compute", "tensor_parallel", "context_parallel", "expert_parallel"))
-    mean_s = busy / layout.num_micro_batches
+    busy_s = sum(parts.get(name, 0.0) for name in ("compute", "tensor_parallel", "context_parallel", "expert_parallel"))
+    mean_s = busy_s / layout.num_micro_batches
     if layout.pp == 1:
         return [mean_s]
     slowest_s = mean_s + parts.get("imbalance", 0.0) / layout.num_micro_batches
     counts = layers_of_stages(num_layers, layout.pp)
+    all_stages_s = mean_s * layout.pp
+    # Either a first stage is the slowest, or the last one.
     layer_s = slowest_s / counts[0]
-    logits_s = mean_s * layout.pp - num_layers * layer_s
-    if logits_s < 0 or counts[-1] * layer_s + logits_s > slowest_s * (1 + 1e-9):
-        layer_s = (mean_s * layout.pp - slowest_s) / (num_layers - counts[-1])
+    logits_s = all_stages_s - num_layers * layer_s
+    last_s = counts[-1] * layer_s + logits_s
+    if logits_s < 0 or last_s > slowest_s * (1 + 1e-9):
+        layer_s = (all_stages_s - slowest_s) / (num_layers - counts[-1])
         logits_s = slowest_s - counts[-1] * layer_s
     return [count * layer_s for count in counts[:-1]] + [counts[-1] * layer_s + max(logits_s, 0.0)]
 
 
-def drawn_pipeline(planned: PlannedLayout, num_layers: int) -> tuple[tuple[PipelineInterval, ...], ...]:
-    """The layout's schedule, in the predicted seconds of its stages. Backward has twice forward's operations, and with
-    full recomputation forward's once more.
+def drawn_pipeline(planned: PlannedLayout, num_layers: int) -> Pipeline:
+    """Play the layout's schedule in the predicted seconds of its stages.
+
+    Backward has twice forward's operations, and with full recomputation forward's once more.
     """
     layout = planned.layout
-    each_s = stage_seconds(planned, num_layers)
-    share = 0.25 if layout.recompute == "full" else 1 / 3
+    stages_s = stage_seconds(planned, num_layers)
+    is_recomputed = layout.recompute == "full"
+    forward_share = FORWARD_SHARE_RECOMPUTED if is_recomputed else FORWARD_SHARE
     return simulate(
         layout.pp,
         layout.num_micro_batches,
         layout.vpp,
-        [value * share for value in each_s],
-        [value * (1.0 - share) for value in each_s],
+        [stage_s * forward_share for stage_s in stages_s],
+        [stage_s * (1.0 - forward_share) for stage_s in stages_s],
         schedule=layout.schedule if layout.pp > 1 else "1f1b",
         # Half of the backward without what is recomputed: F + (B + W), or F + (F + B + W).
-        weights_share=1 / 3 if layout.recompute == "full" else 0.5,
+        weights_share=1 / 3 if is_recomputed else 0.5,
     )
 
 
-def stage_memory(
-    setting: search.Setting, layout: Layout, pipeline: tuple[tuple[PipelineInterval, ...], ...]
-) -> tuple[StageMemory, ...]:
-    """Bytes by stage. Activations follow the micro-batches that a stage holds in its schedule; the embedding is the
-    first stage's, the logits the last one's.
+def stage_memory(context: SearchContext, layout: Layout, pipeline: Pipeline) -> tuple[StageMemory, ...]:
+    """Return the bytes of each stage.
+
+    Activations follow the micro-batches that a stage holds in its schedule; the first stage has the embedding, the last
+    one the logits.
     """
-    case = _one_case(setting, layout)
+    inputs = _inputs_of(context, layout)
     constants = MemoryConstants()
-    whole = {name: float(np.ravel(part)[0]) for name, part in memory(case, constants).parts.items()}
-    counts = layers_of_stages(setting.job.workload.num_layers, layout.pp)
+    of_rank = {name: _scalar(part) for name, part in memory(inputs, constants).parts.items()}
+    counts = layers_of_stages(context.spec.workload.num_layers, layout.pp)
     if layout.pp == 1:
-        states, activations, logits = [1.0], [whole["activations"]], [whole["logits"]]
+        state_shares, activations, logits = [1.0], [of_rank["activations"]], [of_rank["logits"]]
     else:
-        states = _state_shares(case, counts)
-        activations = _activations(case, layout, pipeline, counts)
-        logits = [0.0] * (layout.pp - 1) + [float(np.ravel(logits_bytes(case))[0])]
-    outside = whole["overhead"] - (constants.allocator - 1.0) * sum(
-        part for name, part in whole.items() if name != "overhead"
-    )
-    parts = [
-        {
-            **{name: whole[name] * states[stage] for name in ("weights", "gradients", "optimizer")},
-            "activations": activations[stage],
-            "logits": logits[stage],
-        }
-        for stage in range(layout.pp)
-    ]
-    for each in parts:
-        each["overhead"] = outside + (constants.allocator - 1.0) * sum(each.values())
-    totals = np.array([sum(each.values()) for each in parts])
-    probability = out_of_memory_probability(case, constants, totals)
+        state_shares = _state_shares(inputs, counts)
+        activations = _activations(inputs, layout, pipeline, counts)
+        logits = [0.0] * (layout.pp - 1) + [_scalar(logits_bytes(inputs))]
+    allocator_loss = constants.allocator - 1.0
+    allocated = sum(part for name, part in of_rank.items() if name != "overhead")
+    outside = of_rank["overhead"] - allocator_loss * allocated
+    stages: list[dict[str, float]] = []
+    for share, activation_bytes, logit_bytes in zip(state_shares, activations, logits, strict=True):
+        parts = {name: of_rank[name] * share for name in _STATES}
+        parts |= {"activations": activation_bytes, "logits": logit_bytes}
+        parts["overhead"] = outside + allocator_loss * sum(parts.values())
+        stages.append(parts)
+    totals = np.array([sum(parts.values()) for parts in stages])
+    probability = out_of_memory_probability(inputs, constants, totals)
     return tuple(
         StageMemory(
             stage=stage,
             num_layers=counts[stage],
-            parts_bytes=each,
+            parts_bytes=parts,
             out_of_memory_probability=float(probability[stage]),
         )
-        for stage, each in enumerate(parts)
+        for stage, parts in enumerate(stages)
     )
 
 
-def _one_case(setting: search.Setting, layout: Layout) -> Case:
-    """The layout as the one row of a search."""
-    values = {
-        **{name: float(getattr(layout, name)) for name in layout.__struct_fields__ if name not in _BY_INDEX},
-        "sp": float(layout.sequence_parallel),
-        "num_micro": float(layout.num_micro_batches),
-        **{name: float(names.index(getattr(layout, name))) for name, names in _BY_INDEX.items()},
-    }
-    job = replace(setting.job, offloads=layout.offload)
-    columns = {name: np.array([values[name]]) for name in all_layouts(job)}
-    return replace(setting, job=job).case(columns, slice(None))
+def _scalar(column: Any) -> float:
+    """Return the value of inputs of one row."""
+    return float(np.ravel(column)[0])
 
 
-def _state_shares(case: Case, counts: list[int]) -> list[float]:
-    """Of the fullest rank's parameters, which has a vocabulary's table: middle stages have none."""
-    fullest = float(np.ravel(sizes.layers_of_fullest_stage(case))[0])
-    everything = float(np.ravel(sizes.dense_parameters(case) + sizes.expert_parameters(case))[0])
-    table = float(np.ravel(case.vocab * case.hidden / case.tp)[0])
-    layer = (everything - table) / fullest
-    ends = (0, len(counts) - 1)
-    return [(count * layer + (table if stage in ends else 0.0)) / everything for stage, count in enumerate(counts)]
+def _inputs_of(context: SearchContext, layout: Layout) -> CostModelInputs:
+    """Return the layout as the only row of a search."""
+    values = {name: float(getattr(layout, name)) for name in layout.__struct_fields__ if name not in _BY_INDEX}
+    values |= {name: float(names.index(getattr(layout, name))) for name, names in _BY_INDEX.items()}
+    values |= {"sp": float(layout.sequence_parallel), "num_micro": float(layout.num_micro_batches)}
+    spec = replace(context.spec, offloads=layout.offload)
+    columns = {name: np.array([values[name]]) for name in all_layouts(spec)}
+    return replace(context, spec=spec).inputs(columns, slice(None))
 
 
-def _activations(
-    case: Case, layout: Layout, pipeline: tuple[tuple[PipelineInterval, ...], ...], counts: list[int]
-) -> list[float]:
-    """They grow by the same for each micro-batch in flight: the two terms follow from the model at one and at many."""
-    constants = MemoryConstants()
+def _state_shares(inputs: CostModelInputs, counts: list[int]) -> list[float]:
+    """Return each stage's share of the parameters of the rank that has the most; middle stages have no vocabulary."""
+    most_layers = _scalar(sizes.layers_of_largest_stage(inputs))
+    everything = _scalar(sizes.dense_parameters(inputs) + sizes.expert_parameters(inputs))
+    table = _scalar(inputs.vocab * inputs.hidden / inputs.tp)
+    layer = (everything - table) / most_layers
+    parameters = [count * layer for count in counts]
+    parameters[0] += table
+    parameters[-1] += table
+    return [number / everything for number in parameters]
 
-    def held(one: Case) -> float:
-        return float(np.ravel(memory(one, constants).parts["activations"])[0])
 
+def _activations(inputs: CostModelInputs, layout: Layout, pipeline: Pipeline, counts: list[int]) -> list[float]:
+    """Return the bytes of each stage's activations.
+
+    They grow by the same for each micro-batch in flight: the two terms follow from the model at one and at many.
+    """
+
+    def held_bytes(case: CostModelInputs) -> float:
+        return _scalar(memory(case, MemoryConstants()).parts["activations"])
+
+    with_many = held_bytes(inputs)
+    with_one = held_bytes(replace(inputs, num_micro=np.ones(1), gpipe=np.zeros(1)))
+    num_held = _scalar(micro_batches_held(inputs)[0])
+    per_micro_batch = (with_many - with_one) / (num_held - 1.0) if num_held > 1 else with_one
+    always = max(with_one - per_micro_batch, 0.0)
     in_flight = [most_in_flight(stage) / layout.vpp for stage in pipeline]
-    many = held(case)
-    one = held(replace(case, num_micro=np.ones(1), gpipe=np.zeros(1)))
-    first = float(np.ravel(micro_batches_held(case)[0])[0])
-    each = (many - one) / (first - 1.0) if first > 1 else one
-    always = one - each
     return [
-        max(always, 0.0) + each * number * count / counts[0] for number, count in zip(in_flight, counts, strict=True)
+        always + per_micro_batch * number * count / counts[0] for number, count in zip(in_flight, counts, strict=True)
     ]

@@ -1,38 +1,54 @@
-"""Measured runs replayed: how wrong the predictions are, each source by constants that its rows had no part in."""
+"""Measured runs replayed: how wrong the predictions are, each source by constants that its rows had no part in.
+
+In: the runs of a CSV. Out: errors by source, and for groups of layouts, how much slower the best predicted ones are
+than the best measured one. Nothing is written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from flatout.errors import InputError
-from flatout.plan.calibrate import Calibration, fit, most_telling, predict_logs, update
+from flatout.plan.calibrate import Z_90, Calibration, fit, most_informative, predict_logs, update
 from flatout.plan.fits import SAFE, out_of_memory_probability
 from flatout.plan.memory import MemoryConstants, memory
-from flatout.plan.runs import Run, as_case
+from flatout.plan.runs import MeasuredRun, as_inputs
 from flatout.plan.shipped import shipped as shipped_constants
 from flatout.plan.shipped import shipped_sources
 from flatout.records.plan import GroupRegret, PlanEvaluation, SourceAccuracy
 
 Array = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
 
 NUM_CALIBRATION_ROWS = 3
 # Draws of three rows; their errors are averaged, so that no lucky draw is published.
 NUM_DRAWS = 20
 # With fewer rows, too few are left to test on.
 FEWEST_ROWS = 5
-NINE_IN_TEN = 1.6449  # standard deviations of a normal distribution on either side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Predicted:
+    """The timed runs of one source, with their predictions."""
+
+    runs: Sequence[MeasuredRun]
+    constants: Calibration
+    logs: Array  # predicted, of each run's seconds
+    deviations: Array
+    measured_logs: Array
 
 
 def evaluate(
-    runs: Sequence[Run], rows_read: int, *, shipped: Calibration | None = None, minimum_group: int = 5
+    runs: Sequence[MeasuredRun], rows_read: int, *, shipped: Calibration | None = None, minimum_group: int = 5
 ) -> PlanEvaluation:
-    """Errors by source and regrets by group.
+    """Return errors by source and regrets by group.
 
-    Without `shipped`, each source is predicted by constants that saw none of its rows: those of this version, if it is
-    no source of theirs, else a fit to all other sources of the file. With it, by those alone.
+    Without `shipped`, each source is predicted by constants that saw none of its rows: those of this version, if they
+    were not fitted to it, else a fit to all other sources of the file. With it, by those alone.
     InputError: no row can be replayed, or all are of one source and there are no other constants.
     """
     if not runs:
@@ -40,140 +56,162 @@ def evaluate(
             f"no row of {rows_read} can be replayed", hint="docs/how-to/plan.md says which columns a row needs"
         )
     timed = [run for run in runs if run.step_time_s is not None]
-    sources = list(dict.fromkeys(run.source for run in runs))
-    known, known_sources = shipped_constants(), shipped_sources()
-    predicted: dict[int, float] = {}
-    accuracies = []
-    for source in sources:
-        others = [run for run in timed if run.source != source]
-        if shipped is not None:
-            constants = shipped
-        elif source not in known_sources:
-            constants = known
-        elif others:
-            constants = fit(as_case(others), _logs(others), [run.source for run in others])
-        else:
-            raise InputError(
-                f"to hold out a source there must be two, but every row is of `{source}`",
-                hint="--shipped uses the constants that Flatout ships",
-            )
-        own = [run for run in timed if run.source == source]
-        accuracy, logs = _accuracy(source, [run for run in runs if run.source == source], own, constants)
-        accuracies.append(accuracy)
-        predicted |= {id(run): float(np.exp(log)) for run, log in zip(own, logs, strict=True)}
-    groups = _regrets(timed, predicted, minimum_group)
+    accuracies: list[SourceAccuracy] = []
+    predicted_s: dict[int, float] = {}  # by the run's identity
+    for source in dict.fromkeys(run.source for run in runs):
+        constants = shipped or _constants_without(source, timed)
+        predicted = _predict([run for run in timed if run.source == source], constants)
+        accuracies.append(_accuracy(source, [run for run in runs if run.source == source], predicted))
+        for run, log in zip(predicted.runs, predicted.logs, strict=True):
+            predicted_s[id(run)] = float(np.exp(log))
     return PlanEvaluation(
         sources=tuple(accuracies),
-        groups=groups,
-        mape=_mean([accuracy.mape for accuracy in accuracies]),
-        mape_calibrated=_mean([accuracy.mape_calibrated for accuracy in accuracies]),
-        mape_calibrated_random=_mean([accuracy.mape_calibrated_random for accuracy in accuracies]),
-        coverage_90=_mean([accuracy.coverage_90 for accuracy in accuracies]),
+        groups=_regrets(timed, predicted_s, minimum_group),
+        mape=_mean(accuracy.mape for accuracy in accuracies),
+        mape_calibrated=_mean(accuracy.mape_calibrated for accuracy in accuracies),
+        mape_calibrated_random=_mean(accuracy.mape_calibrated_random for accuracy in accuracies),
+        coverage_90=_mean(accuracy.coverage_90 for accuracy in accuracies),
         rows_read=rows_read,
         rows_used=len(runs),
         held_out="none" if shipped is not None else "source",
     )
 
 
-def _logs(runs: Sequence[Run]) -> Array:
+def _constants_without(source: str, timed: Sequence[MeasuredRun]) -> Calibration:
+    """Return constants that no run of the source had a part in."""
+    if source not in shipped_sources():
+        return shipped_constants()
+    others = [run for run in timed if run.source != source]
+    if not others:
+        raise InputError(
+            f"to hold out a source there must be two, but every row is of `{source}`",
+            hint="--shipped uses the constants that Flatout ships",
+        )
+    return fit(as_inputs(others), _measured_logs(others), [run.source for run in others])
+
+
+def _predict(timed: Sequence[MeasuredRun], constants: Calibration) -> _Predicted:
+    logs, deviations = np.zeros(0), np.zeros(0)
+    if timed:
+        logs, deviations = predict_logs(as_inputs(timed), constants)
+    return _Predicted(
+        runs=timed, constants=constants, logs=logs, deviations=deviations, measured_logs=_measured_logs(timed)
+    )
+
+
+def _measured_logs(runs: Sequence[MeasuredRun]) -> Array:
     return np.log(np.array([run.step_time_s for run in runs], dtype=np.float64))
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of those that are known; None: none is."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
 
-def _accuracy(
-    source: str, runs: Sequence[Run], timed: Sequence[Run], constants: Calibration
-) -> tuple[SourceAccuracy, Array]:
-    logs = np.zeros(0)
-    errors = logs
-    inside = logs
-    if timed:
-        measured = _logs(timed)
-        logs, deviations = predict_logs(as_case(list(timed)), constants)
-        errors = np.expm1(logs - measured)
-        inside = (np.abs(logs - measured) <= NINE_IN_TEN * deviations).astype(np.float64)
-    peaks = [run for run in runs if run.peak_memory_bytes is not None]
-    out = [run for run in runs if run.ran_out_of_memory]
-    memory_errors = _memory_errors(peaks)
-    chosen, drawn = _calibrated(timed, constants)
-    repeats = _repeats(timed)
-    called_safe = int((out_of_memory_probability(as_case(out), MemoryConstants()) < SAFE).sum()) if out else 0
-    return (
-        SourceAccuracy(
-            source=source,
-            rows=len(timed),
-            mape=float(np.mean(np.abs(errors))) if timed else None,
-            mape_calibrated=chosen,
-            mape_calibrated_random=drawn,
-            mape_in_sample=_error_after(timed, np.arange(len(timed)), constants, on_all=True) if timed else None,
-            repeated_rows=len(repeats),
-            repeats_differ_by=float(np.mean(np.abs(repeats))) if len(repeats) else None,
-            bias=float(np.mean(errors)) if timed else None,
-            coverage_90=float(np.mean(inside)) if timed else None,
-            memory_rows=len(peaks),
-            memory_mape=float(np.mean(np.abs(memory_errors))) if peaks else None,
-            out_of_memory_rows=len(out),
-            out_of_memory_called_safe=called_safe,
-        ),
-        logs,
+def _mean_or_none(values: Array) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _accuracy(source: str, runs: Sequence[MeasuredRun], predicted: _Predicted) -> SourceAccuracy:
+    """Return the errors of one source; `runs` are all of its rows, with or without a step time."""
+    differences = predicted.logs - predicted.measured_logs
+    errors = np.expm1(differences)
+    is_inside = (np.abs(differences) <= Z_90 * predicted.deviations).astype(np.float64)
+    chosen, drawn = _calibrated(predicted)
+    repeats = _repeats(predicted.runs)
+    memory_errors = _memory_errors(runs)
+    out_of_memory = [run for run in runs if run.ran_out_of_memory]
+    return SourceAccuracy(
+        source=source,
+        rows=len(predicted.runs),
+        mape=_mean_or_none(np.abs(errors)),
+        mape_calibrated=chosen,
+        mape_calibrated_random=drawn,
+        mape_in_sample=_error_in_sample(predicted),
+        repeated_rows=len(repeats),
+        repeats_differ_by=_mean_or_none(np.abs(repeats)),
+        bias=_mean_or_none(errors),
+        coverage_90=_mean_or_none(is_inside),
+        memory_rows=len(memory_errors),
+        memory_mape=_mean_or_none(np.abs(memory_errors)),
+        out_of_memory_rows=len(out_of_memory),
+        out_of_memory_called_safe=_num_called_safe(out_of_memory),
     )
 
 
-def _memory_errors(peaks: Sequence[Run]) -> Array:
-    if not peaks:
+def _num_called_safe(out_of_memory: Sequence[MeasuredRun]) -> int:
+    """Return how many of the runs that ran out of memory a plan would have called safe."""
+    if not out_of_memory:
+        return 0
+    return int((out_of_memory_probability(as_inputs(out_of_memory), MemoryConstants()) < SAFE).sum())
+
+
+def _memory_errors(runs: Sequence[MeasuredRun]) -> Array:
+    """Return predicted over measured peaks, less 1, of the runs whose peak is known."""
+    with_peak = [run for run in runs if run.peak_memory_bytes is not None]
+    if not with_peak:
         return np.zeros(0)
-    measured = np.array([run.peak_memory_bytes for run in peaks], dtype=np.float64)
-    return np.asarray(memory(as_case(list(peaks)), MemoryConstants()).total / measured - 1.0)
+    measured = np.array([run.peak_memory_bytes for run in with_peak], dtype=np.float64)
+    return np.asarray(memory(as_inputs(with_peak), MemoryConstants()).total / measured - 1.0)
 
 
-def _calibrated(timed: Sequence[Run], constants: Calibration) -> tuple[float | None, float | None]:
-    """Mean error on the other rows, once three have corrected the constants: the three that the model would have
-    measured, then the mean of many random three.
+def _calibrated(predicted: _Predicted) -> tuple[float | None, float | None]:
+    """Return the mean error on the other rows, once three have corrected the constants.
+
+    The three that the model would have measured, then the mean of many random three; None with too few rows.
     """
-    if len(timed) < FEWEST_ROWS:
+    count = len(predicted.runs)
+    if count < FEWEST_ROWS:
         return None, None
     generator = np.random.default_rng(0)
-    drawn = [generator.choice(len(timed), NUM_CALIBRATION_ROWS, replace=False) for _ in range(NUM_DRAWS)]
-    chosen = np.array(most_telling(as_case(list(timed)), constants, NUM_CALIBRATION_ROWS))
-    return _error_after(timed, chosen, constants), float(
-        np.mean([_error_after(timed, three, constants) for three in drawn])
-    )
+    draws = [generator.choice(count, NUM_CALIBRATION_ROWS, replace=False) for _ in range(NUM_DRAWS)]
+    chosen = most_informative(as_inputs(predicted.runs), predicted.constants, NUM_CALIBRATION_ROWS)
+    error_of_chosen = _error_without(predicted, np.array(chosen))
+    errors_of_drawn = [_error_without(predicted, draw) for draw in draws]
+    return error_of_chosen, float(np.mean(errors_of_drawn))
 
 
-def _repeats(timed: Sequence[Run]) -> Array:
-    """Of rows that nothing tells apart: how far each is from the median of its like, as a share."""
+def _repeats(timed: Sequence[MeasuredRun]) -> Array:
+    """Return how far each of the runs with equal inputs is from the median of its like, as a share."""
     alike: dict[tuple[float, ...], list[float]] = {}
     for run in timed:
         alike.setdefault(tuple(run.columns.values()), []).append(float(run.step_time_s or 0.0))
-    return np.array([one / np.median(each) - 1.0 for each in alike.values() if len(each) > 1 for one in each])
+    repeated = [times_s for times_s in alike.values() if len(times_s) > 1]
+    return np.array([time_s / np.median(times_s) - 1.0 for times_s in repeated for time_s in times_s])
 
 
-def _error_after(
-    timed: Sequence[Run], three: npt.NDArray[np.intp], constants: Calibration, *, on_all: bool = False
-) -> float:
-    """Mean error on the rows that were not used, or on all."""
-    measured = _logs(timed)
-    rest = np.arange(len(timed)) if on_all else np.setdiff1d(np.arange(len(timed)), three)
-    corrected = update(as_case([timed[row] for row in three]), measured[three], constants)
-    logs, _ = predict_logs(as_case([timed[row] for row in rest]), corrected)
-    return float(np.mean(np.abs(np.expm1(logs - measured[rest]))))
+def _error_in_sample(predicted: _Predicted) -> float | None:
+    """Return the mean error on rows that were all used to correct the constants."""
+    if not predicted.runs:
+        return None
+    everything = np.arange(len(predicted.runs))
+    return _error_after(predicted, everything, everything)
 
 
-def _regrets(timed: Sequence[Run], predicted: dict[int, float], minimum: int) -> tuple[GroupRegret, ...]:
-    """A group's layouts in the order of their predictions, and the best measured of the first k against the best of
-    all.
-    """
+def _error_without(predicted: _Predicted, used: Rows) -> float:
+    """Return the mean error on the other rows, once the rows `used` have corrected the constants."""
+    return _error_after(predicted, used, np.setdiff1d(np.arange(len(predicted.runs)), used))
+
+
+def _error_after(predicted: _Predicted, used: Rows, tested: Rows) -> float:
+    runs, measured_logs = predicted.runs, predicted.measured_logs
+    corrected = update(as_inputs([runs[row] for row in used]), measured_logs[used], predicted.constants)
+    logs, _ = predict_logs(as_inputs([runs[row] for row in tested]), corrected)
+    return float(np.mean(np.abs(np.expm1(logs - measured_logs[tested]))))
+
+
+def _regrets(
+    timed: Sequence[MeasuredRun], predicted_s: dict[int, float], minimum_group: int
+) -> tuple[GroupRegret, ...]:
+    """Return for each group how much slower the best measured of the first k predicted layouts is than the best."""
     regrets = []
     for group in dict.fromkeys(run.group for run in timed if run.group):
         members = [run for run in timed if run.group == group]
-        if len(members) < minimum:
+        if len(members) < minimum_group:
             continue
-        members.sort(key=lambda run: predicted[id(run)])
+        members.sort(key=lambda run: predicted_s[id(run)])
         seconds = [float(run.step_time_s or 0.0) for run in members]
-        best = min(seconds)
-        one, three, five = (min(seconds[:count]) / best - 1.0 for count in (1, 3, 5))
-        regrets.append(GroupRegret(group=group, n=len(members), regret_top1=one, regret_top3=three, regret_top5=five))
+        top1, top3, top5 = (min(seconds[:count]) / min(seconds) - 1.0 for count in (1, 3, 5))
+        regrets.append(GroupRegret(group=group, n=len(members), regret_top1=top1, regret_top3=top3, regret_top5=top5))
     return tuple(regrets)

@@ -1,8 +1,8 @@
 """A workload from a torch module: what `FILE.py:NAME` names, built on the meta device, so that it takes no memory.
 
-A Hugging Face model has its config. Of any other, the shape is read off its weights and attributes: the longest list of
-blocks, the embedding, and the number of heads, which no weight tells. Then the parameters must agree with the module's
-own, or it is no transformer that this can read.
+A Hugging Face model has its config. The shape of any other is read off its weights and attributes: the longest list of
+blocks, the embedding, and the number of heads, which no weight shows. Then the parameters must agree with the module's
+own; otherwise it is not a transformer that this can read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from flatout.records.plan import Workload
 
 _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nhead")
 _KV_HEADS = ("num_kv_heads", "n_kv_heads", "num_key_value_heads", "n_kv_head")
-# What one shape leaves out of another's count: small tables and biases, never a matrix of each layer.
+# A shape omits small tables and biases from the count, never a matrix of each layer.
 _CLOSE = 0.02
 
 
 def from_module(path: Path, name: str) -> Workload:
-    """The shape of what `name` in the file is or returns. InputError: no such module, or not a transformer."""
+    """Return the shape of what `name` in the file is or returns. InputError: no such module, or not a transformer."""
     try:
         import torch
     except ImportError as error:
@@ -32,8 +32,9 @@ def from_module(path: Path, name: str) -> Workload:
         raise InputError(f"`{path}` cannot be read: no such file")
     try:
         with torch.device("meta"):
-            made = runpy.run_path(str(path)).get(name)
-            module = made() if callable(made) and not isinstance(made, torch.nn.Module) else made
+            module = runpy.run_path(str(path)).get(name)
+            if callable(module) and not isinstance(module, torch.nn.Module):
+                module = module()
     except Exception as error:
         raise InputError(
             f"`{path}:{name}` fails on the meta device: {type(error).__name__}: {error}",
@@ -47,73 +48,110 @@ def from_module(path: Path, name: str) -> Workload:
     config = getattr(module, "config", None)
     if config is not None and hasattr(config, "to_dict"):
         return from_dict(path, config.to_dict())
-    return _read_off(f"{path}:{name}", module, torch)
+    return _Transformer(f"{path}:{name}", module, torch).workload()
 
 
-def _read_off(name: str, module: Any, torch: Any) -> Workload:
-    lists = [each for each in module.modules() if isinstance(each, torch.nn.ModuleList | torch.nn.Sequential)]
-    blocks = max(lists, key=lambda each: (_num_alike(each), _size(each)), default=None)
-    tables = [each for each in module.modules() if isinstance(each, torch.nn.Embedding)]
-    heads = _attribute(module, _HEADS)
-    if blocks is None or _num_alike(blocks) < 1 or not tables or not heads:
-        lacks = "a list of blocks" if not blocks else "an embedding" if not tables else "a number of heads"
-        raise InputError(
-            f"`{name}` must be a transformer, but no module in it has {lacks}",
+class _Transformer:
+    """A module whose parts are those of a transformer."""
+
+    def __init__(self, name: str, module: Any, torch: Any) -> None:
+        """InputError: the module lacks blocks, an embedding or a number of heads."""
+        self._name, self._module, self._torch = name, module, torch
+        lists = self._submodules(module, torch.nn.ModuleList, torch.nn.Sequential)
+        blocks = max(lists, key=lambda modules: (_num_alike(modules), _size(modules)), default=None)
+        self._embeddings = self._submodules(module, torch.nn.Embedding)
+        self._num_heads = _first_attribute(module, _HEADS)
+        if blocks is None or _num_alike(blocks) < 1:
+            raise self._lacks("a list of blocks")
+        if not self._embeddings:
+            raise self._lacks("an embedding")
+        if not self._num_heads:
+            raise self._lacks("a number of heads")
+        self._num_layers = _num_alike(blocks)
+        self._block = blocks[-1]
+        self._linears = self._submodules(self._block, torch.nn.Linear)
+        self._vocabulary = max(self._embeddings, key=lambda embedding: embedding.num_embeddings)
+        self._hidden = self._vocabulary.embedding_dim
+
+    def workload(self) -> Workload:
+        """Return the shape. InputError: a transformer of this shape has another number of parameters."""
+        ffn = self._ffn_width()
+        shape = Workload(
+            name=self._name.rsplit(":", 1)[1],
+            num_layers=self._num_layers,
+            hidden=self._hidden,
+            num_heads=self._num_heads,
+            num_kv_heads=_first_attribute(self._module, _KV_HEADS) or self._num_heads,
+            head_dim=self._hidden // self._num_heads,
+            ffn=ffn,
+            is_gated=self._num_up_matrices(ffn) >= 2,
+            vocab=self._vocabulary.num_embeddings,
+            is_tied=not self._has_separate_logits(),
+            has_bias=any(linear.bias is not None for linear in self._linears),
+            max_positions=self._num_positions(),
+            source=self._name,
+        )
+        parameters = {id(tensor): tensor.numel() for tensor in self._module.parameters()}
+        total, counted = sum(parameters.values()), num_parameters(shape)
+        if abs(counted / total - 1) > _CLOSE:
+            raise InputError(
+                f"`{self._name}` has {total:,} parameters, but a transformer of the shape that was read off it has "
+                f"{counted:,}",
+                hint="give its widths: --model layers=N,hidden=N,heads=N,ffn=N,vocab=N (experts=N,topk=N,expert_ffn=N)",
+            )
+        return shape
+
+    def _lacks(self, part: str) -> InputError:
+        return InputError(
+            f"`{self._name}` must be a transformer, but no module in it has {part}",
             hint=f"heads are read from: {', '.join(_HEADS)}; or give its widths: --model layers=N,hidden=N,heads=N",
         )
-    table = max(tables, key=lambda each: each.num_embeddings)
-    hidden, block = table.embedding_dim, blocks[-1]
-    widths = [tuple(each.weight.shape) for each in block.modules() if isinstance(each, torch.nn.Linear)]
-    wide = [shape for shape in widths if shape[1] == hidden and shape[0] > hidden]
-    down = [shape for shape in widths if shape[0] == hidden and shape[1] > hidden]
-    ffn = max((shape[1] for shape in down), default=4 * hidden)
-    ups = sum(shape[0] == ffn for shape in wide) + 2 * sum(shape[0] == 2 * ffn for shape in wide)
-    parameters = {id(each): each.numel() for each in module.parameters()}
-    others = [each for each in tables if each is not table and each.embedding_dim == hidden]
-    found = Workload(
-        name=name.rsplit(":", 1)[1],
-        num_layers=_num_alike(blocks),
-        hidden=hidden,
-        num_heads=heads,
-        num_kv_heads=_attribute(module, _KV_HEADS) or heads,
-        head_dim=hidden // heads,
-        ffn=ffn,
-        is_gated=ups >= 2,
-        vocab=table.num_embeddings,
-        is_tied=not any(
-            isinstance(each, torch.nn.Linear)
-            and each.out_features == table.num_embeddings
-            and each.weight is not table.weight
-            for each in module.modules()
-        ),
-        has_bias=any(isinstance(each, torch.nn.Linear) and each.bias is not None for each in block.modules()),
-        max_positions=max((each.num_embeddings for each in others), default=0),
-        source=name,
-    )
-    total, counted = sum(parameters.values()), num_parameters(found)
-    if abs(counted / total - 1) > _CLOSE:
-        raise InputError(
-            f"`{name}` has {total:,} parameters, but a transformer of the shape that was read off it has {counted:,}",
-            hint="give its widths: --model layers=N,hidden=N,heads=N,ffn=N,vocab=N (experts=N,topk=N,expert_ffn=N)",
-        )
-    return found
+
+    def _submodules(self, module: Any, *kinds: type) -> list[Any]:
+        return [submodule for submodule in module.modules() if isinstance(submodule, kinds)]
+
+    def _ffn_width(self) -> int:
+        """Return the width of the feed-forward network: the most inputs of a matrix back to the hidden width."""
+        widths = [int(linear.in_features) for linear in self._linears if linear.out_features == self._hidden]
+        return max((width for width in widths if width > self._hidden), default=4 * self._hidden)
+
+    def _num_up_matrices(self, ffn: int) -> int:
+        """Return how many matrices lead from the hidden width to the feed-forward network's; a joined one is two."""
+        widths = [int(linear.out_features) for linear in self._linears if linear.in_features == self._hidden]
+        widths = [width for width in widths if width > self._hidden]
+        return widths.count(ffn) + 2 * widths.count(2 * ffn)
+
+    def _has_separate_logits(self) -> bool:
+        """Whether a matrix other than the embedding's leads to the vocabulary."""
+        linears = self._submodules(self._module, self._torch.nn.Linear)
+        to_vocabulary = [linear for linear in linears if linear.out_features == self._vocabulary.num_embeddings]
+        return any(linear.weight is not self._vocabulary.weight for linear in to_vocabulary)
+
+    def _num_positions(self) -> int:
+        """Return the rows of a learned position table: of the largest other embedding of the hidden width."""
+        others = [embedding for embedding in self._embeddings if embedding is not self._vocabulary]
+        rows = [int(embedding.num_embeddings) for embedding in others if embedding.embedding_dim == self._hidden]
+        return max(rows, default=0)
 
 
-def _num_alike(blocks: Any) -> int:
-    """How many of a list's modules are of the kind of its last, if they have weights."""
-    modules = list(blocks)
-    return sum(type(each) is type(modules[-1]) for each in modules) if modules and _size(modules[-1]) else 0
+def _num_alike(modules: Any) -> int:
+    """Return how many of a list's modules are of the kind of its last, if they have weights."""
+    modules = list(modules)
+    if not modules or not _size(modules[-1]):
+        return 0
+    return sum(type(module) is type(modules[-1]) for module in modules)
 
 
 def _size(module: Any) -> int:
-    return int(sum(each.numel() for each in module.parameters()))
+    """Return the number of parameters."""
+    return int(sum(tensor.numel() for tensor in module.parameters()))
 
 
-def _attribute(module: Any, names: tuple[str, ...]) -> int:
-    """The first whole number under one of the names, on any submodule."""
-    for each in module.modules():
+def _first_attribute(module: Any, names: tuple[str, ...]) -> int:
+    """Return the first whole number under one of the names, on any submodule; 0: there is none."""
+    for submodule in module.modules():
         for name in names:
-            value = getattr(each, name, None)
+            value = getattr(submodule, name, None)
             if isinstance(value, int) and value > 0:
                 return value
     return 0

@@ -1,8 +1,8 @@
 """A pipeline schedule played through: when each stage computes what, and when it waits.
 
 In: the number of stages, micro-batches and chunks, and how long a stage's forward and backward take. Out: intervals.
-Every stage works through a fixed order of its own, as the frameworks' schedules do; an operation begins when its stage
-is free and what it needs has arrived. Sends take no time here: the model charges them apart.
+Every stage works through its own fixed order, as the frameworks' schedules do; an operation begins when its stage
+is free and what it needs has arrived. Sends take no time here: the model charges them separately.
 
 Orders: GPipe (Huang et al., arXiv 1811.06965); 1F1B and interleaved 1F1B (Narayanan et al., arXiv 2104.04473, 2.2, as
 Megatron-LM's `schedules.py` deals the micro-batches); zero-bubble H1 (Qi et al., arXiv 2401.10241, 2.2), in which the
@@ -12,12 +12,20 @@ gradients of weights are a stage's number of micro-batches late.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from flatout.records.plan_details import PipelineInterval
 
-# What an operation is: forward, backward (of inputs, where weights' gradients are apart), gradients of weights.
+# Kinds of operations: forward, backward (of inputs, where weights' gradients are separate), gradients of weights.
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
-Operation = tuple[str, int, int]  # kind, chunk of the stage, micro-batch
+
+
+class Operation(NamedTuple):
+    """A piece of one stage's work."""
+
+    kind: str
+    chunk: int  # of the stage
+    micro_batch: int
 
 
 def simulate(
@@ -30,115 +38,152 @@ def simulate(
     schedule: str = "1f1b",
     weights_share: float = 0.5,
 ) -> tuple[tuple[PipelineInterval, ...], ...]:
-    """The intervals of each stage, in the order of time.
+    """Return the intervals of each stage, in the order of time.
 
-    `forward_s` and `backward_s` are of one micro-batch through all chunks of a stage, one value a stage.
+    `forward_s` and `backward_s` are of one micro-batch through all chunks of a stage, one value per stage.
     `weights_share` of the backward is what zero-bubble defers.
     """
-    orders = [_order(schedule, stage, num_stages, num_micro_batches, num_chunks) for stage in range(num_stages)]
-    splits = schedule == "zero-bubble"
-    lengths_s = [
-        {
+    defers_weights = schedule == "zero-bubble"
+    stages = []
+    for stage in range(num_stages):
+        backward_chunk_s = backward_s[stage] / num_chunks
+        lengths_s = {
             FORWARD: forward_s[stage] / num_chunks,
-            BACKWARD: backward_s[stage] / num_chunks * (1.0 - weights_share if splits else 1.0),
-            WEIGHTS: backward_s[stage] / num_chunks * weights_share,
+            BACKWARD: backward_chunk_s * (1.0 - weights_share if defers_weights else 1.0),
+            WEIGHTS: backward_chunk_s * weights_share,
         }
-        for stage in range(num_stages)
-    ]
+        order = _order(schedule, stage, num_stages, num_micro_batches, num_chunks)
+        stages.append(_Stage(stage, order, lengths_s, num_stages, num_chunks))
     ends_s: dict[tuple[int, Operation], float] = {}
-    done: list[list[PipelineInterval]] = [[] for _ in range(num_stages)]
-    free_s = [0.0] * num_stages
-    waiting = True
-    while waiting:
-        waiting = False
-        for stage in range(num_stages):
-            order, found = orders[stage], done[stage]
-            while len(found) < len(order):
-                operation = order[len(found)]
-                needed = _needs(stage, operation, num_stages, num_chunks)
-                if any(each not in ends_s for each in needed):
-                    break
-                start_s = max([free_s[stage], *(ends_s[each] for each in needed)])
-                end_s = start_s + lengths_s[stage][operation[0]]
-                found.append(
-                    PipelineInterval(
-                        kind=operation[0], chunk=operation[1], micro_batch=operation[2], start_s=start_s, end_s=end_s
-                    )
+    num_run = 1
+    while num_run:
+        num_run = sum(stage.advance(ends_s) for stage in stages)
+    assert all(stage.is_done for stage in stages), "the orders wait for each other"
+    return tuple(tuple(stage.intervals) for stage in stages)
+
+
+class _Stage:
+    """One stage on its way through its order."""
+
+    def __init__(
+        self, number: int, order: list[Operation], lengths_s: dict[str, float], num_stages: int, num_chunks: int
+    ) -> None:
+        self._number, self._order, self._lengths_s = number, order, lengths_s
+        self._num_stages, self._num_chunks = num_stages, num_chunks
+        self._free_s = 0.0
+        self.intervals: list[PipelineInterval] = []
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.intervals) == len(self._order)
+
+    def advance(self, ends_s: dict[tuple[int, Operation], float]) -> int:
+        """Run operations until one must wait for another that has not ended; return how many ran."""
+        num_before = len(self.intervals)
+        for operation in self._order[num_before:]:
+            needed = _needs(self._number, operation, self._num_stages, self._num_chunks)
+            if any(each not in ends_s for each in needed):
+                break
+            start_s = max([self._free_s, *(ends_s[each] for each in needed)])
+            end_s = start_s + self._lengths_s[operation.kind]
+            self.intervals.append(
+                PipelineInterval(
+                    kind=operation.kind,
+                    chunk=operation.chunk,
+                    micro_batch=operation.micro_batch,
+                    start_s=start_s,
+                    end_s=end_s,
                 )
-                ends_s[stage, operation] = free_s[stage] = end_s
-                waiting = True
-    assert all(len(found) == len(order) for found, order in zip(done, orders, strict=True)), "the orders wait in a ring"
-    return tuple(tuple(found) for found in done)
+            )
+            ends_s[self._number, operation] = self._free_s = end_s
+        return len(self.intervals) - num_before
 
 
 def bubble_share(intervals: Sequence[Sequence[PipelineInterval]]) -> float:
-    """Idle time of all stages over all their time, from the first operation to the last."""
-    whole_s = max(one[-1].end_s for one in intervals) * len(intervals)
-    return 1.0 - sum(each.end_s - each.start_s for one in intervals for each in one) / whole_s
+    """Return the idle time of all stages over all their time, from the first operation to the last."""
+    last_end_s = max(stage[-1].end_s for stage in intervals)
+    busy_s = sum(interval.end_s - interval.start_s for stage in intervals for interval in stage)
+    return 1.0 - busy_s / (last_end_s * len(intervals))
 
 
 def most_in_flight(intervals: Sequence[PipelineInterval]) -> int:
-    """The most chunks of micro-batches whose activations one stage holds at once.
+    """Return the most chunks of micro-batches whose activations one stage holds at once.
 
     With a deferred gradient of weights, the activations are held until the gradient of inputs is done: what the
-    weights' gradient needs of them is small beside it.
+    weights' gradient needs of them is small in comparison.
     """
     held = most = 0
-    for each in intervals:
-        held += {FORWARD: 1, BACKWARD: -1, WEIGHTS: 0}[each.kind]
+    for interval in intervals:
+        held += {FORWARD: 1, BACKWARD: -1, WEIGHTS: 0}[interval.kind]
         most = max(most, held)
     return most
 
 
 def _needs(stage: int, operation: Operation, num_stages: int, num_chunks: int) -> list[tuple[int, Operation]]:
-    """The operations that one waits for. Chunk c of stage s is the model's part c * stages + s."""
-    kind, chunk, micro = operation
+    """Return the stages and operations that one waits for. Chunk c of stage s is the model's part c * stages + s."""
+    kind, chunk, micro_batch = operation
+    own_forward = (stage, Operation(FORWARD, chunk, micro_batch))
     if kind == WEIGHTS:
-        return [(stage, (BACKWARD, chunk, micro))]
+        return [(stage, Operation(BACKWARD, chunk, micro_batch))]
     part = chunk * num_stages + stage
     if kind == FORWARD:
-        return [((part - 1) % num_stages, (FORWARD, (part - 1) // num_stages, micro))] if part else []
-    last = num_stages * num_chunks - 1
-    if part == last:
-        return [(stage, (FORWARD, chunk, micro))]
-    return [((part + 1) % num_stages, (BACKWARD, (part + 1) // num_stages, micro)), (stage, (FORWARD, chunk, micro))]
+        return [_operation_of_part(part - 1, FORWARD, micro_batch, num_stages)] if part else []
+    if part == num_stages * num_chunks - 1:
+        return [own_forward]
+    return [_operation_of_part(part + 1, BACKWARD, micro_batch, num_stages), own_forward]
+
+
+def _operation_of_part(part: int, kind: str, micro_batch: int, num_stages: int) -> tuple[int, Operation]:
+    chunk, stage = divmod(part, num_stages)
+    return stage, Operation(kind, chunk, micro_batch)
 
 
 def _order(schedule: str, stage: int, num_stages: int, num_micro: int, num_chunks: int) -> list[Operation]:
+    """Return the order in which a stage works."""
     if num_chunks > 1:
         return _interleaved(stage, num_stages, num_micro, num_chunks)
-    forwards = [(FORWARD, 0, micro) for micro in range(num_micro)]
-    backwards = [(BACKWARD, 0, micro) for micro in range(num_micro)]
+    forwards = [Operation(FORWARD, 0, micro) for micro in range(num_micro)]
+    backwards = [Operation(BACKWARD, 0, micro) for micro in range(num_micro)]
     if schedule == "gpipe":
         return [*forwards, *backwards]
-    warm = min(num_stages - 1 - stage, num_micro)
-    order: list[Operation] = forwards[:warm]
-    late = stage if schedule == "zero-bubble" else None
-    for micro in range(num_micro):
-        order += forwards[warm + micro : warm + micro + 1]
-        order.append(backwards[micro])
-        if late is not None and micro >= late:
-            order.append((WEIGHTS, 0, micro - late))
-    if late is not None:
-        order += [(WEIGHTS, 0, micro) for micro in range(max(num_micro - late, 0), num_micro)]
+    num_warm_up = min(num_stages - 1 - stage, num_micro)
+    order = _alternating(forwards, backwards, num_warm_up)
+    return _with_late_weights(order, stage, num_micro) if schedule == "zero-bubble" else order
+
+
+def _alternating(forwards: list[Operation], backwards: list[Operation], num_warm_up: int) -> list[Operation]:
+    """Return the forwards of the warm-up, then a forward and a backward in turn, then the backwards that are left."""
+    order = forwards[:num_warm_up]
+    for number, backward in enumerate(backwards):
+        order += forwards[num_warm_up + number : num_warm_up + number + 1]
+        order.append(backward)
     return order
+
+
+def _with_late_weights(order: list[Operation], stage: int, num_micro: int) -> list[Operation]:
+    """Return the order with the gradients of weights, `stage` micro-batches after their backward."""
+    with_weights: list[Operation] = []
+    for operation in order:
+        with_weights.append(operation)
+        if operation.kind == BACKWARD and operation.micro_batch >= stage:
+            with_weights.append(Operation(WEIGHTS, 0, operation.micro_batch - stage))
+    first_left = max(num_micro - stage, 0)
+    return with_weights + [Operation(WEIGHTS, 0, micro) for micro in range(first_left, num_micro)]
 
 
 def _interleaved(stage: int, num_stages: int, num_micro: int, num_chunks: int) -> list[Operation]:
-    """Groups of as many micro-batches as stages go through one chunk after another (Megatron-LM's order)."""
+    """Return the order of interleaved chunks: groups of as many micro-batches as stages go through one chunk after
+    another (Megatron-LM's order).
+    """
+    size_of_group = num_stages * num_chunks
+
+    def operation_at(number: int, kind: str) -> Operation:
+        group, within = divmod(number, size_of_group)
+        chunk, member = divmod(within, num_stages)
+        return Operation(kind, chunk if kind == FORWARD else num_chunks - 1 - chunk, group * num_stages + member)
+
     total = num_micro * num_chunks
-    group = num_stages * num_chunks
-
-    def at(number: int, kind: str) -> Operation:
-        within = number % group
-        chunk = within // num_stages
-        micro = number // group * num_stages + within % num_stages
-        return kind, chunk if kind == FORWARD else num_chunks - 1 - chunk, micro
-
-    warm = min((num_stages - stage - 1) * 2 + (num_chunks - 1) * num_stages, total)
-    order = [at(number, FORWARD) for number in range(warm)]
-    for number in range(total):
-        if warm + number < total:
-            order.append(at(warm + number, FORWARD))
-        order.append(at(number, BACKWARD))
-    return order
+    forwards = [operation_at(number, FORWARD) for number in range(total)]
+    backwards = [operation_at(number, BACKWARD) for number in range(total)]
+    num_warm_up = min((num_stages - stage - 1) * 2 + (num_chunks - 1) * num_stages, total)
+    return _alternating(forwards, backwards, num_warm_up)

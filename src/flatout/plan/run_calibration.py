@@ -11,34 +11,33 @@ import msgspec
 import numpy as np
 
 from flatout.errors import InputError, OutputError
-from flatout.plan.calibrate import Calibration, fit, predict_logs, update
+from flatout.plan.calibrate import Array, Calibration, fit, predict_logs, update
 from flatout.plan.constants import NAMES
-from flatout.plan.runs import Run, as_case, read_runs
+from flatout.plan.runs import MeasuredRun, as_inputs, read_runs
 from flatout.plan.shipped import StoredConstants
 
-# No published run is off by a fifth as much: beyond it units, batch or model are others than the file says.
+# No published run is off by a fifth as much: beyond it, the file means other units, another batch or another model.
 MOST_OFF = 20.0
 
 
-def fit_and_write(runs: list[Run], path: Path, *, force: bool = False) -> Calibration:
-    """Fit all timed runs and store the result. OutputError: the file is there and `force` is not given."""
+def fit_and_write(runs: list[MeasuredRun], path: Path, *, force: bool = False) -> Calibration:
+    """Fit all timed runs and store the result. OutputError: the file exists and `force` is not given."""
     if path.exists() and not force:
         raise OutputError(f"`{path}` exists already", hint="give another name, or --force")
     timed = [run for run in runs if run.step_time_s is not None]
-    seconds = np.array([run.step_time_s for run in timed], dtype=np.float64)
-    found = fit(as_case(timed), np.log(seconds), [run.source for run in timed])
+    fitted = fit(as_inputs(timed), np.log(_seconds(timed)), [run.source for run in timed])
     stored = StoredConstants(
         schema="flatout/plan-constants",
         num_runs=len(timed),
         sources=tuple(sorted({run.source for run in timed})),
-        logs={name: round(float(value), 5) for name, value in zip(NAMES, found.logs, strict=True)},
-        covariance=tuple(tuple(round(float(value), 7) for value in row) for row in found.covariance),
+        logs={name: round(float(value), 5) for name, value in zip(NAMES, fitted.logs, strict=True)},
+        covariance=tuple(tuple(round(float(value), 7) for value in row) for row in fitted.covariance),
     )
     path.write_bytes(msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n")
-    return found
+    return fitted
 
 
-def timed_of_rows(path: Path) -> tuple[list[Run], int]:
+def timed_of_rows(path: Path) -> tuple[list[MeasuredRun], int]:
     """Return the runs of a CSV that have a step time, and how many rows the CSV has. InputError: none has."""
     runs, rows_read = read_runs(path)
     timed = [run for run in runs if run.step_time_s is not None]
@@ -50,10 +49,13 @@ def timed_of_rows(path: Path) -> tuple[list[Run], int]:
     return timed, rows_read
 
 
-def corrected_by(timed: list[Run], known: Calibration) -> Calibration:
-    """The constants corrected by runs that have a step time. InputError: one that no run of this kind can have."""
-    seconds = np.array([run.step_time_s for run in timed], dtype=np.float64)
-    predicted = np.exp(predict_logs(as_case(timed), known)[0])
+def corrected_by(timed: list[MeasuredRun], constants: Calibration) -> Calibration:
+    """Return the constants corrected by runs that have a step time.
+
+    InputError: a step time is too far from its prediction for any run of this kind.
+    """
+    inputs, seconds = as_inputs(timed), _seconds(timed)
+    predicted = np.exp(predict_logs(inputs, constants)[0])
     ratios = seconds / predicted
     worst = int(np.argmax(np.abs(np.log(ratios))))
     if not 1 / MOST_OFF < ratios[worst] < MOST_OFF:
@@ -62,4 +64,8 @@ def corrected_by(timed: list[Run], known: Calibration) -> Calibration:
             f"runs took {seconds[worst]:,.4g} s where {predicted[worst]:,.4g} s are predicted",
             hint="step_time_s is in seconds, for the whole global batch",
         )
-    return update(as_case(timed), np.log(seconds), known)
+    return update(inputs, np.log(seconds), constants)
+
+
+def _seconds(timed: list[MeasuredRun]) -> Array:
+    return np.array([run.step_time_s for run in timed], dtype=np.float64)

@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout.errors import InputError
-from flatout.plan import case as cases
-from flatout.plan.case import Case
+from flatout.plan.inputs import (
+    CostModelInputs,
+    layout_columns,
+    machine_columns,
+    software_columns,
+    stacked,
+    workload_columns,
+)
 from flatout.plan.run_layout import layout_of, software_of
 from flatout.plan.run_machine import cluster_of, precision_of
 from flatout.plan.run_model import document_tokens_of, model_of
@@ -28,7 +35,7 @@ _YES = ("1", "true", "yes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class MeasuredRun:
     """One row that can be replayed."""
 
     source: str
@@ -40,7 +47,7 @@ class Run:
     software: Software = field(default_factory=Software)
 
 
-def read_runs(path: Path) -> tuple[list[Run], int]:
+def read_runs(path: Path) -> tuple[list[MeasuredRun], int]:
     """Return the runs that can be replayed, and how many rows the file has.
 
     InputError: the file is unreadable, or not of this format.
@@ -64,17 +71,17 @@ def read_runs(path: Path) -> tuple[list[Run], int]:
     return [run for run in runs if run is not None], len(rows)
 
 
-def as_case(runs: list[Run]) -> Case:
+def as_inputs(runs: Sequence[MeasuredRun]) -> CostModelInputs:
     """Stack the runs, one row each."""
-    return cases.stacked([run.columns for run in runs])
+    return stacked([run.columns for run in runs])
 
 
-def usual_software(runs: list[Run]) -> Software:
+def usual_software(runs: list[MeasuredRun]) -> Software:
     """Return the software of most of the runs."""
     return Counter(run.software for run in runs).most_common(1)[0][0]
 
 
-def _run(row: RunRow) -> Run | None:
+def _run(row: RunRow) -> MeasuredRun | None:
     """Return the row's run; None: something that the model needs is unknown."""
     if not _has_what_is_needed(row):
         return None
@@ -91,12 +98,12 @@ def _run(row: RunRow) -> Run | None:
         step_time_s, peak_gb = None, None
     cluster, shares = machine
     columns = {
-        **cases.workload_columns(workload, row.whole("seq_len"), document_tokens_of(row)),
-        **cases.machine_columns(cluster, precision_of(row), shares),
-        **cases.software_columns(software),
-        **cases.layout_columns(layout),
+        **workload_columns(workload, row.whole("seq_len"), document_tokens_of(row)),
+        **machine_columns(cluster, precision_of(row), shares),
+        **software_columns(software),
+        **layout_columns(layout),
     }
-    return Run(
+    return MeasuredRun(
         source=row.text("source_family") or row.text("source") or "unnamed",
         group=row.text("group"),
         columns={name: float(value) for name, value in columns.items()},

@@ -1,6 +1,6 @@
 """The constants that Flatout ships, fitted to published runs, with their covariance: `constants.json`.
 
-Written by `flatout plan evaluate RUNS.csv --fit FILE` (the file says from how many runs of which sources).
+Written by `flatout plan evaluate RUNS.csv --fit FILE`; the file says from how many runs of which sources.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StoredConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def shipped(path: Path = FILE) -> Calibration:
-    """The constants of this version."""
+    """Return the constants of this version."""
     try:
         stored = msgspec.json.decode(path.read_bytes(), type=StoredConstants)
     except (OSError, msgspec.DecodeError) as error:
@@ -42,5 +42,5 @@ def shipped(path: Path = FILE) -> Calibration:
 
 
 def shipped_sources(path: Path = FILE) -> tuple[str, ...]:
-    """Those that the constants of this version were fitted to."""
+    """Return the sources that the constants of this version were fitted to."""
     return msgspec.json.decode(path.read_bytes(), type=StoredConstants).sources

@@ -1,54 +1,68 @@
-"""How many layers and parameters the fullest rank of a layout has."""
+"""How many layers and parameters the rank with the most has, by layout."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from flatout.plan.case import Case, Column
+from flatout.plan.inputs import Column, CostModelInputs
 
 
-def layers_of_fullest_stage(case: Case) -> Column:
-    """Chunks hold whole layers: those that do not divide leave some stage one more in a chunk."""
-    return np.ceil(case.layers / (case.pp * case.vpp)) * case.vpp
+def moe_share(inputs: CostModelInputs) -> Column:
+    """Return the share of the layers that have experts."""
+    return inputs.moe_layers / inputs.layers
 
 
-def layers_of_last_stage(case: Case) -> Column:
-    """What the others leave, or an even share: frameworks take layers from the last stage, which has the logits."""
-    return np.maximum(case.layers - (case.pp - 1.0) * layers_of_fullest_stage(case), 0.0)
+def layers_of_largest_stage(inputs: CostModelInputs) -> Column:
+    """Return the layers of the stage that has the most.
+
+    Chunks hold complete layers: those that do not divide leave some stage one more per chunk.
+    """
+    return np.ceil(inputs.layers / (inputs.pp * inputs.vpp)) * inputs.vpp
 
 
-def layer_parameters(case: Case) -> Column:
-    """Of one layer without its routed experts (the mean over layers), on one tensor-parallel rank."""
-    num_dense = case.layers - case.moe_layers
-    ffn = (num_dense * case.ffn + case.moe_layers * case.shared_ffn) * case.ffn_matrices / case.layers
-    router = case.moe_layers / case.layers * case.experts
-    return case.hidden * ((case.qkv_width + case.out_width + ffn) / case.tp + router + 2.0)
+def layers_of_last_stage(inputs: CostModelInputs) -> Column:
+    """Return what the other stages leave, or an even share.
+
+    Frameworks take layers from the last stage, which has the logits.
+    """
+    of_others = (inputs.pp - 1.0) * layers_of_largest_stage(inputs)
+    return np.maximum(inputs.layers - of_others, 0.0)
 
 
-def dense_parameters(case: Case) -> Column:
-    """Of the fullest rank, without routed experts: its layers, and the embedding or the logits."""
-    table = case.vocab * case.hidden / case.tp
-    tables = np.where(case.pp > 1, table, table * (2.0 - case.tied))
-    return layers_of_fullest_stage(case) * layer_parameters(case) + tables
+def layer_parameters(inputs: CostModelInputs) -> Column:
+    """Return the parameters of one layer on one tensor-parallel rank: the mean over layers, without routed experts."""
+    num_dense = inputs.layers - inputs.moe_layers
+    ffn_width = num_dense * inputs.ffn + inputs.moe_layers * inputs.shared_ffn
+    ffn = ffn_width * inputs.ffn_matrices / inputs.layers
+    router = moe_share(inputs) * inputs.experts
+    split = (inputs.qkv_width + inputs.out_width + ffn) / inputs.tp
+    return inputs.hidden * (split + router + 2.0)
 
 
-def expert_parameters(case: Case) -> Column:
-    """Routed experts of the fullest rank; each expert is whole on one of `ep` ranks."""
-    each = case.ffn_matrices * case.hidden * case.expert_ffn
-    share_moe = case.moe_layers / case.layers
-    return layers_of_fullest_stage(case) * share_moe * each * case.experts / case.ep
+def dense_parameters(inputs: CostModelInputs) -> Column:
+    """Return the rank's parameters without routed experts: its layers, and the embedding or the logits."""
+    table = inputs.vocab * inputs.hidden / inputs.tp
+    tables = np.where(inputs.pp > 1, table, table * (2.0 - inputs.tied))
+    return layers_of_largest_stage(inputs) * layer_parameters(inputs) + tables
 
 
-def expert_replicas(case: Case) -> Column:
-    """Ranks of a stage that have the same experts."""
-    return np.maximum(case.tp * case.cp * case.dp / case.ep, 1.0)
+def expert_parameters(inputs: CostModelInputs) -> Column:
+    """Return the rank's parameters of routed experts; each expert is complete on one of `ep` ranks."""
+    per_expert = inputs.ffn_matrices * inputs.hidden * inputs.expert_ffn
+    moe_layers = layers_of_largest_stage(inputs) * moe_share(inputs)
+    return moe_layers * per_expert * inputs.experts / inputs.ep
 
 
-def shards(case: Case) -> tuple[Column, Column]:
-    """Into how many pieces ZeRO cuts what replicas share: of what is dense, and of the experts."""
-    replicas, of_experts = case.dp * case.cp, expert_replicas(case)
-    if not np.any(case.shard):
+def expert_replicas(inputs: CostModelInputs) -> Column:
+    """Return how many ranks of a stage have the same experts."""
+    return np.maximum(inputs.tp * inputs.cp * inputs.dp / inputs.ep, 1.0)
+
+
+def shards(inputs: CostModelInputs) -> tuple[Column, Column]:
+    """Return into how many pieces ZeRO cuts what replicas share: the dense parameters, and the experts."""
+    replicas, of_experts = inputs.dp * inputs.cp, expert_replicas(inputs)
+    if not np.any(inputs.shard):
         return replicas, of_experts
-    all_of_them = case.shard == 0
-    dense = np.where(all_of_them, replicas, np.minimum(case.shard, replicas))
-    return dense, np.where(all_of_them, of_experts, np.minimum(case.shard, of_experts))
+    is_over_all = inputs.shard == 0
+    dense = np.where(is_over_all, replicas, np.minimum(inputs.shard, replicas))
+    return dense, np.where(is_over_all, of_experts, np.minimum(inputs.shard, of_experts))

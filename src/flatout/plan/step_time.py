@@ -12,17 +12,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from flatout.plan import sizes
-from flatout.plan.case import Case, Column
 from flatout.plan.collectives import all_gather_s, all_reduce_s, dispatch_s, send_s
 from flatout.plan.constants import Constants
+from flatout.plan.inputs import Column, CostModelInputs
 from flatout.plan.kernels import attention_s, cast_bytes, elementwise_bytes, matmul_s
 
-# Kernels of one layer, forward: norms 2, products 4, attention 1, activation, residuals, rotary and copies; before
+# Kernels of one layer, forward: norms 2, matmuls 4, attention 1, activation, residuals, rotary and copies; before
 # fused attention and fused norms about twice as many.
 KERNELS_FUSED, KERNELS_UNFUSED, KERNELS_EXPERTS = 14.0, 30.0, 14.0
-# Of each expert of a rank: its two or three products, and in fp8 the casts of their operands.
+# Of each expert of a rank: its two or three matmuls, and in fp8 the casts of their operands.
 KERNELS_EXPERT, KERNELS_CAST = 3.0, 3.0
-NATIVE = 0.5  # time that the host takes for one of these, over one of Python's: a loop in C++ launches them
+KERNELS_LOW_PRECISION = 6.0  # casts of one layer in fp8 and fp4
+NATIVE = 0.5  # time that the host takes for an expert's kernel, over one of Python's: a loop in C++ launches them
+GRAPHED_GAP = 0.7  # share of the gap between kernels that a CUDA graph takes away
+HIDDEN_SENDS = 0.8  # share of the sends in steady state that interleaving hides
+HIDES_RING = 0.8  # share of attention's time under which keys and values travel around the ring
 PARTS = (
     "compute",
     "tensor_parallel",
@@ -47,56 +51,50 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
+    """Seconds of one layer and one micro-batch: the mean over dense layers and those with experts."""
+
     forward: Column
-    backward: Column
-    weights: Column  # of the backward, the gradients of weights: what it takes without recomputation, halved
-    tensor: Column  # both directions, with what is recomputed
+    backward: Column  # with what is recomputed
+    weights: Column  # gradients of weights: half of the backward without recomputation
+    tensor: Column  # communication in both directions, with what is recomputed
     context: Column
     expert: Column
 
 
-def step_time(case: Case, constants: Constants) -> StepTime:
-    """Predict every row of the case."""
-    tokens = case.micro_batch * case.seq / case.cp
-    layer = _layer(case, constants, tokens)
+def step_time(inputs: CostModelInputs, constants: Constants) -> StepTime:
+    """Predict every row of the inputs."""
+    tokens = inputs.micro_batch * inputs.seq / inputs.cp
+    layer = _layer(inputs, constants, tokens)
     compute = layer.forward + layer.backward
     exposed = layer.tensor + layer.context + layer.expert
-    whole = compute + exposed
-    most, mean = sizes.layers_of_fullest_stage(case), case.layers / case.pp
-    logits = _logits_s(case, constants, tokens)
+    layer_s = compute + exposed
+    logits = _logits_s(inputs, constants, tokens)
 
-    all_stages = case.layers * whole + logits
-    slowest = np.maximum(most * whole, sizes.layers_of_last_stage(case) * whole + logits)
-    slowest = np.where(case.pp > 1, slowest, all_stages)
-    even = all_stages / case.pp
-    num_micro = case.num_micro
-    fill = (all_stages - slowest) / case.vpp * (1.0 - case.zero_bubble * _zero_bubble_share(case, layer))
+    has_pipeline = inputs.pp > 1
+    all_stages = inputs.layers * layer_s + logits
+    largest_stage = sizes.layers_of_largest_stage(inputs) * layer_s
+    last_stage = sizes.layers_of_last_stage(inputs) * layer_s + logits
+    slowest = np.where(has_pipeline, np.maximum(largest_stage, last_stage), all_stages)
+    even = all_stages / inputs.pp
+    num_micro = inputs.num_micro
+    fill = (all_stages - slowest) / inputs.vpp * (1.0 - inputs.zero_bubble * _zero_bubble_share(inputs, layer))
     imbalance = num_micro * (slowest - even)
-    bubble = np.where(case.pp > 1, fill, 0.0)
+    bubble = np.where(has_pipeline, fill, 0.0)
+    sends = _sends_s(inputs, constants, tokens)
 
-    send = send_s(
-        case,
-        constants,
-        2.0 * tokens * case.hidden / np.where(case.scatters > 0, case.tp, 1.0),
-        case.tp * case.cp * case.dp,
-    )
-    sends_exposed = 2.0 * (case.pp - 1.0) + 2.0 * num_micro * case.vpp * constants.sends * (
-        1.0 - 0.8 * case.overlaps_pp * (case.vpp > 1)
-    )
-    sends = np.where(case.pp > 1, send * sends_exposed, 0.0)
-
-    stage_compute = mean * whole
-    data = _data_parallel_s(case, constants, stage_compute, num_micro)
-    optimizer = _optimizer_s(case, constants)
-    doublings = np.log2(np.maximum(case.gpus / np.minimum(case.domain, 8.0), 1.0))
-    before = num_micro * even + imbalance + bubble + sends + data + optimizer
-    jitter = before * constants.jitter * doublings
-    pieces = num_micro / case.pp
+    stage_compute = inputs.layers / inputs.pp * layer_s
+    data = _data_parallel_s(inputs, constants, stage_compute, num_micro)
+    optimizer = _optimizer_s(inputs, constants)
+    before_jitter = num_micro * even + imbalance + bubble + sends + data + optimizer
+    doublings = np.log2(np.maximum(inputs.gpus / np.minimum(inputs.domain, 8.0), 1.0))
+    jitter = before_jitter * constants.jitter * doublings
+    micro_batches_per_stage = num_micro / inputs.pp
+    layers_per_stage = micro_batches_per_stage * inputs.layers
     parts = {
-        "compute": pieces * (case.layers * compute + logits),
-        "tensor_parallel": pieces * case.layers * layer.tensor,
-        "context_parallel": pieces * case.layers * layer.context,
-        "expert_parallel": pieces * case.layers * layer.expert,
+        "compute": micro_batches_per_stage * (inputs.layers * compute + logits),
+        "tensor_parallel": layers_per_stage * layer.tensor,
+        "context_parallel": layers_per_stage * layer.context,
+        "expert_parallel": layers_per_stage * layer.expert,
         "pipeline_send": sends,
         "bubble": bubble,
         "imbalance": imbalance,
@@ -104,155 +102,216 @@ def step_time(case: Case, constants: Constants) -> StepTime:
         "optimizer": optimizer,
         "jitter": jitter,
     }
-    return StepTime(before + jitter, parts)
+    return StepTime(before_jitter + jitter, parts)
 
 
-def _layer(case: Case, constants: Constants, tokens: Column) -> _Layer:
-    """Seconds of one layer (the mean over dense layers and those with experts) and one micro-batch."""
-    attention_in = matmul_s(case, constants, tokens, case.qkv_width / case.tp, case.hidden)
-    attention_out = matmul_s(case, constants, tokens, case.hidden, case.out_width / case.tp)
-    products = attention_in + attention_out + _ffn_s(case, constants, tokens)
-    scores_forward, scores_backward = attention_s(case, constants, tokens)
-    norms, inner = elementwise_bytes(case, tokens)
-    norms = norms / np.where(case.sp > 0, case.tp, 1.0)
-    passes = constants.elementwise * np.where(case.eager > 0, constants.eager, 1.0)
-    moved = (norms + inner) * passes / case.memory_rate
-    cast = cast_bytes(case, tokens) * constants.cast / case.memory_rate
-    kernels = np.where(case.fused > 0, KERNELS_FUSED, KERNELS_UNFUSED)
-    experts_here = case.experts / case.ep  # each has products of its own: grouped ones are launched one by one
-    each_expert = KERNELS_EXPERT + KERNELS_CAST * case.is_low
-    share_moe = case.moe_layers / case.layers
-    of_experts = each_expert * experts_here * share_moe
-    kernels = kernels + KERNELS_EXPERTS * share_moe + 6.0 * case.is_low
-    gap = np.where(case.blocking > 0, constants.host_s, constants.launch_s * (1.0 - 0.7 * case.graphs))
-    launches = (kernels + of_experts) * gap
-    host = (kernels + NATIVE * of_experts) * constants.host_s * (1.0 - case.graphs)
+def _layer(inputs: CostModelInputs, constants: Constants, tokens: Column) -> _Layer:
+    """Return the seconds of one layer and one micro-batch."""
+    attention_in = matmul_s(inputs, constants, tokens, inputs.qkv_width / inputs.tp, inputs.hidden)
+    attention_out = matmul_s(inputs, constants, tokens, inputs.hidden, inputs.out_width / inputs.tp)
+    matmuls = attention_in + attention_out + _ffn_s(inputs, constants, tokens)
+    scores_forward, scores_backward = attention_s(inputs, constants, tokens)
+    moved = _elementwise_s(inputs, constants, tokens)
+    cast = cast_bytes(inputs, tokens) * constants.cast / inputs.memory_rate
+    launches, host = _launches_s(inputs, constants)
 
-    forward = np.maximum(products + scores_forward + moved + cast + launches, host)
-    backward = np.maximum(
-        2.0 * constants.backward * products + scores_backward + 2.0 * moved + cast + 2.0 * launches, 2.0 * host
-    )
-    attention_again = np.where(case.fused > 0, 0.0, scores_forward)
-    again = case.full * forward + case.selective * (
-        attention_again + case.selective_share * products + (case.selective_share > 0) * moved
+    forward = np.maximum(matmuls + scores_forward + moved + cast + launches, host)
+    backward_matmuls = 2.0 * constants.backward * matmuls
+    on_gpu = backward_matmuls + scores_backward + 2.0 * moved + cast + 2.0 * launches
+    backward = np.maximum(on_gpu, 2.0 * host)
+
+    attention_again = np.where(inputs.fused > 0, 0.0, scores_forward)
+    selected_again = attention_again + inputs.selective_share * matmuls + (inputs.selective_share > 0) * moved
+    recomputed = inputs.full * forward + inputs.selective * selected_again
+    return _Layer(
+        forward=forward,
+        backward=backward + recomputed,
+        weights=backward / 2.0,
+        tensor=_tensor_parallel_s(inputs, constants, tokens),
+        context=_context_parallel_s(inputs, constants, tokens, scores_forward, scores_backward),
+        expert=_expert_parallel_s(inputs, constants, tokens),
     )
 
-    group_bytes = 2.0 * tokens * case.hidden
-    tensor = all_reduce_s(case, constants, group_bytes, case.tp, 1.0) * (4.0 + 2.0 * case.full)
-    tensor = tensor * (1.0 - case.overlaps_tp * np.minimum(constants.tensor_overlap, 1.0))
-    expert = _expert_parallel_s(case, constants, tokens) * (2.0 + case.full)
-    expert = expert * (1.0 - case.overlaps_ep * np.minimum(constants.expert_overlap, 1.0))
-    hidden_by = 0.8 * scores_forward
-    around = _ring_s(case, constants, tokens)
-    context = np.maximum(around - hidden_by, 0.0) + np.maximum(2.0 * around - 0.8 * scores_backward, 0.0)
-    return _Layer(forward, backward + again, backward / 2.0, tensor, context, expert)
+
+def _elementwise_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
+    """Return the forward seconds of a layer's norms, activations and residuals, by their memory traffic."""
+    norms, inner = elementwise_bytes(inputs, tokens)
+    norms = norms / np.where(inputs.sp > 0, inputs.tp, 1.0)
+    passes = constants.elementwise * np.where(inputs.eager > 0, constants.eager, 1.0)
+    return (norms + inner) * passes / inputs.memory_rate
 
 
-def _ffn_s(case: Case, constants: Constants, tokens: Column) -> Column:
-    """Forward products of the feed-forward network; experts as grouped products of the tokens that reach each one."""
-    up = case.ffn_matrices - 1.0
-    share_moe = case.moe_layers / case.layers
-
-    def pair(rows: Column, width: Column) -> Column:
-        return matmul_s(case, constants, rows, up * width, case.hidden) + matmul_s(
-            case, constants, rows, case.hidden, width
-        )
-
-    dense = pair(tokens, case.ffn / case.tp)
-    if not np.any(case.moe_layers):
-        return dense
-    shared = pair(tokens, case.shared_ffn / case.tp)
-    local = np.maximum(case.experts / case.ep, 1.0)
-    rows = tokens / case.tp * case.topk / local
-    routed = local * pair(np.maximum(rows, 1.0), case.expert_ffn) / constants.experts
-    router = matmul_s(case, constants, tokens, case.experts, case.hidden, in_half=True)
-    return (1.0 - share_moe) * dense + share_moe * (shared + routed + router)
+def _launches_s(inputs: CostModelInputs, constants: Constants) -> tuple[Column, Column]:
+    """Return the forward seconds of a layer's gaps between kernels, and of the host to launch them."""
+    moe_share = sizes.moe_share(inputs)
+    experts_here = inputs.experts / inputs.ep  # each has its own matmuls: grouped ones are launched one by one
+    per_expert = KERNELS_EXPERT + KERNELS_CAST * inputs.is_low
+    of_experts = per_expert * experts_here * moe_share
+    kernels = np.where(inputs.fused > 0, KERNELS_FUSED, KERNELS_UNFUSED)
+    kernels = kernels + KERNELS_EXPERTS * moe_share + KERNELS_LOW_PRECISION * inputs.is_low
+    gap = constants.launch_s * (1.0 - GRAPHED_GAP * inputs.graphs)
+    gap = np.where(inputs.blocking > 0, constants.host_s, gap)
+    host = (kernels + NATIVE * of_experts) * constants.host_s * (1.0 - inputs.graphs)
+    return (kernels + of_experts) * gap, host
 
 
-def _expert_parallel_s(case: Case, constants: Constants, tokens: Column) -> Column:
-    """Dispatch and combine of one layer, forward. Expert ranks are neighbours across TP and DP (Megatron's order)."""
-    if not np.any(case.moe_layers):
-        return 0.0
-    token_bytes = 2.0 * tokens / case.tp * case.hidden
-    share_moe = case.moe_layers / case.layers
-    return 2.0 * share_moe * dispatch_s(case, constants, token_bytes, case.topk, case.ep, 1.0) * constants.exchange
+def _ffn_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
+    """Return the forward seconds of the feed-forward network's matmuls.
 
-
-def _ring_s(case: Case, constants: Constants, tokens: Column) -> Column:
-    """All keys and values once around the context-parallel group, forward."""
-    num_bytes = 2.0 * tokens * case.cp * case.kv_width / case.tp
-    return all_gather_s(case, constants, num_bytes, case.cp, case.tp)
-
-
-def _logits_s(case: Case, constants: Constants, tokens: Column) -> Column:
-    """Logits and loss of one micro-batch, both directions: three products, and five passes over fp32 logits."""
-    product = matmul_s(case, constants, tokens, case.vocab / case.tp, case.hidden, in_half=True)
-    passes = 20.0 * tokens * case.vocab / case.tp / case.memory_rate * constants.elementwise
-    return 3.0 * product + passes
-
-
-def _zero_bubble_share(case: Case, layer: _Layer) -> Column:
-    """What of the bubble weight gradients fill: F + B - W is left of F + B + W (H1; Qi et al., arXiv 2401.10241), where
-    B is the gradients of inputs with what is recomputed. With fewer micro-batches than stages there are fewer to fill
-    it with: one alone fills half as much, as `plan/pipeline.py` plays it through.
+    Experts are grouped matmuls of the tokens that reach each one.
     """
-    lacking = np.clip((case.pp - case.num_micro) / np.maximum(case.pp - 1.0, 1.0), 0.0, 1.0)
+    num_up = inputs.ffn_matrices - 1.0
+
+    def up_and_down(rows: Column, width: Column) -> Column:
+        up = matmul_s(inputs, constants, rows, num_up * width, inputs.hidden)
+        return up + matmul_s(inputs, constants, rows, inputs.hidden, width)
+
+    dense = up_and_down(tokens, inputs.ffn / inputs.tp)
+    if not np.any(inputs.moe_layers):
+        return dense
+    moe_share = sizes.moe_share(inputs)
+    shared = up_and_down(tokens, inputs.shared_ffn / inputs.tp)
+    experts_here = np.maximum(inputs.experts / inputs.ep, 1.0)
+    rows = tokens / inputs.tp * inputs.topk / experts_here
+    routed = experts_here * up_and_down(np.maximum(rows, 1.0), inputs.expert_ffn) / constants.experts
+    router = matmul_s(inputs, constants, tokens, inputs.experts, inputs.hidden, in_half=True)
+    return (1.0 - moe_share) * dense + moe_share * (shared + routed + router)
+
+
+def _tensor_parallel_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
+    """Return the exposed seconds of a layer's tensor-parallel collectives, both directions."""
+    group_bytes = 2.0 * tokens * inputs.hidden
+    calls = 4.0 + 2.0 * inputs.full
+    total = all_reduce_s(inputs, constants, group_bytes, inputs.tp, 1.0) * calls
+    return total * (1.0 - inputs.overlaps_tp * np.minimum(constants.tensor_overlap, 1.0))
+
+
+def _expert_parallel_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
+    """Return the exposed seconds of a layer's dispatch and combine, both directions.
+
+    Expert ranks are neighbours across TP and DP (Megatron's order).
+    """
+    forward: Column = 0.0
+    if np.any(inputs.moe_layers):
+        token_bytes = 2.0 * tokens / inputs.tp * inputs.hidden
+        dispatch = dispatch_s(inputs, constants, token_bytes, inputs.topk, inputs.ep, 1.0)
+        forward = 2.0 * sizes.moe_share(inputs) * dispatch * constants.exchange
+    total = forward * (2.0 + inputs.full)
+    return total * (1.0 - inputs.overlaps_ep * np.minimum(constants.expert_overlap, 1.0))
+
+
+def _context_parallel_s(
+    inputs: CostModelInputs, constants: Constants, tokens: Column, scores_forward: Column, scores_backward: Column
+) -> Column:
+    """Return the seconds of keys and values around the context-parallel group that attention does not hide."""
+    num_bytes = 2.0 * tokens * inputs.cp * inputs.kv_width / inputs.tp
+    around = all_gather_s(inputs, constants, num_bytes, inputs.cp, inputs.tp)
+    forward = np.maximum(around - HIDES_RING * scores_forward, 0.0)
+    return forward + np.maximum(2.0 * around - HIDES_RING * scores_backward, 0.0)
+
+
+def _logits_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
+    """Return the seconds of one micro-batch's logits and loss, both directions.
+
+    Three matmuls, and fp32 logits read or written five times.
+    """
+    matmul = matmul_s(inputs, constants, tokens, inputs.vocab / inputs.tp, inputs.hidden, in_half=True)
+    passes = 20.0 * tokens * inputs.vocab / inputs.tp / inputs.memory_rate * constants.elementwise
+    return 3.0 * matmul + passes
+
+
+def _sends_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
+    """Return the exposed seconds of the pipeline's sends and receives per step."""
+    num_bytes = 2.0 * tokens * inputs.hidden / np.where(inputs.scatters > 0, inputs.tp, 1.0)
+    send = send_s(inputs, constants, num_bytes, inputs.tp * inputs.cp * inputs.dp)
+    hidden = HIDDEN_SENDS * inputs.overlaps_pp * (inputs.vpp > 1)
+    fill_and_drain = 2.0 * (inputs.pp - 1.0)
+    steady_state = 2.0 * inputs.num_micro * inputs.vpp * constants.sends * (1.0 - hidden)
+    return np.where(inputs.pp > 1, send * (fill_and_drain + steady_state), 0.0)
+
+
+def _zero_bubble_share(inputs: CostModelInputs, layer: _Layer) -> Column:
+    """Return the share of the bubble that gradients of weights fill.
+
+    F + B - W is left of F + B + W (H1; Qi et al., arXiv 2401.10241), where B is the gradients of inputs with what is
+    recomputed. With fewer micro-batches than stages there are fewer to fill it with: one alone fills half as much, as
+    `plan/pipeline.py` plays it through.
+    """
+    lacking = np.clip((inputs.pp - inputs.num_micro) / np.maximum(inputs.pp - 1.0, 1.0), 0.0, 1.0)
     return layer.weights * (2.0 - lacking) / (layer.forward + layer.backward)
 
 
-def _data_parallel_s(case: Case, constants: Constants, stage_compute: Column, num_micro: Column) -> Column:
-    """What of the gradients' reduction and the parameters' gathering is exposed.
+def _data_parallel_s(inputs: CostModelInputs, constants: Constants, stage_compute: Column, num_micro: Column) -> Column:
+    """Return the exposed seconds of reducing gradients and gathering parameters.
 
-    ZeRO 0-2: once a step, hidden by at most the last micro-batch's backward and the first one's forward. ZeRO 3:
-    gathered in forward and backward and reduced, each micro-batch, beside that micro-batch's compute; the first
-    layer's never hides. Where shards are copied (HSDP), the copies sum their gradients once a step.
+    ZeRO 0-2: once per step, hidden by at most the last micro-batch's backward and the first one's forward. ZeRO 3:
+    gathered in forward and backward and reduced, for each micro-batch, during that micro-batch's compute; the first
+    layer's never hides. Where shards are copied (HSDP), the copies sum their gradients once per step.
     """
-    size, stride = case.dp * case.cp, case.tp
-    dense, expert = sizes.dense_parameters(case), sizes.expert_parameters(case)
-    expert_size, expert_stride = sizes.expert_replicas(case), case.ep
-    shards, expert_shards = sizes.shards(case)
-    layers = sizes.layers_of_fullest_stage(case)
-    calls = layers * np.where(case.zero >= 3, case.gathers, 1.0)
-    pieces = np.where(case.zero >= 3, case.gather_copies, 1.0) * dense
-    gather = all_gather_s(case, constants, 2.0 * pieces, shards, stride, calls)
-    reduce = all_gather_s(case, constants, case.gradient_bytes * pieces, shards, stride, calls)
-    whole = all_reduce_s(case, constants, case.gradient_bytes * dense, size, stride)
-    copies: Column = 0.0
-    if np.any(case.shard):
-        part = case.gradient_bytes * dense / shards
-        copies = all_reduce_s(case, constants, part, size / shards, stride * shards)
-    if np.any(case.moe_layers):
-        gather = gather + all_gather_s(case, constants, 2.0 * expert, expert_shards, expert_stride, layers)
-        reduce = reduce + all_gather_s(
-            case, constants, case.gradient_bytes * expert, expert_shards, expert_stride, layers
-        )
-        whole = whole + all_reduce_s(case, constants, case.gradient_bytes * expert, expert_size, expert_stride)
-        if np.any(case.shard):
-            part = case.gradient_bytes * expert / expert_shards
-            copies = copies + all_reduce_s(
-                case, constants, part, expert_size / expert_shards, expert_stride * expert_shards
-            )
-    once = np.where(case.zero == 0, whole, reduce + gather + copies)
-    overlap = np.minimum(constants.overlap, 1.0) * case.overlaps_dp
+    times = _data_parallel_collectives(inputs, constants)
+    overlap = np.minimum(constants.overlap, 1.0) * inputs.overlaps_dp
+    once = np.where(inputs.zero == 0, times.all_reduce, times.reduce + times.gather + times.copies)
     replicated = once - np.minimum(once, stage_compute) * overlap
-    each = (2.0 + case.full * case.gathers_again) * gather + reduce
-    sharded = num_micro * (each - np.minimum(each, stage_compute) * overlap)
-    if np.any(case.shard):
-        spare = np.maximum(stage_compute - each, 0.0)  # of the last micro-batch
-        sharded = sharded + copies - np.minimum(copies, spare) * overlap
-    return np.where(case.zero >= 3, sharded, replicated)
+    gathers = 2.0 + inputs.full * inputs.gathers_again
+    per_micro_batch = gathers * times.gather + times.reduce
+    sharded = num_micro * (per_micro_batch - np.minimum(per_micro_batch, stage_compute) * overlap)
+    if np.any(inputs.shard):
+        spare = np.maximum(stage_compute - per_micro_batch, 0.0)  # of the last micro-batch
+        sharded = sharded + times.copies - np.minimum(times.copies, spare) * overlap
+    return np.where(inputs.zero >= 3, sharded, replicated)
 
 
-def _optimizer_s(case: Case, constants: Constants) -> Column:
-    """Adam in fp32: reads gradient, master weight and two moments, writes three and a 16-bit weight: 30 bytes.
+@dataclass(frozen=True, slots=True)
+class _DataParallel:
+    """Seconds of collectives over the replicas, each once, for dense parameters and experts together."""
+
+    gather: Column
+    reduce: Column
+    all_reduce: Column  # without shards
+    copies: Column  # between copies of the shards
+
+
+def _data_parallel_collectives(inputs: CostModelInputs, constants: Constants) -> _DataParallel:
+    size, stride = inputs.dp * inputs.cp, inputs.tp
+    expert_size, expert_stride = sizes.expert_replicas(inputs), inputs.ep
+    shards, expert_shards = sizes.shards(inputs)
+    layers = sizes.layers_of_largest_stage(inputs)
+    dense, expert = sizes.dense_parameters(inputs), sizes.expert_parameters(inputs)
+    is_zero3 = inputs.zero >= 3
+    calls = layers * np.where(is_zero3, inputs.gathers, 1.0)
+    pieces = np.where(is_zero3, inputs.gather_copies, 1.0) * dense
+    gradient_bytes = inputs.gradient_bytes * dense
+    gather = all_gather_s(inputs, constants, 2.0 * pieces, shards, stride, calls)
+    reduce = all_gather_s(inputs, constants, inputs.gradient_bytes * pieces, shards, stride, calls)
+    all_reduce = all_reduce_s(inputs, constants, gradient_bytes, size, stride)
+    copies: Column = 0.0
+    has_copies = np.any(inputs.shard)
+    if has_copies:
+        copies = all_reduce_s(inputs, constants, gradient_bytes / shards, size / shards, stride * shards)
+    if np.any(inputs.moe_layers):
+        gradient_bytes = inputs.gradient_bytes * expert
+        gather = gather + all_gather_s(inputs, constants, 2.0 * expert, expert_shards, expert_stride, layers)
+        reduce = reduce + all_gather_s(inputs, constants, gradient_bytes, expert_shards, expert_stride, layers)
+        all_reduce = all_reduce + all_reduce_s(inputs, constants, gradient_bytes, expert_size, expert_stride)
+        if has_copies:
+            num_copies, copy_stride = expert_size / expert_shards, expert_stride * expert_shards
+            copies = copies + all_reduce_s(inputs, constants, gradient_bytes / expert_shards, num_copies, copy_stride)
+    return _DataParallel(gather=gather, reduce=reduce, all_reduce=all_reduce, copies=copies)
+
+
+def _optimizer_s(inputs: CostModelInputs, constants: Constants) -> Column:
+    """Return the seconds of Adam in fp32: reads gradient, master weight and two moments, writes three and a 16-bit
+    weight: 30 bytes.
 
     Offloaded, the host does so with its memory, after gradients went there, and before weights come back.
     """
-    shards, expert_shards = sizes.shards(case)
-    owned = sizes.dense_parameters(case) / np.where(case.zero >= 1, shards, 1.0)
-    owned = owned + sizes.expert_parameters(case) / np.where(case.zero >= 1, expert_shards, 1.0)
-    here = 30.0 * owned / case.memory_rate * constants.update
-    if not np.any(case.offload):
-        return here
-    moved = (case.gradient_bytes + 2.0) * owned / case.host_link
-    return np.where(case.offload > 0, moved + 30.0 * owned / case.host_memory * constants.update, here)
+    shards, expert_shards = sizes.shards(inputs)
+    is_sharded = inputs.zero >= 1
+    owned = sizes.dense_parameters(inputs) / np.where(is_sharded, shards, 1.0)
+    owned = owned + sizes.expert_parameters(inputs) / np.where(is_sharded, expert_shards, 1.0)
+    on_gpu = 30.0 * owned / inputs.memory_rate * constants.update
+    if not np.any(inputs.offload):
+        return on_gpu
+    transfers = (inputs.gradient_bytes + 2.0) * owned / inputs.host_link
+    on_host = transfers + 30.0 * owned / inputs.host_memory * constants.update
+    return np.where(inputs.offload > 0, on_host, on_gpu)

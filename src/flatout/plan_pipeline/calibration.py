@@ -7,20 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from flatout.errors import InputError
-from flatout.plan.case import FIELDS, RECOMPUTE, SCHEDULES, Case
 from flatout.plan.ceilings import is_ceilings, with_ceilings
 from flatout.plan.constants import from_logs
-from flatout.plan.layouts import Columns, all_layouts, only
+from flatout.plan.fixed_parameters import only
+from flatout.plan.inputs import FIELDS, RECOMPUTE, SCHEDULES, CostModelInputs
+from flatout.plan.layouts import Columns, all_layouts
 from flatout.plan.run_calibration import corrected_by, timed_of_rows
-from flatout.plan.runs import Run, usual_software
-from flatout.plan.search import Setting
+from flatout.plan.runs import MeasuredRun, usual_software
+from flatout.plan.search_context import SearchContext
 from flatout.profile import is_recording, read_recording
 from flatout.records.recording import Recording
 
 _DEPENDENT = ("dp", "num_micro")  # follow from the other layout parameters
 
 
-def calibrated(context: Setting, path: Path, fixed: Sequence[str], note: Callable[[str], object]) -> Setting:
+def calibrated(
+    context: SearchContext, path: Path, fixed: Sequence[str], note: Callable[[str], object]
+) -> SearchContext:
     """Return the context corrected by what the file holds.
 
     Raises InputError for a file that is none of the three, and for a recording whose layout `fixed` does not say.
@@ -30,8 +33,8 @@ def calibrated(context: Setting, path: Path, fixed: Sequence[str], note: Callabl
         return replace(context, calibration=corrected_by([run], context.calibration))
     if is_ceilings(path):
         constants = from_logs(context.calibration.logs)
-        cluster, matmul_share = with_ceilings(context.job.cluster, context.matmul_share, path, constants)
-        return replace(context, job=replace(context.job, cluster=cluster), matmul_share=matmul_share)
+        cluster, matmul_share = with_ceilings(context.spec.cluster, context.matmul_share, path, constants)
+        return replace(context, spec=replace(context.spec, cluster=cluster), matmul_share=matmul_share)
     runs, num_rows = timed_of_rows(path)
     if len(runs) < num_rows:
         note(
@@ -42,7 +45,7 @@ def calibrated(context: Setting, path: Path, fixed: Sequence[str], note: Callabl
     return replace(context, calibration=corrected_by(runs, context.calibration), software=usual_software(runs))
 
 
-def _recorded_run(context: Setting, path: Path, fixed: Sequence[str]) -> Run:
+def _recorded_run(context: SearchContext, path: Path, fixed: Sequence[str]) -> MeasuredRun:
     """Return the recording's step as a run of this model, cluster and batch, with the layout that `fixed` says."""
     if not is_recording(path):
         raise InputError(
@@ -55,11 +58,11 @@ def _recorded_run(context: Setting, path: Path, fixed: Sequence[str]) -> Run:
         reason = recording.measured.reasons.get("step_s", "step times were not stable")
         raise InputError(f"`{path}` has no step time: {reason}", hint="record more steps: flatout profile --steps 40")
     _check_cluster(context, recording, path)
-    case = context.case(_only_layout(context, fixed), slice(None))
-    return Run(
+    inputs = context.inputs(_only_layout(context, fixed), slice(None))
+    return MeasuredRun(
         source="recording",
         group="",
-        columns={name: _number(case, name) for name in FIELDS},
+        columns={name: _number(inputs, name) for name in FIELDS},
         step_time_s=step_time_s,
         peak_memory_bytes=recording.measured.peak_memory_bytes,
         ran_out_of_memory=False,
@@ -67,9 +70,9 @@ def _recorded_run(context: Setting, path: Path, fixed: Sequence[str]) -> Run:
     )
 
 
-def _check_cluster(context: Setting, recording: Recording, path: Path) -> None:
+def _check_cluster(context: SearchContext, recording: Recording, path: Path) -> None:
     num_ranks = len(recording.ranks) + len(recording.missing_ranks)
-    cluster = context.job.cluster
+    cluster = context.spec.cluster
     if num_ranks != cluster.num_gpus:
         raise InputError(
             f"a recording to calibrate with must be of --cluster, but `{path}` is of {num_ranks} ranks and "
@@ -78,9 +81,9 @@ def _check_cluster(context: Setting, recording: Recording, path: Path) -> None:
         )
 
 
-def _only_layout(context: Setting, fixed: Sequence[str]) -> Columns:
+def _only_layout(context: SearchContext, fixed: Sequence[str]) -> Columns:
     """Return the one layout that has what is fixed. Raises InputError if there are several."""
-    layouts = only(context.job, all_layouts(context.job), tuple(fixed))
+    layouts = only(context.spec, all_layouts(context.spec), tuple(fixed))
     count = len(layouts["tp"])
     if count == 1:
         return layouts
@@ -92,9 +95,9 @@ def _only_layout(context: Setting, fixed: Sequence[str]) -> Columns:
     )
 
 
-def _number(case: Case, name: str) -> float:
-    """Return a field of a case with one layout, whether it is a scalar or a column of one row."""
-    value = getattr(case, name)
+def _number(inputs: CostModelInputs, name: str) -> float:
+    """Return a field of the inputs of one layout, whether it is a scalar or a column of one row."""
+    value = getattr(inputs, name)
     return float(value.item() if hasattr(value, "item") else value)
 
 

@@ -10,7 +10,7 @@ from flatout.emit.plan_targets import PLAN_TARGETS
 from flatout.emit.write import write
 from flatout.errors import UsageError
 from flatout.plan.details import details
-from flatout.plan.search import Setting
+from flatout.plan.search_context import SearchContext
 from flatout.records.plan import Plan
 from flatout.records.plan_details import PlannedJob
 from flatout.report.files import check_new, write_new
@@ -29,7 +29,7 @@ class PlanFiles:
     def write(
         self,
         plan: Plan,
-        context: Setting,
+        context: SearchContext,
         *,
         command: Sequence[str],
         next_command: Sequence[str],
@@ -58,14 +58,14 @@ def planned_files(html: Path | None, emit: Sequence[str], out: Path, *, force: b
     return PlanFiles(html=html, targets=tuple(dict.fromkeys(targets)), out=out, force=force)
 
 
-def _fastest(plan: Plan, context: Setting) -> PlannedJob:
-    layout, job = plan.layouts[0], context.job
+def _fastest(plan: Plan, context: SearchContext) -> PlannedJob:
+    layout, spec = plan.layouts[0], context.spec
     return PlannedJob(
-        workload=job.workload,
-        cluster=job.cluster,
+        workload=spec.workload,
+        cluster=spec.cluster,
         layout=layout.layout,
-        global_batch=job.global_batch,
-        seq=job.seq,
+        global_batch=spec.global_batch,
+        seq=spec.seq,
         precision=context.precision,
         step_time_s=layout.step_time_s,
         step_time_interval_s=layout.step_time_interval_s,

@@ -12,8 +12,11 @@ from flatout.catalog.interruptions import interruptions
 from flatout.catalog.prices import TERMS, Prices, Range, Terms, all_prices, exactly, read_prices
 from flatout.cost import bill
 from flatout.errors import UsageError
-from flatout.plan.goal import Attempt, attempt, attempts, parse_goal
-from flatout.plan.search import Setting
+from flatout.plan.goal import GoalCandidate
+from flatout.plan.goal import candidate as goal_candidate
+from flatout.plan.goal import candidates as goal_candidates
+from flatout.plan.goal_text import parse_goal
+from flatout.plan.search_context import SearchContext
 from flatout.records.cost import Bill
 from flatout.records.cost import Estimate as Cost
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
@@ -74,7 +77,7 @@ def requested_goal(request: GoalRequest, *, global_batch: int, seq: int) -> tupl
     return parse_goal(request.text, global_batch=global_batch, seq=seq), rates
 
 
-def with_goal(plan: Plan, context: Setting, request: tuple[Goal, Rates] | None, fixed: tuple[str, ...]) -> Plan:
+def with_goal(plan: Plan, context: SearchContext, request: tuple[Goal, Rates] | None, fixed: tuple[str, ...]) -> Plan:
     """Return the plan with the goal's answer if there is a goal. Raises InputError if no layout fits."""
     if request is None:
         return plan
@@ -85,13 +88,13 @@ def with_goal(plan: Plan, context: Setting, request: tuple[Goal, Rates] | None, 
 class _GoalSearch:
     """Finds the fewest GPUs that reach a goal, and what they cost."""
 
-    def __init__(self, context: Setting, goal: Goal, rates: Rates, fixed: tuple[str, ...]) -> None:
+    def __init__(self, context: SearchContext, goal: Goal, rates: Rates, fixed: tuple[str, ...]) -> None:
         self._context = context
         self._goal = goal
         self._rates = rates
         self._fixed = fixed
-        self._gpu = context.job.cluster.gpu
-        self._num_gpus = context.job.cluster.num_gpus
+        self._gpu = context.spec.cluster.gpu
+        self._num_gpus = context.spec.cluster.num_gpus
         candidates = self._candidates()
         self._candidates_by_size = sorted(candidates, key=lambda candidate: candidate.num_gpus)
         self._reaching = [candidate for candidate in self._candidates_by_size if self._is_reached(candidate)]
@@ -108,23 +111,23 @@ class _GoalSearch:
             next(candidate for candidate in self._candidates_by_size if candidate.num_gpus == self._num_gpus)
         )
 
-    def _candidates(self) -> list[Attempt]:
+    def _candidates(self) -> list[GoalCandidate]:
         """Evaluate the goal on more and more GPUs until it is reached, and in any case on the cluster's."""
         published = interruptions()
-        candidates: list[Attempt] = []
+        candidates: list[GoalCandidate] = []
         has_target = self._goal.days is not None or self._goal.usd is not None
         if has_target:
             with ProgressLine("numbers of GPUs") as progress:
-                for candidate in attempts(self._context, self._goal, published, self._fixed):
+                for candidate in goal_candidates(self._context, self._goal, published, self._fixed):
                     candidates.append(candidate)
                     progress.show(len(candidates), max(MOST_OPTIONS, len(candidates)))
                     if candidate.num_gpus >= self._num_gpus and self._is_reached(candidate):
                         break
         if not any(candidate.num_gpus == self._num_gpus for candidate in candidates):
-            candidates.append(attempt(self._context, self._goal, published, self._num_gpus, self._fixed))
+            candidates.append(goal_candidate(self._context, self._goal, published, self._num_gpus, self._fixed))
         return candidates
 
-    def _is_reached(self, candidate: Attempt) -> bool:
+    def _is_reached(self, candidate: GoalCandidate) -> bool:
         goal = self._goal
         if goal.days is not None and candidate.days.value > goal.days:
             return False
@@ -133,7 +136,7 @@ class _GoalSearch:
         cost_usd = self._typical_usd(candidate)
         return cost_usd is not None and cost_usd <= goal.usd
 
-    def _bill(self, candidate: Attempt, days: float) -> Bill:
+    def _bill(self, candidate: GoalCandidate, days: float) -> Bill:
         return bill(
             self._gpu,
             candidate.num_gpus,
@@ -144,15 +147,15 @@ class _GoalSearch:
             grid=self._rates.grid,
         )
 
-    def _bills(self, candidate: Attempt) -> tuple[Bill, Bill, Bill]:
+    def _bills(self, candidate: GoalCandidate) -> tuple[Bill, Bill, Bill]:
         """Return the bills of the shortest, the typical and the longest duration."""
         days = candidate.days
         return self._bill(candidate, days.low), self._bill(candidate, days.value), self._bill(candidate, days.high)
 
-    def _typical_usd(self, candidate: Attempt) -> float | None:
+    def _typical_usd(self, candidate: GoalCandidate) -> float | None:
         return self._bill(candidate, candidate.days.value).rent_usd.value
 
-    def _answer(self, chosen: Attempt) -> GoalAnswer:
+    def _answer(self, chosen: GoalCandidate) -> GoalAnswer:
         is_reached = chosen in self._reaching
         low, typical, high = self._bills(chosen)
         price = self._rates.usd_per_gpu_hour or self._rates.prices.gpu(self._gpu, self._rates.terms)
@@ -162,7 +165,7 @@ class _GoalSearch:
             is_reached=is_reached,
             nearest="" if is_reached else self._nearest(chosen),
             num_gpus=chosen.num_gpus,
-            global_batch=self._context.job.global_batch,
+            global_batch=self._context.spec.global_batch,
             num_steps=chosen.num_steps,
             layout=layout_text(chosen.planned.layout),
             days=days,
@@ -191,7 +194,7 @@ class _GoalSearch:
             notes.append("The grid is unknown, so carbon spans all grids of the catalogue: --region names yours.")
         return tuple(notes)
 
-    def _nearest(self, chosen: Attempt) -> str:
+    def _nearest(self, chosen: GoalCandidate) -> str:
         """Say which part of the goal would have to change."""
         goal = self._goal
         cost_usd = self._typical_usd(chosen)
@@ -206,14 +209,14 @@ class _GoalSearch:
             return f"{alone}; no number of GPUs that was tried costs less than {usd(goal.usd)}"
         return f"no number of GPUs that was tried does it with this global batch; {alone}"
 
-    def _options(self, chosen: Attempt) -> tuple[GoalOption, ...]:
+    def _options(self, chosen: GoalCandidate) -> tuple[GoalOption, ...]:
         """Return the numbers of GPUs around the chosen one."""
         candidates = self._candidates_by_size
         first = candidates.index(chosen) - MOST_OPTIONS // 2
         first = max(0, min(first, len(candidates) - MOST_OPTIONS))
         return tuple(self._option(candidate) for candidate in candidates[first : first + MOST_OPTIONS])
 
-    def _option(self, candidate: Attempt) -> GoalOption:
+    def _option(self, candidate: GoalCandidate) -> GoalOption:
         low, typical, high = self._bills(candidate)
         return GoalOption(
             num_gpus=candidate.num_gpus,

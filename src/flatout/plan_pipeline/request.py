@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.errors import UsageError
-from flatout.plan.case import PRECISIONS
 from flatout.plan.clusters import cluster as read_cluster
-from flatout.plan.layouts import Job
+from flatout.plan.inputs import PRECISIONS
+from flatout.plan.layouts import TrainingSpec
 from flatout.plan.model_names import workload
-from flatout.plan.search import Setting
+from flatout.plan.search_context import SearchContext
 from flatout.plan.shipped import shipped
 from flatout.plan_pipeline.calibration import calibrated
 from flatout.records.plan import Cluster, Software
@@ -31,22 +31,22 @@ class PlanRequest:
     calibrate: Path | None = None
 
 
-def search_context(request: PlanRequest, note: Callable[[str], object]) -> Setting:
+def search_context(request: PlanRequest, note: Callable[[str], object]) -> SearchContext:
     """Read the model, the cluster and the measurements. `note` is called with what is not used of these.
 
     Raises UsageError for an unknown model, cluster or precision, and InputError for a file that cannot be used.
     """
     cluster, matmul_share = read_cluster(request.cluster)
     _check_precision(request.precision, cluster)
-    job = Job(
+    spec = TrainingSpec(
         workload=workload(request.model),
         cluster=cluster,
         global_batch=request.global_batch,
         seq=request.seq,
         document=request.document,
     )
-    context = Setting(
-        job=job,
+    context = SearchContext(
+        spec=spec,
         precision=request.precision,
         matmul_share=matmul_share,
         software=Software(),

@@ -1,4 +1,4 @@
-"""What the model computes with: workload, machine, software and layout as numbers or columns of numbers.
+"""The inputs of the cost model: workload, machine, software and layout as numbers or columns of numbers.
 
 Each field is a scalar or an array, and all arrays have one length: a search has one workload and many layouts, an
 evaluation has another workload in every row, and both go through the same code in one pass.
@@ -21,8 +21,8 @@ SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """See the module. Widths in elements, rates a second, shares of one; booleans are 0 or 1."""
+class CostModelInputs:
+    """One training or many. Widths are in elements, rates per second, shares from 0 to 1; booleans are 0 or 1."""
 
     # workload
     layers: Column
@@ -44,12 +44,12 @@ class Case:
     shared_ffn: Column
     moe_layers: Column
     seq: Column
-    attended: Column  # tokens of a sequence that one may attend to: of a packed one, its document's
+    attended: Column  # tokens that one attends to: those of the sequence, or if it is packed, of the document
     # machine
     gpus: Column
-    matmul_peak: Column  # of linear layers, times the share of it that was measured to be reachable
-    half_peak: Column  # the same of 16-bit products: attention and logits
-    balance: Column  # peak operations to a byte of memory traffic: linear layers
+    matmul_peak: Column  # for linear layers: the share of the peak that was measured to be reachable
+    half_peak: Column  # the same for 16-bit matmuls: attention and logits
+    balance: Column  # peak operations per byte of memory traffic, for linear layers
     half_balance: Column
     memory_rate: Column
     sms: Column
@@ -57,17 +57,17 @@ class Case:
     link: Column
     nic: Column
     core: Column  # share of the adapters' rate that the network's core carries
-    pod: Column  # GPUs that need no core between them; of one rail
-    rail_pod: Column
+    pod: Column  # GPUs that reach each other without the core
+    rail_pod: Column  # the same for GPUs on one rail
     network_latency: Column
     host_link: Column
     host_memory: Column
     domain: Column
-    head_power: Column  # of 128 / head size, by which late attention slows down on smaller heads
+    head_power: Column  # exponent of 128 / head size, by which late attention slows down on smaller heads
     after_ampere: Column  # Hopper and later: asynchronous matrix units, which older kernels leave half idle
     # precision
-    element_bytes: Column  # of weights and activations in compute
-    is_low: Column  # fp8 or fp4: casts before each product
+    element_bytes: Column  # size of weights and activations in compute
+    is_low: Column  # fp8 or fp4: casts before each matmul
     # software
     fused: Column
     overlaps_dp: Column
@@ -105,43 +105,46 @@ class Case:
     gpipe: Column
 
 
-FIELDS = tuple(field.name for field in fields(Case))
+FIELDS = tuple(field.name for field in fields(CostModelInputs))
 
 
 def workload_columns(workload: Workload, seq: int, document: int = 0) -> dict[str, float]:
-    """The workload's part of a case; `document`: tokens of one, where several are packed into a sequence."""
-    w = workload
+    """Return the workload's part of the inputs.
+
+    `document`: tokens per document, where several are packed into a sequence.
+    """
+    query_key_and_value = counts.query_key_dim(workload) + counts.value_dim(workload)
     return {
-        "layers": w.num_layers,
-        "hidden": w.hidden,
-        "qkv_width": counts.qkv_parameters(w) / w.hidden,
-        "out_width": counts.out_width(w),
-        "score_width": w.num_heads * (counts.query_key_dim(w) + counts.value_dim(w)) / 2,
-        "heads": w.num_heads,
-        "head_dim": w.head_dim,
-        "kv_width": w.num_kv_heads * (counts.query_key_dim(w) + counts.value_dim(w)),
-        "ffn": w.ffn,
-        "ffn_matrices": counts.matrices_per_ffn(w),
-        "vocab": w.vocab,
-        "tied": w.is_tied,
-        "causal": w.is_causal,
-        "experts": w.num_experts,
-        "topk": w.experts_per_token,
-        "expert_ffn": w.expert_ffn,
-        "shared_ffn": w.shared_ffn,
-        "moe_layers": w.num_moe_layers,
+        "layers": workload.num_layers,
+        "hidden": workload.hidden,
+        "qkv_width": counts.qkv_parameters(workload) / workload.hidden,
+        "out_width": counts.out_width(workload),
+        "score_width": workload.num_heads * query_key_and_value / 2,
+        "heads": workload.num_heads,
+        "head_dim": workload.head_dim,
+        "kv_width": workload.num_kv_heads * query_key_and_value,
+        "ffn": workload.ffn,
+        "ffn_matrices": counts.matrices_per_ffn(workload),
+        "vocab": workload.vocab,
+        "tied": workload.is_tied,
+        "causal": workload.is_causal,
+        "experts": workload.num_experts,
+        "topk": workload.experts_per_token,
+        "expert_ffn": workload.expert_ffn,
+        "shared_ffn": workload.shared_ffn,
+        "moe_layers": workload.num_moe_layers,
         "seq": seq,
         "attended": min(document, seq) or seq,
     }
 
 
-# Operand type of the linear layers -> (type of the peak, bytes of weights in compute, are there casts).
+# Operand type of the linear layers -> type of the peak, bytes of weights in compute, whether there are casts.
 PRECISIONS = {
     "fp32": ("fp32", 4.0, False),
     "fp16": ("fp16", 2.0, False),
     "bf16": ("bf16", 2.0, False),
     "fp8": ("fp8", 2.0, True),
-    # A scale for each row: torchao keeps the weight gradient's product in 16 bits and casts for the other two.
+    # One scale per row: torchao keeps the weight gradient's matmul in 16 bits and casts for the other two.
     "fp8-rowwise": ("bf16", 2.0, True),
     "fp4": ("fp4", 2.0, True),
 }
@@ -155,16 +158,16 @@ NETWORKS = {"infiniband": (1.0, 1.0), "roce": (0.95, 1.3), "ethernet": (0.6, 5.0
 
 
 def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, float]) -> dict[str, float]:
-    """The machine's and the precision's part of a case. A GPU without the type computes in 16 bits."""
+    """Return the machine's and the precision's part of the inputs. A GPU without the type computes in 16 bits."""
     peaks = cluster.peak_flops_per_s
-    half_type = "bf16" if "bf16" in peaks and precision != "fp16" else "fp16"
-    if precision == "fp32":
-        half_type = "fp32"
+    half_type = _half_type(precision, peaks)
     peak_type, element_bytes, is_low = PRECISIONS[precision]
     if peak_type not in peaks:
         peak_type, is_low = half_type, False
     share = {**ASSUMED_SHARE, **matmul_share}
     pod = cluster.pod_gpus or cluster.gpus_per_node
+    rail_pod = pod * cluster.gpus_per_node if cluster.is_rail_optimized else pod
+    network_share, network_latency = NETWORKS[cluster.network]
     return {
         "gpus": cluster.num_gpus,
         "matmul_peak": peaks[peak_type] * share[peak_type],
@@ -175,11 +178,11 @@ def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, fl
         "sms": cluster.num_sms,
         "memory": cluster.memory_bytes,
         "link": cluster.link_bytes_per_s,
-        "nic": cluster.nic_bytes_per_s * NETWORKS[cluster.network][0],
+        "nic": cluster.nic_bytes_per_s * network_share,
         "core": 1.0 / cluster.oversubscription,
         "pod": pod,
-        "rail_pod": pod * (cluster.gpus_per_node if cluster.is_rail_optimized else 1),
-        "network_latency": NETWORKS[cluster.network][1],
+        "rail_pod": rail_pod,
+        "network_latency": network_latency,
         "host_link": cluster.host_link_bytes_per_s,
         "host_memory": cluster.host_memory_bytes_per_s,
         "domain": cluster.nvlink_domain,
@@ -192,8 +195,16 @@ def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, fl
     }
 
 
+def _half_type(precision: str, peaks: dict[str, float]) -> str:
+    """Return the operand type of attention and logits."""
+    if precision == "fp32":
+        return "fp32"
+    has_bf16 = "bf16" in peaks and precision != "fp16"
+    return "bf16" if has_bf16 else "fp16"
+
+
 def software_columns(software: Software) -> dict[str, float]:
-    """The software's part of a case."""
+    """Return the software's part of the inputs."""
     return {
         "fused": software.fused_attention,
         "overlaps_dp": software.overlaps_dp,
@@ -216,7 +227,7 @@ def software_columns(software: Software) -> dict[str, float]:
 
 
 def layout_columns(layout: Layout) -> dict[str, float]:
-    """The layout's part of a case."""
+    """Return the layout's part of the inputs."""
     return {
         "tp": layout.tp,
         "sp": layout.sequence_parallel,
@@ -237,6 +248,6 @@ def layout_columns(layout: Layout) -> dict[str, float]:
     }
 
 
-def stacked(rows: Sequence[dict[str, float]]) -> Case:
-    """One case of as many rows."""
-    return Case(**{name: np.array([row[name] for row in rows], dtype=np.float64) for name in FIELDS})
+def stacked(rows: Sequence[dict[str, float]]) -> CostModelInputs:
+    """Return inputs with these rows."""
+    return CostModelInputs(**{name: np.array([row[name] for row in rows], dtype=np.float64) for name in FIELDS})

@@ -1,0 +1,85 @@
+"""Why there is no plan: no layout is valid, or none fits into memory; and the nearest number of GPUs that works."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from flatout.errors import InputError
+from flatout.plan.counts import num_parameters
+from flatout.plan.layouts import TrainingSpec, all_layouts, degrees
+from flatout.plan.search_context import Array, SearchContext, any_fits
+from flatout.units import num_bytes
+
+MOST_DOUBLINGS = 11
+
+
+def no_valid_layout(spec: TrainingSpec) -> InputError:
+    """Return the error for a training without any valid layout: the batch must split over the replicas."""
+    workload, num_gpus = spec.workload, spec.cluster.num_gpus
+    nearest = _nearest_valid(spec)
+    return InputError(
+        f"no layout of `{workload.name}` divides: tp * pp * cp * dp must equal {num_gpus} GPUs, with tp dividing "
+        f"{workload.num_heads} heads, pp at most {workload.num_layers} layers, and dp dividing a global batch "
+        f"of {spec.global_batch}",
+        hint=f"the nearest number of GPUs that works is {nearest}" if nearest else "change --global-batch",
+    )
+
+
+def _nearest_valid(spec: TrainingSpec) -> int | None:
+    """Return the number of GPUs nearest to the cluster's that some layout divides."""
+    num_gpus = spec.cluster.num_gpus
+    for distance in range(1, num_gpus):
+        for nearby in (num_gpus - distance, num_gpus + distance):
+            if _has_valid_layout(spec, nearby):
+                return nearby
+    return None
+
+
+def _has_valid_layout(spec: TrainingSpec, num_gpus: int) -> bool:
+    resized = replace(spec, cluster=msgspec.structs.replace(spec.cluster, num_gpus=num_gpus))
+    replicas = (num_gpus // (split.tp * split.pp * split.cp) for split in degrees(resized))
+    return any(spec.global_batch % dp == 0 for dp in replicas)
+
+
+def too_large(context: SearchContext, totals: Array, fixed: tuple[str, ...]) -> InputError:
+    """Return the error for layouts of which none fits. `totals`: bytes of each one's rank that uses the most."""
+    spec = context.spec
+    num_gpus = spec.cluster.num_gpus
+    return InputError(
+        f"`{spec.workload.name}` ({num_parameters(spec.workload):,} parameters) must fit into "
+        f"{num_bytes(spec.cluster.memory_bytes)} per GPU, but the smallest of {len(totals):,} layouts on {num_gpus} "
+        f"GPUs needs {num_bytes(float(np.min(totals)))}",
+        hint=_hint_for_room(context, fixed),
+    )
+
+
+def _hint_for_room(context: SearchContext, fixed: tuple[str, ...]) -> str:
+    fitting = _fitting_num_gpus(context)
+    if fixed:
+        with_host = replace(context, spec=replace(context.spec, offloads=True))
+        if any_fits(with_host, all_layouts(with_host.spec)):
+            num_gpus = context.spec.cluster.num_gpus
+            return f"other layouts fit on {num_gpus} GPUs: remove --fix {' --fix '.join(fixed)}"
+        if fitting:
+            return f"other layouts than those with {', '.join(fixed)} fit on {fitting:,} GPUs of this kind"
+    if fitting:
+        return f"it fits on {fitting:,} GPUs of this kind"
+    return f"no number of these GPUs up to {1 << MOST_DOUBLINGS:,} times as many holds it"
+
+
+def _fitting_num_gpus(context: SearchContext) -> int | None:
+    """Return the smallest number of GPUs, by doublings of the cluster's, on which a layout fits.
+
+    As in a plan for them, the optimizer is in the host's memory if nothing else fits.
+    """
+    spec = context.spec
+    for doublings in range(1, MOST_DOUBLINGS + 1):
+        num_gpus = spec.cluster.num_gpus << doublings
+        cluster = msgspec.structs.replace(spec.cluster, num_gpus=num_gpus)
+        larger = replace(context, spec=replace(spec, cluster=cluster, offloads=True))
+        if any_fits(larger, all_layouts(larger.spec)):
+            return num_gpus
+    return None

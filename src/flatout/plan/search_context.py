@@ -1,0 +1,77 @@
+"""What all layouts of a search share, and the model evaluated for columns of layouts.
+
+Workload and machine are scalars, layouts are columns in pieces that fit into a core's cache: the same model as
+everywhere, without a loop over layouts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.plan.calibrate import Calibration
+from flatout.plan.constants import from_logs
+from flatout.plan.fits import SAFE, out_of_memory_probability
+from flatout.plan.inputs import CostModelInputs, machine_columns, software_columns, workload_columns
+from flatout.plan.layouts import Columns, TrainingSpec, input_columns
+from flatout.plan.memory import MemoryConstants, memory
+from flatout.plan.step_time import step_time
+from flatout.records.plan import Software
+
+CHUNK = 8192
+Array = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchContext:
+    """The training, its machine's and software's habits, and the constants."""
+
+    spec: TrainingSpec
+    precision: str
+    matmul_share: dict[str, float]
+    software: Software
+    calibration: Calibration
+
+    def inputs(self, columns: Columns, rows: slice | Rows) -> CostModelInputs:
+        """Return the cost model's inputs for some rows of the layouts."""
+        spec = self.spec
+        shared: dict[str, Any] = {
+            **workload_columns(spec.workload, spec.seq, spec.document),
+            **machine_columns(spec.cluster, self.precision, self.matmul_share),
+            **software_columns(self.software),
+        }
+        return CostModelInputs(**{name: float(value) for name, value in shared.items()}, **input_columns(columns, rows))
+
+
+def evaluate_layouts(context: SearchContext, columns: Columns) -> tuple[Array, Array]:
+    """Return the seconds per step, and the bytes of the rank that uses the most memory, of every row."""
+    count = len(columns["tp"])
+    times, totals = np.empty(count), np.empty(count)
+    constants = from_logs(context.calibration.logs)
+    for start in range(0, count, CHUNK):
+        rows = slice(start, min(start + CHUNK, count))
+        inputs = context.inputs(columns, rows)
+        times[rows] = step_time(inputs, constants).total_s
+        totals[rows] = memory(inputs, MemoryConstants()).total
+    return times * calibration_factor(context, columns), totals
+
+
+def calibration_factor(context: SearchContext, columns: Columns) -> float:
+    """Return what calibration multiplies every step time by: all layouts share machine, model and software."""
+    if not len(columns["tp"]):
+        return 1.0
+    first = context.inputs(columns, np.zeros(1, dtype=np.intp))
+    return float(np.exp(context.calibration.offset(first)[0]))
+
+
+def any_fits(context: SearchContext, columns: Columns) -> bool:
+    """Whether one of the layouts is safe from running out of memory."""
+    if not len(columns["tp"]):
+        return False
+    _, totals = evaluate_layouts(context, columns)
+    inputs = context.inputs(columns, slice(None))
+    return bool((out_of_memory_probability(inputs, MemoryConstants(), totals) < SAFE).any())
