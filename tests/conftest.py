@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import builtins
+import json
 import os
 import signal
+import statistics
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 pytest_plugins = ["tests.slurm", "tests.nodes", "tests.shared_data", "tests.warm.fixture"]
 
-# Rooms whose tests start jobs, some of a minute: begun first, so that no core is left waiting for one at the end.
-FIRST = ("keep", "tune", "bench", "profile", "inside", "schedule", "emit", "checkpoint", "submit", "probe", "launch")
+# How long each file of tests took (`benchmarks/suite_durations.py`): the longest are begun first, so that no core is
+# left waiting for one at the end. A file that is not there counts as one of the middle.
+DURATIONS: dict[str, float] = json.loads(Path(__file__).with_name("durations.json").read_text())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -26,11 +30,12 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> int:
-        room = "".join(item.nodeid.split("/")[1:2])
-        return FIRST.index(room) if room in FIRST else len(FIRST)
+    usual_s = statistics.median(DURATIONS.values())
 
-    items.sort(key=place)
+    def shortness(item: pytest.Item) -> float:
+        return -DURATIONS.get(item.nodeid.split("::")[0], usual_s)
+
+    items.sort(key=shortness)
 
 
 @pytest.fixture(scope="module", autouse=True)

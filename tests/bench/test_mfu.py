@@ -22,6 +22,8 @@ from flatout.records.recording import Recording
 from flatout.report.json import enveloped_json
 from flatout.report.recording_text import recording_lines
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 GPU = "NVIDIA H100 80GB HBM3"
 STEP_FLOPS = {"bf16": 4e13}
 

@@ -24,6 +24,8 @@ from flatout.checkpoint import Checkpointer, CheckpointError
 from flatout.checkpoint import store as store_module
 from flatout.checkpoint.timer import CheckpointTimer
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 class Run:
     """A training in this process."""

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from tests.checkpoint.ranks import Done, run
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 NUM_STEPS = 60
 
 

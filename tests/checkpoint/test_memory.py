@@ -17,6 +17,8 @@ from tests.checkpoint.test_checkpointer import running, steps
 from flatout.checkpoint import host_buffer as memory_module
 from flatout.checkpoint.host_buffer import HostBuffer
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 NUM_BYTES = 40_000_001  # torch's allocator of pinned memory would take 67 million
 
 

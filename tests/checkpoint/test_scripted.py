@@ -20,6 +20,8 @@ import flatout
 from flatout.checkpoint.scripted import damage_of, latest_good
 from flatout.inside.checkpoints.safe_save import save_safely
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 STARTUP = Path(flatout.__file__).parent / "inside" / "startup"
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.read.samples import small_trace
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def flatout(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

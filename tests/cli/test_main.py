@@ -12,6 +12,8 @@ import pytest
 
 import flatout
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 PROGRAM = """
 import sys
 from flatout.cli import app, main
@@ -52,6 +54,7 @@ def test_a_verb_can_choose_its_exit_code() -> None:
     assert run("import typer; raise typer.Exit(1)").returncode == 1
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_verb_starts_without_what_it_does_not_use() -> None:
     done = run("print(*{name.split('.')[0] for name in sys.modules})", "--number", "3")
     assert done.returncode == 0
@@ -159,6 +162,7 @@ def test_closed_standard_streams(closed: str, arguments: str) -> None:
     assert "Error" not in done.stderr and "internal" not in done.stderr
 
 
+@pytest.mark.usefixtures("cold")
 def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
     program = (
         "import sys, runpy, importlib.abc\n"

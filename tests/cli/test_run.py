@@ -13,6 +13,8 @@ import pytest
 
 import flatout as package
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 TUNED = """\
 schema = "flatout/tuned"
 version = 1

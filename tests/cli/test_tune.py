@@ -23,6 +23,8 @@ from flatout.records.tuning import TuneResult
 from flatout.trial.journal import Heading, Journal
 from flatout.tune.files import history_path, learn
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def flatout(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -21,6 +21,8 @@ from flatout.probe import foreign_load
 from flatout.probe.foreign_load import ForeignLoad
 from flatout.profile import read_recording
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 BURN = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
 # One after the other, each for a tenth of a second: most are never seen while they run.
 BURN_IN_CHILDREN = """

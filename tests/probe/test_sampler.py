@@ -19,6 +19,8 @@ from flatout.probe import limits
 from flatout.probe.host_counters import HostCounters
 from flatout.probe.nvml import Gpus
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def test_it_samples_until_its_input_ends_and_lets_the_jobs_signals_pass(tmp_path: Path) -> None:
     file = tmp_path / "samples.jsonl"

@@ -18,6 +18,8 @@ from tests.profile.runs import recorded, run, torchrun
 from flatout.inside.checkpoints.checkpoint_hooks import CheckpointHooks
 from flatout.profile import read_recording
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def test_checkpoints_are_found_on_both_ranks(tmp_path: Path) -> None:
     command = torchrun("--steps", 60, "--mode", "checkpointing")

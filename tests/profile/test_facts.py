@@ -11,6 +11,8 @@ from tests.profile.runs import profiling, run, torchrun
 from flatout.profile.read_facts import launcher, read_facts
 from flatout.records.change import JobFacts
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @pytest.mark.parametrize(
     ("command", "expected"),

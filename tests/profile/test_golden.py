@@ -11,6 +11,8 @@ from flatout.profile import read_recording
 from flatout.read import open_sources, read_trace
 from flatout.records.recording import Recording
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 GOLDEN = Path(__file__).with_name("golden")
 
 

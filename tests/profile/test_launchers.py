@@ -16,10 +16,12 @@ from flatout.profile import read_recording
 from flatout.read import open_sources, read_trace
 from flatout.records.recording import Recording
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 WARMUP = ("--warmup", "12")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, str]:
     """Two ranks under torchrun, each with a DataLoader worker."""
     out = tmp_path_factory.mktemp("two") / "recording"

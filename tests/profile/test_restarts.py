@@ -14,6 +14,8 @@ from flatout.errors import OutputError
 from flatout.profile import read_recording
 from flatout.profile.folder import open_folder
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @pytest.fixture(scope="module")
 def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,6 +12,8 @@ from flatout.profile.sample_lines import read_host
 from flatout.records.machine import Xid
 from flatout.records.recording import HostUse
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HEADER = {
     "schema": "flatout/samples",
     "hostname": "n1",

@@ -13,6 +13,8 @@ from tests.trial.recordings import rank as made_rank
 from flatout.profile.measure import measure
 from flatout.records.recording import RankRecording
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def only_rank(tmp_path: Path, *arguments: object, options: tuple[str, ...] = ("--light",)) -> RankRecording:
     recording, _ = recorded(tmp_path / "r", job(*arguments), *options)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def flatout(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flatout", "schedule", "replay", *words]

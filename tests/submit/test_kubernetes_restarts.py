@@ -15,6 +15,8 @@ import yaml
 
 from flatout.cli import main
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SOURCE = str(Path(__file__).parents[2] / "src")
 # Ends as the test says, the first time; a later one is told by its flag to resume.
 SCRIPT = """\

@@ -20,6 +20,8 @@ from flatout.cli import main
 from flatout.emit import tuned_toml
 from flatout.submit import find, found_schedulers
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 WORDS = ["two  blanks", "it's", "$HOME", "$(NAME)"]
 
 

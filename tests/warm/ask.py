@@ -181,7 +181,7 @@ def _python_words(words: list[str], executables: list[bytes], folder: str) -> li
         return []
     first = rest[0]
     if first == "-c":
-        is_worth_it = len(rest) > 1 and re.search("torch|flatout|multiprocessing.spawn", rest[1])
+        is_worth_it = len(rest) > 1 and re.search("torch|flatout|subprocess|multiprocessing.spawn", rest[1])
     elif first == "-m":
         is_worth_it = len(rest) > 1
     else:
