@@ -22,7 +22,7 @@ class ExitHandlers:
         self._pid = 0
 
     def at_exit(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the process ends, by itself or at a stop."""
+        """Call `callback` when the process ends, on its own or at a stop."""
         self._at_exit.append(callback)
         if not self._pid:
             self._pid = os.getpid()

@@ -81,7 +81,7 @@ def complete_name(name: str) -> str:
 
 
 class File:
-    """The files of a recording, and of the folders for heartbeats and diverted files."""
+    """The files of a recording, and of the folders for heartbeats and redirected files."""
 
     # Of a recording.
     RECORDING = "recording.json"  # marks the folder as a recording, and names its run
@@ -97,8 +97,8 @@ class File:
     PATCHES = FileName("patches-", ".jsonl")  # by process
     DIVERTED = FileName("diverted-", ".jsonl")  # by process
     LOG = FileName("inside-", ".log")  # by host: errors of `inside/`
-    ATTEMPTS = "attempts"  # folder: a recording of its own for each time that the ranks were started again, from 1
-    STATE = ".state"  # folder: what processes tell each other while the job runs; removed afterwards
+    ATTEMPTS = "attempts"  # folder: a separate recording for each time that the ranks were restarted, from 1
+    STATE = ".state"  # folder: how processes communicate while the job runs; removed afterwards
     PROCESSES = FileName("processes-", "")  # by host, in STATE: the Python processes of the job, see ProcessEvent
 
     # Of a folder for heartbeats.
@@ -107,10 +107,10 @@ class File:
     FLIGHT_REQUEST = "flight-request"  # asks the ranks for what torch's flight recorder has
     FLIGHT = FileName("flight-", ".json")  # by process: the answer
 
-    # Of a folder for diverted files.
+    # Of a folder for redirected files.
     TRIAL_BEGAN = ".began"  # files changed before this one was made are the user's
 
-    # Beside a checkpoint that torch.save has written under SAFE_SAVE: what its own name ends with.
+    # Next to a checkpoint that torch.save has written under SAFE_SAVE.
     PREVIOUS = FileName("", ".previous")  # the checkpoint before
     CHECKSUMS = FileName("", ".checksums")  # sizes and CRC-32s of both
 
@@ -131,7 +131,7 @@ class StepFileEvent:
     FLOPS = "flops"  # floating-point operations of one step
     WINDOW = "window"  # which steps were traced
     RECORDER = "recorder"  # what the recorder itself took between two steps
-    LOSSES = "losses"  # losses that were not known yet when the rows of their steps were written
+    LOSSES = "losses"  # losses that were still on the GPU when the rows of their steps were written
     RESTART = "restart"  # all rows so far were parts of the first step
     STOP = "stop"  # the job is stopped at a step boundary
     END = "end"  # the process ends
@@ -148,7 +148,7 @@ STEP_COLUMNS = (
     "num_samples",
     "num_tokens",
     "num_backward",
-    "is_skipped",  # by a GradScaler that found infinities; null: not known here
+    "is_skipped",  # by a GradScaler that found infinities; null: unknown
     "kind",  # see StepKind
     "loss",
     "peak_memory_bytes",
@@ -156,7 +156,7 @@ STEP_COLUMNS = (
     "checkpoint_ns",  # in torch.save or torch.distributed.checkpoint, on the thread that trains
 )
 NOT_RECORDED = "this process is not recorded"  # in LOG: ends a line that begins with the reason
-STEP_FILE_DELAY_S = 1.0  # how long rows are held back: a killed process loses as much
+STEP_FILE_DELAY_S = 1.0  # how long rows are buffered: a killed process loses as much
 
 
 class StepKind:
@@ -192,9 +192,9 @@ REFUSED = "SystemExit"  # the exception in FAILURE where argparse refused the ar
 
 
 class OutputKind:
-    """What became of a file that a trial's script wrote, in DIVERTED."""
+    """What became of a file that a trial's script wrote, in `DIVERTED`."""
 
-    DIVERTED = "diverted"  # written elsewhere, as the user had one of this name
+    DIVERTED = "diverted"  # redirected, as the user had one of this name
     KEPT = "kept"  # the user's, that the script has removed: it is still there
     NEW = "new"  # written where the script wants it
     FOLDER = "folder"  # made where the script wants it
@@ -217,7 +217,7 @@ HEARTBEAT_MOST_GROUPS = 16  # process groups whose collectives are counted
 HEARTBEAT_BUCKETS = 64  # of step times: bucket b counts those from 2**(b-1) to 2**b ns
 HEARTBEAT_FIELDS = (
     ("change", 1),  # odd while a step's end is being written
-    ("rank", 1),  # -1: not known to be a rank
+    ("rank", 1),  # -1: unknown, or not a rank
     ("world_size", 1),
     ("num_events", 1),  # of any kind: it grows while the job gets on
     ("num_steps", 1),
@@ -244,6 +244,6 @@ HEARTBEAT_FIELDS = (
     ("buckets", HEARTBEAT_BUCKETS),
 )
 
-# The signal that asks a process for its stacks is SIGRTMIN plus this. Real-time signals have no use of their own; the
-# first two are the C library's, and Valgrind has the last.
+# The signal that asks a process for its stacks is SIGRTMIN plus this. Real-time signals have no fixed meaning; the C
+# library uses the first two, and Valgrind the last.
 STACKS_SIGNAL_OFFSET = 8

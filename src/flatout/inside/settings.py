@@ -39,7 +39,7 @@ class RecorderSettings:
 
     @property
     def state(self) -> Path:
-        """The folder where processes of this attempt tell each other things while the job runs; useless afterwards."""
+        """The folder where processes of this attempt communicate while the job runs; of no use afterwards."""
         state = self.recording / File.STATE
         if not self.attempt:
             return state

@@ -1,10 +1,10 @@
-"""When the script writes a checkpoint: torch.save, torch.distributed.checkpoint's save and async_save, and ours.
+"""When the script writes a checkpoint: torch.save, torch.distributed.checkpoint's save and async_save, Flatout's own.
 
-In: their calls. Out: to the recorder, when one begins and ends on the calling thread; it marks them in a trace as
-`flatout:checkpoint` and adds up their time a step. What is saved, how and what is raised stay as they are.
+In: their calls. Out: to the recorder and the heartbeat, when one begins and ends on the calling thread. They mark it in
+a trace as `flatout:checkpoint` and add up its time. What is saved, how, and what is raised stay the same.
 
-torch.distributed.checkpoint is not imported for this: it is hooked once the script has done so. A script that holds
-`save` by a name of its own is still seen, as `save` calls a function that is hooked too; not so for `async_save`.
+torch.distributed.checkpoint is not imported for this: it is hooked once the script has imported it. A script that holds
+`save` under another name is still seen, as `save` calls a function that is hooked too; not so for `async_save`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FUNCTIONS = ("save", "async_save", "_save_state_dict")
 
 
 class CheckpointHooks:
-    """`begins` gives what `ends` is then called with; None: nothing is to be noted of this call."""
+    """Hooks that call `begins`, and then `ends` with what it returned; None means that the call is not to be noted."""
 
     def __init__(self, begins: Callable[[], Any], ends: Callable[[Any], object]) -> None:
         self._begins = begins
@@ -45,7 +45,7 @@ class CheckpointHooks:
         if self._is_complete:
             return
         modules = [sys.modules.get(name) for name in _DISTRIBUTED]
-        if not all(hasattr(module, "save") for module in modules):  # not there, or still being imported
+        if not all(hasattr(module, "save") for module in modules):  # not imported, or not completely
             return
         self._is_complete = True
         for module in modules:
@@ -59,7 +59,7 @@ class CheckpointHooks:
         self._originals.clear()
 
     def _wrap(self, module: Any, name: str) -> None:
-        """The same function under two names stays the same function."""
+        """Replace a function; one that has two names is replaced by the same wrapper under both."""
         original = getattr(module, name)
         self._originals.append((module, name, original))
         if original not in self._wrapped:

@@ -1,9 +1,10 @@
-"""torch.save to a file that is whole or absent: written beside, brought to the disk, renamed; the last one is kept.
+"""torch.save to a file that is complete or absent: written under another name, flushed to disk, renamed.
 
-In: FLATOUT_SAFE_SAVE=1, and the script's calls of torch.save with a path. Out: `NAME`, `NAME.previous` and
-`NAME.checksums`, the sizes and CRC-32s that the two may have, by which `checkpoint.scripted.latest_good` finds the one
-to go on from. What is saved and what is raised stay as they are; after an error, a full disk say, the file from before
-is still there, where torch.save alone leaves a torn one. What the script writes to an open file is left to it.
+In: FLATOUT_SAFE_SAVE=1, and the script's calls of torch.save with a path. Out: `NAME`, `NAME.previous` (the checkpoint
+before) and `NAME.checksums`, the sizes and CRC-32s that the two may have, by which `checkpoint.scripted.latest_good`
+finds the one to resume from. What is saved and what is raised stay the same; after an error, e.g. on a full disk, the
+previous file is still there, where torch.save alone leaves a torn one. What the script writes to an open file is left
+to it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _BLOCK = 8 << 20
 
 
 def save_safely(environment: Mapping[str, str] = os.environ) -> Callable[[], None] | None:
-    """Hook torch.save if the environment asks for it; what undoes it."""
+    """Hook torch.save if the environment asks for it; return what removes the hook."""
     if environment.get(Variable.SAFE_SAVE) != "1":
         return None
     original = torch.serialization.save
@@ -40,15 +41,15 @@ def save_safely(environment: Mapping[str, str] = os.environ) -> Callable[[], Non
         path = _plain_path(f)
         if path is None:
             return original(obj, f, *args, **kwargs)
-        # The same name in another folder, as torch writes the name into the file.
+        # The same name in another folder, because torch writes the name into the file.
         folder = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_ident()}.tmp")
         partial = folder / path.name
         try:
             _remove_interrupted(path)
             folder.mkdir(exist_ok=True)
             result = original(obj, _like(f, partial), *args, **kwargs)
-            noted = _bring_to_disk(partial)
-            _keep_previous(path, noted)
+            checksum = _flush_to_disk(partial)
+            _keep_previous(path, checksum)
             os.replace(partial, path)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -68,7 +69,7 @@ def save_safely(environment: Mapping[str, str] = os.environ) -> Callable[[], Non
 
 
 def _plain_path(f: Any) -> Path | None:
-    """The file to write, by its own name where `f` is a link; None for what is no regular file: open ones, devices."""
+    """Return the file to write, by its own name if `f` is a link; None for anything else: open files, devices."""
     if not isinstance(f, (str, os.PathLike)):
         return None
     try:
@@ -82,7 +83,8 @@ def _like(f: Any, path: Path) -> Any:
     return str(path) if isinstance(f, str) else path
 
 
-def _bring_to_disk(path: Path) -> dict[str, int]:
+def _flush_to_disk(path: Path) -> dict[str, int]:
+    """Flush a file and return its size and checksum."""
     num_bytes, checksum = 0, 0
     with path.open("rb+", buffering=0) as file:
         while block := file.read(_BLOCK):
@@ -92,18 +94,18 @@ def _bring_to_disk(path: Path) -> dict[str, int]:
     return {"bytes": num_bytes, "crc32": checksum}
 
 
-def _keep_previous(path: Path, noted: dict[str, int]) -> None:
-    """Note the new file's checksum beside the old one's, and give the old file its second name.
+def _keep_previous(path: Path, checksum: dict[str, int]) -> None:
+    """Write the new file's checksum next to the old one's, and give the old file its second name.
 
     The name of the checkpoint is never absent: the old file keeps it until the new one takes it. A failure here is
-    logged, and the script's file is written all the same.
+    logged, and the script's file is still written.
     """
     try:
         checksums = path.with_name(File.CHECKSUMS.of(path.name))
-        files = [noted]
+        files = [checksum]
         if path.exists():
             with suppress(OSError, ValueError, KeyError, TypeError):
-                # The old file is one of two, as this may have been interrupted before the last one had its name.
+                # The old file is one of two: this may have been interrupted before the newer one got its name.
                 files += json.loads(checksums.read_text())["files"][:2]
         partial = checksums.with_name(f"{checksums.name}.{os.getpid()}.tmp")
         with partial.open("w") as file:
@@ -118,7 +120,7 @@ def _keep_previous(path: Path, noted: dict[str, int]) -> None:
 
 
 def _remove_interrupted(path: Path) -> None:
-    """What killed processes of this host have left."""
+    """Remove what killed processes of this host have left."""
     start = f".{path.name}.{os.uname().nodename}."
     for folder in path.parent.glob(f"{glob.escape(start)}*.tmp"):
         pid = folder.name.removeprefix(start).split(".")[0]

@@ -1,7 +1,7 @@
-"""A known-answer check of the collectives, where a trial asks for it: some NCCL settings are fast and wrong.
+"""A known-answer check of the collectives, if a trial asks for it: some NCCL settings are fast and wrong.
 
-With FLATOUT_DATA_CHECK=1, when the job is stopped at a step boundary, all ranks reduce and gather numbers whose result
-is known exactly, at sizes of which each takes another path inside NCCL or gloo. Out: `data-check-rank<R>.json`.
+In: FLATOUT_DATA_CHECK=1, when the job is stopped at a step boundary. All ranks reduce and gather numbers whose result
+is known exactly, at sizes that take different paths inside NCCL or gloo. Out: `data-check-rank<R>.json`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from flatout.inside.protocol import File, Variable
 
 SCHEMA, VERSION = "flatout/data-check", 1
 _NUM_ELEMENTS = (1, 1023, 65_536, 1_048_576 + 1, 16 * 1_048_576)  # of 4 bytes: 4 B to 64 MiB
-_PERIOD = 97  # of the pattern; sums of it stay exact in 32-bit floats for up to 400 ranks
+_PERIOD = 97  # of the pattern, whose sums are exact in 32-bit floats for up to 400 ranks
 
 
 def check_data(recording: Path, identity: Identity) -> None:
-    """Only where it was asked for, and where all ranks are at the same step."""
-    if os.environ.get(Variable.DATA_CHECK) != "1" or not (dist.is_available() and dist.is_initialized()):
+    """Check the collectives if the environment asks for it. All ranks must be at the same step."""
+    has_ranks = dist.is_available() and dist.is_initialized()
+    if not has_ranks or os.environ.get(Variable.DATA_CHECK) != "1":
         return
-    wrong = [problem for size in _NUM_ELEMENTS for problem in (_reduced(size), _gathered(size)) if problem]
+    problems = [check(size) for size in _NUM_ELEMENTS for check in (_reduced, _gathered)]
+    wrong = [problem for problem in problems if problem is not None]
     content = {"schema": SCHEMA, "version": VERSION, "rank": identity.rank, "wrong": wrong, "sizes": _NUM_ELEMENTS}
     (recording / File.DATA_CHECK.of(identity.rank)).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
@@ -38,9 +40,9 @@ def _pattern(size: int) -> torch.Tensor:
 
 def _reduced(size: int) -> str | None:
     pattern, ranks = _pattern(size), dist.get_world_size()
-    given = pattern * (dist.get_rank() + 1)
-    dist.all_reduce(given)
-    return _difference("all_reduce", given, pattern * (ranks * (ranks + 1) // 2))
+    values = pattern * (dist.get_rank() + 1)
+    dist.all_reduce(values)
+    return _difference("all_reduce", values, pattern * (ranks * (ranks + 1) // 2))
 
 
 def _gathered(size: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The L2 norm of a gradient: of this rank's part, where ranks hold parts; on its device, without a synchronisation."""
+"""The L2 norm of a gradient, on its device and without a synchronization; of the local part if ranks hold parts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def norm_of(gradient: Any) -> torch.Tensor | None:
-    """The squares of all ranks' parts sum to that of the whole, also where each part is there more than once.
+    """Return the norm such that the squares of all ranks' parts sum to that of the complete gradient.
 
-    None: not known, of a sparse gradient, one that is not reduced yet (DTensor's Partial), or of a tensor class that
-    only a library knows.
+    This also holds if each part exists more than once. None if the norm cannot be determined: for a sparse gradient,
+    one that is not reduced yet (DTensor's Partial), or a tensor class that only a library knows.
     """
     num_replicas = 1
     if hasattr(gradient, "placements"):
@@ -29,16 +29,16 @@ def norm_of(gradient: Any) -> torch.Tensor | None:
 
 
 def local_part(tensor: Any) -> Any:
-    """Of a DTensor what this rank holds; any other tensor itself."""
+    """Return what this rank holds of a DTensor; any other tensor itself."""
     return tensor.to_local() if hasattr(tensor, "placements") else tensor
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Of a DTensor: whether each rank holds a part."""
+    """Whether each rank holds only a part, as of a DTensor that is not replicated."""
     return not all(placement.is_replicate() for placement in getattr(tensor, "placements", ()))
 
 
 def _num_replicas(gradient: Any) -> int:
-    """How often each part of a DTensor is there: as with hybrid sharding."""
-    sizes = [gradient.device_mesh.size(dim) for dim, one in enumerate(gradient.placements) if one.is_replicate()]
-    return math.prod(sizes)
+    """Return how often each part of a DTensor exists, e.g. with hybrid sharding."""
+    replicated = (dim for dim, placement in enumerate(gradient.placements) if placement.is_replicate())
+    return math.prod(gradient.device_mesh.size(dim) for dim in replicated)

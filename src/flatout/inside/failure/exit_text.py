@@ -1,10 +1,10 @@
-"""The text that a script ends with, by `sys.exit("no data")` or `raise SystemExit("no data")`: code 1 tells none of it.
+"""The text that a script ends with, by `sys.exit("no data")` or `raise SystemExit("no data")`; its exit code is just 1.
 
-No hook of Python's sees that exception: where nothing catches it, the interpreter writes the text to `sys.stderr` and a
-new line after it, and is the only one to write there with no Python frame below (`handle_system_exit` in CPython's
-pythonrun.c); `atexit.register(print, text, file=sys.stderr)` is all that looks the same. So in: what is written to
-`sys.stderr`, which is passed on as it is. Out: `text`. It stays None where the script has put something else in the
-place of `sys.stderr` or of its `write`. As light as `pre_torch_hooks`, which loads it before the script.
+In: what is written to `sys.stderr`, which is passed on unchanged. Out: `text`. No hook of Python sees that exception:
+if nothing catches it, the interpreter writes the text and then a newline to `sys.stderr`, and it is the only writer
+there without a Python frame below it (`handle_system_exit` in CPython's pythonrun.c); only
+`atexit.register(print, text, file=sys.stderr)` looks the same. `text` stays None if the script has replaced
+`sys.stderr` or its `write`. This must be as light as `pre_torch_hooks`, which loads it before the script.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 class ExitText:
+    """Call `watch` at the start of the process; `text` is what it ended with."""
+
     def __init__(self) -> None:
         self.text: str | None = None
-        self._last: str | None = None  # what stands at the beginning of a line, and may be all that is on it
+        self._last: str | None = None  # what was written at the start of the line, if nothing else was written to it
         self._is_at_line_start = True
 
     def watch(self) -> None:
-        """From now on, in this thread."""
+        """Watch what this thread writes to `sys.stderr`."""
         stream: Any = sys.stderr
         if stream is None:  # Python was started without one
             return
@@ -33,7 +35,7 @@ class ExitText:
         def write(text: str, /, *, frame: Any = sys._getframe, ident: Any = get_ident) -> Any:
             try:
                 frame(1)
-            except ValueError:  # nothing of Python calls
+            except ValueError:  # no Python frame is below
                 if ident() == thread:
                     self._look(text)
             return own(text)
@@ -41,7 +43,7 @@ class ExitText:
         stream.write = write
 
     def _look(self, text: str) -> None:
-        """What else the interpreter itself writes, warnings of the script's syntax say, comes in more pieces a line."""
+        """Recognize the text. Other lines of the interpreter, such as syntax warnings, are written in more pieces."""
         if self.text is not None:
             return
         if text == "\n" and self._last:

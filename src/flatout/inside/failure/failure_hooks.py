@@ -1,7 +1,8 @@
-"""What tells `failures` of an exception once torch was imported.
+"""The hooks that report a failure to `failure_notes` once torch is imported.
 
-In: an exception that the script did not catch, in its main thread, in another, or in a rank that torch.multiprocessing
-started, what argparse refuses, and the text that a script ends with. The script's own hooks run as ever, after ours.
+In: an exception that the script did not catch, in its main thread, in another one or in a rank started by
+torch.multiprocessing; what argparse refuses; and the text that a script ends with. The script's own hooks still run,
+after ours.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def note_failures(recording: Path) -> None:
 
 
 def _note_at_exit(notes: FailureNotes) -> None:
-    notes.note(getattr(sys, "last_value", None))  # where a script has a hook of its own
+    notes.note(getattr(sys, "last_value", None))  # of a script that has replaced the hook
     if EXIT_TEXT.text is not None:
         notes.note_exit(EXIT_TEXT.text)
 
@@ -50,7 +51,7 @@ def _chain_hooks(notes: FailureNotes) -> None:
 
 
 def _wrap_arguments(notes: FailureNotes) -> None:
-    """What argparse refuses ends the process in order; a launcher then tells of code 1, and of no reason."""
+    """Note what argparse refuses: it ends the process in order, and a launcher reports code 1 without a reason."""
     original = argparse.ArgumentParser.error
 
     @wraps(original)
@@ -62,7 +63,7 @@ def _wrap_arguments(notes: FailureNotes) -> None:
 
 
 def _wrap_processes(notes: FailureNotes) -> None:
-    """Ranks of `torch.multiprocessing.spawn` and processes of `multiprocessing` catch what their function raises."""
+    """Note what ranks of `torch.multiprocessing.spawn` and processes of `multiprocessing` raise: they catch it."""
     spawn: Any = import_module("torch.multiprocessing.spawn")  # torch.multiprocessing.spawn is the function
     original_wrap, original_run = spawn._wrap, BaseProcess.run
 

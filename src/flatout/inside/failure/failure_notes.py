@@ -1,4 +1,4 @@
-"""How a rank failed: `failure-<host>-<pid>.json` in the recording, so that out-of-memory is told from other failures.
+"""How a rank failed: `failure-<host>-<pid>.json` in the recording, which distinguishes out-of-memory from the rest.
 
 In: an exception, from `pre_torch_hooks` before torch is there, or from `failure_hooks`. Out: one file, for the first
 exception. A process that the kernel kills leaves none. Torch is not imported here: its import may be what failed.
@@ -18,9 +18,9 @@ from flatout.inside.protocol import FailureKind, File, MemoryKind, partial_name,
 from flatout.inside.recording.attempt import started_unix_ns
 
 SCHEMA, VERSION = "flatout/failure", 1
-_MOST_CHARACTERS, _MOST_CAUSES = 500, 8
+_MAX_CHARACTERS, _MAX_CAUSES = 500, 8
 _OF_CHILDREN = {"ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SignalException"}
-_DEVICE_WORDS = (
+_DEVICE_PHRASES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDA out of memory",
@@ -31,32 +31,45 @@ _DEVICE_WORDS = (
 )
 _OF_WORKER = "Original Traceback (most recent call last):"  # as torch._utils.ExceptionWrapper words it
 _OURS = str(Path(__file__).resolve().parents[2])
-_HOST_WORDS = ("can't allocate memory", "Cannot allocate memory", "unable to mmap", "CUDA error: unable to pin")
+_HOST_PHRASES = ("can't allocate memory", "Cannot allocate memory", "unable to mmap", "CUDA error: unable to pin")
 
 
 def out_of_memory_where(error: BaseException | None) -> str | None:
-    """`device` or `host`, if the exception or what it was raised from is for want of memory."""
-    for _ in range(_MOST_CAUSES):
+    """Return which memory has run out, a MemoryKind; None if neither the exception nor its cause is about memory."""
+    for _ in range(_MAX_CAUSES):
         if error is None:
             return None
-        if any(
-            kind.__name__ == "OutOfMemoryError" and kind.__module__.startswith("torch") for kind in type(error).__mro__
-        ):
-            return MemoryKind.DEVICE
-        if isinstance(error, MemoryError):
-            return MemoryKind.HOST
-        if isinstance(error, (RuntimeError, OSError)):
-            text = str(error)
-            if any(word in text for word in _DEVICE_WORDS):
-                return MemoryKind.DEVICE
-            if any(word in text for word in _HOST_WORDS):
-                return MemoryKind.HOST
+        where = _memory_of(error)
+        if where is not None:
+            return where
         error = error.__cause__ or error.__context__
     return None
 
 
+def _memory_of(error: BaseException) -> str | None:
+    if any(_is_torch_out_of_memory(kind) for kind in type(error).__mro__):
+        return MemoryKind.DEVICE
+    if isinstance(error, MemoryError):
+        return MemoryKind.HOST
+    if not isinstance(error, (RuntimeError, OSError)):
+        return None
+    text = str(error)
+    if any(phrase in text for phrase in _DEVICE_PHRASES):
+        return MemoryKind.DEVICE
+    if any(phrase in text for phrase in _HOST_PHRASES):
+        return MemoryKind.HOST
+    return None
+
+
+def _is_torch_out_of_memory(kind: type) -> bool:
+    return kind.__name__ == "OutOfMemoryError" and kind.__module__.startswith("torch")
+
+
 class FailureNotes:
-    """`has_torch`: whether this process has imported it, without which no step of it can be seen."""
+    """The failure of this process.
+
+    `has_torch` says whether it has imported torch, without which none of its steps can be seen.
+    """
 
     def __init__(self, recording: Path, *, has_torch: bool = True) -> None:
         self._recording = recording
@@ -65,9 +78,12 @@ class FailureNotes:
 
     @guarded
     def note(self, error: BaseException | None) -> None:
-        if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)) or self._noted_by == os.getpid():
+        """Note an exception that the script did not catch; only the first one counts."""
+        if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)):
             return
-        if type(error).__name__ in _OF_CHILDREN:  # of a launcher: the rank has told its own
+        if self._noted_by == os.getpid():
+            return
+        if type(error).__name__ in _OF_CHILDREN:  # raised in a launcher: the rank has noted its own
             return
         if is_loader_worker():  # its error is raised again in the rank
             return
@@ -76,20 +92,20 @@ class FailureNotes:
 
     @guarded
     def note_refused(self, message: str) -> None:
-        """A later exception takes its place: a script may go on after a refusal."""
+        """Note what argparse refused. A later exception replaces it: a script may continue after a refusal."""
         if self._noted_by != os.getpid() and not is_loader_worker():
             self._write(SystemExit(message))
 
     @guarded
     def note_exit(self, text: str) -> None:
-        """What the script said when it ended itself by `sys.exit(text)`."""
+        """Note what the script said when it ended by `sys.exit(text)`."""
         if self._noted_by != os.getpid() and not is_loader_worker():
             self._noted_by = os.getpid()
             self._write(SystemExit(text), kind=FailureKind.EXIT)
 
     @guarded
     def withdraw(self) -> None:
-        """The script has got over it."""
+        """Remove the note: the script has handled the failure."""
         self._path().unlink(missing_ok=True)
 
     def _path(self) -> Path:
@@ -98,6 +114,8 @@ class FailureNotes:
     def _write(self, error: BaseException, *, kind: str | None = None) -> None:
         identity = find_identity()
         where = out_of_memory_where(error)
+        if where is not None:
+            kind = FailureKind.OUT_OF_MEMORY
         content = {
             "schema": SCHEMA,
             "version": VERSION,
@@ -106,10 +124,10 @@ class FailureNotes:
             "hostname": os.uname().nodename,
             "pid": os.getpid(),
             "unix_s": round(time.time(), 3),
-            "kind": (kind or FailureKind.ERROR) if where is None else FailureKind.OUT_OF_MEMORY,
+            "kind": kind or FailureKind.ERROR,
             "where": where,
             "exception": type(error).__name__,
-            "message": _message(error)[:_MOST_CHARACTERS],
+            "message": _message(error)[:_MAX_CHARACTERS],
             "line": _raised_at(error),
             "has_torch": self._has_torch,
             "age_s": _age_s(),
@@ -121,7 +139,7 @@ class FailureNotes:
 
 
 def _message(error: BaseException) -> str:
-    """Of an error that a loader's worker had, its own words too, which stand last, behind the worker's traceback."""
+    """Return the message; for an error of a loader's worker with the worker's own, which follows its traceback."""
     text = error.msg if isinstance(error, SyntaxError) and error.filename else str(error)
     if _OF_WORKER not in text:
         return text
@@ -130,21 +148,24 @@ def _message(error: BaseException) -> str:
 
 
 def _raised_at(error: BaseException) -> str | None:
-    """`train.py:31`: the innermost line of the user's own code, or where there is none, the innermost."""
+    """Return e.g. `train.py:31`: the innermost line of the user's own code, or if there is none, the innermost line."""
     if isinstance(error, SyntaxError) and error.filename and not is_installed(error.filename):
-        return f"{os.path.basename(error.filename)}:{error.lineno}"  # which was not run
-    lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__) if number]
+        return f"{os.path.basename(error.filename)}:{error.lineno}"  # a file that never ran
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [(frame.f_code.co_filename, number) for frame, number in frames if number]
     own = [line for line in lines if not is_installed(line[0])]
     file, number = (own or lines or [("", 0)])[-1]
     return f"{os.path.basename(file)}:{number}" if file else None
 
 
 def is_installed(file: str) -> bool:
-    """Python's, a package's or ours, and no file of the job."""
+    """Whether a file is Python's, a package's or Flatout's, and not one of the job."""
     return "site-packages" in file or file.startswith(("<", _OURS, os.path.dirname(os.__file__)))
 
 
 def _age_s() -> float | None:
-    """How long this process has run; None where the kernel does not tell."""
+    """Return how long this process has run; None if the kernel does not say."""
     began_ns = started_unix_ns(os.getpid())
-    return None if began_ns is None else max(round((time.time_ns() - began_ns) / 1e9, 3), 0.0)
+    if began_ns is None:
+        return None
+    return max(round((time.time_ns() - began_ns) / 1e9, 3), 0.0)

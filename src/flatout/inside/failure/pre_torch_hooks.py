@@ -1,8 +1,8 @@
-"""Failures before `import torch`, or of a script without it: hooks as light as they can be, until torch takes over.
+"""Hooks for failures before `import torch`, or in a script without it: as light as possible, until torch is there.
 
 In: an exception that the script did not catch, what argparse refuses, a text that the script ends with, a script or
-module that is not there. Out: see `failures`, which is imported only then. A Python program that the script starts
-notes nothing here: its script may do without it.
+module that does not exist. Out: see `failure_notes`, which is imported only then. Nothing is noted in a Python program
+that the script starts: the script may do without it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
 
 class PreTorchHooks:
-    """`folder_name`: of the variable that names the folder for the notes."""
+    """`install` them before the script starts, and `remove` them once torch is imported.
+
+    `folder_name` is the variable that names the folder for the notes.
+    """
 
     def __init__(self, folder_name: str) -> None:
         self._folder_name = folder_name
         self._is_over = False
         self._notes: FailureNotes | None = None
-        self._own: Any = None  # what was there before ours
+        self._own: Any = None  # the hook before ours
         self._hook: Any = None
         self._missing: str | None = None
         self._own_error: Any = None
@@ -47,7 +50,7 @@ class PreTorchHooks:
         after_import("argparse", self._wrap_arguments)
 
     def remove(self) -> None:
-        """Torch is there, and `failure_hooks` are put in. What was refused so far, the script has got over."""
+        """Make way for `failure_hooks`. The script has handled what was refused so far, as it has come to torch."""
         self._is_over = True
         if self._notes is not None:
             self._notes.withdraw()
@@ -71,26 +74,31 @@ class PreTorchHooks:
 
     def _exits(self) -> None:
         try:
-            error = getattr(sys, "last_value", None)  # the script may have a hook of its own
-            if error is None and self._missing is not None:  # Python says so itself, and raises nothing
+            error = getattr(sys, "last_value", None)  # of a script that has replaced the hook
+            if error is None and self._missing is not None:  # Python reports it, and raises nothing
                 error = FileNotFoundError(2, os.strerror(2), self._missing)
             error = error or _missing_module()
             if error is not None:
                 self._note(error)
-            elif EXIT_TEXT.text is not None and (notes := self._made()) is not None:
-                notes.note_exit(EXIT_TEXT.text)
+            elif EXIT_TEXT.text is not None:
+                notes = self._open_notes()
+                if notes is not None:
+                    notes.note_exit(EXIT_TEXT.text)
         except Exception:  # noqa: BLE001 - never the job's problem
             self._is_over = True
 
     def _note(self, error: BaseException) -> None:
-        if (notes := self._made()) is not None:
+        notes = self._open_notes()
+        if notes is not None:
             notes.note(error)
 
     def _note_refused(self, message: str) -> None:
-        if (notes := self._made()) is not None:
+        notes = self._open_notes()
+        if notes is not None:
             notes.note_refused(message)
 
-    def _made(self) -> FailureNotes | None:
+    def _open_notes(self) -> FailureNotes | None:
+        """Return the notes, imported only now; None if this process has none."""
         if self._is_over:
             return None
         try:
@@ -111,20 +119,22 @@ class PreTorchHooks:
 
 
 def _missing_script() -> str | None:
-    """Of the words that Python was started with: where a file is to be run that is not there."""
+    """Return the file that Python was asked to run, if it does not exist."""
     name = sys.argv[0] if sys.argv else ""
-    is_file = name in sys.orig_argv and not name.startswith("-")  # of a child of `multiprocessing`, it is its parent's
-    return name if is_file and name and not os.path.exists(name) else None
+    is_file = name in sys.orig_argv and not name.startswith("-")  # in a child of `multiprocessing` it is its parent's
+    if not name or not is_file or os.path.exists(name):
+        return None
+    return name
 
 
 def _missing_module() -> ImportError | None:
-    """At the end: what is run as a module has a path for its name by then."""
-    words = sys.orig_argv
-    if sys.argv[:1] != ["-m"] or "-m" not in words[:-1]:
+    """Return an error for a module that Python was asked to run and could not, at the end: one that ran has a path."""
+    arguments = sys.orig_argv
+    if sys.argv[:1] != ["-m"] or "-m" not in arguments[:-1]:
         return None
     from importlib.util import find_spec
 
-    module = words[words.index("-m") + 1]
+    module = arguments[arguments.index("-m") + 1]
     if find_spec(module.partition(".")[0]) is None:
         return ModuleNotFoundError(f"No module named {module}")
     return ImportError(f"`-m {module}` could not be found or imported")

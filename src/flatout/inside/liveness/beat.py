@@ -1,9 +1,9 @@
-"""A rank's heartbeat: a small memory-mapped file that tells another process how far this one is.
+"""A rank's heartbeat: a small memory-mapped file that shows other processes how far this one is.
 
-In: what the hooks report. Out: `beat-<host>-<pid>` in the folder of FLATOUT_HEARTBEAT: a line of JSON that names its
-numbers, then the numbers, each of 8 bytes. It is read without asking this process, so also while it is stuck. All
-times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share. Phases are those of the thread that
-trains; `compute` is what is in no other.
+In: what the hooks report. Out: `beat-<host>-<pid>` in the folder of FLATOUT_HEARTBEAT: a line of JSON that names the
+fields, then the fields, each of 8 bytes. It is read without asking this process, so it can be read while the process is
+stuck. All times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share. Phases are those of the thread
+that trains; `compute` is what is none of the others.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How long a rank's gradients are exchanged after its backward pass has computed the last of them, as DDP times it.
+"""How long gradients are exchanged after the backward pass has computed the last of them, as DDP measures it.
 
-In: DDP modules as they are made, and optimizer steps as they end. Out: numbers of the heartbeat. DDP times its first
-ten iterations and one in a hundred, whether anybody reads it or not (`torch/csrc/distributed/c10d/logger.cpp`), with
-events on a GPU. It is made one in 97, so that it is not always the one beside a round step's checkpoint, and read at
-the same steps on all ranks, so that they tell of the same iteration.
+In: DDP modules as they are created, and optimizer steps as they end. Out: a field of the heartbeat. DDP measures its
+first ten iterations and one in a hundred, whether anybody reads that or not (`torch/csrc/distributed/c10d/logger.cpp`),
+with events on a GPU. Here it is set to one in 97, so that it does not always coincide with the checkpoint of a round
+step, and read at the same steps on all ranks, so that they report the same iteration.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from flatout.inside.liveness.beat import Beat
 from flatout.inside.log import guarded
 
-EVERY, FIRST = 97, 12  # steps; the first ones are read each
-_TIMED_EACH = 10  # of DDP's iterations
+EVERY, FIRST = 97, 12  # steps at which to read: each of the first ones, then one in EVERY
+_NUM_ALL_TIMED = 10  # iterations at the start that DDP measures without exception
 
 
 class DdpExchanges:
-    """Of one process."""
+    """The exchanges of one process."""
 
     def __init__(self) -> None:
         self._modules: list[weakref.ref[DistributedDataParallel]] = []
@@ -35,34 +35,36 @@ class DdpExchanges:
         module._set_ddp_runtime_logging_sample_rate(EVERY)
 
     def stepped(self, beat: Beat, step: int) -> None:
-        """`step`: of this process, from 1. Call it at each that is up to FIRST or a multiple of EVERY."""
-        modules = [module for one in self._modules if (module := one()) is not None]
-        if len(modules) != 1 or modules[0].logger is None:  # of several, it is not known when each was exchanged
+        """Read what DDP has measured. Call it at each step of this process up to FIRST, and at multiples of EVERY."""
+        modules = [module for reference in self._modules if (module := reference()) is not None]
+        if len(modules) != 1 or modules[0].logger is None:  # with several, it is unknown when each was exchanged
             return
-        found = modules[0].logger._get_ddp_logging_data().ints_map
-        iteration = found.get("iteration", 0)
+        logged = modules[0].logger._get_ddp_logging_data().ints_map
+        iteration = logged.get("iteration", 0)
         if step <= 2:
             self._learn_per_step(step, iteration)
-        if self._per_step is None or step <= 2 or iteration <= self._per_step:
             return
-        both_ns, hidden_ns = found.get("backward_comm_time"), found.get("backward_compute_comm_overlap_time")
-        if not both_ns or hidden_ns is None:  # 0: it was not timed, as of a module on several GPUs
+        if self._per_step is None or iteration <= self._per_step:
             return
-        size = torch.distributed.get_world_size(modules[0].process_group)
-        beat.exchanged(iteration, max(both_ns - hidden_ns, 0), per_step=self._per_step, num_ranks=size)
+        exchange_ns, hidden_ns = logged.get("backward_comm_time"), logged.get("backward_compute_comm_overlap_time")
+        if not exchange_ns or hidden_ns is None:  # 0: not measured, e.g. for a module on several GPUs
+            return
+        num_ranks = torch.distributed.get_world_size(modules[0].process_group)
+        exposed_ns = max(exchange_ns - hidden_ns, 0)
+        beat.exchanged(iteration, exposed_ns, per_step=self._per_step, num_ranks=num_ranks)
 
     def _learn_per_step(self, step: int, iteration: int) -> None:
-        """An iteration is in DDP's log when the next one begins: after step n, the last one is missing."""
+        """Learn how many iterations a step has. DDP logs an iteration when the next begins: the last one is missing."""
         num = iteration + 1
-        is_seen = num <= _TIMED_EACH
+        is_seen = num <= _NUM_ALL_TIMED
         if step == 1:
             self._per_step = num if is_seen else None
         elif is_seen and self._per_step is not None and num != 2 * self._per_step:
-            self._per_step = None  # not the same number in each step
+            self._per_step = None  # steps differ in their number of iterations
 
 
 def hook_ddp(made: Callable[[DistributedDataParallel], object]) -> Callable[[], None] | None:
-    """`made` is called with each new module; what undoes it."""
+    """Call `made` with each new module; return what removes the hook."""
     if not torch.distributed.is_available():
         return None
     original = DistributedDataParallel.__init__

@@ -1,9 +1,8 @@
-"""Puts the hooks of the heartbeat into torch: optimizer steps, batches, checkpoints, evaluation, process groups.
+"""The hooks of the heartbeat in torch: optimizer steps, batches, checkpoints, evaluation, process groups.
 
-In: FLATOUT_HEARTBEAT, a folder. Out: see `beat` and `stacks`. Nothing of torch.distributed's collectives is wrapped
-(compilers know these functions by what they are): how many a rank has begun is read from torch's own counters, which
-count those of DDP and FSDP too, by a thread that begins with the first process group, when the process has threads of
-torch's anyway.
+In: FLATOUT_HEARTBEAT, a folder. Out: see `beat` and `stacks`. The collectives of torch.distributed are not wrapped, as
+compilers recognize these functions. How many a rank has begun is read from torch's own counters, which include those of
+DDP and FSDP, by a thread that starts with the first process group, when the process has threads of torch's anyway.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from flatout.inside.protocol import File, Variable, partial_name
 
 _COUNT_EVERY_S = 0.5
 _LOOK_EVERY_NS = 1_000_000_000
-_OTHERS_BEFORE_CHANGE = 64  # steps of other optimizers, after which one of them counts
+_OTHERS_BEFORE_CHANGE = 64  # steps of other optimizers after which one of them is counted
 
 _is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 _ident = threading.get_ident
 
 
 class _Heart:
-    """This process's; a forked child begins afresh."""
+    """The heartbeat of this process; a forked child begins from scratch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +71,7 @@ class _Heart:
         return self.beat
 
     def _ends(self) -> None:
-        # An exception that the script did not catch ends it in this way, too, but not by itself.
+        # An exception that the script did not catch runs exit handlers, too.
         if self.beat is not None and self.beat.pid == os.getpid() and getattr(sys, "last_value", None) is None:
             self.beat.set("has_ended", 1)
 
@@ -82,7 +81,7 @@ class _Heart:
         if self.thread != _ident():
             if self.beat is not None and self.beat.get("num_steps"):
                 return
-            self.thread = _ident()  # the script trains in a thread of its own
+            self.thread = _ident()  # the script trains in another thread than the main one
         beat = self.beat if self.beat is not None else self.begin()
         if beat is None:
             return
@@ -103,7 +102,7 @@ class _Heart:
             self.look(beat, optimizer)
 
     def look(self, beat: Beat, optimizer: Any | None = None) -> None:
-        """What changes seldom."""
+        """Update what seldom changes."""
         identity = find_identity()
         beat.is_rank(identity.rank, identity.world_size)
         beat.set("has_gpu", int(torch.cuda.is_initialized()))
@@ -116,7 +115,7 @@ class _Heart:
             beat.set("base_step", -1 if steps is None else steps - 1)
 
     def counts_collectives(self) -> None:
-        """Begin the thread that reads torch's counters; not one of `threading`, which the script could see."""
+        """Start the thread that reads torch's counters; not by `threading`, where the script could see it."""
         if not self.is_counting and self.beat is not None:
             self.is_counting = True
             _thread.start_new_thread(_count, (self, self.beat))
@@ -132,18 +131,19 @@ def _count(heart: _Heart, beat: Beat) -> None:
             if (heart.folder / File.FLIGHT_REQUEST).exists():
                 _write_flight(heart.folder, beat)
             time.sleep(_COUNT_EVERY_S)
-    except Exception:  # noqa: BLE001 - never the job's problem; a rank whose numbers are unknown is told so
+    except Exception:  # noqa: BLE001 - never the job's problem; without counts, the heartbeat shows none
         LOG.error("counting collectives")
 
 
 def _write_flight(folder: Path, beat: Beat) -> None:
-    """What torch has recorded of the collectives, once; nothing where its recorder is off."""
+    """Write once what torch has recorded of the collectives; an empty object if its recorder is off."""
     path = folder / File.FLIGHT.of(beat.name)
     if path.exists():
         return
     module: Any = torch._C._distributed_c10d
-    names = ("_dump_nccl_trace_json", "_dump_fr_trace_json") if beat.get("has_gpu") else ("_dump_fr_trace_json",)
-    dump = next((found for name in names if (found := getattr(module, name, None)) is not None), None)
+    dump = getattr(module, "_dump_nccl_trace_json", None) if beat.get("has_gpu") else None
+    if dump is None:
+        dump = getattr(module, "_dump_fr_trace_json", None)
     content = dump() if dump is not None else b"{}"
     partial = folder / partial_name(path.name)
     partial.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -151,33 +151,32 @@ def _write_flight(folder: Path, beat: Beat) -> None:
 
 
 def _sequences() -> dict[str, int]:
+    """Return how many collectives were begun in each process group."""
     world = torch.distributed.distributed_c10d._world
-    found = {}
+    counts = {}
     for group, name in list(world.pg_names.items()):
         try:
-            found[str(name)] = int(group._get_sequence_number_for_group())
+            counts[str(name)] = int(group._get_sequence_number_for_group())
         except (RuntimeError, AttributeError):  # a backend that does not count
             continue
-    return found
+    return counts
 
 
 def _gpu_uuid() -> bytes:
-    """Of this process's GPU; 16 zeros where torch does not tell."""
+    """Return the UUID of this process's GPU; 16 zeros if torch does not know it."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    found = bytes(getattr(getattr(properties, "uuid", None), "bytes", b""))
-    return found if len(found) == 16 else bytes(16)
+    uuid = bytes(getattr(getattr(properties, "uuid", None), "bytes", b""))
+    return uuid if len(uuid) == 16 else bytes(16)
 
 
 def _steps_made(optimizer: Any) -> int | None:
-    """As the optimizer's own state has it, which a script that resumes has restored; None where it keeps no count."""
-    for state in optimizer.state.values():
-        step = state.get("step") if isinstance(state, dict) else None
-        if isinstance(step, (int, float)):
-            return int(step)
-        if isinstance(step, torch.Tensor) and step.device.type == "cpu" and step.numel() == 1:
-            return int(step)
-        return None
-    return None
+    """Return the count in the optimizer's own state, which a script that resumes has restored; None if it has none."""
+    state = next(iter(optimizer.state.values()), None)
+    step = state.get("step") if isinstance(state, dict) else None
+    if isinstance(step, torch.Tensor):
+        is_readable = step.device.type == "cpu" and step.numel() == 1  # without waiting for a GPU
+        return int(step) if is_readable else None
+    return int(step) if isinstance(step, (int, float)) else None
 
 
 @guarded
@@ -199,7 +198,7 @@ _CHECKPOINTS = CheckpointHooks(_checkpoint_begins, _checkpoint_ends)
 
 
 def start_heartbeat() -> list[Callable[[], None]]:
-    """Hook torch, where the environment asks for it; what undoes each of the hooks."""
+    """Hook torch if the environment asks for it; return what removes each of the hooks."""
     global HEART
     folder = os.environ.get(Variable.HEARTBEAT)
     if not folder:
@@ -231,7 +230,7 @@ def _after_fork() -> None:
 
 
 def _stacks_of_child(folder: Path) -> None:
-    """A loader's worker, perhaps the one that its rank waits for: its stacks are not to go to its parent's file."""
+    """Give a loader's worker its own file for stacks: its rank may be waiting for it."""
     if is_ours():
         give_stacks(folder)
 
@@ -308,7 +307,7 @@ def _hook_loads() -> Callable[[], None]:
 
 
 def _hook_groups() -> Callable[[], None] | None:
-    """A rank is one from here on, also where it never gets to its first step."""
+    """Note the rank when the process group is created, in case it never gets to its first step."""
     if not torch.distributed.is_available():
         return None
     original = torch.distributed.init_process_group

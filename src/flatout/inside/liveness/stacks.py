@@ -1,8 +1,8 @@
 """The Python stacks of all threads on a signal, whatever the process is stuck in.
 
-In: SIGRTMIN + 8. Out: the stacks, added to `stacks-<host>-<pid>` in the folder of FLATOUT_HEARTBEAT. The handler is
-`faulthandler`'s, in C: it needs no GIL and runs while the main thread is in a call that does not return. A script that
-sets a handler of its own for this signal takes ours out, which `is_ours` tells.
+In: SIGRTMIN + 8. Out: the stacks, appended to `stacks-<host>-<pid>` in the folder of FLATOUT_HEARTBEAT. The handler is
+`faulthandler`'s, written in C: it needs no GIL and runs while the main thread is in a call that does not return. A
+script that sets another handler for this signal removes ours, which `is_ours` detects.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from flatout.inside.protocol import STACKS_SIGNAL_OFFSET, File, process_name
 
 NUMBER = signal.SIGRTMIN + STACKS_SIGNAL_OFFSET
 
-_FILES: list[object] = []  # faulthandler keeps the number of the file only
+_FILES: list[object] = []  # kept open, as faulthandler keeps only the number of the file
 
 
 def give_stacks(folder: Path) -> bool:
-    """False where the signal has a handler already."""
+    """Install the handler; return False if the signal has one already."""
     if signal.getsignal(NUMBER) is not signal.SIG_DFL:
         return False
     file = (folder / File.STACKS.of(process_name(os.uname().nodename, os.getpid()))).open("ab", buffering=0)
@@ -30,4 +30,5 @@ def give_stacks(folder: Path) -> bool:
 
 
 def is_ours() -> bool:
-    return signal.getsignal(NUMBER) is signal.SIG_DFL  # what faulthandler has set, `signal` does not know of
+    """Whether the handler is still ours: `signal` does not know of a handler that faulthandler has set."""
+    return signal.getsignal(NUMBER) is signal.SIG_DFL

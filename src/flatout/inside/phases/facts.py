@@ -4,7 +4,7 @@ In: the objects of the script. They are looked at once, in steps that the record
 to the end of the trace window, the first `zero_grad` and the first `autocast` are noted; then the model, its wrapper,
 the optimizers and the loaders are searched for among all live objects. Other steps cost nothing. In a trial of a
 tuning, whose steps are compared, everything happens at the end and nothing is noted before, except for the loaders
-after the first step: a job that ends before its trial is stopped has none left. What is not known is null.
+after the first step: a job that ends before its trial is stopped has none left. What is unknown is null.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FactsCollector:
         self._loaders: dict[str, Any] | None = None
 
     def watch(self) -> None:
-        """Note `zero_grad` and `autocast` from here on, until `write`."""
+        """Note `zero_grad` and `autocast` until `write`."""
         self._is_watching = True
         self._watch_zero_grad()
         self._watch_autocast()

@@ -1,7 +1,7 @@
 """When the warm-up is over: a rule on the step times so far. Knows nothing of torch.
 
-In: the time of each step. Out: whether steps may be measured from here on. They may after eleven steps and one second
-(or fifty steps) if the median of the last five step times is within a tenth of that of the five before. If step times
+In: the time of each step. Out: whether steps may be measured now. They may after eleven steps and one second (or fifty
+steps) if the median of the last five step times is within a tenth of that of the five before. If step times
 never become stable, the warm-up ends after a hundred steps and half a minute, or after two minutes.
 """
 

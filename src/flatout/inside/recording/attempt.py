@@ -33,7 +33,7 @@ class _Peer:
 
     since_ns: int  # when its first step was recorded
     script: str
-    is_over: bool  # known to have ended; a killed process of another host is not known to
+    is_over: bool  # has ended; of a killed process on another host this is unknown, and False
     has_failed: bool
 
 

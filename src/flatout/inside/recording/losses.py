@@ -92,7 +92,7 @@ class Losses:
         return flag.detach() if isinstance(flag, torch.Tensor) else None
 
     def add(self, scalar: Scalar | None) -> None:
-        """Add one more backward pass of the step; None: its loss is not known."""
+        """Add one more backward pass of the step; None: its loss is unknown."""
         kept = self._open
         if kept is None:
             kept = self._open = KeptLosses()
@@ -125,7 +125,7 @@ class Losses:
         return _NONE
 
     def restart(self) -> None:
-        """All steps so far were parts of the first, whose loss is not known."""
+        """All steps so far were parts of the first, whose loss is unknown."""
         self._kept.clear()
         self._open = self._open or KeptLosses()
         self._open.is_complete = False

@@ -1,11 +1,11 @@
 """The recorder of one rank: events of the training loop in, steps out to `RankOutput`.
 
-It lives from the first event of a process to its end. Steps are numbered from 0; a step lies between two ends that
-`StepDetector` finds, on the thread that trains. The recorder's own heavy work (counting FLOPs, tracing, writing the
-trace) happens between steps and in steps that are marked.
+It lives from the first event of a process to its end. Steps are numbered from 0; a step is the time between two ends
+that `StepDetector` finds, on the thread that trains. The recorder's own heavy work (counting FLOPs, tracing, writing
+the trace) happens between steps and in steps that are marked.
 
 A hook only notes what happened: code and data that the training has evicted from the processor's caches cost several
-times as much there as in a loop of their own. The notes of half a second are then processed together, at an event that
+times as much there as in a separate loop. The notes of half a second are then processed together, at an event that
 may end a step. While something is to be done between two particular steps, this happens after each event.
 """
 
@@ -393,7 +393,7 @@ class Recorder:
             self._start_ns = _now()  # what was done here is the recorder's work, and not part of a step
 
     def _end_work(self, now: int, *, took_ns: int, num_steps: int) -> None:
-        """Choose how events are noted from here on, after `num_steps` that took `took_ns`."""
+        """Choose how the next events are noted, after `num_steps` that took `took_ns`."""
         output, phases = self._output, self._output.phases
         assert output.file is not None and phases is not None
         output.file.flush(now)

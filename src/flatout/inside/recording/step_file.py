@@ -1,8 +1,8 @@
 """`rank{R}.steps.jsonl`: what one rank records, line by line, so that a killed rank leaves what it had written.
 
 The first line is an object with `schema`. It is followed by rows (arrays, in the order of `STEP_COLUMNS`) and objects
-with `event`. Creating the file claims the rank: a second process with the same rank finds it there. Lines are held back
-for a second, so that writing costs a step nothing; lines that cannot be written are kept and tried again.
+with `event`. Creating the file claims the rank: a second process with the same rank finds it there. Lines are
+buffered for a second, so that writing costs a step nothing; lines that cannot be written are kept and tried again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StepFile:
         self._held = [line for line in self._held if not line.startswith("[")]
 
     def flush(self, now_ns: int, *, is_forced: bool = False) -> None:
-        """Write the lines that are held back, if it is time to."""
+        """Write the buffered lines, if it is time to."""
         is_time = is_forced or now_ns >= self._next_ns
         if not is_time or not self._held:
             return

@@ -34,7 +34,7 @@ def _note(recording: str, event: str) -> None:
             os.write(file, line.encode())
         finally:
             os.close(file)
-    except Exception:  # noqa: BLE001 - a folder that cannot be written to is told by the parent
+    except Exception:  # noqa: BLE001 - the parent reports a folder that cannot be written
         pass
 
 
@@ -82,7 +82,7 @@ def _start_quietly(recording: str) -> None:
 
 
 def _start(recording: str) -> None:
-    """Import `flatout.inside` from beside this folder, whether or not Flatout is installed for this Python."""
+    """Import `flatout.inside` from next to this folder, whether or not Flatout is installed for this Python."""
     _note(recording, _protocol.ProcessEvent.TORCH)
     if sys.version_info < (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
         _note(recording, _protocol.ProcessEvent.OLD_PYTHON)
@@ -132,7 +132,7 @@ def _import_inside(name: str) -> object:
 
 
 def _run_own_sitecustomize() -> None:
-    """Run the one that Python would have found without this folder; its errors are told as Python tells them."""
+    """Run the one that Python would have found without this folder; Python reports its errors as usual."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
