@@ -1,4 +1,4 @@
-"""Checkpoints of torch and safetensors are written elsewhere, whether or not there was a file, and read from there."""
+"""Checkpoints of torch and safetensors are redirected, whether or not there was a file, and read from there."""
 
 from __future__ import annotations
 
@@ -17,36 +17,35 @@ from flatout.inside.overlay.file_overlay import FileOverlay, is_path
 _HOLDERS = ("safetensors", "safetensors.torch", "safetensors.numpy")
 
 
-def patch_libraries(diverted: FileOverlay) -> None:
-    _patch_torch(diverted)
+def patch_libraries(overlay: FileOverlay) -> None:
+    _patch_torch(overlay)
     for name, patch in (
         ("torch.distributed.checkpoint.filesystem", _patch_distributed),
         ("safetensors", _patch_safetensors),
     ):
-        after_import(name, guarded(partial(patch, diverted)))
+        after_import(name, guarded(partial(patch, overlay)))
 
 
-def _target(diverted: FileOverlay, path: Any) -> Any:
-    """Its own folder must be there, and none in its place, as without us: else the library raises its own error."""
+def _target(overlay: FileOverlay, path: Any) -> Any:
+    """Return where to write; `path` itself if that fails anyway, so that the library raises its own error."""
     if not is_path(path) or os.path.isdir(path):
         return path
-    if os.path.isdir(os.path.dirname(os.path.abspath(os.fsdecode(path)))):
-        return diverted.target(path)
-    return path
+    has_folder = os.path.isdir(os.path.dirname(os.path.abspath(os.fsdecode(path))))
+    return overlay.target(path) if has_folder else path
 
 
-def _patch_torch(diverted: FileOverlay) -> None:
+def _patch_torch(overlay: FileOverlay) -> None:
     def saving(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(obj, _target(diverted, f), *args, **kwargs)
+            return original(obj, _target(overlay, f), *args, **kwargs)
 
         return save
 
     def loading(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(diverted.place(f), *args, **kwargs)
+            return original(overlay.locate(f), *args, **kwargs)
 
         return load
 
@@ -55,17 +54,17 @@ def _patch_torch(diverted: FileOverlay) -> None:
     torch.jit.save, torch.jit.load = saving(torch.jit.save), loading(torch.jit.load)
 
 
-def _patch_safetensors(diverted: FileOverlay, package: Any) -> None:
-    """What all its `save_file` and `save_model` call; the package imports it before anything else of its own."""
+def _patch_safetensors(overlay: FileOverlay, package: Any) -> None:
+    """Patch what `save_file` and `save_model` call; the package imports it before its other modules."""
     original_write, original_open = package.serialize_file, package.safe_open
 
     @wraps(original_write)
     def serialize_file(tensor_dict: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-        return original_write(tensor_dict, _target(diverted, filename), *args, **kwargs)
+        return original_write(tensor_dict, _target(overlay, filename), *args, **kwargs)
 
     @wraps(original_open, updated=())
     def safe_open(filename: Any, *args: Any, **kwargs: Any) -> Any:
-        return original_open(diverted.place(filename), *args, **kwargs)
+        return original_open(overlay.locate(filename), *args, **kwargs)
 
     for name in _HOLDERS:
         module = sys.modules.get(name)
@@ -77,13 +76,13 @@ def _patch_safetensors(diverted: FileOverlay, package: Any) -> None:
                 setattr(module, held, ours)
 
 
-def _patch_distributed(diverted: FileOverlay, module: Any) -> None:
-    """Writers get their folder when they are made, or with a checkpoint's name at each save; readers likewise."""
+def _patch_distributed(overlay: FileOverlay, module: Any) -> None:
+    """Patch writers and readers, which get their folder at creation, or the name of a checkpoint at each save."""
 
     def written(path: Any) -> Any:
-        return diverted.target(path, is_tree=True) if is_path(path) else path
+        return overlay.target(path, is_tree=True) if is_path(path) else path
 
-    for name, find in (("FileSystemWriter", written), ("FileSystemReader", diverted.place)):
+    for name, find in (("FileSystemWriter", written), ("FileSystemReader", overlay.locate)):
         kind = getattr(module, name, None)
         if kind is not None:
             _patch_storage(kind, find)

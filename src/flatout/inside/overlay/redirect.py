@@ -1,10 +1,10 @@
-"""A trial never changes a file that the user had: what would overwrite it goes to FLATOUT_DIVERT/<the absolute path>.
+"""Start the redirection of a trial: what would overwrite a file of the user goes to FLATOUT_DIVERT/<the absolute path>.
 
 Checkpoints always go there, new or not: `torch.save`, `torch.jit.save`, `torch.distributed.checkpoint`, safetensors.
-Of what Python code opens, renames or removes otherwise, only files that were there before the trial are diverted; new
-ones are written where the script wants them, and told. In all processes of the trial the script then finds what it
-would find without us. Not diverted, nor told: what other programs and compiled libraries write by themselves, and
-changes within a file that is too large to be copied first (which is told).
+Of everything else that Python code opens, renames or removes, only files from before the trial are redirected; new ones
+are written where the script wants them, and reported. In all processes of the trial the script finds what it would find
+without Flatout. Neither redirected nor reported is what other programs and compiled libraries write. Changes within a
+file that is too large to be copied first are not redirected, but reported.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _of_this_process: FileOverlay | None = None
 
 
 def redirect_files(recording: Path | None) -> None:
-    """As Python starts: a script may hold `os.remove` by a name of its own, and use it, before it imports torch."""
+    """Redirect files as soon as Python starts: a script may take hold of `os.remove` before it imports torch."""
     global _of_this_process
     folder = os.environ.get(Variable.DIVERT)
     if folder and _of_this_process is None:
-        diverted = FileOverlay(Path(folder), recording)
-        patch_files(diverted)
-        _of_this_process = diverted
+        overlay = FileOverlay(Path(folder), recording)
+        patch_files(overlay)
+        _of_this_process = overlay
 
 
 def redirect(recording: Path | None) -> None:
-    """Once torch is there."""
+    """Redirect checkpoints too, once torch is imported."""
     redirect_files(recording)
     if _of_this_process is not None:
         from flatout.inside.overlay.patch_libraries import patch_libraries

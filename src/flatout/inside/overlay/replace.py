@@ -1,0 +1,28 @@
+"""Put a function of ours in the place of one of Python's modules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+
+def replace(module: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a function by what `make` returns for it, if the module has it."""
+    original = getattr(module, name, None)
+    if original is not None:
+        put(module, name, original, wraps(original)(make(original)))
+
+
+def put(module: Any, name: str, original: Any, ours: Any) -> None:
+    """Put `ours` in the place of `original`.
+
+    `os` lists in sets which of its functions support what. Pickle stores a function by module and name, and the module
+    of the original would be `posix`, where ours is not found.
+    """
+    ours.__module__ = module.__name__
+    setattr(module, name, ours)
+    for supporting in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+        if original in supporting:
+            supporting.add(ours)
