@@ -78,7 +78,7 @@ def test_a_hook_of_the_scripts_own_stays(plain: dict[Any, Done], tmp_path: Path)
     done = _run(tmp_path, [("ddp_hook", {"hook": "topk"})], "ddp", "1", "0", "own")
     assert done.said("hook") == "allreduce_hook"
     assert done.losses == plain["ddp",].losses
-    assert done.reports["ddp_hook", 0]["reason"] == "the script has a hook of its own"
+    assert done.reports["ddp_hook", 0]["reason"] == "the script has its own hook"
 
 
 def test_bf16_gradients_are_refused_by_gloo_and_the_job_goes_on(plain: dict[Any, Done], tmp_path: Path) -> None:

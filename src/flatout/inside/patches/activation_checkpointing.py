@@ -60,7 +60,7 @@ def activation_checkpointing(report: Report, *, every: int = 1) -> None:
 
 
 def repeated_blocks(model: Any) -> list[Any]:
-    """Of the lists and sequences with several members of one class: all of the class that holds most parameters."""
+    """Return the members of lists and sequences that are of one class: the one that holds most parameters."""
     blocks: dict[type, dict[int, Any]] = {}
     for module in model.modules():
         if not isinstance(module, _LISTS):
@@ -76,7 +76,7 @@ def _num_parameters(modules: list[Any]) -> int:
 
 
 def _contexts(module: Any) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Of the first forward, and of the second one."""
+    """Return the contexts of the first forward and of the second one."""
     return nullcontext(), _without_running_statistics(module)
 
 

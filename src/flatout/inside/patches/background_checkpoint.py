@@ -1,10 +1,10 @@
 """`torch.save` to a path returns once the state is copied to the host; a thread writes the same bytes to the same path.
 
-Pickling is done at once, as ever: only the records that torch would write to the file are held back, and storages that
+Pickling is done at once, as ever: only the records that torch would write to the file are buffered, and storages that
 the training may change are copied. At most one file is held. The write is waited for before the script can see its
 absence: at the next save, at the exit, before a barrier, and before it opens, looks at, renames, removes or lists a
 file there, or starts a process. An error of the write is raised at the first of them.
-`torch.distributed.checkpoint.save` becomes its own asynchronous form, in a process group of its own, and is waited for
+`torch.distributed.checkpoint.save` becomes its own asynchronous form, in a separate process group, and is waited for
 at the same places.
 
 Not waited for: a signal that kills the process, and other programs that look into the folder.
@@ -59,13 +59,13 @@ class _Background:
 
     @property
     def is_busy(self) -> bool:
-        """Whether this thread may have to wait: not those that write."""
+        """Whether this thread may have to wait; those that write never have to."""
         if self._thread is not None and self._thread is not threading.current_thread():
             return True
         return self._future is not None and self._owner == threading.get_ident()
 
     def begin(self, path: str, write: Any) -> None:
-        """`write()` in a thread; the one before it must have ended."""
+        """Call `write()` in a thread; the previous one must have ended."""
 
         def run() -> None:
             try:
@@ -83,7 +83,7 @@ class _Background:
         self._report.did("distributed_saves")
 
     def wait(self) -> None:
-        """Until all is on disk. Raises CheckpointWriteError, once, where it could not be written."""
+        """Wait until all is on disk. Raises CheckpointWriteError, once, if it could not be written."""
         if not self.is_busy:
             return
         with self._lock:
@@ -106,7 +106,7 @@ class _Background:
             ) from error
 
     def wait_for(self, path: Any) -> None:
-        """Where `path` is the file that is being written, or a folder above it."""
+        """Wait if `path` is the file that is being written, or a folder above it."""
         own = self._path
         if own is None:
             if self._future is not None:
@@ -118,12 +118,12 @@ class _Background:
                 self.wait()
 
     def forked(self) -> None:
-        """The child of a fork has no such thread."""
+        """Forget the write, in a forked child: it has no such thread."""
         self._thread = self._path = self._error = self._future = None
         self._lock = threading.RLock()
 
     def group(self) -> Any:
-        """A group on the CPU for the checkpoint's own messages, beside those of the training."""
+        """Return a group on the CPU for the checkpoint's own messages, separate from those of the training."""
         distributed = torch.distributed
         if not (distributed.is_available() and distributed.is_initialized()):
             return None
@@ -158,7 +158,7 @@ def background_checkpoint(report: Report) -> None:
 
 
 class _Held:
-    """What `torch.save` writes, record by record, instead of its file."""
+    """Takes what `torch.save` writes, record by record, instead of its file."""
 
     def __init__(self, background: _Background, original: Any, path: str) -> None:
         self._background, self._original, self._path = background, original, path
@@ -188,7 +188,7 @@ class _Held:
 
 
 def _own_copy(storage: Any) -> Any:
-    """torch has copied it from the GPU just now, if it was there: then nobody else holds it."""
+    """Return a copy of a storage; itself if torch has just copied it from the GPU, as nobody else holds it then."""
     if getattr(_saving, "is_copied", False):
         _saving.is_copied = False
         return storage
@@ -229,7 +229,7 @@ def _patch_writer(report: Report, background: _Background) -> None:
 
 
 def _is_writable(path: Any) -> bool:
-    """Where it is not, torch raises its own error at once."""
+    """Whether a file can be written; if not, torch raises its own error at once."""
     path = os.fspath(path)
     if not isinstance(path, str):
         return False
@@ -272,7 +272,7 @@ def _watch(background: _Background) -> None:
 
 
 def _wait_before(name: str, background: _Background) -> None:
-    """Other ranks may read what this one has saved once they have met it here."""
+    """Wait before a barrier: after it, other ranks may read what this one has saved."""
     from torch.distributed import distributed_c10d
 
     original = getattr(distributed_c10d, name)
@@ -295,7 +295,7 @@ def _patch_distributed(report: Report, background: _Background, module: Any) -> 
     def save(state_dict: Any, **kwargs: Any) -> Any:
         background.wait()
         if kwargs.get("process_group") is not None or kwargs.get("no_dist") or not torch.distributed.is_initialized():
-            report.note("a distributed checkpoint with a process group of its own, or without any")
+            report.note("a distributed checkpoint with its own process group, or without any")
             return original(state_dict, **kwargs)
         kwargs.pop("process_group", None)
         future = in_background(state_dict, process_group=background.group(), **kwargs)

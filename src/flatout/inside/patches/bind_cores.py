@@ -1,7 +1,7 @@
-"""Each rank on cores of its own: an equal share of those allowed, or those of the NUMA node of its GPU.
+"""Bind each rank to separate cores: an equal share of those allowed, or those of the NUMA node of its GPU.
 
-Set for all threads that there are; later threads and loader workers inherit it. A rank that is not started by a
-launcher knows its number only once its process group is there.
+This is set for all existing threads; later threads and loader workers inherit it. A rank that was not started by a
+launcher knows its number only once its process group exists.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _LOCAL = (
 
 
 def bind_cores(report: Report, *, by: str = "exclusive") -> None:
-    place = local_place(os.environ)
-    if place is not None:
-        _bind(report, by, *place)
+    rank_and_size = local_rank_and_size(os.environ)
+    if rank_and_size is not None:
+        _bind(report, by, *rank_and_size)
         return
-    report.waits("it is not known which of how many ranks of its host this one is")
+    report.waits("unknown which of how many ranks of its host this one is")
     if not torch.distributed.is_available():
         return
     original = torch.distributed.init_process_group
@@ -60,12 +60,16 @@ def bind_cores(report: Report, *, by: str = "exclusive") -> None:
     torch.distributed.distributed_c10d.init_process_group = init_process_group
 
 
-def local_place(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """(this rank, how many) of this host, by a launcher's variables."""
+def local_rank_and_size(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return this rank among those of its host, and their number, by a launcher's variables."""
     for rank_name, size_name in _LOCAL:
-        rank, size = environment.get(rank_name, ""), re.match(r"\d+", environment.get(size_name, ""))
-        if rank.isdigit() and size is not None and int(rank) < int(size[0]):
-            return int(rank), int(size[0])
+        rank_text = environment.get(rank_name, "")
+        size_text = re.match(r"\d+", environment.get(size_name, ""))
+        if not rank_text.isdigit() or size_text is None:
+            continue
+        rank, size = int(rank_text), int(size_text[0])
+        if rank < size:
+            return rank, size
     return None
 
 
@@ -91,7 +95,7 @@ def _bind(report: Report, by: str, rank: int, size: int) -> None:
 
 
 def nodes_of(allowed: set[int], sys: Path = _SYS) -> dict[int, set[int]]:
-    """The allowed cores by NUMA node, without nodes that have none."""
+    """Return the allowed cores by NUMA node, without nodes that have none."""
     nodes = {}
     for folder in sorted((sys / "devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         cores = _listed(folder / "cpulist") & allowed
@@ -101,7 +105,7 @@ def nodes_of(allowed: set[int], sys: Path = _SYS) -> dict[int, set[int]]:
 
 
 def share_of(allowed: set[int], nodes: dict[int, set[int]], rank: int, size: int, sys: Path = _SYS) -> set[int]:
-    """An equal share, of one node where it can be; the two threads of a core stay together."""
+    """Return an equal share, of one node if possible; the two threads of a core stay together."""
 
     def siblings(core: int) -> int:
         return min(_listed(sys / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list") or {core})
@@ -112,39 +116,54 @@ def share_of(allowed: set[int], nodes: dict[int, set[int]], rank: int, size: int
 
 
 def _listed(path: Path) -> set[int]:
-    """`0-3,8` as the kernel writes lists."""
+    """Read a list as the kernel writes it, e.g. `0-3,8`."""
     try:
         text = path.read_text().strip()
     except OSError:
         return set()
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def _node_of_gpu(rank: int) -> int | None:
-    """Asked of the driver, as CUDA must not be woken here."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [name for name in visible.split(",") if name] if visible is not None else [str(rank)]
-    name = names[rank] if rank < len(names) else (names[0] if len(names) == 1 else "")
+    """Return the NUMA node of a rank's GPU, as the driver knows it: CUDA must not be woken here."""
+    name = _gpu_name(rank, os.environ.get("CUDA_VISIBLE_DEVICES"))
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        if nvml.nvmlInit_v2() != 0:
+        bus_id = _bus_id(name)
+        if bus_id is None:
             return None
-        device, info = ctypes.c_void_p(), _PciInfo()
-        if name.isdigit():
-            found = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(device))
-        else:
-            found = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device))
-        if found != 0 or nvml.nvmlDeviceGetPciInfo_v3(device, ctypes.byref(info)) != 0:
-            return None
-        domain, _, rest = info.bus_id.decode().lower().partition(":")
+        domain, _, rest = bus_id.lower().partition(":")
         node = int((_SYS / f"bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text())
     except (OSError, AttributeError, ValueError):
         return None
     return node if node >= 0 else None
+
+
+def _gpu_name(rank: int, visible: str | None) -> str:
+    """Return the index or UUID of a rank's GPU, by the value of CUDA_VISIBLE_DEVICES."""
+    if visible is None:
+        return str(rank)
+    names = [name for name in visible.split(",") if name]
+    if rank < len(names):
+        return names[rank]
+    return names[0] if len(names) == 1 else ""
+
+
+def _bus_id(name: str) -> str | None:
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    if nvml.nvmlInit_v2() != 0:
+        return None
+    device, info = ctypes.c_void_p(), _PciInfo()
+    if name.isdigit():
+        code = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(device))
+    else:
+        code = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device))
+    if code != 0 or nvml.nvmlDeviceGetPciInfo_v3(device, ctypes.byref(info)) != 0:
+        return None
+    return bytes(info.bus_id).decode()
 
 
 class _PciInfo(ctypes.Structure):

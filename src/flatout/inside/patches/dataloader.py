@@ -209,7 +209,7 @@ def _patch_iterators(report: Report, own_settings: Any) -> None:
             own = None if loader is None else _own(own_settings, loader)
             if own is None:
                 raise
-            report.note(f"a loader failed with it and went on without: {type(error).__name__}")
+            report.note(f"a loader failed with it and continued without: {type(error).__name__}")
             report.details["fallbacks"] = int(report.details.get("fallbacks", 0)) + 1
             _give_back(loader, own, own_settings)
             _restore(state[1], loader.generator)

@@ -3,7 +3,7 @@ none.
 
 bf16 and PowerSGD are torch's own. Top-K is ours: each rank sends the largest entries of gradient plus error, all ranks
 add up all of them in the same order, and what was not sent is the error of the next step. The first step is reduced
-plainly, as the buckets are made anew after it.
+plainly, as the buckets are rebuilt after it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def ddp_hook(report: Report, *, hook: str = "bf16", rank: int = 1, start: int = 
     @report.guarded
     def put_on(ddp: Any) -> None:
         if ddp._comm_hooks:
-            report.note("the script has a hook of its own")
+            report.note("the script has its own hook")
             return
         state, function = _made(ddp, hook, rank, start, percent)
         ddp.register_comm_hook(state, function)

@@ -21,7 +21,7 @@ _BYTES_TOGETHER = 64 << 20
 
 
 class _Passes:
-    """Of one DistributedDataParallel."""
+    """The passes of one DistributedDataParallel."""
 
     def __init__(self, ddp: Any) -> None:
         self.count = 0
@@ -112,7 +112,7 @@ def _hook_readers(level: Any, known: Any) -> None:
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         before(optimizer)
         result = original_step(self, optimizer, *args, **kwargs)
-        after(optimizer)  # a step that was left out
+        after(optimizer)  # a step that was skipped
         return result
 
     scaler.unscale_, scaler.step = unscale_, step
@@ -151,7 +151,7 @@ def average(parameters: list[Any], group: Any) -> bool:
 
 
 def _portions(parameters: list[Any]) -> list[list[Any]]:
-    """Of one type and device each, and not too large."""
+    """Split parameters into portions, each of one type and device and not too large."""
     portions: list[list[Any]] = []
     size, kind = 0, None
     for one in parameters:

@@ -68,7 +68,7 @@ def _fully_shard(report: Report) -> Any:
 
 
 class _Order:
-    """The units in the order of their first forward; once one is called again, all are told what to gather."""
+    """Collects the units in the order of their first forward, and then sets what each gathers ahead."""
 
     def __init__(self, report: Report, forward: int, backward: int) -> None:
         self._report, self._forward, self._backward = report, forward, backward
