@@ -1,6 +1,6 @@
-"""A command in, a recording out: the job with `inside/` loaded, and this machine sampled beside it.
+"""A command in, a recording out: the job runs with `inside/` loaded while this machine is sampled.
 
-`record` runs the command; `read_recording` reads a recording again, alone, later, on another machine.
+`record` runs the command; `read_recording` reads a recording, later and on any machine.
 """
 
 from __future__ import annotations

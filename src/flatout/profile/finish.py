@@ -1,4 +1,4 @@
-"""After the job: traces are packed, and what processes told each other is counted and removed."""
+"""After the job: pack the traces, count the processes that the recorder was loaded into, remove the state folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from flatout.inside.protocol import File, complete_name, partial_name
 
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _LEVEL = 3  # half the time of the usual 6, for files 8 % larger
 
 
 def wait_for(path: Path, pattern: str, but: Path) -> bool:
-    """Wait for the other parents whose files match to end, for some seconds; whether all have."""
-    deadline = time.monotonic() + _PATIENCE_S
+    """Wait a few seconds for the other parents whose files match to end; return whether all have."""
+    deadline = time.monotonic() + _TIMEOUT_S
     while not all(_has_ended(file) for file in path.glob(pattern) if file.name != but.name):
         if time.monotonic() > deadline:
             return False
@@ -36,22 +36,26 @@ def _has_ended(host_file: Path) -> bool:
 
 
 def hosts_without_parent(path: Path) -> list[str]:
-    """Nodes where ranks ran and no `flatout profile` did, as where `srun` has started them."""
-    found = set()
-    for file in path.glob(File.STEPS.glob):
-        try:
-            with file.open(encoding="utf-8") as lines:
-                found.add(str(json.loads(lines.readline())["hostname"]))
-        except (OSError, ValueError, KeyError):
-            continue
-    found |= {file.name.removeprefix(File.PROCESSES.before) for file in (path / File.STATE).glob(File.PROCESSES.glob)}
-    return sorted(host for host in found if not (path / File.HOST.of(host)).exists())
+    """Return the nodes where ranks ran but no `flatout profile`, e.g. where `srun` has started the ranks."""
+    of_ranks = (_hostname_of(file) for file in path.glob(File.STEPS.glob))
+    of_processes = (File.PROCESSES.part(file.name) for file in (path / File.STATE).glob(File.PROCESSES.glob))
+    hosts = {host for host in (*of_ranks, *of_processes) if host is not None}
+    return sorted(host for host in hosts if not (path / File.HOST.of(host)).exists())
+
+
+def _hostname_of(step_file: Path) -> str | None:
+    """Return the host that a rank has noted in its step file; None if that cannot be read."""
+    try:
+        with step_file.open(encoding="utf-8") as lines:
+            return str(json.loads(lines.readline())["hostname"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def pack_traces(path: Path, hostnames: Collection[str], *, all_have_ended: bool) -> list[str]:
-    """Pack the plain traces that ranks of these hosts have left; what went wrong, a line each.
+    """Pack the plain traces that ranks of these hosts have left; return what went wrong, a line each.
 
-    The training process writes them plain, as packing there would hold the job up.
+    The training process writes them plain, as packing there would delay the job.
     """
     folders = [path, *path.glob(f"{File.ATTEMPTS}/*")]
     traces = [file for folder in folders for file in folder.glob(File.TRACE.glob) if _is_of(file, hostnames)]
@@ -61,18 +65,13 @@ def pack_traces(path: Path, hostnames: Collection[str], *, all_have_ended: bool)
             if _is_of(part, hostnames):
                 part.unlink(missing_ok=True)
     with ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), 8)) as pool:
-        return [problem for problem in pool.map(_pack, traces) if problem]
+        problems = pool.map(_pack, traces)
+        return [problem for problem in problems if problem is not None]
 
 
-def _is_of(file: Path, hostnames: Collection[str]) -> bool:
-    rank = File.TRACE.rank(complete_name(file.name))
-    if rank is None:
-        return False
-    try:
-        with (file.parent / File.STEPS.of(rank)).open(encoding="utf-8") as lines:
-            return bool(json.loads(lines.readline())["hostname"] in hostnames)
-    except (OSError, ValueError, KeyError):
-        return False
+def _is_of(trace: Path, hostnames: Collection[str]) -> bool:
+    rank = File.TRACE.rank(complete_name(trace.name))
+    return rank is not None and _hostname_of(trace.parent / File.STEPS.of(rank)) in hostnames
 
 
 def _pack(file: Path) -> str | None:
@@ -90,18 +89,22 @@ def _pack(file: Path) -> str | None:
 
 
 def count_processes(state: Path, hostnames: Iterable[str]) -> Counter[str]:
-    """How many Python processes the recorder was loaded into, by what they said: python, torch, old-python."""
-    said = set()
+    """Return how many Python processes of these hosts have noted each ProcessEvent."""
+    noted = set()
     for hostname in hostnames:
         try:
             lines = (state / File.PROCESSES.of(hostname)).read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
-        said |= {(hostname, words[0], words[2]) for line in lines if len(words := line.split()) == 3}
-    return Counter(what for _, _, what in said)
+        for line in lines:
+            words = line.split()
+            if len(words) == 3:
+                pid, _, event = words
+                noted.add((hostname, pid, event))
+    return Counter(event for _, _, event in noted)
 
 
 def tidy(path: Path) -> None:
-    """Remove what is of no use any more, once no other host is still recording."""
+    """Remove the state folder, once no host is still recording."""
     if all(_has_ended(file) for file in path.glob(File.HOST.glob)):
         shutil.rmtree(path / File.STATE, ignore_errors=True)

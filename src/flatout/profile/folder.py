@@ -1,4 +1,4 @@
-"""The folder of a recording: made, joined by the other hosts of the same run, or refused.
+"""The folder of a recording: created, joined by the other hosts of the same run, or refused.
 
     recording.json                 that this is one, and of which run
     host-<hostname>.json           the command on that host: how it ended
@@ -10,12 +10,12 @@
     diverted-<hostname>-<pid>.jsonl what a trial wrote, and where it went
     data-check-rank<R>.json        whether collectives gave known answers, where a trial asked
     failure-<hostname>-<pid>.json  how a rank failed, if it did
-    attempts/<N>/                  the same two of a rank that was started again, N times
+    attempts/<N>/                  steps and traces of ranks that were restarted N times
     inside-<hostname>.log          errors of the recorder, if any
-    .state/                        what processes tell each other while the job runs
+    .state/                        how processes communicate while the job runs
 
-A host joins a folder whose run is its own (by Slurm's or torchrun's id), or that another host's run is still being
-written to. Everything else that is there already is refused without `force`, and with it only a recording is replaced.
+A host joins a folder whose run is its own (by the ID from Slurm or torchrun), or to which another host's run is still
+writing. Anything else that exists already is refused without `force`, and with it only a recording is replaced.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _ALIVE_S = 120.0
 _MOMENT_S = 1.0
 _FRESH_S = 10.0
 # A batch script and the shell of `salloc` are one process each, and may record several runs one after the other. Slurm
-# numbers them from here on, or not at all (slurm.h: SLURM_INTERACTIVE_STEP is the lowest).
+# gives them this number or a higher one, or none (slurm.h: SLURM_INTERACTIVE_STEP is the lowest).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 class Folder(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     run_id: str
-    host_file: Path  # ours to write
-    samples_file: Path | None  # None: another process of this host samples, and packs, already
-    is_first: bool  # made here, not joined: the one that tells the whole
+    host_file: Path  # written by this process
+    samples_file: Path | None  # None: another process of this host samples and packs already
+    is_first: bool  # this process has created the folder, and reports on the whole run
 
     @property
     def state(self) -> Path:
@@ -61,15 +61,15 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Below the working folder: the same for all tasks of a Slurm step, else by the time.
+    """Return a path below the working folder: the same for all tasks of a Slurm step, else one named by the time.
 
-    One by the time is made, so that of jobs that start in the same second, as those of a sweep, each has its own.
+    One named by the time is created, so that jobs that start in the same second, such as those of a sweep, differ.
     """
     run_id = shared_run_id(environment)
     if run_id is not None:
         return Path("flatout-out", run_id)
     path = first = Path("flatout-out", time.strftime("%Y%m%d-%H%M%S"))
-    with suppress(OSError):  # told where the recording is made
+    with suppress(OSError):  # reported when the recording is created
         for number in count(2):
             try:
                 path.mkdir(parents=True)
@@ -80,18 +80,19 @@ def default_path(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def shared_run_id(environment: Mapping[str, str]) -> str | None:
-    """What tells this run's processes on all hosts from other runs; None where no launcher says it."""
-    step = environment.get("SLURM_STEP_ID", "")
-    if "SLURM_JOB_ID" in environment and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP:
-        attempt = environment.get("SLURM_RESTART_COUNT", "0")  # of a job that was put back in the queue
-        return f"slurm-{environment['SLURM_JOB_ID']}.{step}" + (f".{attempt}" if attempt != "0" else "")
+    """Return what all processes of this run have in common and other runs do not; None if no launcher provides it."""
+    job, step = environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID", "")
+    if job is not None and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP:
+        attempt = environment.get("SLURM_RESTART_COUNT", "0")  # of a job that was requeued
+        run_id = f"slurm-{job}.{step}"
+        return run_id if attempt == "0" else f"{run_id}.{attempt}"
     if environment.get("TORCHELASTIC_RUN_ID", "none") != "none":
         return f"torchrun-{environment['TORCHELASTIC_RUN_ID']}"
     return None
 
 
 def open_folder(path: Path, *, force: bool, environment: Mapping[str, str] = os.environ) -> Folder:
-    """Make or join the recording at `path`. Raises OutputError where it may not or cannot be written."""
+    """Create or join the recording at `path`. Raises OutputError if it may not or cannot be written."""
     run_id = shared_run_id(environment)
     is_new, is_begun, is_first = not path.exists(), False, False
     try:
@@ -123,7 +124,7 @@ def host_files(path: Path) -> list[Path]:
 
 
 def _mark(path: Path, run_id: str) -> bool:
-    """Whether it was not there yet: tasks of one run begin at the same moment."""
+    """Create the mark of a recording; return False if another task of the run has just done so."""
     content = {"schema": SCHEMA, "version": VERSION, "tool_version": __version__, "run_id": run_id}
     try:
         with (path / File.RECORDING).open("x", encoding="utf-8") as file:
@@ -134,7 +135,7 @@ def _mark(path: Path, run_id: str) -> bool:
 
 
 def _take_back(path: Path, *, is_new: bool) -> None:
-    """Nothing stays of a recording that could not begin: the same command works once there is space."""
+    """Remove a recording that could not begin, so that the same command works once there is space."""
     with suppress(OSError):
         (path / File.RECORDING).unlink(missing_ok=True)
     with suppress(OSError):
@@ -153,17 +154,18 @@ def _run_id(path: Path) -> str | None:
 
 
 def _may_join(path: Path, run_id: str | None) -> bool:
-    """As below; tasks that are started together give each other a moment to make the folder."""
+    """Whether the recording can be joined now or in a moment: tasks may be started together."""
     deadline = time.monotonic() + _MOMENT_S
     while not _is_ours_to_join(path, run_id):
-        if not path.exists() or (run_id is None and not _is_being_made(path)) or time.monotonic() > deadline:
+        is_coming = run_id is not None or _is_being_made(path)
+        if not path.exists() or not is_coming or time.monotonic() > deadline:
             return False
         time.sleep(_MOMENT_S / 10)
     return True
 
 
 def _is_being_made(path: Path) -> bool:
-    """Whether another host has made it a moment ago, and not yet said that it runs there."""
+    """Whether another host has created it a moment ago, and not yet noted its own run."""
     if not path.is_dir() or abs(time.time() - path.stat().st_mtime) > _FRESH_S:
         return False
     return {entry.name for entry in path.iterdir()} - {File.STATE} == {File.RECORDING}
@@ -192,24 +194,24 @@ def _is_running(host_file: Path) -> bool:
 
 
 def _clear(path: Path, *, force: bool) -> None:
-    """Nothing may be there, or with `force` a recording, whose files are removed."""
+    """Remove the recording at `path` if `force` is set; raise OutputError if anything else is there."""
     if not path.exists():
         return
     if not path.is_dir():
-        raise OutputError(f"`{path}` is a file; a recording is a folder", hint="give another name with --out")
+        raise OutputError(f"`{path}` is a file; a recording is a folder", hint="pass another name with --out")
     entries = [entry for entry in path.iterdir() if entry.name != File.STATE]
     if not entries:
         return
     if not force:
         raise OutputError(
             f"`{path}` exists already, and nothing is overwritten unasked",
-            hint="give another folder with --out, or --force to replace the recording there",
+            hint="pass another folder with --out, or --force to replace the recording there",
         )
     others = [entry.name for entry in entries if not _is_ours(entry)]
     if others:
         raise OutputError(
             f"`{path}` holds more than a recording, such as `{min(others)}`, and is not replaced",
-            hint="give another folder with --out",
+            hint="pass another folder with --out",
         )
     for entry in [*entries, *(path / File.STATE).glob("*")]:
         if entry.is_dir():
@@ -233,7 +235,7 @@ def _is_of_recording(name: str) -> bool:
 
 
 def _host_files(path: Path) -> tuple[Path, Path | None]:
-    """Claim the name of this host, or where another task of the run has it, one with our process number."""
+    """Claim the name of this host, or if another task of the run has it, one with our PID."""
     first = path / File.HOST.of(_hostname())
     for file in (first, path / File.HOST.of(f"{_hostname()}.{os.getpid()}")):
         with suppress(FileExistsError):
@@ -250,5 +252,5 @@ def output_error(path: Path, error: OSError) -> OutputError:
     reason = (error.strerror or str(error)).lower()
     return OutputError(
         f"the recording cannot be written to `{path}`: {reason}; the job was not started",
-        hint="give a folder that you may write to, with space left, with --out",
+        hint="pass a writable folder with free space, with --out",
     )
