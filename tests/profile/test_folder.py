@@ -115,7 +115,7 @@ def test_a_run_of_long_ago_is_not_joined(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no recording"):
+    with pytest.raises(InputError, match="is not a recording"):
         read_recording(tmp_path)
 
 

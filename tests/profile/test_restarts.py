@@ -30,7 +30,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command.insert(command.index("--standalone"), "--max-restarts=1")
         done = run([*profiling(out, "--warmup", "12"), *command])
         if done.returncode == 0 and all((out / f"rank{rank}.json.gz").exists() for rank in (0, 1)):
-            assert "the ranks were started again: 2 attempts were recorded" in done.stderr
+            assert "the ranks were restarted: 2 attempts were recorded" in done.stderr
             return out
     assert done is not None
     raise AssertionError(f"the job was not restarted in four runs: {done.stderr}")
@@ -88,7 +88,7 @@ def test_a_script_that_a_loop_starts_again_after_it_failed_is_a_new_attempt(tmp_
     out = tmp_path / "r"
     done = run([*profiling(out, "--warmup", "12"), *LOOP, *job("--steps", 60, "--end", "raise-in-turn-1")])
     assert done.returncode == 0, done.stderr
-    assert "the ranks were started again: 2 attempts were recorded" in done.stderr
+    assert "the ranks were restarted: 2 attempts were recorded" in done.stderr
     steps = steps_of(out)
     assert steps.pop("rank0.steps.jsonl") < 60
     assert steps == {"attempts/1/rank0.steps.jsonl": 60}

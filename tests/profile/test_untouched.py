@@ -59,7 +59,7 @@ def test_the_exit_code_is_the_jobs(tmp_path: Path, how: str, code: int) -> None:
 def test_a_killed_rank_leaves_what_it_had(tmp_path: Path) -> None:
     recording, done = recorded(tmp_path / "r", torchrun("--steps", 60, "--end", "kill"), "--warmup", "5", code=1)
     assert len(recording.ranks) == 2
-    assert any("rank 1: it ended without a word, as a killed process does" in line for line in words(done))
+    assert any("rank 1: it ended without an error message, as a killed process does" in line for line in words(done))
     assert "the command ended with code 1" in " ".join(words(done))
 
 
@@ -147,7 +147,7 @@ def test_a_process_that_ends_itself_at_once_is_not_said_to_have_ended_early(tmp_
     )
     _, done = recorded(tmp_path / "r", [sys.executable, "-c", script], "--light")
     said = " ".join(words(done))
-    assert "it ended without a word" in said
+    assert "it ended without an error message" in said
     assert "its record ends after" in said
     assert "the job ended after" not in said
     assert "no trace" not in said

@@ -1,9 +1,9 @@
-"""What a trace cannot know, from a recording's ranks: samples and tokens a second, MFU, memory.
+"""What a trace cannot show, from the ranks of a recording: samples and tokens per second, MFU, memory.
 
-All of it is of the settled steps that the recorder did not disturb. MFU is the time that the step's floating-point
-operations take at the vendor's dense peak rates (or at measured ones), over the step time, both summed over the ranks;
-the definition is that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as executed, so that
-recomputed activations count.
+Everything refers to the steps after the warm-up that the recorder did not disturb. MFU is the time that the step's
+floating-point operations take at the vendor's dense peak rates (or at measured ones), divided by the step time, both
+summed over the ranks. The definition is that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as
+executed, so that recomputed activations count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOT_COUNTED = "the operations of no step were counted: the job ended before, or
 
 
 def with_ceilings(recording: Recording, by_host: Mapping[str, Ceilings]) -> Recording:
-    """The recording with its MFU against what `flatout bench` measured of its hosts; as it was where that lacks one."""
+    """Return the recording with MFU relative to what `flatout bench` measured; unchanged if a host was not measured."""
     by_rank = _measured_peaks(recording.ranks, by_host)
     if by_rank is None:
         return recording
@@ -33,24 +33,32 @@ def with_ceilings(recording: Recording, by_host: Mapping[str, Ceilings]) -> Reco
 def _measured_peaks(
     ranks: Sequence[RankRecording], by_host: Mapping[str, Ceilings]
 ) -> dict[int, Mapping[str, float]] | None:
-    """FLOP/s by operand type of each rank's device; None unless all ranks have them for all that they compute.
+    """Return FLOP/s by operand type of each rank's device; None unless all ranks have them for all that they compute.
 
     Ranks on one host's CPU share it.
     """
-    num_on = Counter(rank.hostname for rank in ranks)
-    found: dict[int, Mapping[str, float]] = {}
+    num_on_host = Counter(rank.hostname for rank in ranks)
+    by_rank: dict[int, Mapping[str, float]] = {}
     for rank in ranks:
         ceilings = by_host.get(rank.hostname)
-        if ceilings is None or ceilings.wrong or ceilings.is_gpu != (rank.device is not None):
+        if ceilings is None or not _is_measured_on(ceilings, rank):
             return None
-        if rank.device is not None and rank.device.name != ceilings.device:
+        num_sharing = 1 if ceilings.is_gpu else num_on_host[rank.hostname]
+        rates = {dtype: rate / num_sharing for dtype, rate in ceilings.matmul_flops_per_s().items()}
+        computed = rank.flops_by_type or {}
+        if not computed.keys() <= rates.keys():
             return None
-        share = 1 if rank.device is not None else num_on[rank.hostname]
-        rates = {dtype: rate / share for dtype, rate in ceilings.matmul_flops_per_s().items()}
-        if not (rank.flops_by_type or {}).keys() <= rates.keys():
-            return None
-        found[rank.rank] = rates
-    return found or None
+        by_rank[rank.rank] = rates
+    return by_rank or None
+
+
+def _is_measured_on(ceilings: Ceilings, rank: RankRecording) -> bool:
+    """Whether the rates are valid, and of the kind of device that the rank uses."""
+    if ceilings.wrong:
+        return False
+    if rank.device is None:
+        return not ceilings.is_gpu
+    return ceilings.is_gpu and rank.device.name == ceilings.device
 
 
 def measure(
@@ -59,7 +67,10 @@ def measure(
     *,
     by_rank: Mapping[int, Mapping[str, float]] | None = None,
 ) -> Measured:
-    """`peaks`: FLOP/s by operand type as measured, instead of the vendor's; `by_rank` has those of each rank."""
+    """Compute everything that is known; `reasons` says why a number is missing.
+
+    `peaks` are measured FLOP/s by operand type, instead of the vendor's; `by_rank` has those of each rank.
+    """
     reasons: dict[str, str] = {}
     times = [rank.untraced_step_s for rank in ranks if rank.untraced_step_s is not None]
     step_s = sum(times) / len(times) if times else None
@@ -96,7 +107,7 @@ def _loader_s(rank: RankRecording) -> float:
 def _per_second(
     ranks: Sequence[RankRecording], step_s: float | None, what: str, reasons: dict[str, str]
 ) -> float | None:
-    """The mean count of a step on every rank, over the step time."""
+    """Return the mean count per step, summed over the ranks, divided by the step time."""
     total, is_known = 0.0, False
     for rank in ranks:
         if step_s is None or rank.settled_step is None:
@@ -136,17 +147,12 @@ def _mfu(
     for rank in ranks:
         rates = peaks if by_rank is None else by_rank[rank.rank]
         if rates is None:
-            if rank.device is None:
-                reasons["mfu"] = "no vendor states a peak rate for a CPU: only a measured ceiling gives one"
-                return None
-            facts = gpu_facts(rank.device.name)
-            if facts is None:
-                reasons["mfu"] = f"the catalogue does not know the GPU {rank.device.name}"
-                return None
-            rates = facts.peak_flops_per_s
+            rates = _vendor_rates(rank, reasons)
+        if rates is None:
+            return None
         for operand, flops in (rank.flops_by_type or {}).items():
             if operand not in rates:
-                reasons["mfu"] = f"no peak rate is known for products of {operand}"
+                reasons["mfu"] = f"no peak rate is known for matrix multiplications of {operand}"
                 return None
             at_peak_s += flops / rates[operand]
         if rank.untraced_step_s is None:
@@ -154,6 +160,17 @@ def _mfu(
             return None
         elapsed_s += rank.untraced_step_s
     return at_peak_s / elapsed_s if elapsed_s else None
+
+
+def _vendor_rates(rank: RankRecording, reasons: dict[str, str]) -> Mapping[str, float] | None:
+    if rank.device is None:
+        reasons["mfu"] = "no vendor states a peak rate for a CPU: only a measured ceiling gives one"
+        return None
+    facts = gpu_facts(rank.device.name)
+    if facts is None:
+        reasons["mfu"] = f"the catalogue does not know the GPU {rank.device.name}"
+        return None
+    return facts.peak_flops_per_s
 
 
 def _highest(ranks: Sequence[RankRecording], name: str, reasons: dict[str, str]) -> int | None:

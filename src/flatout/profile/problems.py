@@ -1,6 +1,6 @@
-"""What a recording lacks, in clear words: why nothing was loaded, why there is no trace, which rank was killed.
+"""What a recording lacks, in plain words: why nothing was loaded, why there is no trace, which rank was killed.
 
-In: what each host's parent and each rank's recorder wrote down. Out: `Quality` records for the diagnosis.
+In: the files of each host's parent and each rank's recorder. Out: `Quality` records for the diagnosis.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from flatout.records.events import Quality
 from flatout.records.recording import HostRecording, RankRecording
 
-# What keeps PYTHONPATH from a process: Python's own options, and programs that begin a fresh environment.
+# What keeps PYTHONPATH from a process: Python's own options, and programs that start a fresh environment.
 _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
 _EXPORT_ALL = "use `srun --export=ALL`"
 _FRESH = {"sudo", "docker", "podman", "apptainer", "singularity", "ssh", "kubectl", "enroot"}
@@ -56,17 +56,9 @@ def _nothing(run: HostRecording) -> Quality:
 
 def _why_not_loaded(command: Sequence[str]) -> str:
     for position, word in enumerate(command):
-        name = os.path.basename(word)
-        if name == "srun" and (kept := _not_exported(command[position + 1 :])):
-            return f"`srun {kept}` gives the ranks an environment without PYTHONPATH and FLATOUT_*: {_EXPORT_ALL}"
-        if name in _FRESH or (name == "env" and "-i" in command[position:]):
-            return f"`{name}` gives the job an environment without PYTHONPATH"
-        if name.startswith("python"):
-            for option in command[position + 1 :]:
-                if not option.startswith("-") or option in ("-m", "-c"):
-                    break
-                if _ISOLATING.fullmatch(option):
-                    return f"Python's option `{option}` ignores PYTHONPATH or `sitecustomize`"
+        reason = _isolated_by(os.path.basename(word), command[position + 1 :])
+        if reason is not None:
+            return reason
     if any(os.path.basename(word) == "srun" for word in command):
         return (
             f"SLURM_EXPORT_ENV, as `sbatch --export=NONE` sets it, keeps the environment from the ranks: {_EXPORT_ALL}"
@@ -74,8 +66,28 @@ def _why_not_loaded(command: Sequence[str]) -> str:
     return "the command starts no Python, or with an environment without PYTHONPATH, or with the option -I, -E or -S"
 
 
+def _isolated_by(program: str, arguments: Sequence[str]) -> str | None:
+    """Return how a program with these arguments keeps PYTHONPATH from what it starts; None if it does not."""
+    if program == "srun" and (option := _not_exported(arguments)) is not None:
+        return f"`srun {option}` gives the ranks an environment without PYTHONPATH and FLATOUT_*: {_EXPORT_ALL}"
+    if program in _FRESH or (program == "env" and "-i" in arguments):
+        return f"`{program}` gives the job an environment without PYTHONPATH"
+    if program.startswith("python") and (option := _isolating_option(arguments)) is not None:
+        return f"Python's option `{option}` ignores PYTHONPATH or `sitecustomize`"
+    return None
+
+
+def _isolating_option(arguments: Sequence[str]) -> str | None:
+    for argument in arguments:
+        if not argument.startswith("-") or argument in ("-m", "-c"):
+            return None
+        if _ISOLATING.fullmatch(argument):
+            return argument
+    return None
+
+
 def _not_exported(words: Sequence[str]) -> str | None:
-    """The option of srun by which the environment stays behind; None where it goes along."""
+    """Return the option of srun that keeps the environment from the ranks; None if there is none."""
     for position, word in enumerate(words):
         if word in ("--export", "--export=") and position + 1 < len(words):
             word = f"--export={words[position + 1]}"
@@ -88,39 +100,56 @@ def _not_exported(words: Sequence[str]) -> str | None:
 
 
 def _whole_job(runs: Sequence[HostRecording], ranks: Sequence[RankRecording], sampled: Sequence[str]) -> list[Quality]:
-    found = []
+    missing_or_unsampled = [_missing_ranks(ranks), _unsampled_hosts(ranks, sampled)]
+    ends = [_end_of(run) for run in runs]
+    return [quality for quality in (*missing_or_unsampled, *ends) if quality is not None]
+
+
+def _missing_ranks(ranks: Sequence[RankRecording]) -> Quality | None:
     world_size = max(rank.world_size for rank in ranks)
     missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
-    if missing:
-        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        found.append(
-            Quality(
-                problem=f"{len(missing)} of {world_size} ranks left no record: {shown}",
-                effect="what they waited for, or made others wait for, is unknown",
-            )
-        )
-    unsampled = sorted({rank.hostname for rank in ranks} - set(sampled))
-    if unsampled:
-        shown = ", ".join(unsampled[:8]) + (", ..." if len(unsampled) > 8 else "")
-        problem = f"{len(unsampled)} of {len({rank.hostname for rank in ranks})} hosts were not sampled: {shown}"
-        effect = "what their cores, disks, networks and GPUs did is unknown; the job's Python there may lack psutil"
-        found.append(Quality(problem=problem, effect=effect))
-    for run in runs:
-        if run.end_unix_s is None:
-            found.append(
-                Quality(problem=f"{run.hostname}: the recording was not ended", effect="files there may be missing")
-            )
-        elif run.signal is not None or run.exit_code:
-            how = f"was ended by signal {run.signal}" if run.signal is not None else f"ended with code {run.exit_code}"
-            found.append(Quality(problem=f"{run.hostname}: the command {how}", effect="steps may be missing"))
-    return found
+    if not missing:
+        return None
+    return Quality(
+        problem=f"{len(missing)} of {world_size} ranks left no record: {_first_of(missing)}",
+        effect="what they waited for, or made others wait for, is unknown",
+    )
+
+
+def _unsampled_hosts(ranks: Sequence[RankRecording], sampled: Sequence[str]) -> Quality | None:
+    hosts = {rank.hostname for rank in ranks}
+    unsampled = sorted(hosts - set(sampled))
+    if not unsampled:
+        return None
+    return Quality(
+        problem=f"{len(unsampled)} of {len(hosts)} hosts were not sampled: {_first_of(unsampled)}",
+        effect="what their cores, disks, networks and GPUs did is unknown; the job's Python there may lack psutil",
+    )
+
+
+def _first_of(names: Sequence[object]) -> str:
+    """List the first few names."""
+    shown = ", ".join(map(str, names[:8]))
+    return f"{shown}, ..." if len(names) > 8 else shown
+
+
+def _end_of(run: HostRecording) -> Quality | None:
+    if run.end_unix_s is None:
+        return Quality(problem=f"{run.hostname}: the recording was not ended", effect="files there may be missing")
+    if run.signal is not None:
+        how = f"was ended by signal {run.signal}"
+    elif run.exit_code:
+        how = f"ended with code {run.exit_code}"
+    else:
+        return None
+    return Quality(problem=f"{run.hostname}: the command {how}", effect="steps may be missing")
 
 
 def _without_trace(rank: RankRecording, runs: Sequence[HostRecording], has_trace: bool) -> list[Quality]:
     is_light = bool(runs) and all(run.is_light for run in runs)
     if rank.settled_step is None:
         num_steps = len(rank.steps.number)
-        # Of a rank that ended without a word, the last steps are not known.
+        # The last steps of a killed rank are unknown.
         what = "its record ends" if rank.ended_by is None else "the job ended"
         problem = f"{what} after {num_steps} step{'s' * (num_steps != 1)}, before step times had settled"
         missing = "no settled step time" if is_light else "no trace and no settled step time"

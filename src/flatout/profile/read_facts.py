@@ -1,8 +1,8 @@
 """A recording's folder -> `JobFacts`, what the catalogue of changes asks about a job.
 
 In: `facts-rank<R>.json` of each rank, which `inside/` wrote, the steps, the hosts' samples and the command. Out: the
-facts of the job; what ranks disagree about, and what nobody knows, is None. Transport and the sizes of collectives come
-from the trace and the machine, and are left None here.
+facts of the job. A fact on which ranks disagree, or which is unknown, is None. Transport and the sizes of collectives
+come from the trace and the machine, and are None here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flatout.profile.read_recording import read_recording
 from flatout.records.change import JobFacts
 from flatout.records.recording import Recording
 
-# Words of a command that start ranks, and what the catalogue calls them.
+# Programs that start ranks, and what the catalogue calls them.
 _LAUNCHERS = {"torchrun": "torchrun", "srun": "srun", "accelerate": "accelerate", "deepspeed": "deepspeed"}
 _LAUNCHERS |= {"mpirun": "mpirun", "mpiexec": "mpirun"}
 _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
@@ -29,45 +29,50 @@ _MODULES |= {"accelerate.commands.launch": "accelerate"}
 
 
 def read_facts(path: Path, recording: Recording | None = None) -> JobFacts:
-    """The facts of the job recorded at `path`; `recording` is what `read_recording` read there.
+    """Read the facts of the job recorded at `path`; `recording` is what `read_recording` read there.
 
-    Raises InputError where `path` is no recording. A recording without facts (`--light`) gives what its steps tell.
+    Raises InputError if `path` is not a recording. Without the ranks' facts (`--light`), only those remain that steps,
+    samples and the command show.
     """
     recording = recording or read_recording(path)
-    files = [file for file in sorted(path.glob(File.FACTS.glob)) if (file.stat().st_size > 0)]
+    files = [file for file in sorted(path.glob(File.FACTS.glob)) if file.stat().st_size > 0]
     contents = [content for file in files if (content := _content(file)) is not None]
-    inside = _agreed([content.get("facts", {}) for content in contents])
+    agreed = _agreed([content.get("facts", {}) for content in contents])
     ranks = recording.ranks
-    per_host = Counter(rank.hostname for rank in ranks)
-    allowed = [host.cores_allowed for host in recording.hosts]
-    known = {
+    num_ranks_on = Counter(rank.hostname for rank in ranks)
+    facts = {
         "num_ranks": max((rank.world_size for rank in ranks), default=None),
-        "num_hosts": len(per_host) or None,
-        "ranks_per_host": max(per_host.values(), default=None),
-        "launcher": _first(launcher(run.command) for run in recording.runs),
-        "cores_allowed": min(allowed, default=None),
+        "num_hosts": len(num_ranks_on) or None,
+        "ranks_per_host": max(num_ranks_on.values(), default=None),
+        "launcher": _launcher_of(recording),
+        "cores_allowed": min((host.cores_allowed for host in recording.hosts), default=None),
         "passes_per_step": _passes(recording),
         "environment": _agreed_environment(contents),
-        **{name: value for name, value in inside.items() if name in JobFacts.__struct_fields__},
+        **{name: value for name, value in agreed.items() if name in JobFacts.__struct_fields__},
     }
     try:
-        return msgspec.convert(known, JobFacts)
+        return msgspec.convert(facts, JobFacts)
     except msgspec.ValidationError as error:
         raise InputError(
             f"the facts in {path} cannot be read: {error}", hint="record the job again with this version"
         ) from error
 
 
+def _launcher_of(recording: Recording) -> str | None:
+    launchers = (launcher(run.command) for run in recording.runs)
+    return next((name for name in launchers if name is not None), None)
+
+
 def launcher(command: Iterable[str]) -> str | None:
-    """What starts the ranks: the first word that is known, before the script; `python` where there is only that."""
+    """Return what starts the ranks: the first known launcher before the script, or `python` if there is only that."""
     words = list(command)
     is_python = False
-    for place, word in enumerate(words):
+    for word, following in zip(words, [*words[1:], ""], strict=True):
         name = word.rpartition("/")[2]
         if name in _LAUNCHERS:
             return _LAUNCHERS[name]
-        if word == "-m" and place + 1 < len(words) and words[place + 1] in _MODULES:
-            return _MODULES[words[place + 1]]
+        if word == "-m" and following in _MODULES:
+            return _MODULES[following]
         if name.endswith(".py"):
             break
         is_python |= name.startswith("python")
@@ -83,13 +88,13 @@ def _content(file: Path) -> dict[str, Any] | None:
 
 
 def _agreed(facts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What all ranks say that know it."""
-    found: dict[str, Any] = {}
-    for name in {name for one in facts for name in one}:
-        values = [one[name] for one in facts if one.get(name) is not None]
+    """Return the facts on which all ranks agree that know them."""
+    agreed: dict[str, Any] = {}
+    for name in {name for of_rank in facts for name in of_rank}:
+        values = [of_rank[name] for of_rank in facts if of_rank.get(name) is not None]
         if values and all(value == values[0] for value in values):
-            found[name] = values[0]
-    return found
+            agreed[name] = values[0]
+    return agreed
 
 
 def _agreed_environment(contents: list[dict[str, Any]]) -> dict[str, str]:
@@ -97,17 +102,16 @@ def _agreed_environment(contents: list[dict[str, Any]]) -> dict[str, str]:
     if not environments:
         return {}
     first = environments[0]
-    return {name: value for name, value in first.items() if all(one.get(name) == value for one in environments)}
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in environments)}
 
 
 def _passes(recording: Recording) -> int | None:
-    """Backward passes of an ordinary step; None where steps differ more than at the end of an epoch."""
-    counts = [count for rank in recording.ranks for count in rank.steps.num_backward[rank.steps.is_ordinary].tolist()]
+    """Return the backward passes per ordinary step; None if more steps differ than those at the end of an epoch."""
+    counts: Counter[float] = Counter()
+    for rank in recording.ranks:
+        counts.update(rank.steps.num_backward[rank.steps.is_ordinary].tolist())
     if not counts:
         return None
-    most_common, number = Counter(counts).most_common(1)[0]
-    return int(most_common) if most_common > 0 and number >= np.ceil(0.8 * len(counts)) else None
-
-
-def _first(values: Iterable[str | None]) -> str | None:
-    return next((value for value in values if value is not None), None)
+    most_common, number = counts.most_common(1)[0]
+    is_usual = number >= np.ceil(0.8 * counts.total())
+    return int(most_common) if is_usual and most_common > 0 else None

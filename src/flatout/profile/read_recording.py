@@ -1,7 +1,7 @@
-"""A recording's folder -> `Recording`. Needs nothing but the folder: no torch, no GPU, not its machine.
+"""A recording's folder -> `Recording`. Only the folder is needed: no torch, no GPU, not its machine.
 
-Where the ranks were started again, each attempt was recorded apart. Read is the last one that has a trace;
-where none has, the last whose step times had settled; where none had, the last.
+If the ranks were restarted, each attempt was recorded separately. The last one that has a trace is read; if none has,
+the last whose warm-up was over; if there is none, the last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError
-from flatout.inside.protocol import File
+from flatout.inside.protocol import NOT_RECORDED, File
 from flatout.profile.measure import measure
 from flatout.profile.problems import problems
 from flatout.profile.sample_lines import read_host
@@ -23,6 +23,8 @@ from flatout.records.events import Quality
 from flatout.records.recording import HostRecording, HostUse, RankRecording, Recording
 
 _PACKED = ".gz"
+# A line of the recorder's log; older recorders wrote "this one" for a second process of a rank.
+_NOT_RECORDED = re.compile(rf"^\S+ pid \d+: (.+): (?:{NOT_RECORDED}|this one is not recorded)$", re.MULTILINE)
 
 
 def is_recording(path: Path) -> bool:
@@ -32,11 +34,11 @@ def is_recording(path: Path) -> bool:
 def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> Recording:
     """Read what is there; what is damaged or missing becomes a problem of the recording.
 
-    `peaks` are measured FLOP/s by operand type for the MFU, instead of the vendor's. Raises InputError where `path` is
-    no recording.
+    `peaks` are measured FLOP/s by operand type for the MFU, instead of the vendor's. Raises InputError if `path` is not
+    a recording.
     """
     if not is_recording(path):
-        raise InputError(f"{path} is no recording", hint="record one: flatout profile -- COMMAND")
+        raise InputError(f"{path} is not a recording", hint="record one: flatout profile -- COMMAND")
     try:
         files = sorted(path.iterdir())
         attempts = {number: _Attempt(folder) for number, folder in _attempt_folders(path)}
@@ -46,8 +48,9 @@ def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> R
         runs = [run for file in run_files if (run := _run(file)) is not None]
         sample_files = [file for file in files if File.SAMPLES.part(file.name) is not None]
         hosts = [host for file in sample_files if (host := _host(file, ranks)) is not None]
-        at_work = {rank.hostname for rank in ranks}  # not the login node where `srun` was called
-        hosts = [host for host in hosts if host.hostname in at_work or not ranks]
+        if ranks:
+            training = {rank.hostname for rank in ranks}  # not the login node where `srun` was called
+            hosts = [host for host in hosts if host.hostname in training]
     except OSError as error:
         raise InputError(
             f"{error.filename or path} cannot be read: {(error.strerror or str(error)).lower()}",
@@ -83,10 +86,12 @@ class _Attempt:
 
     @property
     def worth(self) -> int:
-        """3: it has a trace, 2: a settled step time, 1: steps, 0: nothing."""
+        """What there is to read: 3: a trace, 2: a measured step time, 1: steps, 0: nothing."""
         if any(rank.rank in self.traced for rank in self.ranks):
             return 3
-        return 2 if any(rank.settled_step is not None for rank in self.ranks) else int(bool(self.ranks))
+        if any(rank.settled_step is not None for rank in self.ranks):
+            return 2
+        return 1 if self.ranks else 0
 
 
 def _attempt_folders(path: Path) -> list[tuple[int, Path]]:
@@ -97,24 +102,23 @@ def _attempt_folders(path: Path) -> list[tuple[int, Path]]:
 def _restarts(number: int, attempts: Mapping[int, _Attempt]) -> list[Quality]:
     if len(attempts) == 1:
         return []
-    why = {3: "the last with a trace", 2: "the last whose step times had settled"}
+    why = {3: "the last with a trace", 2: "the last whose warm-up was over"}
     return [
         Quality(
-            problem=f"the ranks were started again: {len(attempts)} attempts were recorded",
+            problem=f"the ranks were restarted: {len(attempts)} attempts were recorded",
             effect=f"all numbers are of attempt {number + 1}, {why.get(attempts[number].worth, 'the last')}",
         )
     ]
 
 
 def _unrecorded(path: Path) -> list[Quality]:
-    """Training processes that were left out, by what they wrote to the recorder's log: each kind once."""
-    found: Counter[str] = Counter()
+    """Return the training processes that were not recorded, by the reasons in the recorder's log, each once."""
+    reasons: Counter[str] = Counter()
     for file in sorted(path.glob(File.LOG.glob)):
-        text = file.read_text(encoding="utf-8", errors="replace")
-        found.update(re.findall(r"^\S+ pid \d+: (.+): this (?:process|one) is not recorded$", text, re.MULTILINE))
+        reasons.update(_NOT_RECORDED.findall(file.read_text(encoding="utf-8", errors="replace")))
     return [
-        Quality(problem=f"{what}: {count} such process{'es' * (count > 1)}", effect="not recorded, and in no number")
-        for what, count in found.items()
+        Quality(problem=f"{reason}: {count} such process{'es' * (count > 1)}", effect="not recorded, and in no number")
+        for reason, count in reasons.items()
     ]
 
 
@@ -126,13 +130,16 @@ def _run(file: Path) -> HostRecording | None:
 
 
 def _host(file: Path, ranks: list[RankRecording]) -> HostUse | None:
-    """Over the settled steps of its ranks, or else over all of its samples."""
+    """Read a host's samples during the measured steps of its ranks, or else all of its samples."""
     hostname = File.SAMPLES.part(file.name)
     starts, ends = [], []
     for rank in ranks:
+        if rank.hostname != hostname or rank.settled_step is None:
+            continue
         steps = rank.steps
-        if rank.hostname == hostname and rank.settled_step is not None and (steps.number >= rank.settled_step).any():
-            first = int((steps.number >= rank.settled_step).argmax())
+        is_measured = steps.number >= rank.settled_step
+        if is_measured.any():
+            first = int(is_measured.argmax())
             starts.append(int(steps.start_ns[first]) / 1e9)
             ends.append(int(steps.start_ns[-1]) / 1e9 + float(steps.duration_s[-1]))
     return read_host(file, min(starts, default=None), max(ends, default=None))

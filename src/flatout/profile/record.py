@@ -1,7 +1,7 @@
-"""Run a command with the recorder loaded into its Python processes, and this host sampled beside it.
+"""Run a command with the recorder loaded into its Python processes, while this host is sampled.
 
 In: the command. Out: a folder, and how the job ended. What goes wrong with the recording while the job runs never ends
-the job: it is told afterwards. The job's environment differs by PYTHONPATH and FLATOUT_* only.
+the job: it is reported afterwards. The job's environment differs by PYTHONPATH and FLATOUT_* only.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from flatout.records.recording import HostRecording
 
 # Set here, or else unset; the recorder's other variables are left to whoever calls.
 _VARIABLES = {Variable.RECORDING, Variable.STEPS, Variable.WARMUP, Variable.LIGHT}
-_SAMPLER_PATIENCE_S = 10.0
+_SAMPLER_TIMEOUT_S = 10.0
 
 RunCommand = Callable[[Sequence[str], Mapping[str, str]], Ended]  # command and environment -> how it ended
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int = DEFAULT_NUM_STEPS
-    warmup: int | None = None  # None: until step times have settled
+    warmup: int | None = None  # None: until step times are stable
     is_light: bool = False
     force: bool = False
-    variables: dict[str, str] = {}  # more of the job's environment: what a trial asks of it
+    variables: dict[str, str] = {}  # more variables for the job, e.g. those of a trial
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     ended: Ended
-    is_first: bool  # of the processes that record this run: the others need not tell the same
+    is_first: bool  # of the processes that record this run: only this one reports on it
 
 
 def record(
@@ -54,7 +54,7 @@ def record(
     environment: Mapping[str, str] = os.environ,
     run_command: RunCommand = run_local,
 ) -> Recorded:
-    """Run `command` to its end and record it in `path`.
+    """Run `command` until it ends and record it in `path`.
 
     `shown_command` is the command with its secrets masked, for the files. `sampler` is a command that samples this host
     to the file that is added to it, until its standard input ends. `run_command` starts the job and waits for it.
@@ -111,14 +111,14 @@ def record(
 
 
 def _num_left_running(recording: Path) -> int:
-    """Processes of a job that has ended, as of a script that starts the training with `&`; 0 once ranks trained."""
+    """Return how many processes outlive the job, as if a script ends with `train &`; 0 if ranks trained."""
     if any(recording.glob(File.STEPS.glob)):
         return 0
     return sum(1 for _ in with_environment(lambda its: its.get(Variable.RECORDING) == str(recording)))
 
 
 def job_environment(environment: Mapping[str, str], recording: Path, options: Options) -> dict[str, str]:
-    """The job's environment: what is loaded comes first on PYTHONPATH."""
+    """Return the environment of the job, which loads `inside/` into its Python processes."""
     job = with_inside({name: value for name, value in environment.items() if name not in _VARIABLES})
     job[Variable.RECORDING] = str(recording)
     job[Variable.STEPS] = str(options.num_steps)
@@ -147,14 +147,14 @@ def _end_sampler(sampling: subprocess.Popen[bytes] | None) -> None:
     with suppress(OSError):
         sampling.stdin.close()
     try:
-        sampling.wait(_SAMPLER_PATIENCE_S)
+        sampling.wait(_SAMPLER_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         sampling.kill()
         sampling.wait()
 
 
 def _abandon(folder: Folder, sampling: subprocess.Popen[bytes] | None) -> None:
-    """The job was not started: what was made for it goes, and the folder too if it is empty then."""
+    """Remove what was created for a job that was not started, and the folder if it is empty then."""
     _end_sampler(sampling)
     mine = [folder.host_file, *([folder.samples_file] if folder.samples_file else [])]
     others = [file for file in folder.path.glob(f"{File.HOST.before}*") if file not in mine]
@@ -166,7 +166,7 @@ def _abandon(folder: Folder, sampling: subprocess.Popen[bytes] | None) -> None:
 
 
 def write_run(folder: Folder, run: HostRecording) -> None:
-    """Whole or not at all, as another host may be reading it."""
+    """Write the file of this host atomically, as another host may be reading it."""
     partial = folder.host_file.with_name(partial_name(folder.host_file.name))
     try:
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(run)) + b"\n")

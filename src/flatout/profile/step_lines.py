@@ -1,7 +1,7 @@
-"""`rank{R}.steps.jsonl` -> `RankRecording`: a rank's steps, and what its recorder said.
+"""`rank{R}.steps.jsonl` -> `RankRecording`: a rank's steps, and the events of its recorder.
 
-In: a file that `inside/` wrote, perhaps cut short by a kill or a full disk; lines that cannot be read are counted and
-passed over. Out: the record, or None where not even the header can be read.
+In: a file that `inside/` wrote, perhaps truncated by a kill or a full disk; unreadable lines are counted and skipped.
+Out: the record, or None if not even the header can be read.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.inside.protocol import EXIT, NUM_STABLE_WARMUP_STEPS, File, StepFileEvent
+from flatout.inside.protocol import EXIT, NUM_STABLE_WARMUP_STEPS, STEP_FILE_DELAY_S, File, StepFileEvent
 from flatout.records.recording import DeviceFacts, RankRecording, Steps
 
 _MIN_FOR_SPREAD = 5
+_NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
 _decode = msgspec.json.Decoder().decode
 
 
 class _Lines:
-    """A file taken apart: the rows after the last restart, and the last event of each name."""
+    """The content of a file: the rows after the last restart, and the last event of each name."""
 
     def __init__(self, path: Path) -> None:
         self.header: dict[str, Any] = {}
@@ -109,7 +110,7 @@ def _column(lines: _Lines, name: str) -> NDArray[np.float64]:
 
 
 def _number(value: Any) -> float:
-    """Text is an infinity or no number, which JSON lacks."""
+    """Return a number from JSON, where infinities and NaN are text."""
     return float("nan") if value is None else float(value)
 
 
@@ -117,13 +118,13 @@ def _steps(lines: _Lines) -> Steps:
     header = lines.header
     columns = {name: _column(lines, name) for name in header["columns"] if name != "kind"}
     loss, is_skipped = columns["loss"], columns["is_skipped"] == 1
-    place = {int(number): row for row, number in enumerate(columns["step"])}
+    row_of = {int(number): row for row, number in enumerate(columns["step"])}
     for step, value in lines.losses.items():
-        if step in place:
-            loss[place[step]] = _number(value)
+        if step in row_of:
+            loss[row_of[step]] = _number(value)
     for step, skipped in lines.skipped.items():
-        if step in place:
-            is_skipped[place[step]] |= skipped
+        if step in row_of:
+            is_skipped[row_of[step]] |= skipped
     kinds = header["columns"].index("kind")
     return Steps(
         number=columns["step"].astype(np.int64),
@@ -141,7 +142,7 @@ def _steps(lines: _Lines) -> Steps:
 
 
 def _untraced(steps: Steps, plan: dict[str, Any]) -> NDArray[np.bool_]:
-    """Settled steps before the recorder disturbed any."""
+    """Return which steps were measured before the recorder disturbed any."""
     if not plan:
         return np.zeros(len(steps.number), dtype=np.bool_)
     after = steps.number >= plan["settled"] - NUM_STABLE_WARMUP_STEPS
@@ -151,10 +152,10 @@ def _untraced(steps: Steps, plan: dict[str, Any]) -> NDArray[np.bool_]:
 
 
 def _spread(durations: NDArray[np.float64]) -> float | None:
-    """Standard deviation by the median absolute deviation, times 1.4826 as of a normal distribution; None: too few."""
+    """Return the standard deviation, estimated by the median absolute deviation; None: too few steps."""
     if len(durations) < _MIN_FOR_SPREAD:
         return None
-    return 1.4826 * float(np.median(np.abs(durations - np.median(durations))))
+    return _NORMAL_MAD * float(np.median(np.abs(durations - np.median(durations))))
 
 
 def _last(values: NDArray[np.float64], choose: Any) -> int | None:
@@ -165,18 +166,23 @@ def _problems(lines: _Lines, window: dict[str, Any], end: dict[str, Any] | None)
     problems = []
     if window.get("problem"):
         problems.append(window["problem"])
-    if end is None:
-        problems.append(
-            "it ended without a word, as a killed process does: the last second of its steps may be missing"
-        )
-    elif end["reason"] != EXIT:
-        problems.append(f"it ended with {end['reason']}")
-    if end and not end["gpu_is_done"]:
-        problems.append("its GPU did not finish its work: losses and an open trace are lost")
-    if end and end["num_lost_rows"]:
-        problems.append(f"{end['num_lost_rows']} steps could not be written")
-    if end and end["num_errors"]:
-        problems.append(f"the recorder had errors of its own, see the {File.LOG.glob} of its host")
+    problems += _problems_at_end(end)
     if lines.num_unreadable:
         problems.append(f"{lines.num_unreadable} lines of its steps cannot be read, as on a full disk")
+    return problems
+
+
+def _problems_at_end(end: dict[str, Any] | None) -> list[str]:
+    if end is None:
+        lost = f"the last {STEP_FILE_DELAY_S:g} s of its steps may be missing"
+        return [f"it ended without an error message, as a killed process does: {lost}"]
+    problems = []
+    if end["reason"] != EXIT:
+        problems.append(f"it ended with {end['reason']}")
+    if not end["gpu_is_done"]:
+        problems.append("its GPU did not finish its work: losses and an open trace are lost")
+    if end["num_lost_rows"]:
+        problems.append(f"{end['num_lost_rows']} steps could not be written")
+    if end["num_errors"]:
+        problems.append(f"the recorder had internal errors, see the {File.LOG.glob} of its host")
     return problems
