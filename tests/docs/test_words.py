@@ -9,7 +9,7 @@ import tokenize
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -59,16 +59,25 @@ def all_prose() -> Iterator[Prose]:
             yield Prose(str(path.relative_to(ROOT)), 1, path.read_text())
 
 
+def _forms(word: dict[str, Any]) -> str:
+    return rf"(?<![\w-])(?:{word.get('pattern', re.escape(word['old']))})(?![\w-])"
+
+
+PATTERNS = [(re.compile(_forms(word), re.IGNORECASE), word.get("keep", ())) for word in WORDS]
+ANY_OLD_WORD = re.compile("|".join(_forms(word) for word in WORDS), re.IGNORECASE)
+
+
 def old_words_in(text: str) -> list[tuple[str, int]]:
     """Return each old word in `text` with its offset."""
     text = NAMES_IN_TEXT.sub(lambda match: "`" + "\n" * match[0].count("\n") + "`", text)
+    if not ANY_OLD_WORD.search(text):
+        return []
     matches = []
-    for word in WORDS:
+    for pattern, keep in PATTERNS:
         readable = text
-        for phrase in word.get("keep", ()):
+        for phrase in keep:
             readable = re.sub(re.escape(phrase), lambda match: "_" * len(match[0]), readable, flags=re.IGNORECASE)
-        pattern = rf"(?<![\w-])(?:{word.get('pattern', re.escape(word['old']))})(?![\w-])"
-        matches += [(match[0], match.start()) for match in re.finditer(pattern, readable, re.IGNORECASE)]
+        matches += [(match[0], match.start()) for match in pattern.finditer(readable)]
     return matches
 
 
