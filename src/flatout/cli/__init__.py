@@ -1,7 +1,7 @@
 """The command line: one thin file per command, which parses, calls and reports; `main` turns errors into exit codes.
 
 Importing this package imports no stage and no numpy, so that `flatout --help` is quick: a command imports what it needs
-inside its function. Typer is told not to load rich for help and errors for the same reason.
+inside its function. Typer does not load rich for help and errors for the same reason.
 
     0    done
     1    only if that was asked for (`--fail-on`), or where a command says so
@@ -27,7 +27,7 @@ from flatout.errors import FlatoutError, OutputError
 from flatout.inside.protocol import Variable
 
 # The commands by heading, in the order of `flatout --help`. The command `x` is the function `x` of `x.py`, or the `app`
-# of `x.py` if it has commands of its own.
+# of `x.py` if that has several commands.
 HEADINGS: dict[str, tuple[str, ...]] = {
     "Measure": ("diagnose", "diff", "explain", "profile", "doctor", "bench"),
     "Fix": ("tune", "plan"),

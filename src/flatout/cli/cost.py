@@ -137,12 +137,12 @@ def jobs(
 
 
 def _next_command(result: Chargeback) -> str:
-    """Return the same command with the option that would tell more."""
+    """Return the same command with the option that adds most to the result."""
     from flatout.report.cost_text import next_options
 
     words = repeated(sys.argv[1:])
     more = next_options(result)
-    if has_option(words, more[0]):  # it was given, and did not tell everything
+    if has_option(words, more[0]):  # it was given, and something is still unknown
         more = ["--json"]
     return shlex.join([*words, *more])
 

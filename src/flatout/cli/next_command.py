@@ -11,7 +11,7 @@ def repeated(arguments: Sequence[str], *, without: Collection[str] = ("--html",)
     A file that was just written exists now, and would be refused.
     """
     words = ["flatout"]
-    is_value = False  # of an option that is left out
+    is_value = False  # of an option that is skipped
     for word in arguments:
         if is_value:
             is_value = False

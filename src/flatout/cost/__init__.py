@@ -1,7 +1,7 @@
 """Money, energy and carbon of a job, a team or a plan; what a power cap and spot machines would change.
 
-In: GPU time, with what is known of its use and power, and the catalogue's prices. Out: records of `records.cost` and
-`records.chargeback`, each number with its range and how it is known. What is not known stays unknown.
+In: GPU time with its measured usage and power, and the catalogue's prices. Out: records of `records.cost` and
+`records.chargeback`, each number with its range and provenance. What is unknown stays unknown.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def bill(
     power_w: float | None = None,
     grid: GridCarbon | None = None,
 ) -> Bill:
-    """`num_gpus` GPUs that work for `seconds`. `power_w` is the measured mean of one GPU, where there is one."""
+    """Bill `num_gpus` GPUs that work for `seconds`. `power_w` is the measured mean power of a GPU; None: unmeasured."""
     gpu_seconds = num_gpus * seconds
     power = busy_power(gpu_named(gpu), prices, measured_w=power_w)
     kwh = energy(gpu_seconds, power, prices)

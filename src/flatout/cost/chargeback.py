@@ -1,4 +1,4 @@
-"""Attempts of jobs, and what was measured of them -> what each team and project is charged.
+"""Attempts of jobs and their measured usage -> the charges of each team and project.
 
 GPU time is added up in whole GPU-milliseconds by line and type of GPU, and priced once at the end: the lines of all
 teams sum exactly to the GPU time that the attempts held.
@@ -27,17 +27,17 @@ MS_PER_H = 3_600_000
 
 
 class Tariff(msgspec.Struct, frozen=True, kw_only=True):
-    """With what GPU time is priced."""
+    """Prices for GPU time and energy."""
 
     prices: Prices
     terms: Terms = "on-demand"
     usd_per_gpu_hour: Range | None = None  # in place of the prices by type
-    gpu: str | None = None  # of GPUs whose type the accounting does not tell
+    gpu: str | None = None  # where the accounting names no type
     grid: GridCarbon | None = None
 
 
 class _Held:
-    """GPU time of one line and type: what nobody measured the power of, and what somebody did."""
+    """GPU time of one line and type of GPU, with and without measured power."""
 
     __slots__ = ("gpu_joules", "host_joules", "ms", "unmeasured_ms")
 
@@ -49,7 +49,7 @@ class _Held:
 
 
 class _Account:
-    """Sums of one team and project."""
+    """The sums of one team and project."""
 
     def __init__(self) -> None:
         self.held: dict[tuple[LineName, str | None], _Held] = defaultdict(_Held)
@@ -60,25 +60,28 @@ class _Account:
         self.has_use = False
 
     def add(self, attempt: JobAttempt, usage: Usage | None) -> None:
+        """Add the attempt's GPU time to its lines."""
+        lines = split(attempt, usage)
+        held_ms = sum(lines.values())
         self.jobs.add(attempt.job)
         self.num_attempts += 1
-        lines = split(attempt, usage)
-        held = sum(lines.values())
-        self.state_ms[attempt.state] += held
+        self.state_ms[attempt.state] += held_ms
         if lines["lost"]:
             self.lost_ms[CAUSES[attempt.state]] += lines["lost"]
         self.has_use |= usage is not None and usage.busy_share is not None
-        power_w = usage.power_w if usage is not None else None
-        for line, ms in lines.items():
-            for kind, part_ms in _by_type(attempt, ms):
-                into = self.held[line, kind]
-                into.ms += part_ms
-                if attempt.energy_j is not None:
-                    into.host_joules += attempt.energy_j * part_ms / held
-                elif power_w is not None:
-                    into.gpu_joules += power_w * part_ms / MS_PER_S
-                else:
-                    into.unmeasured_ms += part_ms
+        for line, line_ms in lines.items():
+            for kind, ms in _by_type(attempt, line_ms):
+                self._add_energy(self.held[line, kind], ms, held_ms, attempt, usage)
+
+    @staticmethod
+    def _add_energy(held: _Held, ms: int, attempt_ms: int, attempt: JobAttempt, usage: Usage | None) -> None:
+        held.ms += ms
+        if attempt.energy_j is not None:
+            held.host_joules += attempt.energy_j * ms / attempt_ms
+        elif usage is not None and usage.power_w is not None:
+            held.gpu_joules += usage.power_w * ms / MS_PER_S
+        else:
+            held.unmeasured_ms += ms
 
     def cost(self, team: str | None, project: str | None, tariff: Tariff) -> TeamCost:
         lines = {line: self._line((line,), tariff) for line in LINES}
@@ -111,7 +114,7 @@ class _Account:
 
 
 def chargeback(
-    found: Attempts,
+    accounting: Attempts,
     usages: Mapping[str, Usage],
     tariff: Tariff,
     *,
@@ -119,85 +122,109 @@ def chargeback(
     budget_period_s: float | None = None,
     checkpoint_interval_s: float | None = None,
 ) -> Chargeback:
-    """`checkpoint_interval_s` is taken of jobs of which `usages` tells none; budgets are of a period from the first
-    start on, or of the time in the file.
+    """Charge each team and project for its attempts.
+
+    `checkpoint_interval_s` is used for jobs without one in `usages`. Budgets are for a period from the first start, or
+    for the time in the file.
     """
+    charged = [
+        (attempt, _with_interval(attempt, usage_of(attempt, usages), checkpoint_interval_s))
+        for attempt in accounting.attempts
+        if attempt.gpu_seconds
+    ]
     accounts: dict[tuple[str | None, str | None], _Account] = defaultdict(_Account)
     everything = _Account()
-    for attempt in found.attempts:
-        if not attempt.gpu_seconds:
-            continue
-        usage = usage_of(attempt, usages)
-        if checkpoint_interval_s is not None and (usage is None or usage.checkpoint_interval_s is None):
-            usage = msgspec.structs.replace(
-                usage or Usage(job=attempt.job), checkpoint_interval_s=checkpoint_interval_s
-            )
+    for attempt, usage in charged:
         accounts[attempt.account, attempt.project].add(attempt, usage)
         everything.add(attempt, usage)
     teams = [account.cost(*key, tariff) for key, account in accounts.items()]
-    teams.sort(key=lambda each: (-each.total.gpu_ms, each.team or "", each.project or ""))
-    every = everything.cost(None, None, tariff)
-    kept_ms = every.total.gpu_ms - every.lost.gpu_ms
-    share = _share_of_period(found, budget_period_s)
+    teams.sort(key=lambda team: (-team.total.gpu_ms, team.team or "", team.project or ""))
+    total_cost = everything.cost(None, None, tariff)
+    share_of_period = _share_of_period(accounting, budget_period_s)
+    budget_states = [_budget(team, usd, teams, share_of_period) for team, usd in (budgets or {}).items()]
+    starts = [attempt.start_s for attempt in accounting.attempts if attempt.start_s is not None]
+    ends = [attempt.end_s for attempt in accounting.attempts if attempt.end_s is not None]
     return Chargeback(
-        sources=(found.path,),
+        sources=(accounting.path,),
         teams=tuple(teams),
-        total=every,
-        budgets=tuple(_budget(team, usd, teams, share) for team, usd in (budgets or {}).items()),
-        measured_share=1 - every.unsplit.gpu_ms / kept_ms if kept_ms else None,
-        from_s=min((each.start_s for each in found.attempts if each.start_s is not None), default=None),
-        to_s=max((each.end_s for each in found.attempts if each.end_s is not None), default=None),
+        total=total_cost,
+        budgets=tuple(budget_states),
+        measured_share=_measured_share(total_cost),
+        from_s=min(starts, default=None),
+        to_s=max(ends, default=None),
         terms=tariff.terms if tariff.usd_per_gpu_hour is None else "as given",
         region=tariff.grid.name if tariff.grid is not None else None,
-        num_rows=found.num_rows,
-        num_steps=found.num_steps,
-        num_repeated=found.num_repeated,
-        left_out=found.left_out,
-        notes=(*found.notes, *_notes(found, every, usages)),
+        num_rows=accounting.num_rows,
+        num_steps=accounting.num_steps,
+        num_repeated=accounting.num_repeated,
+        left_out=accounting.left_out,
+        notes=(*accounting.notes, *_notes(accounting, total_cost, usages)),
     )
 
 
+def _with_interval(attempt: JobAttempt, usage: Usage | None, checkpoint_interval_s: float | None) -> Usage | None:
+    """Return the usage with this checkpoint interval if it has none of its own."""
+    if checkpoint_interval_s is None:
+        return usage
+    usage = usage or Usage(job=attempt.job)
+    if usage.checkpoint_interval_s is not None:
+        return usage
+    return msgspec.structs.replace(usage, checkpoint_interval_s=checkpoint_interval_s)
+
+
+def _measured_share(cost: TeamCost) -> float | None:
+    """Return the share of the GPU time that was not lost whose usage was measured; None if all was lost."""
+    kept_ms = cost.total.gpu_ms - cost.lost.gpu_ms
+    return 1 - cost.unsplit.gpu_ms / kept_ms if kept_ms else None
+
+
 def usage_of(attempt: JobAttempt, usages: Mapping[str, Usage]) -> Usage | None:
-    """Of the array task, else of the whole array or heterogeneous job."""
-    return usages.get(attempt.job) or usages.get(_whole(attempt.job))
+    """Return the usage of the array task, else of the array or heterogeneous job that it belongs to."""
+    return usages.get(attempt.job) or usages.get(_parent_job(attempt.job))
 
 
-def _by_type(attempt: JobAttempt, ms: int) -> Iterable[tuple[str | None, int]]:
-    """Whole milliseconds of each type of GPU, which sum to `ms`."""
-    typed = sum(attempt.gpu_types.values())
-    if not ms or not typed:
-        return ((None, ms),) if ms else ()
-    kinds: list[tuple[str | None, float]] = list(attempt.gpu_types.items())
-    if attempt.num_gpus > typed * (1 + 1e-9):
-        kinds.append((None, attempt.num_gpus - typed))
-    whole = sum(count for _, count in kinds)
-    parts, so_far, given = [], 0.0, 0
-    for kind, count in kinds:
-        so_far += count
-        upto = round(ms * so_far / whole)
-        parts.append((kind, upto - given))
-        given = upto
-    last, part = parts[-1]
-    parts[-1] = (last, part + ms - given)
+def _by_type(attempt: JobAttempt, ms: int) -> Sequence[tuple[str | None, int]]:
+    """Split `ms` among the types of GPU, in whole milliseconds that sum to `ms`."""
+    num_typed = sum(attempt.gpu_types.values())
+    if not ms:
+        return []
+    if not num_typed:
+        return [(None, ms)]
+    counts: list[tuple[str | None, float]] = list(attempt.gpu_types.items())
+    if attempt.num_gpus > num_typed * (1 + 1e-9):
+        counts.append((None, attempt.num_gpus - num_typed))
+    num_gpus = sum(count for _, count in counts)
+    parts: list[tuple[str | None, int]] = []
+    count_so_far, ms_so_far = 0.0, 0
+    for kind, count in counts:
+        count_so_far += count
+        upto_ms = round(ms * count_so_far / num_gpus)
+        parts.append((kind, upto_ms - ms_so_far))
+        ms_so_far = upto_ms
+    last_kind, last_ms = parts[-1]
+    parts[-1] = (last_kind, last_ms + ms - ms_so_far)
     return parts
 
 
-def _name(kind: str | None, tariff: Tariff) -> str | None:
-    """Slurm's type `1g.10gb` says how large a slice is, and not of which GPU."""
-    return tariff.gpu if kind is None or (kind[1:2] == "g" and gpu_named(kind) is None) else kind
+def _gpu_name(kind: str | None, tariff: Tariff) -> str | None:
+    """Return the type of GPU. Slurm's type `1g.10gb` says how large a slice is, but not of which GPU."""
+    if kind is None:
+        return tariff.gpu
+    is_slice = kind[1:2] == "g" and gpu_named(kind) is None
+    return tariff.gpu if is_slice else kind
 
 
 def _rent(kind: str | None, held: _Held, tariff: Tariff) -> Estimate:
-    name = _name(kind, tariff)
+    name = _gpu_name(kind, tariff)
     price = tariff.usd_per_gpu_hour
     if price is None and name is not None:
         price = tariff.prices.gpu(name, tariff.terms)
-    shown = f"`{name}` {tariff.terms}" if name is not None else "GPUs whose type Slurm does not tell"
-    return rent(held.ms / MS_PER_S, price, gpu=shown)
+    label = f"`{name}` {tariff.terms}" if name is not None else "GPUs of a type that Slurm does not report"
+    return rent(held.ms / MS_PER_S, price, gpu=label)
 
 
 def _kwh(line: LineName, kind: str | None, held: _Held, tariff: Tariff) -> Estimate:
-    name = _name(kind, tariff)
+    name = _gpu_name(kind, tariff)
     gpu = gpu_named(name) if name is not None else None
     busy, idle = busy_power(gpu, tariff.prices), idle_power(gpu, tariff.prices)
     power = {"used": busy, "lost": busy, "idle_held": idle, "unsplit": between(idle, busy)}[line]
@@ -212,50 +239,64 @@ def _kwh(line: LineName, kind: str | None, held: _Held, tariff: Tariff) -> Estim
 
 
 def _budget(team: str, usd: float, teams: Sequence[TeamCost], share_of_period: float | None) -> BudgetState:
-    own = [each.total.usd for each in teams if each.team == team]
-    spent = total(own)
-    expected = spent.value / share_of_period if spent.value is not None and share_of_period else None
-    status: Literal["over", "will be over", "may be over", "within", "unknown", "no jobs"] = "within"
-    if not own:
-        status = "no jobs"
-    elif spent.value is None or spent.high is None:
-        status = "unknown"
-    elif spent.value > usd:
-        status = "over"
-    elif expected is not None and expected > usd:
-        status = "will be over"
-    elif spent.high > usd:
-        status = "may be over"
-    return BudgetState(team=team, budget_usd=usd, spent_usd=spent, expected_usd=expected, status=status)
+    costs = [cost.total.usd for cost in teams if cost.team == team]
+    spent = total(costs)
+    expected_usd = spent.value / share_of_period if spent.value is not None and share_of_period else None
+    return BudgetState(
+        team=team,
+        budget_usd=usd,
+        spent_usd=spent,
+        expected_usd=expected_usd,
+        status=_budget_status(usd, spent, expected_usd) if costs else "no jobs",
+    )
 
 
-def _share_of_period(found: Attempts, period_s: float | None) -> float | None:
-    """How much of a budget's period the file covers, from its first start on; None without a period or times."""
-    starts = [each.start_s for each in found.attempts if each.start_s is not None]
-    if period_s is None or not starts:
+def _budget_status(
+    usd: float, spent: Estimate, expected_usd: float | None
+) -> Literal["over", "will be over", "may be over", "within", "unknown"]:
+    if spent.value is None or spent.high is None:
+        return "unknown"
+    if spent.value > usd:
+        return "over"
+    if expected_usd is not None and expected_usd > usd:
+        return "will be over"
+    return "may be over" if spent.high > usd else "within"
+
+
+def _share_of_period(accounting: Attempts, period_s: float | None) -> float | None:
+    """Return the share of a budget's period that the file covers, from its first start; None if it is unknown."""
+    started = [(attempt.start_s, attempt.elapsed_s) for attempt in accounting.attempts if attempt.start_s is not None]
+    if period_s is None or not started:
         return None
-    last_s = max(each.start_s + each.elapsed_s for each in found.attempts if each.start_s is not None)
-    return min((last_s - min(starts)) / period_s, 1.0) or None
+    first_s = min(start_s for start_s, _ in started)
+    last_s = max(start_s + elapsed_s for start_s, elapsed_s in started)
+    return min((last_s - first_s) / period_s, 1.0) or None
 
 
-def _notes(found: Attempts, every: TeamCost, usages: Mapping[str, Usage]) -> Iterable[str]:
-    if found.num_steps and not found.attempts:
-        yield f"none of the {found.num_rows:,} rows is of a job: all are of steps"
-    elif found.attempts and not every.total.gpu_ms:
-        is_recorded = all(attempt.line == 0 for attempt in found.attempts)
-        why = "" if is_recorded else ": is gres/gpu in Slurm's AccountingStorageTRES?"
-        yield f"none of the {len(found.attempts):,} attempts held a GPU{why}"
-    is_again = any(attempt.state in ("PREEMPTED", "REQUEUED", "NODE_FAIL") for attempt in found.attempts)
-    if not is_again and len({attempt.job for attempt in found.attempts}) == len(found.attempts) > 1:
-        yield "no job has a second attempt: without `sacct -D`, Slurm shows only the last of each"
-    known = {name for each in found.attempts for name in (each.job, _whole(each.job))}
-    unmatched = sorted(set(usages) - known)
+def _notes(accounting: Attempts, total_cost: TeamCost, usages: Mapping[str, Usage]) -> Iterable[str]:
+    attempts = accounting.attempts
+    if accounting.num_steps and not attempts:
+        yield f"none of the {accounting.num_rows:,} rows is of a job: all are of steps"
+    elif attempts and not total_cost.total.gpu_ms:
+        is_recorded = all(attempt.line == 0 for attempt in attempts)
+        question = "" if is_recorded else ": is gres/gpu in Slurm's AccountingStorageTRES?"
+        yield f"none of the {len(attempts):,} attempts held a GPU{question}"
+    if _lacks_earlier_attempts(attempts):
+        yield "no job has a second attempt: without `sacct -D`, Slurm shows only the last attempt of each"
+    accounted = {name for attempt in attempts for name in (attempt.job, _parent_job(attempt.job))}
+    unmatched = sorted(set(usages) - accounted)
     if unmatched:
-        yield (
-            f"use was measured of {len(unmatched):,} jobs that the accounting does not have: {', '.join(unmatched[:3])}"
-        )
+        names = ", ".join(unmatched[:3])
+        yield f"usage was measured for {len(unmatched):,} jobs that are not in the accounting: {names}"
 
 
-def _whole(job: str) -> str:
-    """`12` of the array task `12_7` or of the part `12+1` of a heterogeneous job."""
+def _lacks_earlier_attempts(attempts: Sequence[JobAttempt]) -> bool:
+    """Return whether it looks as if only the last attempt of each job is there."""
+    has_restart = any(attempt.state in ("PREEMPTED", "REQUEUED", "NODE_FAIL") for attempt in attempts)
+    num_jobs = len({attempt.job for attempt in attempts})
+    return not has_restart and num_jobs == len(attempts) > 1
+
+
+def _parent_job(job: str) -> str:
+    """Return `12` for the array task `12_7` or the part `12+1` of a heterogeneous job."""
     return job.split("_")[0].split("+")[0]

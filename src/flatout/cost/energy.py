@@ -2,7 +2,7 @@
 
     kWh = GPU-seconds x power of a GPU x (host over its GPUs) x PUE / 3.6e6
 
-Power is the measured one where there is one, else a share of the vendor's limit, which is assumed.
+Power is measured, else an assumed share of the vendor's limit.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ J_PER_KWH = 3.6e6
 
 
 def busy_power(gpu: GpuFacts | None, prices: Prices, *, measured_w: float | None = None) -> Estimate:
-    """Watts of a GPU that works."""
+    """Return the watts of a GPU that works."""
     if measured_w is not None:
         return exact(measured_w)
     return _of_limit(gpu, of_range(prices.busy_power_share))
 
 
 def idle_power(gpu: GpuFacts | None, prices: Prices) -> Estimate:
-    """Watts of a GPU that is held and does nothing."""
+    """Return the watts of a GPU that is held and does nothing."""
     return _of_limit(gpu, of_range(prices.idle_power_share))
 
 
 def energy(gpu_seconds: float, power: Estimate, prices: Prices) -> Estimate:
-    """kWh at the meter of GPU time at this power."""
+    """Return the kWh at the meter for GPU time at this power."""
     if not gpu_seconds:
         return exact(0.0)
     return product(
@@ -40,13 +40,13 @@ def energy(gpu_seconds: float, power: Estimate, prices: Prices) -> Estimate:
 
 
 def measured_energy(joules: float, prices: Prices) -> Estimate:
-    """kWh at the meter of energy that the nodes' own counters measured, hosts in it."""
+    """Return the kWh at the meter for energy that the nodes' own counters measured, which includes the hosts."""
     return product(exact(joules / J_PER_KWH), of_range(prices.pue))
 
 
 def _of_limit(gpu: GpuFacts | None, share: Estimate) -> Estimate:
     if gpu is None:
-        return unknown("the type of GPU is not known (--gpu-type)")
+        return unknown("the type of GPU is unknown (--gpu-type)")
     if gpu.tdp_w is None:
         return unknown(f"the catalogue has no power of {gpu.name}")
     return product(exact(gpu.tdp_w, "vendor"), share)

@@ -11,21 +11,24 @@ _WEAKNESS: dict[Provenance, int] = {"measured": 0, "vendor": 1, "predicted": 2, 
 
 
 def unknown(reason: str) -> Estimate:
+    """Return an estimate without a value."""
     return Estimate(value=None, reason=reason)
 
 
 def exact(value: float, provenance: Provenance = "measured") -> Estimate:
+    """Return an estimate whose extremes are its value."""
     return Estimate(value=value, low=value, high=value, provenance=provenance)
 
 
-def of_range(found: Range, scale: float = 1.0) -> Estimate:
+def of_range(bounds: Range, scale: float = 1.0) -> Estimate:
+    """Return the range, times `scale`, as an estimate."""
     return Estimate(
-        value=found.typical * scale, low=found.low * scale, high=found.high * scale, provenance=found.provenance
+        value=bounds.typical * scale, low=bounds.low * scale, high=bounds.high * scale, provenance=bounds.provenance
     )
 
 
 def product(*factors: Estimate) -> Estimate:
-    """Of numbers that are not negative."""
+    """Multiply estimates that are not negative; unknown if a factor is."""
     value = low = high = 1.0
     for factor in factors:
         if factor.value is None or factor.low is None or factor.high is None:
@@ -35,7 +38,7 @@ def product(*factors: Estimate) -> Estimate:
 
 
 def total(parts: Sequence[Estimate]) -> Estimate:
-    """0 of nothing; unknown where a part is, with that part's reason: a sum of what is known would pass for all."""
+    """Add estimates. Unknown if a part is, with its reason: a sum of the others would be taken for the total."""
     value = low = high = 0.0
     for part in parts:
         if part.value is None or part.low is None or part.high is None:
@@ -44,21 +47,21 @@ def total(parts: Sequence[Estimate]) -> Estimate:
     return Estimate(value=value, low=low, high=high, provenance=_weakest(parts) if parts else "measured")
 
 
-def between(one: Estimate, other: Estimate) -> Estimate:
-    """What lies somewhere between the two: its extremes are theirs, and where it lies is assumed."""
-    for each in (one, other):
-        if each.value is None:
-            return each
-    assert one.value is not None and one.low is not None and one.high is not None
-    assert other.value is not None and other.low is not None and other.high is not None
+def between(low: Estimate, high: Estimate) -> Estimate:
+    """Return an estimate with the extremes of both and an assumed value in the middle."""
+    for estimate in (low, high):
+        if estimate.value is None:
+            return estimate
+    assert low.value is not None and low.low is not None and low.high is not None
+    assert high.value is not None and high.low is not None and high.high is not None
     return Estimate(
-        value=(one.value + other.value) / 2,
-        low=min(one.low, other.low),
-        high=max(one.high, other.high),
+        value=(low.value + high.value) / 2,
+        low=min(low.low, high.low),
+        high=max(low.high, high.high),
         provenance="assumed",
     )
 
 
 def _weakest(factors: Sequence[Estimate]) -> Provenance:
-    known: list[Provenance] = [factor.provenance for factor in factors if factor.provenance is not None]
-    return max(known, key=_WEAKNESS.__getitem__, default="measured")
+    provenances: list[Provenance] = [factor.provenance for factor in factors if factor.provenance is not None]
+    return max(provenances, key=_WEAKNESS.__getitem__, default="measured")

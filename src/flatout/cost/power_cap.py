@@ -1,13 +1,13 @@
 """Measured power-cap curves -> where the knee is, and whether capping pays at today's prices.
 
-All ratios are against the highest limit measured, configuration by configuration. An owner pays for a job
+All ratios are to the highest limit measured, configuration by configuration. An owner pays for a job
 
-    time x (USD a GPU-hour + (power of the GPU + its share of the host) x PUE x USD a kWh)
+    time x (USD per GPU-hour + (power of the GPU + its share of the host) x PUE x USD per kWh)
 
-where the host's share is what it draws without a cap: a capped GPU does not make its host draw less. Who rents pays for
-time, whatever it draws.
+where the host's share is its power without a cap: a capped GPU does not make its host draw less. Who rents pays for
+time, whatever the GPU draws.
 
-Intervals draw whole workloads anew, 1,000 times from a fixed seed: batch sizes of one network are no independent
+Intervals resample whole workloads, 1,000 times from a fixed seed, since batch sizes of one network are not independent
 evidence.
 """
 
@@ -40,7 +40,7 @@ class _Curve:
 
 
 class _Money:
-    """What an hour of GPU and a kWh cost its owner."""
+    """What a GPU-hour and a kWh cost the owner."""
 
     def __init__(self, usd_per_gpu_hour: float | None, usd_per_kwh: float, prices: Prices) -> None:
         self.usd_per_gpu_hour = usd_per_gpu_hour
@@ -65,26 +65,26 @@ def cap_advice(
     usd_per_gpu_hour: float | None = None,
     usd_per_kwh: float | None = None,
 ) -> CapAdvice:
-    """InputError where no configuration was measured at two limits, one of them the highest."""
+    """Compare all limits. Raises InputError if no configuration was measured at two limits, one of them the highest."""
     no_cap_w = max(sample.limit_w for sample in samples)
     curves, num_left_out = _curves(samples, no_cap_w)
-    money = _Money(usd_per_gpu_hour, prices.electricity.typical if usd_per_kwh is None else usd_per_kwh, prices)
     limits = sorted({limit for curve in curves for limit in curve.points}, reverse=True)
     if len(limits) < 2:
         raise InputError(
             f"`{path}` must have a configuration at {no_cap_w:g} W and at a lower limit, but has none",
             hint="measure the same job at both",
         )
-    draws = _draws(sorted({curve.workload for curve in curves}))
+    money = _Money(usd_per_gpu_hour, prices.electricity.typical if usd_per_kwh is None else usd_per_kwh, prices)
+    workloads = sorted({curve.workload for curve in curves})
+    draws = _draws(workloads)
     points = tuple(_point(limit, curves, draws, money) for limit in limits)
-    knee = min(points, key=lambda each: each.time.value * each.energy.value)
-    owned = [(each.owned.value, -each.limit_w, each) for each in points if each.owned is not None]
-    cheapest = min(owned)[2] if owned else None
+    knee = min(points, key=lambda point: point.time.value * point.energy.value)
+    cheapest = _cheapest(points)
     return CapAdvice(
         path=path,
         no_cap_w=no_cap_w,
         num_configurations=len(curves),
-        num_workloads=len({curve.workload for curve in curves}),
+        num_workloads=len(workloads),
         num_left_out=num_left_out,
         points=points,
         knee_w=knee.limit_w,
@@ -98,36 +98,42 @@ def cap_advice(
     )
 
 
+def _cheapest(points: Sequence[CapPoint]) -> CapPoint | None:
+    """Return the limit at which a job costs its owner least, the highest of several; None without a price."""
+    priced = [(point.owned.value, -point.limit_w, point) for point in points if point.owned is not None]
+    return min(priced)[2] if priced else None
+
+
 def _curves(samples: Sequence[PowerSample], no_cap_w: float) -> tuple[list[_Curve], int]:
-    """Repeated measurements of a point are averaged. Also how many configurations lack the highest limit."""
-    found: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[float, list[tuple[float, float]]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    """Average repeated measurements of a point. Also return how many configurations lack the highest limit."""
+    configurations: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[float, list[PowerSample]]] = {}
     for sample in samples:
-        found[sample.workload, sample.configuration][sample.limit_w].append((sample.time_s, sample.power_w))
-    curves = [
-        _Curve(
-            workload,
-            {
-                limit: (sum(t for t, _ in each) / len(each), sum(t * p for t, p in each) / sum(t for t, _ in each))
-                for limit, each in points.items()
-            },
-            no_cap_w,
-        )
-        for (workload, _), points in found.items()
-        if no_cap_w in points
-    ]
-    return curves, len(found) - len(curves)
+        by_limit = configurations.setdefault((sample.workload, sample.configuration), defaultdict(list))
+        by_limit[sample.limit_w].append(sample)
+    curves = []
+    for (workload, _), by_limit in configurations.items():
+        if no_cap_w in by_limit:
+            points = {limit: _mean_time_and_power(repeats) for limit, repeats in by_limit.items()}
+            curves.append(_Curve(workload, points, no_cap_w))
+    return curves, len(configurations) - len(curves)
+
+
+def _mean_time_and_power(repeats: Sequence[PowerSample]) -> tuple[float, float]:
+    """Return the mean time, and the mean power over that time."""
+    total_s = sum(sample.time_s for sample in repeats)
+    total_j = sum(sample.time_s * sample.power_w for sample in repeats)
+    return total_s / len(repeats), total_j / total_s
 
 
 def _draws(workloads: Sequence[tuple[str, ...]]) -> list[dict[tuple[str, ...], int]]:
-    """How often each workload is in each of the draws."""
+    """Return how often each workload is in each of the draws."""
     generator = np.random.default_rng(SEED)
     chosen = generator.integers(0, len(workloads), size=(NUM_DRAWS, len(workloads)))
-    return [
-        {workload: int((row == place).sum()) for place, workload in enumerate(workloads) if (row == place).any()}
-        for row in chosen
-    ]
+    draws = []
+    for row in chosen:
+        counts = np.bincount(row, minlength=len(workloads))
+        draws.append({workload: int(count) for workload, count in zip(workloads, counts, strict=True) if count})
+    return draws
 
 
 def _point(
@@ -172,18 +178,23 @@ def _is_cheaper(point: CapPoint) -> bool:
 
 
 def _break_even(limit_w: float, curves: Sequence[_Curve], money: _Money) -> float | None:
-    """The median over configurations of the price at which the energy saved is worth the time lost.
+    """Return the median over configurations of the price at which the energy saved is worth the time lost.
 
-    None where the median configuration loses no time there, so that any price will do, and at no cap.
+    None if the median configuration loses no time, so that capping pays at any price, and without a cap.
     """
-    prices = []
-    for curve in curves:
-        if limit_w in curve.points and limit_w != max(curve.points):
-            time_s, power_w = curve.points[limit_w]
-            saved_usd = curve.time_s * money.energy_usd_per_s(curve.power_w, curve.power_w) - (
-                time_s * money.energy_usd_per_s(power_w, curve.power_w)
-            )
-            lost_h = (time_s - curve.time_s) / S_PER_H
-            prices.append(saved_usd / lost_h if lost_h > 0 else np.inf)
-    found = float(np.median(prices)) if prices else np.inf
-    return max(found, 0.0) if np.isfinite(found) else None
+    prices = [
+        _break_even_price(curve, limit_w, money)
+        for curve in curves
+        if limit_w in curve.points and limit_w != max(curve.points)
+    ]
+    median = float(np.median(prices)) if prices else np.inf
+    return max(median, 0.0) if np.isfinite(median) else None
+
+
+def _break_even_price(curve: _Curve, limit_w: float, money: _Money) -> float:
+    """Return the USD per GPU-hour for one configuration; infinite if it loses no time."""
+    time_s, power_w = curve.points[limit_w]
+    uncapped_usd = curve.time_s * money.energy_usd_per_s(curve.power_w, curve.power_w)
+    capped_usd = time_s * money.energy_usd_per_s(power_w, curve.power_w)
+    lost_h = (time_s - curve.time_s) / S_PER_H
+    return (uncapped_usd - capped_usd) / lost_h if lost_h > 0 else float(np.inf)

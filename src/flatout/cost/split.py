@@ -1,11 +1,11 @@
 """One attempt's GPU time -> lost, used, idle-held or unsplit, in whole GPU-milliseconds that sum to what it held.
 
-- lost: of an attempt that did not end by its own or its user's will (failed, out of time, preempted, requeued, a node
-  failed), what it did since its last checkpoint; all of it where nobody tells that it saves any.
+- lost: in an attempt that did not end as it or its user intended (failed, out of time, preempted, requeued, node
+  failure), the time since its last checkpoint; all of it if nothing says that it saves any.
 - idle-held: of the rest, the share in which its GPUs did nothing; used: the share in which they did something.
-- unsplit: the rest of an attempt whose use nobody measured. It is used or idle-held, and which is not known.
+- unsplit: the rest of an attempt whose usage was not measured. It is used or idle-held, and which is unknown.
 
-Cancelled attempts are not lost: to end a job is its user's choice, as to begin it was.
+Cancelled attempts are not lost: to end a job is its user's choice, as to start it was.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CAUSES: dict[str, LossCause] = {
 
 
 def split(attempt: JobAttempt, usage: Usage | None) -> dict[LineName, int]:
-    """GPU-milliseconds by line, each at least 0; they sum to `held_ms`."""
+    """Return the GPU-milliseconds of each line, each at least 0; they sum to `held_ms`."""
     held = held_ms(attempt)
     lost = _lost_ms(attempt, usage, held)
     rest = held - lost
@@ -39,6 +39,7 @@ def split(attempt: JobAttempt, usage: Usage | None) -> dict[LineName, int]:
 
 
 def held_ms(attempt: JobAttempt) -> int:
+    """Return the GPU-milliseconds that the attempt held."""
     return round(attempt.num_gpus * attempt.elapsed_s * 1000)
 
 
@@ -47,4 +48,5 @@ def _lost_ms(attempt: JobAttempt, usage: Usage | None, held: int) -> int:
         return 0
     if usage is None or usage.checkpoint_interval_s is None:
         return held
-    return min(held, round(attempt.num_gpus * (attempt.elapsed_s % usage.checkpoint_interval_s) * 1000))
+    unsaved_s = attempt.elapsed_s % usage.checkpoint_interval_s
+    return min(held, round(attempt.num_gpus * unsaved_s * 1000))

@@ -1,8 +1,9 @@
 """A trace of spot instances -> what a job would have cost on spot, on demand and on both, and whether it was in time.
 
-The job needs `num_instances` at once, works for `work_s` on them, saves a checkpoint after every interval of work
-(which stops it for the checkpoint's cost), and each start takes `restart_s` without work. When instances are taken, it
-falls back to its last checkpoint. Instances are paid for while they are held. On demand they are always there.
+The job needs `num_instances` at once and works on them for `work_s`. After every interval of work it saves a
+checkpoint, which stops it for the checkpoint's cost, and each start takes `restart_s` without work. When instances are
+taken away, it falls back to its last checkpoint. Instances are paid for while they are held. On-demand instances are
+always available.
 
 - spot: on spot instances whenever there are enough, else it waits.
 - on-demand: on them from the start to the end.
@@ -10,7 +11,7 @@ falls back to its last checkpoint. Instances are paid for while they are held. O
   on demand only while the job is behind an even pace to the deadline, and back only once it is ahead of the pace by two
   changeovers; when no more time is left than on demand needs, on demand to the end. It decides when capacity changes
   and every `DECIDE_EVERY_S`, knows nothing of the future, and has no parameter. The paper's
-  last rule is for a job that waits; here it makes one leave spot too, with what is not saved counted as undone.
+  last rule is for a job that waits; here it makes one leave spot too, with unsaved work counted as undone.
 
 Each strategy is replayed from many starts, evenly spaced over the trace.
 """
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from flatout.errors import InputError, UsageError
 from flatout.records.spot import STRATEGIES, Availability, SpotAdvice, SpotTrace, Strategy, StrategyResult
@@ -35,6 +37,8 @@ Z = 1.959964  # of the normal distribution, 95 %
 
 
 class SpotJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job whose work is replayed in a trace."""
+
     work_s: float
     deadline_s: float
     checkpoint_interval_s: float
@@ -47,21 +51,22 @@ class SpotJob(msgspec.Struct, frozen=True, kw_only=True):
         return self.checkpoint_interval_s + self.checkpoint_cost_s
 
     def duration_s(self, work_s: float) -> float:
-        """Of that much work without a loss, from a checkpoint on; none is saved at its end."""
-        return work_s + max(math.ceil(work_s / self.checkpoint_interval_s) - 1, 0) * self.checkpoint_cost_s
+        """Return how long the work takes from a checkpoint if nothing is lost; no checkpoint is saved at its end."""
+        num_checkpoints = max(math.ceil(work_s / self.checkpoint_interval_s) - 1, 0)
+        return work_s + num_checkpoints * self.checkpoint_cost_s
 
     def done_s(self, running_s: float) -> float:
-        """Work done in that time, from a checkpoint on."""
+        """Return the work done in that time from a checkpoint."""
         cycles, rest = divmod(max(running_s, 0.0), self.cycle_s)
         return cycles * self.checkpoint_interval_s + min(rest, self.checkpoint_interval_s)
 
     def saved_s(self, running_s: float) -> float:
-        """Of it, what a checkpoint holds."""
+        """Return the work of that time that a checkpoint holds."""
         return max(running_s, 0.0) // self.cycle_s * self.checkpoint_interval_s
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """One start."""
+    """One start of the job, with one strategy."""
 
     finish_s: float | None  # since the start; None: not within the trace
     spot_s: float
@@ -83,13 +88,14 @@ class _Capacity:
                 self.is_enough.append(count >= num_instances)
 
     def at(self, time_s: float) -> tuple[bool, float]:
-        """Whether there are enough, and until when that stays so."""
-        place = bisect_right(self.times_s, time_s) - 1
-        until_s = self.times_s[place + 1] if place + 1 < len(self.times_s) else self.end_s
-        return self.is_enough[place], until_s
+        """Return whether there are enough instances, and until when that stays so."""
+        index = bisect_right(self.times_s, time_s) - 1
+        is_last = index + 1 == len(self.times_s)
+        return self.is_enough[index], self.end_s if is_last else self.times_s[index + 1]
 
 
 def availability(trace: SpotTrace, num_instances: int) -> Availability:
+    """Summarize when the trace has `num_instances` at once."""
     capacity = _Capacity(trace, num_instances)
     ends = [*capacity.times_s[1:], capacity.end_s]
     spans = [
@@ -108,7 +114,7 @@ def availability(trace: SpotTrace, num_instances: int) -> Availability:
 
 
 def replay(trace: SpotTrace, job: SpotJob, strategy: Strategy, start_s: float) -> Replay:
-    """The strategy from this moment of the trace on."""
+    """Replay the strategy from this moment of the trace."""
     return _Replayed(_Capacity(trace, job.num_instances), job, strategy, start_s).run()
 
 
@@ -118,7 +124,7 @@ def youngs_interval_s(checkpoint_cost_s: float, mean_time_to_loss_s: float) -> f
 
 
 class _Replayed:
-    """The state of one replay. `running_s` counts from the end of the restart; negative: it still starts."""
+    """The state of one replay. `running_s` counts from the end of the restart; it is negative while the job starts."""
 
     def __init__(self, capacity: _Capacity, job: SpotJob, strategy: Strategy, start_s: float) -> None:
         self.capacity, self.job, self.strategy = capacity, job, strategy
@@ -140,13 +146,13 @@ class _Replayed:
             if self.strategy == "mix" and not self.is_final:
                 until_s = min(until_s, self._next_decision_s())
             if self._advance(until_s):
-                return self._told(self.now_s - self.start_s)
-        if self.on == "on-demand":  # where the trace ends, it goes on
+                return self._result(self.now_s - self.start_s)
+        if self.on == "on-demand":  # it continues after the end of the trace
             self._advance(math.inf)
-            return self._told(self.now_s - self.start_s)
-        return self._told(None)
+            return self._result(self.now_s - self.start_s)
+        return self._result(None)
 
-    def _told(self, finish_s: float | None) -> Replay:
+    def _result(self, finish_s: float | None) -> Replay:
         return Replay(
             finish_s=finish_s,
             spot_s=self.held_s["spot"],
@@ -163,22 +169,27 @@ class _Replayed:
         return self.base_s + self.job.done_s(self.running_s)
 
     def _is_last_moment(self) -> bool:
-        """No more time is left than on demand needs from here; what runs on spot may yet lose what is not saved."""
+        """Return whether no more time is left than on demand needs from here. On spot, unsaved work may be lost."""
         job = self.job
-        saved_s = self.base_s + (job.saved_s(self.running_s) if self.on == "spot" else job.done_s(self.running_s))
+        safe_s = job.saved_s(self.running_s) if self.on == "spot" else job.done_s(self.running_s)
+        saved_s = self.base_s + safe_s
         left_s = self.start_s + job.deadline_s - self.now_s
         needed_s = job.checkpoint_cost_s + job.restart_s + job.duration_s(job.work_s - saved_s)
         return left_s - DECIDE_EVERY_S < needed_s
 
     def _pace_s(self, time_s: float) -> float:
-        """Work that an even pace has done by then."""
+        """Return the work that an even pace has done by then."""
         return self.job.work_s * min((time_s - self.start_s) / self.job.deadline_s, 1.0)
 
     def _wanted(self, is_enough: bool) -> Strategy | None:
+        """Return what to run on now; None: wait."""
         if self.strategy == "on-demand":
             return "on-demand"
-        if self.strategy == "spot":
-            return "spot" if is_enough else None
+        if self.strategy == "mix":
+            return self._uniform_progress(is_enough)
+        return "spot" if is_enough else None
+
+    def _uniform_progress(self, is_enough: bool) -> Strategy | None:
         self.is_final = self.is_final or self._is_last_moment()
         if self.is_final:
             return "on-demand"
@@ -189,13 +200,15 @@ class _Replayed:
             return "spot" if is_enough else None
         if is_enough:
             return "spot"
-        return "on-demand" if self._work_s() < self._pace_s(self.now_s) else None
+        is_behind = self._work_s() < self._pace_s(self.now_s)
+        return "on-demand" if is_behind else None
 
     def _move(self, to: Strategy | None) -> None:
-        """By choice: what is done is saved first, which takes a checkpoint's cost."""
+        """Change by choice: the work is saved first, which takes a checkpoint's cost."""
         if to == self.on:
             return
-        saving_s = self.job.checkpoint_cost_s if self.on is not None and to is not None else 0.0
+        is_running_on = self.on is not None and to is not None
+        saving_s = self.job.checkpoint_cost_s if is_running_on else 0.0
         self.base_s = self._work_s()
         self.running_s = -self.job.restart_s - saving_s
         self.on = to
@@ -209,7 +222,7 @@ class _Replayed:
         self.on = None
 
     def _advance(self, until_s: float) -> bool:
-        """To that time, or to the job's end: True."""
+        """Advance to that time, or to the job's end; return whether the job has ended."""
         if self.on is None:
             self.now_s = until_s
             return False
@@ -231,7 +244,7 @@ def spot_advice(
     num_starts: int = NUM_STARTS,
     wanted_met_share: float = WANTED_MET_SHARE,
 ) -> SpotAdvice:
-    """Prices are of one instance. InputError where the trace is shorter than the deadline."""
+    """Replay all strategies. Prices are per instance. Raises InputError if the trace is shorter than the deadline."""
     needed_s = job.restart_s + job.duration_s(job.work_s)
     if job.deadline_s < needed_s:
         raise UsageError(
@@ -247,18 +260,13 @@ def spot_advice(
         )
     starts = np.linspace(0.0, latest_s, num_starts) if latest_s else np.zeros(1)
     num_apart = min(len(starts), int(trace.end_s // job.deadline_s))
-    outcomes = tuple(
-        _outcome(
-            strategy,
-            [replay(trace, job, strategy, float(start)) for start in starts],
-            job,
-            {"spot": spot_usd_per_h, "on-demand": on_demand_usd_per_h},
-            num_apart,
-        )
-        for strategy in STRATEGIES
-    )
-    in_time = [one for one in outcomes if one.met_share >= wanted_met_share and not one.num_unfinished]
-    best = min(in_time, key=lambda one: one.cost_usd_mean, default=None)
+    usd_per_h: dict[str, float] = {"spot": spot_usd_per_h, "on-demand": on_demand_usd_per_h}
+    results = []
+    for strategy in STRATEGIES:
+        runs = [replay(trace, job, strategy, float(start)) for start in starts]
+        results.append(_strategy_result(strategy, runs, job, usd_per_h, num_apart))
+    in_time = [result for result in results if result.met_share >= wanted_met_share and not result.num_unfinished]
+    best = min(in_time, key=lambda result: result.cost_usd_mean, default=None)
     return SpotAdvice(
         path=trace.path,
         work_s=job.work_s,
@@ -272,22 +280,18 @@ def spot_advice(
         num_instances=job.num_instances,
         num_apart=num_apart,
         availability=availability(trace, job.num_instances),
-        outcomes=outcomes,
+        outcomes=tuple(results),
         wanted_met_share=wanted_met_share,
         advice=best.strategy if best is not None else None,
-        why=_why(best, outcomes, wanted_met_share),
+        why=_why(best, results, wanted_met_share),
     )
 
 
-def _outcome(
+def _strategy_result(
     strategy: Strategy, runs: Sequence[Replay], job: SpotJob, usd_per_h: dict[str, float], num_apart: int
 ) -> StrategyResult:
-    costs = np.array(
-        [
-            job.num_instances * (run.spot_s * usd_per_h["spot"] + run.on_demand_s * usd_per_h["on-demand"]) / S_PER_H
-            for run in runs
-        ]
-    )
+    """Summarize one strategy over all starts."""
+    costs = np.array([_cost_usd(run, job, usd_per_h) for run in runs])
     finishes = np.array([math.inf if run.finish_s is None else run.finish_s for run in runs])
     met_share = float(np.mean(finishes <= job.deadline_s + 1e-6))
     return StrategyResult(
@@ -296,12 +300,7 @@ def _outcome(
         met_share=met_share,
         met_share_interval=wilson(met_share, num_apart),
         num_unfinished=int(np.isinf(finishes).sum()),
-        finish_s_quantiles={
-            f"p{percent}": found
-            if math.isfinite(found := float(np.percentile(finishes, percent, method="higher")))
-            else None
-            for percent in (10, 50, 90, 99)
-        },
+        finish_s_quantiles={f"p{percent}": _finish_quantile(finishes, percent) for percent in (10, 50, 90, 99)},
         cost_usd_mean=float(costs.mean()),
         cost_usd_quantiles={f"p{percent}": float(np.percentile(costs, percent)) for percent in (10, 50, 90)},
         spot_hours_mean=float(np.mean([run.spot_s for run in runs])) / S_PER_H,
@@ -311,22 +310,34 @@ def _outcome(
     )
 
 
+def _cost_usd(run: Replay, job: SpotJob, usd_per_h: dict[str, float]) -> float:
+    return job.num_instances * (run.spot_s * usd_per_h["spot"] + run.on_demand_s * usd_per_h["on-demand"]) / S_PER_H
+
+
+def _finish_quantile(finishes: NDArray[np.float64], percent: int) -> float | None:
+    """Return a percentile of the times to finish; None if too few finished within the trace."""
+    finish_s = float(np.percentile(finishes, percent, method="higher"))
+    return finish_s if math.isfinite(finish_s) else None
+
+
 def wilson(share: float, number: int) -> tuple[float, float]:
-    """E. B. Wilson's 95 % interval of a share of so many trials (JASA 22, 1927)."""
-    middle = (share + Z * Z / (2 * number)) / (1 + Z * Z / number)
-    half = Z / (1 + Z * Z / number) * math.sqrt(share * (1 - share) / number + Z * Z / (4 * number * number))
+    """Return E. B. Wilson's 95 % interval for a share of `number` trials (JASA 22, 1927)."""
+    scale = 1 + Z * Z / number
+    middle = (share + Z * Z / (2 * number)) / scale
+    variance = share * (1 - share) / number + Z * Z / (4 * number * number)
+    half = Z / scale * math.sqrt(variance)
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def _why(best: StrategyResult | None, outcomes: Sequence[StrategyResult], wanted: float) -> str:
-    by_name = {one.strategy: one for one in outcomes}
-    always = by_name["on-demand"].cost_usd_mean
+def _why(best: StrategyResult | None, results: Sequence[StrategyResult], wanted_share: float) -> str:
     if best is None:
-        return f"no strategy finished by the deadline from {wanted:.0%} of the starts"
+        return f"no strategy finished by the deadline from {wanted_share:.0%} of the starts"
     if best.strategy == "on-demand":
-        return "what spot saves an hour is lost to restarts, repeated work and waiting"
-    saved = 1 - best.cost_usd_mean / always if always else 0.0
-    spot = by_name["spot"].met_share
+        return "what spot saves per hour is lost to restarts, repeated work and waiting"
+    by_name = {result.strategy: result for result in results}
+    on_demand_usd = by_name["on-demand"].cost_usd_mean
+    saved = 1 - best.cost_usd_mean / on_demand_usd if on_demand_usd else 0.0
     if best.strategy == "spot":
         return f"{saved:.0%} cheaper than on demand, and in time from {best.met_share:.0%} of the starts"
-    return f"{saved:.0%} cheaper than on demand; spot alone was in time from {spot:.0%} of the starts"
+    spot_share = by_name["spot"].met_share
+    return f"{saved:.0%} cheaper than on demand; spot alone was in time from {spot_share:.0%} of the starts"

@@ -8,7 +8,7 @@ from flatout.units import num_bytes, percent, seconds
 
 
 def recording_lines(recording: Recording, folder: str) -> list[str]:
-    """Return the lines for a recording in `folder`, as the user is told of it."""
+    """Return the lines for a recording; `folder` is how the user knows it."""
     num_steps = max((len(rank.steps.number) for rank in recording.ranks), default=0)
     lines = [f"recorded {counted(len(recording.ranks), 'rank')}, {counted(num_steps, 'step')}, to {folder}"]
     if facts := _facts(recording.measured):

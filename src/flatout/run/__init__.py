@@ -1,7 +1,7 @@
 """One training command, with the changes of a tuned.toml, kept alive where that is asked for.
 
 `RunRequest` says what is asked for, `prepare` applies the changes to the command, and `run` starts it: as it is, or
-kept alive by `kept`. What the user is told meanwhile goes to standard error.
+kept alive by `kept`. Messages to the user go to standard error.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class PreparedCommand:
     environment: dict[str, str]
     changes: ChangeSet
     warnings: tuple[str, ...] = ()  # options of the user's that are replaced
-    notes: tuple[str, ...] = ()  # what the user is told when the command is started
+    notes: tuple[str, ...] = ()  # printed when the command is started
 
     def as_typed(self) -> str:
         """Return the command as one would type it in a shell, with the variables that it needs."""

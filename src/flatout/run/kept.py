@@ -1,7 +1,7 @@
 """A job that `flatout run` keeps alive: its ledger, the monitoring of its ranks, and its restarts.
 
 In: a `RunRequest` and its prepared command. Out: how the job ended. The decisions are made in `keep`; this puts its
-parts together for one request and tells the user what happens.
+parts together for one request and reports what happens.
 """
 
 from __future__ import annotations
