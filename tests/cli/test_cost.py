@@ -86,7 +86,7 @@ def test_as_text_it_says_what_is_not_known_and_what_to_type_next(
     assert "of it idle-held    unknown" in said
     assert "lost GPU-hours by cause: preempted 4.00" in said
     assert "kg CO2 unknown: the grid is unknown (--region)" in said
-    assert "1 of 6 rows were left out" in said
+    assert "1 of 6 rows were skipped" in said
     assert "line 6: the row is cut short" in said
     assert said.splitlines()[-1] == f"next: flatout cost jobs {jobs} --usage usage.csv"
     assert [line for line in said.splitlines()[:-1] if len(line) > 80] == []
@@ -160,7 +160,7 @@ def test_power_caps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyte
     assert "no cap pays" in " ".join(text.split())
     assert text.splitlines()[-1].startswith("next: nvidia-smi --power-limit 200")
     text, _ = run(monkeypatch, capfd, "power-cap", str(path))
-    assert "What an hour costs is not known" in " ".join(text.split())
+    assert "The price per GPU-hour is unknown" in " ".join(text.split())
 
 
 def test_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -174,7 +174,7 @@ def test_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     assert [one["strategy"] for one in said["outcomes"]] == ["spot", "on-demand", "mix"]
     text, _ = run(monkeypatch, capfd, *options, "--instances", "1", "--gpus-per-instance", "8")
     assert "advice: spot: " in text
-    assert "10 against 23.6 USD an hour" in " ".join(text.split())
+    assert "10 against 23.6 USD per instance-hour" in " ".join(text.split())
     assert [line for line in text.splitlines() if len(line) > 80] == []
 
 

@@ -26,7 +26,7 @@ _PROVENANCE = {
 
 
 def chargeback_text(result: Chargeback, *, style: TextStyle, next_command: str) -> str:
-    """Lines of each team, their sum, budgets, and what was not read or is not known."""
+    """Return the lines of each team, their sum, budgets, and what was not read or is unknown."""
     total = result.total
     lines = [
         style.bold(f"{_hours(total.total.gpu_ms)} GPU-hours in {counted(total.num_attempts, 'attempt')}"),
@@ -138,33 +138,29 @@ def _budget_lines(result: Chargeback, style: TextStyle) -> list[str]:
 
 
 def _basis(result: Chargeback, style: TextStyle) -> list[str]:
-    """How the numbers are known, or why they are not."""
+    """Say where the numbers come from, or why they are unknown."""
     line = result.total.total
     lines = []
     for name, estimate in (("USD", line.usd), ("kWh", line.kwh), ("kg CO2", line.kg_co2)):
         if estimate.value is None:
             lines += style.wrapped(f"{name} unknown: {estimate.reason}")
         elif estimate.provenance is not None and estimate.low is not None and estimate.high is not None:
-            span = f", {_money(estimate.low)} to {_money(estimate.high)} in all" if name != "USD" else ""
+            span = f", {_money(estimate.low)} to {_money(estimate.high)} in total" if name != "USD" else ""
             lines += style.wrapped(f"{name}: {_PROVENANCE[estimate.provenance]}{span}")
     if line.electricity_usd.value is not None:
-        lines += style.wrapped(
-            f"electricity, which is in a rent: {_amount(line.electricity_usd, has_range=True)} USD of it"
-        )
+        lines += style.wrapped(f"electricity, included in rent: {_amount(line.electricity_usd, has_range=True)} USD")
     if result.measured_share is not None and result.measured_share < 1:
-        known = (
-            f"use was measured of {percent(result.measured_share)} of what was not lost"
-            if result.measured_share
-            else "no use was measured"
-        )
-        lines += style.wrapped(f"idle-held: {known}; give a recording, or --usage FILE")
+        measured = "no usage was measured"
+        if result.measured_share:
+            measured = f"usage was measured for {percent(result.measured_share)} of the time that was not lost"
+        lines += style.wrapped(f"idle-held: {measured}; add a recording, or --usage FILE")
     return lines
 
 
 def _unread(result: Chargeback, style: TextStyle) -> list[str]:
     lines = []
     if result.left_out:
-        lines += ["", style.bold(f"{number(len(result.left_out))} of {number(result.num_rows)} rows were left out")]
+        lines += ["", style.bold(f"{number(len(result.left_out))} of {number(result.num_rows)} rows were skipped")]
         for row in result.left_out[:MOST_LEFT_OUT]:
             lines += style.wrapped(row.reason, indent="  ", label=f"line {row.line}: ")
         if len(result.left_out) > MOST_LEFT_OUT:
@@ -175,7 +171,7 @@ def _unread(result: Chargeback, style: TextStyle) -> list[str]:
 
 
 def next_options(result: Chargeback) -> list[str]:
-    """What would tell most of what is not known yet: to be added to the command."""
+    """Return the option that would add most to the result."""
     if result.total.total.usd.value is None:
         return ["--gpu-type", "h100"]
     if result.total.idle_held is None:
@@ -184,7 +180,7 @@ def next_options(result: Chargeback) -> list[str]:
 
 
 def cap_text(result: CapAdvice, *, style: TextStyle) -> str:
-    """Each limit against none, the knee, and whether it pays."""
+    """Return a row per limit, compared with none, the knee, and whether it pays."""
     lines = [
         style.bold(f"Power caps against {result.no_cap_w:g} W"),
         *style.wrapped(
@@ -207,12 +203,14 @@ def cap_text(result: CapAdvice, *, style: TextStyle) -> str:
     lines += text_table(header, rows, style=style, flexible=[2, 3, 4])
     lines += ["", *style.wrapped(_pays(result))]
     if result.num_workloads == 1:
-        lines += style.wrapped("One workload: how another one fares is not known, and its interval has no width.")
+        lines += style.wrapped(
+            "Only one workload was measured: other workloads may differ, and its interval has no width."
+        )
     if result.num_left_out:
         lines += style.wrapped(
             f"{number(result.num_left_out)} configurations were not measured at {result.no_cap_w:g} W"
         )
-    lines += ["", f"next: nvidia-smi --power-limit {result.knee_w:g}   (as root; where power is what is short)"]
+    lines += ["", f"next: nvidia-smi --power-limit {result.knee_w:g}   (as root; if power is limited)"]
     return "\n".join(lines)
 
 
@@ -231,22 +229,22 @@ def _pays(result: CapAdvice) -> str:
     )
     if result.break_even_usd_per_gpu_hour is not None:
         text += (
-            f"For an owner at {result.usd_per_kwh:g} USD a kWh it saves money where an hour of GPU, without"
+            f"For an owner at {result.usd_per_kwh:g} USD per kWh it saves money if a GPU-hour, without"
             f" electricity, costs less than {result.break_even_usd_per_gpu_hour:.3f} USD. "
         )
     if result.usd_per_gpu_hour is None:
-        return text + "What an hour costs is not known: --gpu-price or --gpu-type."
+        return text + "The price per GPU-hour is unknown: --gpu-price or --gpu-type."
     if result.cheapest_w == result.no_cap_w:
-        return text + f"At {result.usd_per_gpu_hour:g} USD an hour no cap pays."
-    verdict = "pays" if result.pays else "is cheapest by the median, and its interval has no cap in it: undecided"
-    return text + f"At {result.usd_per_gpu_hour:g} USD an hour a cap of {result.cheapest_w:g} W {verdict}."
+        return text + f"At {result.usd_per_gpu_hour:g} USD per hour no cap pays."
+    verdict = "pays" if result.pays else "is cheapest by the median, but its interval includes no cap: undecided"
+    return text + f"At {result.usd_per_gpu_hour:g} USD per hour a cap of {result.cheapest_w:g} W {verdict}."
 
 
 def spot_text(result: SpotAdvice, *, style: TextStyle) -> str:
-    """How long spot lasts, what the strategies cost and when they finish, and which to take."""
+    """Say how long spot lasts, what the strategies cost, when they finish, and which is advised."""
     there = result.availability
     lasts = (
-        f"lost after {there.mean_time_to_loss_s / S_PER_H:.2f} h in the mean ({there.num_losses:,} losses)"
+        f"lost after {there.mean_time_to_loss_s / S_PER_H:.2f} h on average ({there.num_losses:,} losses)"
         if there.mean_time_to_loss_s is not None
         else "never lost"
     )
@@ -265,9 +263,9 @@ def spot_text(result: SpotAdvice, *, style: TextStyle) -> str:
         ),
         *style.wrapped(
             f"a checkpoint every {result.checkpoint_interval_s / 60:.1f} min ({source}), {result.checkpoint_cost_s:g} s"
-            f" each; {result.restart_s:g} s a start; {result.spot_usd_per_h:g} against"
+            f" each; {result.restart_s:g} s per start; {result.spot_usd_per_h:g} against"
             f" {result.on_demand_usd_per_h:g} USD"
-            " an hour of an instance"
+            " per instance-hour"
         ),
         "",
     ]
