@@ -49,10 +49,10 @@ def test_json_has_the_contract(history: Path) -> None:
     assert difference["low"] <= difference["ratio"] <= difference["high"]
 
 
-def test_text_says_what_was_left_out_and_assumed_and_what_is_next(history: Path) -> None:
+def test_text_says_what_was_skipped_and_assumed_and_what_is_next(history: Path) -> None:
     done = flatout(str(history), "--nodes", "4", "--gpus-per-node", "8", "--policy", "fifo")
     assert done.returncode == 0
-    assert "1 job left out: asks for more than the cluster has" in " ".join(done.stdout.split())
+    assert "1 job skipped: asks for more than the cluster has" in " ".join(done.stdout.split())
     assert "checkpoint every 1800 s" in " ".join(done.stdout.split())
     assert "next: flatout schedule replay" in done.stdout
     assert " on 32 GPUs\n4 nodes, " in done.stdout

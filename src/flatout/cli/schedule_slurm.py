@@ -159,16 +159,16 @@ def undo(
     """
     from flatout.schedule.live.log import LogFile, read_log
     from flatout.schedule.live.slurm import Slurm
-    from flatout.schedule.live.undo import put_back
+    from flatout.schedule.live.undo import undo_actions
 
     scheduler = Slurm(timeout_s=timeout.seconds)
     cluster = scheduler.cluster()
     entries, _ = read_log(log, cluster=cluster)  # a missing log is an error, and is not created
     if apply:
         with LogFile(log, cluster=cluster, command=typed_command()) as log_file:
-            put_back(log_file.entries, scheduler, log=log_file, say=print)
+            undo_actions(log_file.entries, scheduler, log=log_file, say=print)
     else:
-        put_back(entries, scheduler, log=None, say=print)
+        undo_actions(entries, scheduler, log=None, say=print)
         _say("nothing was changed; pass --apply to act")
 
 

@@ -23,21 +23,19 @@ NUM_LEVELS = 5  # of how full a node is
 
 
 def replay_html(replay: ReplayReport, command: Sequence[str], *, next_command: str) -> str:
-    """The page."""
+    """Return the page."""
     return rendered("replay.html.j2", page_content(replay, command, next_command))
 
 
 def page_content(replay: ReplayReport, command: Sequence[str], next_command: str) -> dict[str, object]:
-    """What the template shows, as texts and numbers ready to print."""
+    """Return what the template shows, as texts and numbers ready to print."""
     candidates = [policy for policy in replay.policies if not policy.is_oracle] or replay.policies
     best = min(candidates, key=lambda policy: policy.jct_mean_s)
     charted = replay.policies[:MOST_CHARTED]
     most_queued = max((max(policy.series.queued_jobs, default=0.0) for policy in charted), default=0.0) or 1.0
     longest = max(policy.makespan_s for policy in charted)
     notes = [f"{policy.policy}: {note}" for policy in replay.policies for note in policy.notes]
-    left_out = [
-        f"{count:,} {'job' if count == 1 else 'jobs'} left out: {why}" for why, count in replay.left_out.items()
-    ]
+    left_out = [f"{count:,} {'job' if count == 1 else 'jobs'} skipped: {why}" for why, count in replay.left_out.items()]
     return {
         "tool_version": __version__,
         "command": command_line(command),
@@ -124,7 +122,7 @@ def _row(policy: PolicyReplay, replay: ReplayReport) -> dict[str, str]:
 
 
 def _curves(policy: PolicyReplay, num_gpus: int, most_queued: float, longest_s: float) -> dict[str, object]:
-    """Paths of the curves, on one time axis for all policies."""
+    """Return the paths of the curves, on one time axis for all policies."""
     series = policy.series
     scale = WIDTH / len(series.allocated) * policy.makespan_s / longest_s if series.allocated else 1.0
     queue = [value / most_queued for value in series.queued_jobs]
@@ -144,7 +142,7 @@ def _curves(policy: PolicyReplay, num_gpus: int, most_queued: float, longest_s: 
 
 
 def area(values: Sequence[float], step: float) -> str:
-    """The path of the area under a step curve; values are shares of the height."""
+    """Return the path of the area under a step curve; values are shares of the height."""
     if not values:
         return ""
     words, last = [f"M0 {HEIGHT}"], -1
@@ -158,7 +156,7 @@ def area(values: Sequence[float], step: float) -> str:
 
 
 def node_paths(samples: Sequence[Sequence[float]], stretch: float) -> list[dict[str, object]]:
-    """For each level of use the cells of nodes (down) by time (across); equal neighbours are one."""
+    """Return for each level of use the cells of nodes (down) by time (across); equal neighbours are merged."""
     if not samples or not samples[0]:
         return []
     nodes = min(MOST_NODES, len(samples[0]))

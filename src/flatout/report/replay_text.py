@@ -14,7 +14,7 @@ MEASURES = {"jct_p99": "JCT p99", "wait_mean": "wait", "goodput": "goodput", "lo
 
 
 def duration(value_s: float) -> str:
-    """A long time in the unit that suits it: `45 s`, `12 min`, `6.9 h`, `14 days`."""
+    """Return a long time in the unit that suits it: `45 s`, `12 min`, `6.9 h`, `14 days`."""
     if value_s < 99.5:
         return f"{value_s:.0f} s"
     if value_s < 5970:
@@ -54,10 +54,10 @@ def replay_text(replay: ReplayReport, *, style: TextStyle, next_command: str) ->
     )
     lines += _spent(replay, style)
     lines += style.wrapped(
-        "JCT: from submission to the end. Longest: wait at a stretch. Starved: jobs that waited at a stretch for more "
-        f"than {duration(replay.starved_after_s)}. Goodput: share of all GPU time in work that was kept. Free*: GPUs "
-        "free while a job waits. Lost: work done again, and restarts. Stops: by the policy. Rho: completion time over "
-        "that with a fair share."
+        "JCT: from submission to the end. Longest: uninterrupted wait. Starved: jobs that waited uninterrupted for "
+        f"more than {duration(replay.starved_after_s)}. Goodput: share of all GPU time in work that was kept. "
+        "Free*: GPUs free while a job waits. Lost: work done again, and restarts. Stops: jobs stopped by the policy. Rho: "
+        "completion time over that with a fair share."
     )
     if replay.differences:
         lines += ["", style.bold(f"Mean JCT against {style.clean(first.policy)}")]
@@ -72,16 +72,14 @@ def replay_text(replay: ReplayReport, *, style: TextStyle, next_command: str) ->
         lines += ["", *_measures(replay, style)]
         lines += style.wrapped(
             f"95 % intervals over {seeds}{one.num_windows} windows of the history. Goodput: from the first to the last "
-            "submission, by windows of time; all else by windows of submissions. Lost: restarts too."
+            "submission, by windows of time; all others by windows of submissions. Lost: includes restarts."
         )
     lines += _waits(replay, style)
     lines += _teams(replay.policies[-1], style)
     lines += ["", style.bold("What to know")]
     notes = [f"{policy.policy}: {note}" for policy in replay.policies for note in policy.notes]
     notes += [f"{each.policy}: {number(each.failures)} node failures" for each in replay.policies if each.failures]
-    left_out = [
-        f"{count:,} {'job' if count == 1 else 'jobs'} left out: {why}" for why, count in replay.left_out.items()
-    ]
+    left_out = [f"{count:,} {'job' if count == 1 else 'jobs'} skipped: {why}" for why, count in replay.left_out.items()]
     for text in (*left_out, *replay.assumptions, *notes):
         lines += style.wrapped(text, indent="  ", label="- ")
     lines += ["", f"next: {style.clean(next_command)}"]
@@ -94,7 +92,7 @@ def times_shorter(one: PolicyDifference) -> str:
 
 
 def _measures(replay: ReplayReport, style: TextStyle) -> list[str]:
-    """All but the mean JCT, which is said above; then why any has no interval."""
+    """Return the measures except the mean JCT, which is printed above, and why some have no interval."""
     rows: list[list[str]] = []
     reasons: dict[str, None] = {}  # each once, in order
     for one in replay.differences:
@@ -152,7 +150,7 @@ def energy(kwh: float | None) -> str:
 
 
 def _spent(replay: ReplayReport, style: TextStyle) -> list[str]:
-    """Energy and money, where the cluster file has what they take."""
+    """Return energy and money, where the cluster file has power and prices."""
     if all(policy.energy_kwh is None and policy.dollars is None for policy in replay.policies):
         return []
     rows = [[policy.policy, energy(policy.energy_kwh), money(policy.dollars)] for policy in replay.policies]

@@ -100,7 +100,7 @@ class _Resamples:
 
 
 def _quantile_grid(pooled: Floats) -> Floats:
-    """Return the values of all jobs, or where those are too many, some that lie closer towards the maximum."""
+    """Return the values of all jobs, or where those are too many, some that are denser towards the maximum."""
     grid = np.unique(pooled)
     if len(grid) <= MAX_GRID:
         return grid

@@ -1,4 +1,4 @@
-"""A queue that finds the first job with an estimate of at most so many seconds without looking at each job."""
+"""A queue that finds the first job with an estimate of at most a given time, without looking at each job."""
 
 from __future__ import annotations
 

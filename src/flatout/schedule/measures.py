@@ -49,7 +49,7 @@ class Columns:
         self.duration: Floats = np.array([job.duration_s for job in jobs])
         self.finish: Floats = np.array(result.finish_s)
         # What a job waited before each of its segments. A job that was reclaimed while idle did not wait until it had
-        # work again; that is not told apart here.
+        # work again; that time is included here all the same.
         before = np.empty(len(log))
         before[0:1] = self.start[0:1] - self.submit[self.job[0:1]]
         is_same_job = self.job[1:] == self.job[:-1]

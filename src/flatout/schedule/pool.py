@@ -41,7 +41,7 @@ class Pool:
         self._next_slot = [0] * len(self.capacity)
 
     def take(self, gpus: int, allowed: int = -1) -> Placement | None:
-        """Take whole GPUs: on the fullest node that has them (under first fit, the first), or on whole nodes."""
+        """Take whole GPUs: on the node with the fewest that suffice (first fit: the first one), or on whole nodes."""
         if gpus > self.width:
             return self._take_wide(gpus, allowed)
         if self.is_first_fit:
@@ -105,7 +105,7 @@ class Pool:
         return None
 
     def _node_for_rest(self, rest: int, capacity: int, allowed: int) -> int | None:
-        """Return the fullest allowed node that has `rest` free GPUs."""
+        """Return the allowed node with the fewest free GPUs that are at least `rest`."""
         for count in range(rest, capacity + 1):
             nodes = self.by_free[count] & allowed
             if nodes:

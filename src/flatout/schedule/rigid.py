@@ -1,4 +1,4 @@
-"""FIFO with best fit for jobs that keep whole GPUs until they end: one pass over the jobs in place of events.
+"""FIFO with best fit for jobs that keep whole GPUs until they end: a single loop over the jobs in place of events.
 
 Jobs start in the order of submission, so each waits for its own submission, the job before it, and free GPUs. The
 result is that of `Simulation` with the policy `fifo`, segment by segment, which a test checks; this is five times as

@@ -105,11 +105,11 @@ def test_a_victim_is_released_when_the_other_has_started_or_never_does() -> None
     assert told(waits, URGENT, state_from_log(entries, (), NOW)) == []
     started = cluster(held, running("9", {"a": 8}), node("a"))
     assert told(started, URGENT, state_from_log(entries, (), NOW)) == [
-        "release job 1: job 9, for which it made room, has started"
+        "release job 1: job 9, for which it was requeued, has started"
     ]
     gone = cluster(held, node("a"))
     assert told(gone, URGENT, state_from_log(entries, (), NOW)) == [
-        "release job 1: job 9, for which it made room, is gone"
+        "release job 1: job 9, for which it was requeued, is gone"
     ]
     entries = done(*(entry.action for entry in entries), unix_s=NOW - 1000)
     assert told(waits, URGENT, state_from_log(entries, (), NOW)) == [

@@ -68,9 +68,9 @@ def test_it_is_locked_while_it_is_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("hello\n", "is no log"),
-        ("{}\n", "is no log"),
-        ('{"schema":"flatout/schedule-log","version":1,"cluster":"other"}\n', "is of the cluster `other`"),
+        ("hello\n", "is not a log"),
+        ("{}\n", "is not a log"),
+        ('{"schema":"flatout/schedule-log","version":1,"cluster":"other"}\n', "is of cluster `other`"),
         (
             '{"schema":"flatout/schedule-log","version":1,"cluster":"lab"}\n{"event":"end","number":7}\n',
             "cannot be read",
@@ -122,10 +122,10 @@ def test_undo_leaves_what_was_changed_since(tmp_path: Path) -> None:
         "skipped: it is gone",
         "unreserve r absent",
         "resume b in service",
-        "skipped: it is broken fan now, and not flatout: x as it was set",
-        "skipped: it is not held any more, and a requeue cannot be undone",
+        "skipped: it is now broken fan, not flatout: x as it was set",
+        "skipped: it is no longer held, and a requeue cannot be undone",
         "release 4 free",
         "skipped: it has started, ended or gone",
         "skipped: it has started, ended or gone",
-        "skipped: it is 7 now, and not 9 as it was set",
+        "skipped: it is now 7, not 9 as it was set",
     ]

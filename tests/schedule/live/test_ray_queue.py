@@ -15,7 +15,7 @@ import pytest
 from flatout.schedule.live.controller import Controller
 from flatout.schedule.live.decide import ControllerSettings
 from flatout.schedule.live.log import LogFile
-from flatout.schedule.live.ray import Part, RayQueue
+from flatout.schedule.live.ray import RayQueue, TaskContext
 from flatout.schedule.live.selectors import selectors
 from flatout.schedule.live.view import ClusterView
 
@@ -57,19 +57,19 @@ def queue(ray_cluster: Any) -> Iterator[RayQueue]:
     queue.close()
 
 
-def hold(part: Part) -> None:
+def hold(part: TaskContext) -> None:
     """Runs until it is killed."""
     time.sleep(600)
 
 
-def note(part: Part, file: str, name: str) -> str:
+def note(part: TaskContext, file: str, name: str) -> str:
     with Path(file).open("a") as notes:
         notes.write(name + "\n")
     time.sleep(0.2)
     return f"{name} {part.rank}/{part.num_nodes}"
 
 
-def count(part: Part, file: str, last: int) -> int:
+def count(part: TaskContext, file: str, last: int) -> int:
     """From where it left off to `last`, ten a second."""
     path = Path(file)
     at = int(path.read_text().split()[-1]) if path.exists() else 0
@@ -81,7 +81,7 @@ def count(part: Part, file: str, last: int) -> int:
     return part.restarts
 
 
-def fail(part: Part) -> None:
+def fail(part: TaskContext) -> None:
     raise ValueError("no data")
 
 

@@ -82,7 +82,7 @@ def test_idle_gpus_are_reclaimed_for_a_job_that_waits(lab: Lab) -> None:
     assert lab.jobs()[waiting]["nodes"] == node
     assert (lab.jobs()[busy]["restart_cnt"], lab.jobs()[wall]["restart_cnt"]) == (0, 0)
     out, _ = lab.control()
-    assert f"release job {idle}: job {waiting}, for which it made room, has started" in out
+    assert f"release job {idle}: job {waiting}, for which it was requeued, has started" in out
     lab.wait_for_state(idle, "RUNNING")  # when the other has ended
 
 
@@ -206,7 +206,7 @@ def test_the_limit_survives_a_restart_and_undo_leaves_what_others_changed(lab: L
     before = {job: lab.jobs()[job]["priority"] for job in jobs}
     order = ("--policy", "shortest", "--max-actions-per-hour", "3")
     _, error = lab.control(*order)
-    assert "1 more held back: at most 3 actions an hour" in error + _
+    assert "1 more actions postponed: the limit is 3 per hour" in error + _
     changed = lab.begun("priority")
     assert len(changed) == 3
     lab.control(*order)

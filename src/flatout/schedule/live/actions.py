@@ -1,7 +1,7 @@
-"""One thing done to a scheduler: what it was before, what it is to be, and why.
+"""One change of a scheduler's state: the value before, the value after, and the reason.
 
-`observed` reads from a view what an action changes, in the same words as `previous` and `value`. So it is known after a
-crash whether an action was done, and before an undo whether somebody else has changed the same since.
+`observed` reads from a view what an action changes, in the same form as `previous` and `value`. So a controller can see
+after a crash whether an action was done, and before an undo whether somebody else has changed the same since.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """`target` is a job, a node or a reservation. Actions of one `group` are of use only together.
+    """`target` is a job, a node or a reservation. Actions of one `group` are useful only together.
 
-    `cause` is the job for which room is made. `attained_gpu_s` is the GPU-time that a requeued job had in this run.
+    `cause` is the job for which GPUs are freed. `attained_gpu_s` is the GPU-time that a requeued job had in this run.
     """
 
     kind: Kind
@@ -57,13 +57,13 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     reservation: Reservation | None = None
 
     @property
-    def is_putting_back(self) -> bool:
-        """It ends what an earlier action began, so that no limit may keep it from being done."""
+    def is_reverting(self) -> bool:
+        """Whether it ends what an earlier action began; no limit applies to such an action."""
         return self.kind in ("release", "resume", "unreserve")
 
 
 def sentence(action: Action) -> str:
-    """What is done and why, in one line."""
+    """Return what is done and why, in one line."""
     target, before, after = action.target, action.previous, action.value
     done = f"{action.kind} {target}"
     match action.kind:
@@ -86,7 +86,7 @@ def sentence(action: Action) -> str:
 
 
 def observed(action: Action, view: ClusterView) -> str | None:
-    """None where the target is not there, or is past the state in which the action means something."""
+    """Return the present value of what an action changes; None where the target is gone, or no longer in that state."""
     if action.kind in ("reserve", "unreserve"):
         return PRESENT if action.target in view.reservations else ABSENT
     if action.kind in ("drain", "resume"):
@@ -119,5 +119,5 @@ def _of_job(action: Action, job: JobView) -> str | None:
 
 
 def running_since(job: JobView) -> str:
-    """Names one run of a job: after a requeue it starts at another time."""
+    """Return text that identifies one run of a job: after a requeue its start time differs."""
     return f"running since {job.start_unix_s or 0:.0f}"

@@ -1,9 +1,9 @@
-"""The controller: read, decide, act; again after a while. Acts only where it has a log, else it says what it would do.
+"""The controller: read, decide, act, and repeat. It acts only with a log; without one it says what it would do.
 
     each action:  written to the log and synced -> done by the scheduler -> its outcome written
 
-Killed at any moment and started again, it finds in the log what it had begun, sees on the cluster whether that was
-done, and decides anew; so nothing is done twice, and the hourly limit holds over restarts.
+Killed at any moment and restarted, it reads in the log what it had begun, sees on the cluster whether that was done,
+and decides again; so nothing is done twice, and the hourly limit holds across restarts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SETTLE_S = 1.0
 
 
 class Cycle(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look at the cluster led to. `held_back` exceeded the hourly limit."""
+    """The outcome of one cycle: what was read, and what was done. `held_back` exceeded the hourly limit."""
 
     unix_s: float
     num_running: int
@@ -41,7 +41,7 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Controller:
-    """`enrich` adds what the scheduler does not know to a view: idle GPUs, predictions. `log` None is a dry run."""
+    """Reads, decides and acts. `enrich` adds idle GPUs and predictions to a view; without a `log` it is a dry run."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Controller:
         self._max, self._enrich, self._say = max_actions_per_hour, enrich, say
         self._down: set[str] | None = None
         if log is not None and any(entry.outcome == "unknown" for entry in log.entries):
-            time.sleep(_SETTLE_S)  # what was on its way when it was killed arrives
+            time.sleep(_SETTLE_S)  # an action that was under way when it was killed takes effect
 
     def cycle(self) -> Cycle:
-        """One look, and what follows from it. UnavailableError where the scheduler does not answer."""
+        """Read, decide and act once. UnavailableError where the scheduler does not answer."""
         view = self._enrich(self._scheduler.read())
         self._settle(view)
         self._note_failures(view)
@@ -71,7 +71,7 @@ class Controller:
         allowed, held_back = _within(decide(view, memory, self._settings), self._max - memory.num_actions_last_hour)
         done = list(self._act(allowed))
         if held_back:
-            self._say(f"{len(held_back)} more held back: at most {self._max} actions an hour")
+            self._say(f"{len(held_back)} more actions postponed: the limit is {self._max} per hour")
         return Cycle(
             unix_s=view.now_unix_s,
             num_running=sum(job.state == "running" for job in view.jobs),
@@ -84,7 +84,7 @@ class Controller:
         )
 
     def _settle(self, view: ClusterView) -> None:
-        """What became of actions whose outcome the controller could not write."""
+        """Write the outcome of actions that an earlier controller had begun when it ended."""
         if self._log is None:
             return
         for entry in self._log.entries:
@@ -94,7 +94,7 @@ class Controller:
                 self._say(f"{'done' if is_done else 'not done'} before the restart: {sentence(entry.action)}")
 
     def _note_failures(self, view: ClusterView) -> None:
-        """A node that goes down while it is watched has failed once."""
+        """Log a failure for each node that went down since the last cycle."""
         down = {node.name for node in view.nodes if node.is_down}
         known, self._down = self._down, down
         if self._log is None or known is None:
@@ -113,15 +113,15 @@ class Controller:
                 continue
             outcome = self._do(action, self._log)
             if outcome != "done" and action.group:
-                given_up.add(action.group)  # the rest of it would be for nothing
+                given_up.add(action.group)  # the rest of the group would be in vain
             yield action, outcome
 
     def _do(self, action: Action, log: LogFile) -> str:
         if action.kind in ("requeue", "requeue-hold"):
-            # Slurm would run a job again that has ended since it was looked at.
+            # Slurm would requeue a job that has ended since the cluster was read.
             job = self._scheduler.job(action.target)
             if job is None or job.state != "running" or running_since(job) != action.previous:
-                self._say(f"left out: {sentence(action)} (it no longer runs)")
+                self._say(f"skipped: {sentence(action)} (it no longer runs)")
                 return "failed"
         entry = log.begin(action)
         try:
@@ -139,7 +139,7 @@ class Controller:
 
 
 def named(scheduler: Scheduler, *, interval_s: float, once: bool, say: Say) -> str:
-    """The cluster's name, once it answers."""
+    """Return the cluster's name, once the scheduler answers."""
     while True:
         try:
             return scheduler.cluster()
@@ -151,7 +151,7 @@ def named(scheduler: Scheduler, *, interval_s: float, once: bool, say: Say) -> s
 
 
 def run(controller: Controller, *, interval_s: float, once: bool, say: Say, report: Callable[[Cycle], None]) -> None:
-    """Until it is interrupted, or one cycle. A scheduler that does not answer is said in one line and tried again."""
+    """Run cycles until interrupted, or one. A scheduler that does not answer is reported in one line and retried."""
     while True:
         started = time.monotonic()
         try:
@@ -168,7 +168,7 @@ def run(controller: Controller, *, interval_s: float, once: bool, say: Say, repo
 
 
 def summary(cycle: Cycle) -> str:
-    """One line on what was seen."""
+    """Return one line on what was read."""
     return (
         f"{cycle.num_running} jobs run, {cycle.num_waiting} wait;"
         f" {cycle.num_free_gpus} of {gpus(cycle.num_gpus)} are free"
@@ -176,7 +176,7 @@ def summary(cycle: Cycle) -> str:
 
 
 def _recalled(view: ClusterView, memory: ControllerState) -> ClusterView:
-    """With what a scheduler forgets of jobs that were requeued: what they have had, and since when they wait."""
+    """Add what a scheduler forgets of requeued jobs: their GPU-time so far, and when they were first submitted."""
     jobs = tuple(
         msgspec.structs.replace(job, submit_unix_s=min(job.submit_unix_s, memory.submit_unix_s[job.id]))
         if job.id in memory.submit_unix_s
@@ -187,13 +187,13 @@ def _recalled(view: ClusterView, memory: ControllerState) -> ClusterView:
 
 
 def _within(actions: Sequence[Action], left: int) -> tuple[list[Action], list[Action]]:
-    """What the limit allows, and what not; a group is done whole or not at all, and what puts back is always done."""
+    """Split actions into those within the limit and the others; groups stay whole, and reverts are always allowed."""
     allowed: list[Action] = []
     held_back: list[Action] = []
     for group, members in groupby(actions, key=lambda action: action.group):
         together = list(members)
         for part in [together] if group else [[action] for action in together]:
-            number = sum(not action.is_putting_back for action in part)
+            number = sum(not action.is_reverting for action in part)
             if number <= left:
                 left -= number
                 allowed.extend(part)

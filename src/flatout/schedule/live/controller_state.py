@@ -1,4 +1,4 @@
-"""What a controller must remember of what it did, from its log alone: a restart forgets nothing."""
+"""The state of a controller: what it did before, read from its log alone, so that a restart forgets nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOUR_S = 3600.0
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
-    """`holds` are jobs that were requeued and held and not yet released, each with its entry."""
+    """`holds` are jobs that were requeued and held and not yet released, each with its logged action."""
 
     holds: Mapping[str, LoggedAction] = {}
     made_room_unix_s: Mapping[str, float] = {}
@@ -29,7 +29,7 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
 def state_from_log(
     entries: Sequence[LoggedAction], failures: Iterable[NodeFailure], now_unix_s: float
 ) -> ControllerState:
-    """Actions that failed count for the hourly limit and for nothing else."""
+    """Return the state after the logged actions; those that failed only count for the hourly limit."""
     holds: dict[str, LoggedAction] = {}
     made_room: dict[str, float] = {}
     preemptions: dict[str, int] = {}
@@ -59,7 +59,7 @@ def state_from_log(
                 reservations[action.target] = entry
             case "unreserve":
                 reservations.pop(action.target, None)
-    recent = [entry for entry in entries if now_unix_s - entry.unix_s < HOUR_S and not entry.action.is_putting_back]
+    recent = [entry for entry in entries if now_unix_s - entry.unix_s < HOUR_S and not entry.action.is_reverting]
     return ControllerState(
         holds=holds,
         made_room_unix_s=made_room,

@@ -1,7 +1,7 @@
 """A view of a cluster, what was done before, and the operator's settings -> the actions to take now, with reasons.
 
-A pure function. It never touches a job that the operator protects or leaves out, requeues only jobs that may be
-requeued, and drains no node that is drained already, by whomever.
+A pure function. It never touches a job that the operator protects or excludes, requeues only jobs that allow it, and
+drains no node that is already drained, by anybody.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from flatout.schedule.live.view import FLATOUT_MARK, ClusterView, JobView, NodeF
 
 RESERVATION_MARK = "flatout_"
 _SAME_FAILURE_S = 600.0
-# Any other reason is a limit, a licence, a node that was named, and no room would help.
+# Any other reason is a limit, a licence or a node that was named; free GPUs would not help.
 _WAITS_FOR_ROOM = ("", "Resources", "Priority")
 _UNLIMITED_MIN = 365 * 24 * 60
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`order_name` is for reasons. `order` None leaves the order of jobs that are not urgent to the scheduler."""
+    """What the operator wants. `order_name` appears in reasons; without an `order` the scheduler keeps its own."""
 
     order_name: str = "priority"
     order: Order | None = None
@@ -54,7 +54,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(view: ClusterView, memory: ControllerState, settings: ControllerSettings) -> list[Action]:
-    """In the order in which they are to be done: what puts back, what makes room, nodes, and the order."""
+    """Return the actions in the order in which they are to be done: reverts, freed GPUs, nodes, priorities."""
     return list(_decide(view, memory, settings))
 
 
@@ -62,11 +62,11 @@ def _decide(view: ClusterView, memory: ControllerState, settings: ControllerSett
     may_touch = _permission(settings)
     waiting = _in_order(view, settings, may_touch)
     is_urgent = {job.id for job in waiting if is_any(job, settings.urgent)}
-    yield from _put_back(view, memory, settings)
-    yield from _moved(waiting, is_urgent, settings)
+    yield from _reverts(view, memory, settings)
+    yield from _moves(waiting, is_urgent, settings)
     order = list(_ordered(view, waiting, is_urgent, settings))
     yield from (action for action in order if action.target in is_urgent)
-    yield from _rooms_made(view, memory, settings, waiting, is_urgent, may_touch)
+    yield from _requeues(view, memory, settings, waiting, is_urgent, may_touch)
     yield from _drains(view, memory, settings)
     yield from (action for action in order if action.target not in is_urgent)
 
@@ -80,7 +80,7 @@ def _permission(settings: ControllerSettings) -> Callable[[JobView], bool]:
 
 
 def _in_order(view: ClusterView, settings: ControllerSettings, may_touch: Callable[[JobView], bool]) -> list[JobView]:
-    """Jobs that could start: urgent ones first, and both as the policy has it."""
+    """Return the jobs that could start, urgent ones first, each part in the order of the policy."""
     waiting = [job for job in view.jobs if job.is_waiting and may_touch(job) and job.priority]
 
     def key(job: JobView) -> tuple[object, ...]:
@@ -94,15 +94,15 @@ def _number(job_id: str) -> tuple[int, ...]:
     return tuple(int(part) for part in job_id.split("_") if part.isdigit())
 
 
-def _put_back(view: ClusterView, memory: ControllerState, settings: ControllerSettings) -> Iterator[Action]:
+def _reverts(view: ClusterView, memory: ControllerState, settings: ControllerSettings) -> Iterator[Action]:
     for job_id, entry in memory.holds.items():
         job, cause = view.job(job_id), view.job(entry.action.cause)
         if job is None or not job.is_held:
             continue
         held_s = view.now_unix_s - entry.unix_s
         if cause is None or cause.state != "pending":
-            why = f"job {entry.action.cause}, for which it made room, has started"
-            why = why if cause is not None else f"job {entry.action.cause}, for which it made room, is gone"
+            end = "has started" if cause is not None else "is gone"
+            why = f"job {entry.action.cause}, for which it was requeued, {end}"
         elif held_s > settings.max_hold_s:
             why = f"it was held for {duration(held_s)}, and job {cause.id} still waits ({cause.reason})"
         else:
@@ -115,7 +115,7 @@ def _put_back(view: ClusterView, memory: ControllerState, settings: ControllerSe
             yield Action(kind="unreserve", target=name, previous=PRESENT, value=ABSENT, reason=why)
 
 
-def _moved(waiting: Iterable[JobView], urgent: set[str], settings: ControllerSettings) -> Iterator[Action]:
+def _moves(waiting: Iterable[JobView], urgent: set[str], settings: ControllerSettings) -> Iterator[Action]:
     for job in waiting:
         if job.id not in urgent:
             continue
@@ -134,7 +134,7 @@ def _moved(waiting: Iterable[JobView], urgent: set[str], settings: ControllerSet
 def _ordered(
     view: ClusterView, waiting: Sequence[JobView], urgent: set[str], settings: ControllerSettings
 ) -> Iterator[Action]:
-    """Without a policy, only urgent jobs are moved: those after them are in the scheduler's order already."""
+    """Yield changes of priority. Without a policy, only urgent jobs move: the scheduler has ordered the others."""
     if settings.order is None and not urgent:
         return
     first = waiting[: settings.max_ordered]
@@ -145,14 +145,14 @@ def _ordered(
             continue
         why = "it is urgent" if job.id in urgent else f"{settings.order_name}: number {rank} of {len(waiting)} waiting"
         if settings.order_by == "nice":
-            # multifactor: priority = factors - nice, so that the factors go on to age.
+            # multifactor: priority = factors - nice, so that the factors continue to age.
             before, after = str(job.nice), str(job.nice + current[job.id] - new[job.id])
         else:
             before, after = str(job.priority), str(new[job.id])
         yield Action(kind=settings.order_by, target=job.id, previous=before, value=after, reason=why)
 
 
-def _rooms_made(
+def _requeues(
     view: ClusterView,
     memory: ControllerState,
     settings: ControllerSettings,
@@ -160,7 +160,7 @@ def _rooms_made(
     urgent: set[str],
     may_touch: Callable[[JobView], bool],
 ) -> Iterator[Action]:
-    """For each waiting job that does not fit: idle jobs make room for any, jobs at work for urgent ones only."""
+    """Yield the requeues that free GPUs for waiting jobs: of idle jobs for any, of busy jobs for urgent ones only."""
     candidates = {
         job.id: job
         for job in view.jobs
@@ -188,7 +188,7 @@ def _rooms_made(
             continue
         made = memory.made_room_unix_s.get(job.id)
         if made is not None and view.now_unix_s - made < settings.again_after_s:
-            continue  # it waits for something that is not modelled, or the scheduler has not looked yet
+            continue  # it waits for something that is not modelled, or the scheduler has not reacted yet
         if job.id in urgent:
             allowed = list(candidates.values())
         else:
@@ -271,8 +271,8 @@ def _requeued(
                 )
 
 
-def _once(name: str, memory: ControllerState, view: ClusterView) -> list[NodeFailure]:
-    """Failures of a node; of one that was seen and is in the accounting too, the first."""
+def _failures_of(name: str, memory: ControllerState, view: ClusterView) -> list[NodeFailure]:
+    """Return the failures of a node; one that was both observed and in the accounting counts once."""
     seen = [each for each in memory.failures if each.node == name]
     return seen + [
         each
@@ -288,11 +288,13 @@ def _drains(view: ClusterView, memory: ControllerState, settings: ControllerSett
         if node.is_drained:
             continue
         after = max(memory.drained_unix_s.get(node.name, 0.0), view.now_unix_s - settings.drain_window_s)
-        number = sum(each.weight for each in _once(node.name, memory, view) if after < each.unix_s <= view.now_unix_s)
+        number = sum(
+            each.weight for each in _failures_of(node.name, memory, view) if after < each.unix_s <= view.now_unix_s
+        )
         if number < settings.drain_failures - 1e-9:
             continue
         if num_drained >= most:
-            return  # many nodes that fail are a failure of something else, which a human must see
+            return  # when many nodes fail, something else has failed, which a human must see
         num_drained += 1
         why = f"{FLATOUT_MARK}{number:.3g} failures in {duration(settings.drain_window_s)}"
         yield Action(kind="drain", target=node.name, previous=IN_SERVICE, value=why, reason=why)

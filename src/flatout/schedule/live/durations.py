@@ -1,4 +1,4 @@
-"""How long jobs will run, from those that ended: the median of the same user's jobs of the same name, else of the user.
+"""Predict how long jobs will run: the median of the same user's ended jobs of the same name, else of all that ended.
 
 In: `sacct -X -P -o JobID,User,JobName,Partition,State,ElapsedRaw`, with its header and any further columns.
 """
@@ -18,7 +18,7 @@ _MIN_JOBS = 3
 
 
 class EndedJobs:
-    """Names that differ by numbers alone (`train_lr3`, `train_lr4`) are one."""
+    """Ended jobs by user and name; names that differ only in numbers (`train_lr3`, `train_lr4`) count as one."""
 
     def __init__(self, text: str, source: str) -> None:
         header, *rows = text.splitlines() or [""]
@@ -42,7 +42,7 @@ class EndedJobs:
                     self._elapsed_s.setdefault(key, []).append(float(elapsed))
 
     def predicted(self, jobs: Iterable[JobView]) -> dict[str, float]:
-        """By job; those of users with fewer than three ended jobs are left out."""
+        """Return the predicted seconds by job; jobs of users with fewer than three ended jobs are skipped."""
         found: dict[str, float] = {}
         for job in jobs:
             for key in ((job.user, _NUMBERS.sub("#", job.name)), (job.user, "")):

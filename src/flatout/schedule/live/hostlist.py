@@ -10,13 +10,13 @@ _MAX_HOSTS = 1_000_000
 
 
 def expanded(text: str) -> tuple[str, ...]:
-    """In order. ValueError where it is no such list."""
+    """Return the hosts in order. ValueError where the text is not such a list."""
     found: list[str] = []
     position = 0
     while position < len(text):
         match = _PART.match(text, position)
         if match is None or match.end() == position:
-            raise ValueError(f"no list of hosts: {text[:80]!r}")
+            raise ValueError(f"not a list of hosts: {text[:80]!r}")
         found.extend(_one(match[0].rstrip(",")))
         position = match.end()
     return tuple(found)
@@ -26,7 +26,7 @@ def _one(text: str) -> list[str]:
     match = _RANGE.search(text)
     if match is None:
         if "[" in text or "]" in text:
-            raise ValueError(f"no list of hosts: {text[:80]!r}")
+            raise ValueError(f"not a list of hosts: {text[:80]!r}")
         return [text] if text else []
     numbers: list[str] = []
     for part in match[1].split(","):

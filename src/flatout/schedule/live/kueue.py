@@ -41,7 +41,7 @@ class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class FlavorTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`cpus_per_node` and `memory_gib_per_node`: what pods may ask for, less what the system keeps."""
+    """Equal nodes. `cpus_per_node` and `memory_gib_per_node` are what pods may request, without the system's part."""
 
     name: str
     nodes: int
@@ -52,7 +52,7 @@ class FlavorTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TeamTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`borrow` absent for a flavor: without limit. `lend` absent: all of it."""
+    """A team and its quotas. It borrows without limit where `borrow` lacks a flavor, and lends all without `lend`."""
 
     name: str
     gpus: dict[str, int]
@@ -84,7 +84,7 @@ class Teams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def read_teams(path: Path) -> Teams:
-    """InputError of one line where a rule is broken: a wrong type, an unknown name, more promised than there is."""
+    """Read the teams. InputError of one line where a rule is broken: a wrong type, an unknown name, large quotas."""
     try:
         teams = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Teams)
     except OSError as error:
@@ -97,14 +97,14 @@ def read_teams(path: Path) -> Teams:
 
 
 def manifests(teams: Teams) -> tuple[Emitted, ...]:
-    """`kueue.yaml`, `runtime.yaml` where there is a TrainJob, and one file a job."""
+    """Return `kueue.yaml`, `runtime.yaml` if there is a TrainJob, and one file per job."""
     found = [Emitted(path="kueue.yaml", text=_documents(_queues(teams)))]
     if any(job.kind == "trainjob" for job in teams.jobs):
         runtimes = [_runtime(level) for level in sorted({job.within or "" for job in _train_jobs(teams)})]
         found.append(Emitted(path="runtime.yaml", text=_documents(runtimes)))
     for job in teams.jobs:
         made = _jobset(job, teams) if job.kind == "jobset" else _train_job(job, teams)
-        notes = (f"set `image` of {job.name}: {IMAGE} is a place to fill in",) if job.image == IMAGE else ()
+        notes = (f"set `image` of {job.name}: {IMAGE} is a placeholder",) if job.image == IMAGE else ()
         found.append(Emitted(path=f"{job.kind}-{job.name}.yaml", text=_documents([made]), notes=notes))
     return tuple(found)
 
@@ -126,7 +126,7 @@ def _problems(teams: Teams) -> Iterator[str]:
         if not _NAME.fullmatch(name):
             yield f"a {kind}'s name must be lower-case letters, digits and hyphens, at most 52, but is `{name}`"
     labels = (*teams.cluster.topology, *(label for flavor in teams.flavors for label in flavor.node_labels))
-    yield from (f"`{label}` is no label of a node" for label in labels if not _LABEL.fullmatch(label))
+    yield from (f"`{label}` is not a valid node label" for label in labels if not _LABEL.fullmatch(label))
     if HOST_LABEL in teams.cluster.topology:
         yield f"topology must not name {HOST_LABEL}: it is its narrowest level in any case"
     if not teams.flavors or not teams.teams:
@@ -219,7 +219,7 @@ def _groups(
     borrow: Mapping[str, int] | None = None,
     lend: Mapping[str, int] | None = None,
 ) -> list[Value]:
-    """CPUs and memory go with the GPUs: a share of a node's GPUs has the same share of the rest."""
+    """Return the quotas; a share of a node's GPUs includes the same share of its CPUs and memory."""
     listed: list[Value] = []
     for flavor in flavors:
         resources: list[Value] = []
@@ -295,7 +295,7 @@ def _train_job(job: JobTable, teams: Teams) -> Mapping[str, Value]:
 
 
 def _runtime(within: str) -> Mapping[str, Value]:
-    """One for each level of the topology: the annotation is the runtime's, and jobs only refer to it."""
+    """Return the runtime of a level of the topology: the annotation is the runtime's, and jobs only refer to it."""
     template: dict[str, Value] = {"spec": {"containers": [{"name": "node", "image": IMAGE}]}}
     if within:
         template = {"metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": within}}, **template}
@@ -319,7 +319,7 @@ def _runtime(within: str) -> Mapping[str, Value]:
 
 
 def _of(within: str | None) -> str:
-    """The runtime's name: `flatout-torch`, `flatout-torch-rack`."""
+    """Return the runtime's name: `flatout-torch`, `flatout-torch-rack`."""
     return RUNTIME if not within else f"{RUNTIME}-{re.sub(r'[^a-z0-9]+', '-', within.split('/')[-1].lower())}"
 
 
@@ -340,7 +340,7 @@ def _job_metadata(job: JobTable, teams: Teams) -> dict[str, Value]:
 
 
 def _resources(job: JobTable, teams: Teams) -> dict[str, Value]:
-    """What fits on each flavor that has so many GPUs a node: the least of their shares of CPUs and memory."""
+    """Return what fits on every flavor with enough GPUs per node: the least of their shares of CPUs and memory."""
     able = [flavor for flavor in teams.flavors if flavor.gpus_per_node >= job.gpus_per_node]
     cpus = min(flavor.cpus_per_node * job.gpus_per_node // flavor.gpus_per_node for flavor in able)
     memory = min(flavor.memory_gib_per_node * job.gpus_per_node // flavor.gpus_per_node for flavor in able)

@@ -1,7 +1,7 @@
-"""The undo log: what a controller is about to do, on disk before it is done; what became of it; and its memory.
+"""The undo log: each action of a controller, on disk before it is done, and its outcome; also the observed failures.
 
-Append-only JSON lines, each synced. One controller at a time has it: it is locked while it is open. A line that a crash
-cut short is an action that was not begun, and is passed over.
+Append-only JSON lines, each synced. It is locked while it is open, so that one controller uses it at a time. A line
+that a crash truncated is an action that was not begun, and is skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ActionOutcome = Literal["done", "failed", "unknown"]
 
 
 class LoggedAction(msgspec.Struct, kw_only=True):
-    """An action with its number in the log. `unknown`: begun, and the controller ended before it could tell."""
+    """An action with its number in the log. `unknown`: begun, and the controller ended before it knew the outcome."""
 
     number: int
     unix_s: float
@@ -37,7 +37,7 @@ class LoggedAction(msgspec.Struct, kw_only=True):
 
 
 class LogFile:
-    """Use in a `with` block. OutputError where another controller has it, InputError where it is no such log."""
+    """Use in a `with` block. OutputError where another controller has it open, InputError where it is another file."""
 
     def __init__(self, path: Path, *, cluster: str, command: Sequence[str]) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class LogFile:
         except BlockingIOError:
             self._close()
             raise OutputError(
-                f"{self.path} is in use by another controller", hint="end that one, or give this one a --log of its own"
+                f"{self.path} is in use by another controller", hint="end that one, or pass another --log to this one"
             ) from None
         except OSError as error:
             self._close()
@@ -72,7 +72,7 @@ class LogFile:
         self._close()
 
     def begin(self, action: Action) -> LoggedAction:
-        """On disk when this returns; only then may the action be done."""
+        """Write an action to disk; it may be done only after this returns."""
         entry = LoggedAction(number=len(self.entries) + 1, unix_s=time.time(), action=action)
         self._append({"event": "begin", "number": entry.number, "unix_s": entry.unix_s, "action": action})
         self.entries.append(entry)
@@ -113,12 +113,12 @@ class LogFile:
         line = msgspec.json.encode(record) + b"\n"
         try:
             if os.write(self._file, line) != len(line):
-                raise OSError(0, "it was written in part")
+                raise OSError(0, "it was written only in part")
             os.fsync(self._file)
         except OSError as error:
             raise OutputError(
-                f"{self.path} cannot be written, so nothing more is done: {error.strerror}",
-                hint="make room there, and start again",
+                f"{self.path} cannot be written, so no further action is taken: {error.strerror}",
+                hint="free disk space there, and restart",
             ) from None
 
     def _close(self) -> None:
@@ -128,16 +128,18 @@ class LogFile:
 
 
 def read_log(path: Path, *, cluster: str) -> tuple[list[LoggedAction], list[NodeFailure]]:
-    """InputError where it is missing, no log, or that of another cluster."""
+    """Read a log. InputError where it is missing, is not such a log, or is of another cluster."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     header = _decoded(lines[0])
     if header is None or header.get("schema") != SCHEMA or header.get("version") != 1:
-        raise InputError(f"{path} is no log of `flatout schedule slurm`", hint="its first line has no such schema")
+        raise InputError(
+            f"{path} is not a log of `flatout schedule slurm`", hint="its first line does not have that schema"
+        )
     if header.get("cluster") != cluster:
-        raise InputError(f"{path} is of the cluster `{header.get('cluster')}`, but this one is `{cluster}`")
+        raise InputError(f"{path} is of cluster `{header.get('cluster')}`, but this cluster is `{cluster}`")
     return _replayed(path, lines[1:])
 
 
@@ -167,7 +169,7 @@ def _replayed(path: Path, lines: Iterable[bytes]) -> tuple[list[LoggedAction], l
 
 
 def _decoded(line: bytes) -> dict[str, Any] | None:
-    """None for what a crash left of a line."""
+    """Return the record of a line; None for one that a crash truncated."""
     try:
         record = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):

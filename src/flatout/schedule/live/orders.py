@@ -1,6 +1,6 @@
-"""In which order waiting jobs should start: one function of a job and a view each, the least first.
+"""Orders of waiting jobs: functions of a job and a view that return a sort key; the least key starts first.
 
-An `Order` gives a sort key; any other function of this kind can be given in place of these.
+Any other function of this kind can replace them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _UNLIMITED_S = 1e12
 
 
 class Order(Protocol):
-    """The job with the least key is to start first; keys of one order compare with each other."""
+    """A sort key: the job with the least one starts first; keys of one order can be compared."""
 
     def __call__(self, job: JobView, view: ClusterView) -> tuple[float, ...]: ...
 
 
 def fifo(job: JobView, view: ClusterView) -> tuple[float, ...]:
-    """As they were submitted."""
+    """Order of submission."""
     return (job.submit_unix_s,)
 
 
@@ -36,7 +36,7 @@ def qssf(job: JobView, view: ClusterView) -> tuple[float, ...]:
 
 
 def least_attained(job: JobView, view: ClusterView) -> tuple[float, ...]:
-    """The job that has had the least GPU-time first (Tiresias, NSDI'19), then its user's least in running jobs."""
+    """The job with the least GPU-time so far (Tiresias, NSDI'19), then that of the user with the least running."""
     of_user = sum(
         other.ran_s(view.now_unix_s) * other.held_gpus
         for other in view.jobs

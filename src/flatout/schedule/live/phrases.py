@@ -1,4 +1,4 @@
-"""Durations and numbers of GPUs as an operator says them."""
+"""Durations and numbers of GPUs in the form that an operator uses."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ _SPACING = 1000
 
 
 def new_priorities(wanted: Sequence[str], current: dict[str, int]) -> dict[str, int]:
-    """The jobs whose priority must change, with the new one; the first of `wanted` is to have the highest.
+    """Return the jobs whose priority must change, with the new one; the first of `wanted` gets the highest.
 
-    The most jobs that are in order already stay as they are, but for those in whose way there is no number left.
+    As many jobs as possible that are already in order stay as they are, except where too few numbers are left between.
     """
     values = [current[job] for job in wanted]
     kept = _longest_decreasing(values)
@@ -23,7 +23,7 @@ def new_priorities(wanted: Sequence[str], current: dict[str, int]) -> dict[str, 
     for first, last in runs:
         if first < done_until:
             continue
-        first, last, numbers = _room(values, kept, first, last, done_until)
+        first, last, numbers = _widened(values, kept, first, last, done_until)
         done_until = last
         for position, number in zip(range(first, last), numbers, strict=True):
             if values[position] != number:
@@ -34,7 +34,7 @@ def new_priorities(wanted: Sequence[str], current: dict[str, int]) -> dict[str, 
 
 
 def _longest_decreasing(values: Sequence[int]) -> set[int]:
-    """Positions of a longest strictly decreasing subsequence (patience sorting); held jobs (0) are not in it."""
+    """Return the positions of a longest strictly decreasing subsequence; held jobs (0) are not in it."""
     ends: list[int] = []
     at: list[int] = []
     before: dict[int, int | None] = {}
@@ -57,7 +57,7 @@ def _longest_decreasing(values: Sequence[int]) -> set[int]:
 
 
 def _runs(kept: set[int], number: int) -> list[tuple[int, int]]:
-    """Neighbours that are not kept, as half-open ranges."""
+    """Return the runs of positions that are not kept, as half-open ranges."""
     found: list[tuple[int, int]] = []
     for position in range(number):
         if position in kept:
@@ -69,8 +69,10 @@ def _runs(kept: set[int], number: int) -> list[tuple[int, int]]:
     return found
 
 
-def _room(values: Sequence[int], kept: set[int], first: int, last: int, done_until: int) -> tuple[int, int, list[int]]:
-    """The run, widened by as few of its neighbours as possible until enough numbers lie between what is around it."""
+def _widened(
+    values: Sequence[int], kept: set[int], first: int, last: int, done_until: int
+) -> tuple[int, int, list[int]]:
+    """Return the run, widened by as few positions as possible until its borders leave enough numbers between them."""
     total = len(values)
     for width in range(last - first, total + 1):
         for start in range(max(last - width, 0), min(first, total - width) + 1):
@@ -89,7 +91,7 @@ def _room(values: Sequence[int], kept: set[int], first: int, last: int, done_unt
 
 
 def _between(above: int | None, below: int | None, number: int) -> list[int] | None:
-    """`number` values, falling, strictly between; wide apart, so that later ones find room. None where too few."""
+    """Return `number` falling values strictly between, evenly spaced for later jobs; None where there are too few."""
     if above is None and below is None:
         above, below = HIGHEST, max(LOWEST - 1, HIGHEST - _SPACING * (number + 1) * 2)
     elif above is None:

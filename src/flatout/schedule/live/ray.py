@@ -1,12 +1,12 @@
-"""A queue of gang jobs on a Ray cluster, which itself has none: placement groups by priority, requeue and release.
+"""A queue of gang jobs on a Ray cluster, which has none: placement groups by priority, requeue and release.
 
-In: functions with the number of nodes and GPUs that they need. A job is a placement group with one bundle a node, and
-one task in each, called as `function(Part(...), *args)`. Out: what Slurm is to a controller, a `Scheduler`; so room for
-urgent jobs and the reclaim of idle GPUs are `decide`'s, with the same log, limit and undo.
+In: functions with the number of nodes and GPUs that they need. A job is a placement group with one bundle per node, and
+one task in each, called as `function(TaskContext(...), *args)`. Out: a `Scheduler`, as Slurm is for a controller; so
+`decide` frees GPUs for urgent jobs and reclaims idle ones, with the same log, limit and undo.
 
-Requeued, a job's tasks are killed, and later it begins again with `Part.restarts` one higher: it must go on from its
-own checkpoint. An exception of the function ends the job; the death of a node or worker requeues it. The queue lives in
-the process that made it. Partitions, QOS and reservations are Slurm's, and refused here.
+When a job is requeued, its tasks are killed, and later it starts again with `TaskContext.restarts` one higher: it must
+resume from its own checkpoint. An exception of the function ends the job; the death of a node or worker requeues it.
+The queue exists in the process that created it. Partitions, QOS and reservations are Slurm's, and refused here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PLACE_TIMEOUT_S = 10.0
 _PARTITION = "ray"
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task of a job is told."""
+class TaskContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The first argument of a job's task."""
 
     job: str
     rank: int
@@ -39,7 +39,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RayJob(msgspec.Struct, kw_only=True):
-    """`results` has what its tasks returned, by rank, once it is done; `error` why it failed."""
+    """A job of the queue. Once it is done, `results` has what its tasks returned, by rank; `error` is why it failed."""
 
     id: str
     function: Callable[..., object]
@@ -64,9 +64,9 @@ class RayJob(msgspec.Struct, kw_only=True):
 
 
 class RayQueue:
-    """Of the cluster that `ray.init` has joined. Nothing happens between two calls of `step`.
+    """Queue of the cluster that `ray.init` has joined. Nothing happens between two calls of `step`.
 
-    A step reaps what ended and starts what fits, the highest priority first; a job that does not fit is not overtaken,
+    A step reaps ended jobs and starts those that fit, the highest priority first; no job passes one that does not fit,
     so that none starves.
     """
 
@@ -88,7 +88,7 @@ class RayQueue:
         comment: str = "",
         may_requeue: bool = True,
     ) -> RayJob:
-        """Without a priority, after all that were submitted before."""
+        """Add a job; without a priority it comes after all that were submitted before."""
         number = len(self.jobs) + 1
         job = RayJob(
             id=str(number),
@@ -129,7 +129,7 @@ class RayQueue:
         return f"ray-{ray.get_runtime_context().gcs_address}"
 
     def read(self) -> ClusterView:
-        """Nodes have Ray's own identifiers. A node that was there and is not any more has failed."""
+        """Return the view. Nodes have Ray's own identifiers; a node that disappears has failed."""
         import ray
 
         nodes, alive = [], set[str]()
@@ -148,7 +148,7 @@ class RayQueue:
         return None if found is None else _view(found)
 
     def perform(self, action: Action) -> None:
-        """Hold, release, priority and requeue."""
+        """Perform a hold, a release, a change of priority or a requeue; refuse everything else."""
         job = self.jobs.get(action.target)
         match action.kind:
             case "priority" if job is not None:
@@ -164,7 +164,7 @@ class RayQueue:
                 raise RefusedError(f"Ray has no `{action.kind}` for {action.target}")
 
     def cancel(self, job_id: str) -> None:
-        """It ends, whether it runs or waits."""
+        """End a job, whether it runs or waits."""
         job = self.jobs[job_id]
         if job.state == "running":
             self._end(job, "failed", error="cancelled")
@@ -172,13 +172,13 @@ class RayQueue:
             job.state, job.error = "failed", "cancelled"
 
     def close(self) -> None:
-        """Ends what runs."""
+        """End the running jobs."""
         for job in self.jobs.values():
             if job.state == "running":
                 self._requeue(job)
 
     def _start(self, job: RayJob) -> bool:
-        """All of its bundles, or none. False where Ray cannot place them now."""
+        """Start all tasks of a job, or none; return False where Ray cannot place them now."""
         import ray
         from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -197,13 +197,15 @@ class RayQueue:
                 num_cpus=job.cpus_per_node,
                 max_retries=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
-            )(job.function).remote(Part(job=job.id, rank=rank, num_nodes=job.nodes, restarts=job.restarts), *job.args)
+            )(job.function).remote(
+                TaskContext(job=job.id, rank=rank, num_nodes=job.nodes, restarts=job.restarts), *job.args
+            )
             for rank in range(job.nodes)
         )
         return True
 
     def _reap(self, job: RayJob) -> None:
-        """One task that failed ends the others: a gang goes on whole or not at all."""
+        """End a job of which a task failed: a gang runs whole or not at all."""
         import ray
 
         ended, running = ray.wait(list(job.tasks), num_returns=len(job.tasks), timeout=0)
@@ -220,7 +222,7 @@ class RayQueue:
             self._end(job, "done")
 
     def _forget_killed(self) -> None:
-        """Ray complains of errors that nobody has looked at."""
+        """Retrieve the errors of killed tasks: Ray complains of errors that are never retrieved."""
         import ray
 
         if self._killed:

@@ -1,4 +1,4 @@
-"""`KEY=PATTERN`, which names jobs: `partition=low`, `user=ann*`, `comment=*urgent*`."""
+"""Select jobs by `KEY=PATTERN`: `partition=low`, `user=ann*`, `comment=*urgent*`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Selector(msgspec.Struct, frozen=True):
 
 
 def selectors(option: str, texts: Iterable[str]) -> tuple[Selector, ...]:
-    """UsageError, which names the option, where one is no such text."""
+    """Parse the texts of an option. UsageError, which names the option, where one has another form."""
     found = []
     for text in texts:
         key, separator, pattern = text.partition("=")

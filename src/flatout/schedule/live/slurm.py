@@ -1,7 +1,6 @@
-"""A Slurm cluster through its own commands: read as a view, and acted on. Each command has a time limit.
+"""A Slurm cluster through its own commands: read it as a view, and perform actions. Each command has a time limit.
 
-`UnavailableError` is what passes by itself, such as a slurmctld that is being restarted: a controller says it and tries
-again.
+An `UnavailableError` is temporary, such as a slurmctld that is being restarted: a controller reports it and retries.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class UnavailableError(FlatoutError):
 
 
 class RefusedError(FlatoutError):
-    """The scheduler answers, and does not do it."""
+    """The scheduler answers, and refuses."""
 
 
 class Scheduler(Protocol):
-    """What a controller needs of one."""
+    """What a controller needs of a scheduler."""
 
     def cluster(self) -> str: ...
 
@@ -50,7 +49,7 @@ class Scheduler(Protocol):
 
 
 class Slurm:
-    """`failures_window_s`: how far back in the accounting, where there is one, failures of nodes are looked for."""
+    """The cluster. Failures of nodes are read from the last `failures_window_s` of the accounting, if there is one."""
 
     def __init__(self, *, timeout_s: float = _TIMEOUT_S, failures_window_s: float = 86400.0) -> None:
         self._timeout_s, self._window_s = timeout_s, failures_window_s
@@ -78,11 +77,11 @@ class Slurm:
         return next((job for job in self._jobs() if job.id == job_id), None)
 
     def perform(self, action: Action) -> None:
-        """Refused where Slurm says no. UnavailableError where it is not known whether it was done."""
+        """Perform an action. RefusedError where Slurm refuses; UnavailableError where the outcome is unknown."""
         self._run(command_of(action))
 
     def history(self, since: str = "now-30days") -> str | None:
-        """Ended jobs as `sacct` lists them, for predictions; None without an accounting."""
+        """Return ended jobs as `sacct` lists them, for predictions; None without an accounting."""
         fields = "JobID,User,JobName,Partition,State,ElapsedRaw"
         try:
             return self._text("sacct", "-a", "-X", "-P", "-S", since, "-o", fields)
@@ -116,7 +115,7 @@ class Slurm:
     def _run(self, command: Sequence[str]) -> bytes:
         environment = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
         try:
-            # With a controller that is killed, its command ends: it must not act on a cluster that has moved on.
+            # When a controller is killed, its command ends with it: it must not act later, on a changed cluster.
             done = subprocess.run(
                 command,
                 env=environment,
@@ -128,7 +127,7 @@ class Slurm:
             )
         except FileNotFoundError:
             raise InputError(
-                f"`{command[0]}` is not here", hint="run it where Slurm's commands are: a login or management node"
+                f"`{command[0]}` is not installed here", hint="run it on a login or management node of Slurm"
             ) from None
         except subprocess.TimeoutExpired:
             raise UnavailableError(f"`{command[0]}` did not answer in {self._timeout_s:.0f} s") from None
@@ -140,7 +139,7 @@ class Slurm:
 
 
 def command_of(action: Action) -> list[str]:
-    """The `scontrol` that does it."""
+    """Return the `scontrol` command that performs an action."""
     target, value = action.target, action.value
     match action.kind:
         case "priority" | "nice" | "partition" | "qos":
@@ -172,4 +171,4 @@ def _ends_with_parent() -> None:
 
 def _last_line(text: bytes) -> str:
     lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "it said nothing"
+    return lines[-1][:200] if lines else "no error message"

@@ -1,7 +1,7 @@
-"""What `squeue --json`, `sinfo --json` and `sacct -P` print -> `JobView`s, `NodeView`s and failures of nodes.
+"""Output of `squeue --json`, `sinfo --json` and `sacct -P` -> `JobView`s, `NodeView`s and failures of nodes.
 
-Of the JSON of Slurm 22.05 (v0.0.38), and as documented of the later ones, in which a number is an object with `set`,
-`infinite` and `number`, and a state is a list. What is no such output is an InputError of one line.
+It reads the JSON of Slurm 22.05 (v0.0.38), and that of later versions as documented, in which a number is an object
+with `set`, `infinite` and `number`, and a state is a list. Other output is an InputError of one line.
 """
 
 from __future__ import annotations
@@ -64,23 +64,23 @@ _DRAINED = {"DRAIN", "DRAINED", "DRAINING"}
 
 
 def read_jobs(text: bytes) -> tuple[JobView, ...]:
-    """From `squeue --json`; each job once. Files named `checkpoint=PATH` in comments are looked at."""
+    """Read `squeue --json`; each job once. Files named `checkpoint=PATH` in comments are examined."""
     jobs = [_guarded("squeue --json", _job, entry) for entry in _entries(text, "squeue --json", "jobs")]
     return tuple({job.id: job for job in jobs}.values())
 
 
 def read_nodes(text: bytes) -> tuple[NodeView, ...]:
-    """From `sinfo --json` (or `scontrol show nodes --json`, in which later versions have the nodes)."""
+    """Read `sinfo --json`, or `scontrol show nodes --json`, in which later versions have the nodes."""
     return tuple(_guarded("sinfo --json", _node, entry) for entry in _entries(text, "sinfo --json", "nodes"))
 
 
 def has_nodes(text: bytes) -> bool:
-    """Later versions' `sinfo --json` has groups of nodes and not the nodes."""
+    """Whether `sinfo --json` has the nodes: in later versions it has groups of nodes."""
     return "nodes" in _document(text, "sinfo --json")
 
 
 def read_failures(text: bytes) -> list[NodeFailure]:
-    """From `sacct -X -D -n -P -o State,End,NodeList`, times as Unix seconds: jobs that ended as NODE_FAIL.
+    """Read `sacct -X -D -n -P -o State,End,NodeList`, times as Unix seconds: jobs that ended as NODE_FAIL.
 
     A job of N nodes weighs 1/N on each, because which of them failed is not in the accounting.
     """
@@ -88,7 +88,7 @@ def read_failures(text: bytes) -> list[NodeFailure]:
     for line in text.decode("utf-8", "replace").splitlines():
         fields = line.split("|")
         if len(fields) != 3:
-            raise InputError(f"sacct -P must give three fields a line, but gave {line[:80]!r}")
+            raise InputError(f"sacct -P must give three fields per line, but gave {line[:80]!r}")
         if fields[0].split(" ")[0] == "NODE_FAIL" and fields[1].isdigit():
             nodes = _guarded("sacct", expanded, fields[2])
             found.extend(NodeFailure(node=node, unix_s=float(fields[1]), weight=1 / len(nodes)) for node in nodes)
@@ -99,7 +99,7 @@ def _document(text: bytes, command: str) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(text.decode("utf-8", "replace"))
     except msgspec.DecodeError as error:
-        raise InputError(f"{command} gave no JSON: {error}") from None
+        raise InputError(f"{command} did not print valid JSON: {error}") from None
     if not isinstance(document, dict):
         raise InputError(f"{command} must give an object, but gave {type(document).__name__}")
     return document
@@ -133,7 +133,7 @@ def _job(entry: Mapping[str, Any]) -> JobView:
     num_nodes = int(_number(entry.get("node_count")) or 1)
     per_node = _gpus(_text(entry.get("tres_per_node")))
     num_gpus = sum(held.values()) or _requested_gpus(entry, num_nodes)
-    if nodes and not held and num_gpus:  # not told which: as many on each
+    if nodes and not held and num_gpus:  # unknown which: equally many on each
         held = {node: num_gpus // len(nodes) for node in nodes}
     start = _number(entry.get("start_time")) or None
     reason, comment = _text(entry.get("state_reason")), _text(entry.get("comment"))
@@ -174,7 +174,7 @@ def _job(entry: Mapping[str, Any]) -> JobView:
 
 
 def _job_id(entry: Mapping[str, Any]) -> str:
-    """As `scontrol` takes it: the number of an array alone would mean all of its tasks, so a task has both numbers."""
+    """Return the id for `scontrol`: the number of an array alone means all of its tasks, so a task has both numbers."""
     array, task = _number(entry.get("array_job_id")), _number(entry.get("array_task_id"))
     if array and not _text(entry.get("array_task_string")) and task is not None:
         return f"{int(array)}_{int(task)}"
@@ -225,7 +225,7 @@ def _held_cpus(entry: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, int]
 
 
 def _last_checkpoint(comment: str) -> float | None:
-    """When the newest file of `checkpoint=PATH` in a job's comment was written; None where there is none."""
+    """Return when the newest file of `checkpoint=PATH` in a job's comment was written; None where there is none."""
     named = _CHECKPOINT.search(comment)
     if named is None:
         return None
@@ -255,7 +255,7 @@ def _node(entry: Mapping[str, Any]) -> NodeView:
 
 
 def _words(value: object) -> list[str]:
-    """A state: one text, or a list; `MIXED+DRAIN` is two."""
+    """Return the words of a state, which is one text or a list; `MIXED+DRAIN` has two."""
     texts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
     return [word for text in texts if isinstance(text, str) for word in text.upper().split("+")]
 
@@ -267,7 +267,7 @@ def _listed(value: object) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """Slurm's empty texts are "", null, `(null)` and `N/A`."""
+    """Return a text; Slurm's empty texts are "", null, `(null)` and `N/A`."""
     if isinstance(value, list):
         return ",".join(str(each) for each in value)
     text = value if isinstance(value, str) else ""
@@ -275,7 +275,7 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> float | None:
-    """None where it is not set or infinite."""
+    """Return a number; None where it is not set or infinite."""
     if isinstance(value, dict):
         if not value.get("set", True) or value.get("infinite"):
             return None

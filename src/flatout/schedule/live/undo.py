@@ -1,6 +1,6 @@
-"""The log of a controller, backwards: each action that was done is put back, where nobody has changed the same since.
+"""Revert the actions in a controller's log, newest first, except where somebody has changed the same since.
 
-A requeue cannot be undone, because the job's work since its checkpoint is lost; a hold that came with it is released.
+A requeue cannot be undone, because the job's work since its checkpoint is lost; the hold that came with it is released.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ _SAME = ("priority", "nice", "partition", "qos")
 _REASON = "undo"
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """`action` None: it is skipped, and `why` says so."""
+class UndoStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One logged action and the one that reverts it; where that is None the action is skipped, and `why` says so."""
 
     entry: LoggedAction
     action: Action | None
     why: str = ""
 
 
-def steps(entries: Sequence[LoggedAction], view: ClusterView) -> Iterator[Step]:
-    """The newest first. What one step puts back is what the next one finds."""
-    put_back: dict[tuple[str, str], str] = {}
+def steps(entries: Sequence[LoggedAction], view: ClusterView) -> Iterator[UndoStep]:
+    """Yield the steps, newest first. What one step reverts is what the next one finds."""
+    reverted: dict[tuple[str, str], str] = {}
     for entry in reversed(entries):
         action = entry.action
         if entry.outcome != "done" or entry.is_undone:
             continue
         subject = ("hold" if action.kind in ("hold", "release", "requeue-hold") else action.kind, action.target)
-        now = put_back.get(subject, observed(_looked_at(action), view))
+        now = reverted.get(subject, observed(_looked_at(action), view))
         back, why = _back(action, now)
         if back is not None:
-            put_back[subject] = back.value
-        yield Step(entry=entry, action=back, why=why)
+            reverted[subject] = back.value
+        yield UndoStep(entry=entry, action=back, why=why)
 
 
 def _looked_at(action: Action) -> Action:
@@ -46,7 +46,7 @@ def _looked_at(action: Action) -> Action:
 
 
 def _back(action: Action, now: str | None) -> tuple[Action | None, str]:
-    target, changed = action.target, f"it is {now} now, and not {action.value} as it was set"
+    target, changed = action.target, f"it is now {now}, not {action.value} as it was set"
     if now is None:
         return None, "it has started, ended or gone"
     if action.kind in _SAME:
@@ -58,9 +58,7 @@ def _back(action: Action, now: str | None) -> tuple[Action | None, str]:
             return None, "it cannot be undone"
         case "hold" | "requeue-hold":
             if now != HELD:
-                return None, "it is not held any more" + (
-                    ", and a requeue cannot be undone" * (action.value == REQUEUED)
-                )
+                return None, "it is no longer held" + (", and a requeue cannot be undone" * (action.value == REQUEUED))
             return Action(kind="release", target=target, previous=HELD, value=FREE, reason=_REASON), ""
         case "drain":
             if now != action.value:
@@ -80,10 +78,10 @@ def _action(action: Action, *, value: str, previous: str) -> Action:
     )
 
 
-def put_back(
+def undo_actions(
     entries: Sequence[LoggedAction], scheduler: Scheduler, *, log: LogFile | None, say: Callable[[str], None]
 ) -> None:
-    """Does it where there is a log to note it in, and else says what it would do."""
+    """Undo the actions and note that in the log; without a log, say what would be done."""
     for step in steps(entries, scheduler.read()):
         if step.action is None:
             say(f"skipped {step.entry.action.kind} of {step.entry.action.target}: {step.why}")

@@ -1,7 +1,7 @@
-"""What GPUs did: samples from a file, from Prometheus, or from a recording -> how long each job's GPUs were idle.
+"""How busy GPUs were: samples from a file, from Prometheus, or from a recording -> how long each job's GPUs were idle.
 
-A file has one JSON object a line: `unix_s`, `busy` (a share of 1) and either `job`, or `node` and, unless it holds for
-all GPUs of the node, `gpu`. A folder is a recording of `flatout profile`, or has such in it. An address is that of a
+A file has one JSON object per line: `unix_s`, `busy` (from 0 to 1) and either `job`, or `node` and, unless it applies
+to all GPUs of the node, `gpu`. A folder is a recording of `flatout profile`, or contains some. An address is that of a
 Prometheus which scrapes dcgm-exporter. A GPU without samples is unknown, never idle.
 """
 
@@ -33,7 +33,7 @@ _MIN_SAMPLES = 3
 
 
 def read_samples(source: str, *, now_unix_s: float, window_s: float) -> list[Sample]:
-    """Those of the last `window_s` seconds. InputError where the source cannot be read."""
+    """Return the samples of the last `window_s` seconds. InputError where the source cannot be read."""
     if source.startswith(("http://", "https://")):
         return _from_prometheus(source, now_unix_s, window_s)
     path = Path(source)
@@ -47,9 +47,9 @@ def read_samples(source: str, *, now_unix_s: float, window_s: float) -> list[Sam
 def idle_jobs(
     jobs: Iterable[JobView], samples: Iterable[Sample], *, now_unix_s: float, grace_s: float, threshold: float
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Jobs of which all GPUs were idle through the last `grace_s`, with that time; and those that cannot be judged.
+    """Return the jobs whose GPUs were all idle through the last `grace_s`, with that time, and those without samples.
 
-    A job that has not run that long is neither. Samples must reach from the first quarter of the time into the last.
+    A job that has not run that long is neither. Samples must span from the first quarter of the time to the last.
     """
     by_job: dict[str, list[Sample]] = {}
     by_gpu: dict[tuple[str, int | None], list[Sample]] = {}
@@ -76,7 +76,7 @@ def idle_jobs(
 
 def _of_gpus(job: JobView, by_gpu: Mapping[tuple[str, int | None], Sequence[Sample]]) -> Iterator[Sequence[Sample]]:
     for node in job.gpus_by_node:
-        # Where it is not known which of the node's GPUs it has, only what holds for all of them is known of it.
+        # If its GPUs of a node are unknown, only a sample of all GPUs of the node says anything about it.
         for index in job.gpu_indices.get(node, (None,)):
             yield by_gpu.get((node, index)) or by_gpu.get((node, None)) or ()
 
@@ -111,7 +111,7 @@ def _from_file(path: Path) -> Iterator[Sample]:
 
 
 def _from_recordings(folder: Path) -> Iterator[Sample]:
-    """Lines that are cut short, as the last of a running recording, are left out."""
+    """Yield the samples of recordings; truncated lines, as the last one of a running recording, are skipped."""
     for path in sorted(folder.rglob(File.SAMPLES.glob)):
         header: dict[str, Any] | None = None
         for line in _lines(path):
@@ -156,7 +156,7 @@ def _of_series(series: Sequence[Mapping[str, Any]], whole: float) -> Iterator[Sa
         node = str(labels.get("Hostname") or labels.get("instance", "").split(":")[0]).split(".")[0]
         for unix_s, value in each["values"]:
             busy = float(value) / whole
-            if busy >= 0:  # `NaN` is what Prometheus has where nothing was measured: unknown, not idle
+            if busy >= 0:  # Prometheus has `NaN` where nothing was measured: unknown, not idle
                 yield Sample(unix_s=float(unix_s), busy_share=busy, node=node, gpu=int(labels["gpu"]))
 
 
@@ -168,7 +168,7 @@ def _query(address: str, expression: str, now_unix_s: float) -> list[dict[str, A
         with read(url, timeout=_TIMEOUT_S) as answer:
             document = msgspec.json.decode(answer.read(_MAX_ANSWER_BYTES))
         if document["status"] != "success" or document["data"]["resultType"] != "matrix":
-            raise ValueError(document.get("error", "it is no matrix"))
+            raise ValueError(document.get("error", "the result is not a matrix"))
         return list(document["data"]["result"])
     except (OSError, urllib.error.URLError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         why = getattr(error, "reason", None) or error

@@ -1,6 +1,6 @@
-"""What a controller knows of a cluster at one moment: its jobs, its nodes, and which GPUs were idle.
+"""The state of a cluster at one moment, as a controller sees it: its jobs, its nodes, and which GPUs were idle.
 
-What is not known is None. Times are Unix seconds of the scheduler's clock.
+Unknown values are None. Times are Unix seconds of the scheduler's clock.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         return max(now_unix_s - self.start_unix_s, 0.0) if self.start_unix_s is not None else 0.0
 
     def lost_gpu_s(self, now_unix_s: float) -> float:
-        """GPU-seconds of work that are done again when it is requeued now."""
+        """GPU-seconds of work that would be repeated if the job were requeued now."""
         saved = self.last_checkpoint_unix_s
         if saved is not None and self.start_unix_s is not None and saved > self.start_unix_s:
             return max(now_unix_s - saved, 0.0) * self.held_gpus
@@ -69,12 +69,12 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_waiting(self) -> bool:
-        """It could start as soon as there is room."""
+        """Whether it could start as soon as enough GPUs are free."""
         return self.state == "pending" and not (self.is_held or self.is_dependent)
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """`is_usable`: new jobs may start on it. `is_drained`: by anybody; `reason` begins with `flatout: ` where by us."""
+    """One node. `is_usable`: new jobs may start on it. If Flatout drained it, `reason` begins with `flatout: `."""
 
     name: str
     num_gpus: int
@@ -99,7 +99,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A node failed, or a share of a failure is its own."""
+    """A failure of a node, or a share of one."""
 
     node: str
     unix_s: float
@@ -107,13 +107,13 @@ class NodeFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
-    """`now_unix_s` is when it was read. `idle_for_s`: the jobs of which all GPUs were seen idle, and for how long."""
+    """The whole cluster, read at `now_unix_s`. `idle_for_s` has the jobs whose GPUs were all idle, and for how long."""
 
     now_unix_s: float
     jobs: tuple[JobView, ...]
     nodes: tuple[NodeView, ...]
     idle_for_s: Mapping[str, float] = {}
-    unseen_jobs: tuple[str, ...] = ()  # running jobs with GPUs of which there are no samples
+    unseen_jobs: tuple[str, ...] = ()  # running jobs whose GPUs have no samples
     durations_s: Mapping[str, float] = {}  # predicted, by job
     attained_gpu_s: Mapping[str, float] = {}  # of runs before the present one, by job
     failures: tuple[NodeFailure, ...] = ()
@@ -126,7 +126,7 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
         return next((node for node in self.nodes if node.name == name), None)
 
     def free_gpus(self) -> dict[str, int]:
-        """Of the usable nodes. What a job that is ending still holds is as good as free."""
+        """Return the free GPUs of the usable nodes; those of a job that is ending count as free."""
         free = {node.name: node.num_gpus for node in self.nodes if node.is_usable}
         for job in self.jobs:
             if job.state in ("running", "suspended"):
@@ -134,7 +134,7 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
         return free
 
     def free_cpus(self) -> dict[str, int]:
-        """Of the usable nodes of which it is known how many they have."""
+        """Return the free CPUs of the usable nodes whose number of CPUs is known."""
         free = {node.name: node.num_cpus for node in self.nodes if node.is_usable and node.num_cpus is not None}
         for job in self.jobs:
             if job.state in ("running", "suspended"):

@@ -60,7 +60,7 @@ class Default(MultilevelPolicy):
         return self._level_at(job, bucket_of(max(_SHORTEST_S, self.sim.elapsed(job))))
 
     def next_change(self, job: int) -> float:
-        """Return when the job has run for so many half octaves that its level differs, at most four of them."""
+        """Return when the job reaches a half octave at which its level differs, at most four of them ahead."""
         elapsed = self.sim.elapsed(job)
         level = self.levels[job]
         present = bucket_of(max(_SHORTEST_S, elapsed))

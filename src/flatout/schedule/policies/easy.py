@@ -30,11 +30,11 @@ _QUANTILE = 0.9
 
 
 class _Candidate(NamedTuple):
-    """A waiting job that may start now. `is_beside`: it may outlast the reservation, on GPUs that that leaves free."""
+    """A waiting job that may start now. `uses_left`: on GPUs that the reservation leaves free."""
 
     job: int
     shape: int
-    is_beside: bool
+    uses_left: bool
 
 
 class Easy(Policy):
@@ -122,8 +122,8 @@ class Easy(Policy):
                 continue
             sim.start_at(candidate.job, placement)
             self._add_running(candidate.job)
-            if candidate.is_beside:
-                reservation.take_beside(self._pieces(candidate.job))
+            if candidate.uses_left:
+                reservation.take_left(self._pieces(candidate.job))
 
     def _candidate(self, reservation: Reservation, blocked: set[int]) -> _Candidate | None:
         """Return the earliest waiting job that may start now; shapes that do not fit are added to `blocked`."""
@@ -150,8 +150,8 @@ class Easy(Policy):
             if is_share or first_position >= best_position:
                 continue
             # Any job may start on GPUs that the reservation leaves free.
-            beside = reservation.nodes_beside(gpus)
-            if pool.fits(gpus, allowed & beside):
+            left = reservation.nodes_with_left(gpus)
+            if pool.fits(gpus, allowed & left):
                 best_position = first_position
                 best = _Candidate(queue.jobs[queue.first], shape, True)
         return best
@@ -160,8 +160,8 @@ class Easy(Policy):
         gpus, milli, allowed, _ = self.sim.shapes[candidate.shape]
         if milli != WHOLE:
             return self.sim.pool.take_share(milli, allowed)
-        if candidate.is_beside:
-            allowed &= reservation.nodes_beside(gpus)
+        if candidate.uses_left:
+            allowed &= reservation.nodes_with_left(gpus)
         return self.sim.pool.take(gpus, allowed)
 
     def _extend_overdue(self) -> None:

@@ -149,7 +149,7 @@ class GoodputElastic(Policy):
             num_left -= more
 
     def _gain_per_gpu(self, job: int, gpus: int, more: int) -> float:
-        """Return the gain in speed, relative to that on the requested GPUs, for each of so many more GPUs."""
+        """Return the gain in speed, relative to that on the requested GPUs, per additional GPU."""
         requested, scaling = self.sim.requested_gpus[job], self.sim.jobs[job].scaling
         speed: float = (gpus / requested) ** scaling
         faster: float = ((gpus + more) / requested) ** scaling
@@ -168,7 +168,7 @@ class GoodputElastic(Policy):
                 self.waiting[job] = None
 
     def _start_elastic(self, job: int, gpus: int) -> None:
-        """Start a job on so many GPUs, or on fewer, by halves, where those do not fit."""
+        """Start a job on this number of GPUs, or on fewer, by halving, where those do not fit."""
         low, _ = self.range_of(job)
         while not self._start(job, gpus) and gpus > low:
             gpus = max(low, gpus // 2)

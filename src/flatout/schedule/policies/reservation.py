@@ -18,31 +18,31 @@ Pieces = Sequence[tuple[int, int]]  # node, GPUs
 
 
 class Reservation:
-    """From `start_s` on the job has its GPUs; other jobs may use the GPUs beside it for longer."""
+    """The job has its GPUs at `start_s`; other jobs may outlast that on the GPUs that the reservation leaves free."""
 
-    def __init__(self, job: int, start_s: float, gpus_beside: list[int], capacity: Sequence[int]) -> None:
+    def __init__(self, job: int, start_s: float, gpus_left: list[int], capacity: Sequence[int]) -> None:
         self.job, self.start_s = job, start_s
-        self._gpus_beside = gpus_beside  # by node
+        self._gpus_left = gpus_left  # by node
         self._capacity = capacity
         self._masks: list[int] = []  # computed when needed
 
-    def take_beside(self, pieces: Pieces) -> None:
-        """Note that a job that may outlast the reservation has taken GPUs beside it."""
+    def take_left(self, pieces: Pieces) -> None:
+        """Note that a job that may outlast the reservation has taken GPUs that it leaves free."""
         for node, count in pieces:
-            self._gpus_beside[node] -= count
+            self._gpus_left[node] -= count
         self._masks = []
 
-    def nodes_beside(self, gpus: int) -> int:
-        """Return the mask of nodes with so many GPUs beside the reservation; all of them, for a job of many nodes."""
+    def nodes_with_left(self, gpus: int) -> int:
+        """Return the mask of nodes on which that many GPUs are left free; all of them, for a job of many nodes."""
         if not self._masks:
             self._masks = self._masks_by_gpus()
         return self._masks[min(gpus, len(self._masks) - 1)]
 
     def _masks_by_gpus(self) -> list[int]:
-        """Return for each number of GPUs the nodes with at least so many, and last the nodes with all of theirs."""
+        """Return for each number of GPUs the nodes with at least that many, and last the nodes with all of theirs."""
         width = max(self._capacity, default=0)
         masks = [0] * (width + 2)
-        for node, gpus in enumerate(self._gpus_beside):
+        for node, gpus in enumerate(self._gpus_left):
             if gpus:
                 masks[gpus] |= 1 << node
                 if gpus == self._capacity[node]:
@@ -114,7 +114,7 @@ class _FutureNodes:
     def nodes(self) -> Pieces:
         """Return the nodes that the pool would choose for the job, which fits."""
         if not self._is_wide:
-            return [(self._fullest(self._gpus, self._usable), self._gpus)]
+            return [(self._best_fit(self._gpus, self._usable), self._gpus)]
         nodes = self._whole_nodes()
         assert nodes is not None
         return nodes
@@ -130,14 +130,14 @@ class _FutureNodes:
             whole_nodes = lowest(empty, num_whole)
             pieces = [(node, capacity) for node in whole_nodes]
             if rest:
-                last = self._fullest(rest, members & ~mask_of(whole_nodes))
+                last = self._best_fit(rest, members & ~mask_of(whole_nodes))
                 if last < 0:
                     continue
                 pieces.append((last, rest))
             return pieces
         return None
 
-    def _fullest(self, gpus: int, allowed: int) -> int:
+    def _best_fit(self, gpus: int, allowed: int) -> int:
         """Return the allowed node with the fewest free GPUs that are enough; -1 where there is none."""
         options = [(free, node) for node, free in enumerate(self.free) if free >= gpus and allowed >> node & 1]
         if not options:
