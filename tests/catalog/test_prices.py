@@ -82,7 +82,7 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("not toml", "is no TOML"),
+        ("not toml", "is not valid TOML"),
         ("[[price]]\ngpu = 'h100'\nterms = 'cheap'\ntypical = 1.0\n", "Invalid enum value 'cheap'"),
         ("[[price]]\ngpu = 'h100'\nterms = 'spot'\nlow = 3.0\ntypical = 1.0\n", "low <= typical <= high"),
         ("[[price]]\ngpu = 'h100'\nterms = 'spot'\ntypical = -1.0\n", "0 <= low"),

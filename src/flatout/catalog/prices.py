@@ -65,7 +65,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Price(Range, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """USD an hour of one GPU on these terms."""
+    """USD per hour of one GPU on these terms."""
 
     gpu: str
     terms: Terms
@@ -82,7 +82,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     idle_power_share: Range
 
     def gpu(self, name: str, terms: Terms = "on-demand") -> Price | None:
-        """USD an hour of this GPU; None where the GPU, or its price on these terms, is not known."""
+        """Return the USD per hour of this GPU; None if the GPU, or its price on these terms, is unknown."""
         facts = gpu_named(name)
         wanted = facts.name if facts is not None else name
         return next((price for price in self.gpus if price.gpu == wanted and price.terms == terms), None)
@@ -125,7 +125,7 @@ def read_prices(path: Path) -> Prices:
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` is no TOML: {error}") from None
+        raise InputError(f"`{path}` is not valid TOML: {error}") from None
     known = all_prices()
     unknown = sorted(found.keys() - {"price", *Prices.__struct_fields__} | found.keys() & {"gpus"})
     if unknown:

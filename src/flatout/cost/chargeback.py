@@ -163,7 +163,7 @@ def chargeback(
 
 
 def _with_interval(attempt: JobAttempt, usage: Usage | None, checkpoint_interval_s: float | None) -> Usage | None:
-    """Return the usage with this checkpoint interval if it has none of its own."""
+    """Return the usage, with this checkpoint interval unless it has one."""
     if checkpoint_interval_s is None:
         return usage
     usage = usage or Usage(job=attempt.job)
