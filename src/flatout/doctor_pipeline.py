@@ -18,7 +18,7 @@ from flatout.doctor.given import merged, read_bundle, read_given, read_log
 from flatout.doctor.machine import NCCL_LOG
 from flatout.doctor.secrets import without_secrets
 from flatout.errors import InputError, UsageError
-from flatout.launch.hosts import Printed, Via, host_names, on_hosts, way_to
+from flatout.launch.hosts import HostOutput, Via, host_names, on_hosts, way_to
 from flatout.probe.snapshot import read_machine
 from flatout.records.doctor import HostsReport
 from flatout.records.snapshot import Snapshot
@@ -141,7 +141,7 @@ def _flatout_command(text: str | None) -> list[str]:
         raise UsageError(f"`--flatout` is not a valid command: {str(error).lower()}: {text}") from error
 
 
-def _decoded(outputs: Mapping[str, Printed]) -> tuple[list[Snapshot], dict[str, str]]:
+def _decoded(outputs: Mapping[str, HostOutput]) -> tuple[list[Snapshot], dict[str, str]]:
     snapshots: list[Snapshot] = []
     failed: dict[str, str] = {}
     for host, output in outputs.items():

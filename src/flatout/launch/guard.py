@@ -1,9 +1,9 @@
-"""`python -m flatout.launch.guard MARK`: ends what a job left, if the Flatout that started it was killed.
+"""`python -m flatout.launch.guard MARK`: end what a job leaves if the Flatout that started it is killed.
 
-A process that gets SIGKILL ends nothing that it started: its job would run on, beside the trials of the tuning that is
-resumed. So this one waits until its standard input ends, which it does when its parent ends, however that happens, and
-ends all processes that bear the mark: a variable of their environment, which all descendants of the job have, whatever
-session they are in. Of an ordinary end there are none.
+A process that gets SIGKILL cannot end what it started: its job would continue to run, alongside the trials of the
+resumed tuning. So this process waits until its standard input ends, which happens when its parent ends, in whatever
+way. Then it ends all processes that have the mark in their environment, a variable that all descendants of the job
+inherit, whatever session they are in. After a normal end there are none.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import psutil
 
 from flatout.inside.protocol import Variable
 
-_GRACE_S = 10.0  # between being asked to end and being made to
+_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _POLL_S = 0.1
 
 
 @contextmanager
 def guarded(mark: str) -> Iterator[None]:
-    """While this lasts, processes with the variable FLATOUT_TUNING=`mark` do not outlive this one."""
+    """Make sure that processes with the variable FLATOUT_TUNING=`mark` do not outlive this one."""
     process = subprocess.Popen(
         [sys.executable, "-m", "flatout.launch.guard", mark],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # what ends our group is not meant for it
+        start_new_session=True,  # it must survive what ends our group
     )
     assert process.stdin is not None
     try:
@@ -45,7 +45,7 @@ def guarded(mark: str) -> Iterator[None]:
 
 
 def end_marked(is_meant: Callable[[dict[str, str]], bool], *, grace_s: float = _GRACE_S) -> int:
-    """Ask all processes with such an environment to end, and make them after `grace_s`; how many there were."""
+    """Terminate all processes with such an environment, and kill them after `grace_s`; return their number."""
     asked: set[int] = set()
     deadline = time.monotonic() + grace_s
     while (left := list(with_environment(is_meant))) and time.monotonic() < deadline:
@@ -62,7 +62,7 @@ def end_marked(is_meant: Callable[[dict[str, str]], bool], *, grace_s: float = _
 
 
 def with_environment(is_meant: Callable[[dict[str, str]], bool]) -> Iterator[psutil.Process]:
-    """Processes of this user with such an environment, but for this one."""
+    """Yield the processes of this user with such an environment, except this one."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # of another user, or ended by now
             is_ours = process.pid != os.getpid() and is_meant(process.environ())

@@ -1,7 +1,7 @@
-"""One command on each of several hosts, through srun or ssh, all at the same time: what it printed, or why nothing.
+"""Run one command on each of several hosts, through srun or ssh, all at the same time.
 
-In: hosts, a command, how to reach them. Out: by host, its standard output. Nothing is asked for (no password, no key),
-nothing is copied there, and a host that does not answer holds the others up no longer than its limit.
+In: hosts, a command, how to reach them. Out: by host, its standard output, or why there is none. Nothing is asked for
+(no password, no key), nothing is copied there, and a host that does not answer delays the others only until its limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_AT_ONCE = 32
 _HOST = re.compile(r"[A-Za-z0-9_][\w.@:-]*")  # a leading dash would be an option
 
 
-class Printed(msgspec.Struct, frozen=True, kw_only=True):
+class HostOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a host's command wrote to standard output; None with the reason where it failed."""
 
     data: bytes | None = None
@@ -34,18 +34,17 @@ class Printed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def host_names(text: str) -> list[str]:
-    """`a,b,c`, and where Slurm's scontrol is there, `node[1-8]` too. UsageError for what no host can be called."""
-    names = [name for name in re.split(r",(?![^\[]*\])", text) if name]
-    found: list[str] = []
-    for name in names:
-        if "[" in name:
-            found += _expanded(name)
-        else:
-            found.append(name)
-    bad = [name for name in found if not _HOST.fullmatch(name)]
-    if bad or not found:
-        raise UsageError(f"no host can be called `{(bad or [text])[0]}`", hint="flatout doctor --hosts node1,node2")
-    return list(dict.fromkeys(found))
+    """Split `a,b,c`, and with Slurm's scontrol also `node[1-8]`. Raises UsageError for an invalid host name."""
+    names: list[str] = []
+    for item in re.split(r",(?![^\[]*\])", text):
+        if "[" in item:
+            names += _expanded(item)
+        elif item:
+            names.append(item)
+    invalid = [name for name in names if not _HOST.fullmatch(name)]
+    if invalid or not names:
+        raise UsageError(f"no host can be called `{(invalid or [text])[0]}`", hint="flatout doctor --hosts node1,node2")
+    return list(dict.fromkeys(names))
 
 
 def _expanded(pattern: str) -> list[str]:
@@ -59,14 +58,14 @@ def _expanded(pattern: str) -> list[str]:
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"code {done.returncode}"]
         raise UsageError(
-            f"scontrol could not tell the hosts of `{pattern}`: {said[-1][:200]}",
+            f"scontrol could not list the hosts of `{pattern}`: {said[-1][:200]}",
             hint="name them: flatout doctor --hosts a,b,c",
         )
     return done.stdout.split()
 
 
 def way_to(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> Via:
-    """`srun` within a Slurm job, or where Slurm knows all of the hosts; else `ssh`."""
+    """Return `srun` within a Slurm job, or if Slurm knows all of the hosts; else `ssh`."""
     if not shutil.which("srun"):
         return "ssh"
     if "SLURM_JOB_ID" in environment:
@@ -74,56 +73,70 @@ def way_to(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) ->
     if not shutil.which("scontrol"):
         return "ssh"
     try:
-        known = [
+        codes = [
             subprocess.run(["scontrol", "show", "node", host], capture_output=True, check=False, timeout=20).returncode
             for host in hosts
         ]
     except subprocess.TimeoutExpired:
         return "ssh"
-    return "ssh" if any(known) else "srun"
+    return "ssh" if any(codes) else "srun"
 
 
-def on_hosts(hosts: Sequence[str], command: Sequence[str], *, via: Via, limit_s: float) -> dict[str, Printed]:
-    """Runs `command` once on each. InputError where srun or ssh is not here."""
+def on_hosts(hosts: Sequence[str], command: Sequence[str], *, via: Via, limit_s: float) -> dict[str, HostOutput]:
+    """Run `command` once on each host. Raises InputError if srun or ssh is missing here."""
     if not shutil.which(via):
         raise InputError(f"`--via {via}` needs {via}, which was not found")
     with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(hosts))) as pool:
-        done = pool.map(lambda host: _printed(_words(host, command, via, limit_s), limit_s), hosts)
+        done = pool.map(lambda host: _output_of(_command_for(host, command, via, limit_s), limit_s), hosts)
         return dict(zip(hosts, done, strict=True))
 
 
-def _words(host: str, command: Sequence[str], via: Via, limit_s: float) -> list[str]:
+def _command_for(host: str, command: Sequence[str], via: Via, limit_s: float) -> list[str]:
     if via == "ssh":
         options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "LogLevel=ERROR")
         return ["ssh", *options, host, shlex.join(command)]
-    # --overlap: within an allocation, beside the job's own steps; it needs no cores of its own.
+    # --overlap: within an allocation, it shares the cores of the job's own steps.
     minutes = max(1, round(limit_s / 60))
     return ["srun", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap", f"--time={minutes}", *command]
 
 
-def _printed(words: Sequence[str], limit_s: float) -> Printed:
+def _output_of(command: Sequence[str], limit_s: float) -> HostOutput:
     process = subprocess.Popen(
-        words,
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
     try:
-        data, said = process.communicate(timeout=limit_s)
+        data, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return Printed(problem=f"it did not answer within {limit_s:g} s")
+        return HostOutput(problem=f"it did not answer within {limit_s:g} s")
     finally:
-        if process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=5)
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        _end(process)
     if process.returncode:
-        lines = [line for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-        why = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "it said nothing")
-        return Printed(problem=f"{words[0]} ended with code {process.returncode}: {why.strip()[:300]}")
-    return Printed(data=data)
+        problem = f"{command[0]} ended with code {process.returncode}: {_reason(errors)[:300]}"
+        return HostOutput(problem=problem)
+    return HostOutput(data=data)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process group, unless the process has ended."""
+    if process.poll() is not None:
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=5)
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _reason(errors: bytes) -> str:
+    """Return the line of standard error that names the error, else the last."""
+    lines = [line.strip() for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
+    named = [line for line in lines if line.startswith("error: ")]
+    if named:
+        return named[0]
+    return lines[-1] if lines else "it said nothing"

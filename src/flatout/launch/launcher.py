@@ -1,7 +1,7 @@
-"""Where the runs of a tuning are started: one interface, and this machine behind it; `slurm` is the other.
+"""Where the runs of a tuning are started: the interface, and its implementation on this machine; `slurm` is the other.
 
-A launcher runs a command to its end or to its limit, with its output in a file, and leaves nothing of it running,
-also where it is interrupted itself.
+A launcher runs a command until it ends or reaches its limit, with its output in a file, and leaves nothing of it
+running, even if it is interrupted itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from flatout.launch.local import Ended
 class Launcher(Protocol):
     @property
     def waited_s(self) -> float:
-        """Seconds that commands have waited for machines so far: no limit or budget counts them."""
+        """Seconds that commands have waited for machines so far; they count toward no limit or budget."""
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
-        """Raises InputError where the command cannot be started. `limit_s` counts from when it has its machines."""
+        """Run a command; `limit_s` counts from when it has its machines. Raises InputError if it cannot be started."""
 
 
 class LocalLauncher:
-    """On this machine; within a Slurm allocation, `srun` in the command takes it to the others."""
+    """Runs commands on this machine; within a Slurm allocation, `srun` in the command reaches the others."""
 
     waited_s = 0.0
 

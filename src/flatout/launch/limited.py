@@ -1,8 +1,8 @@
-"""Run a command apart from this terminal, with its output in a file and a time limit, and leave no process behind.
+"""Run a command detached from this terminal, with its output in a file and a time limit; leave no process behind.
 
-In: the command, its environment, a file for its output, a limit. Out: `Ended`. The command leads a session of its own,
-so that Ctrl-C reaches Flatout alone, which then ends the command. Launchers give their ranks sessions of their own:
-whoever descends from the command is remembered, and ended with it.
+In: the command, its environment, a file for its output, a limit. Out: `Ended`. The command leads a separate session, so
+that Ctrl-C reaches only Flatout, which then ends the command. Launchers may start their ranks in further sessions, so
+all descendants of the command are tracked, and ended with it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import psutil
 
 from flatout.launch.local import Ended, cannot_start
 
-_GRACE_S = 10.0  # between being asked to end and being made to
+_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _POLL_S = 0.1
 _LOOK_S = 1.0  # between looks for new descendants: each costs a millisecond or more
 
 
 def run_limited(command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
-    """Run `command` to its end, or end it after `limit_s` seconds. Raises InputError where it cannot be started."""
+    """Run `command` until it ends, or end it after `limit_s` seconds. Raises InputError if it cannot be started."""
     start_unix_s = time.time()
     deadline = time.monotonic() + limit_s
     with output.open("wb") as file:
@@ -39,18 +39,18 @@ def run_limited(command: Sequence[str], environment: Mapping[str, str], *, outpu
             )
         except OSError as error:
             raise cannot_start(command, error) from error
-    family = Family(process.pid)
+    tree = ProcessTree(process.pid)
     is_timed_out = False
     try:
         while process.poll() is None:
-            family.look()
+            tree.look()
             if time.monotonic() >= deadline:
                 is_timed_out = True
                 break
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_S)
     finally:
-        family.end()
+        tree.end()
         process.wait()
     code = process.returncode
     return Ended(
@@ -62,8 +62,8 @@ def run_limited(command: Sequence[str], environment: Mapping[str, str], *, outpu
     )
 
 
-class Family:
-    """A process and all that it has started, those included whose parent has ended since."""
+class ProcessTree:
+    """A process and all its descendants, including those whose parent has ended since."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid  # it leads a session
@@ -83,11 +83,12 @@ class Family:
                     self._members.setdefault(child.pid, child)
 
     def end(self) -> None:
-        """Ask the first process to end, which ends its own ranks better than we do; then the rest. Then make them."""
+        """Terminate the first process, which ends its own ranks best; then the others. Then kill what is left."""
         asked: set[int] = set()
         deadline = time.monotonic() + _GRACE_S
         while (left := self._left()) and time.monotonic() < deadline:
-            for member in left[:1] if left[0].pid == self._pid else left:
+            first_is_left = left[0].pid == self._pid
+            for member in left[:1] if first_is_left else left:
                 if member.pid not in asked:
                     asked.add(member.pid)
                     with suppress(psutil.Error):
@@ -98,7 +99,7 @@ class Family:
                 member.kill()
 
     def _left(self) -> list[psutil.Process]:
-        """Who lives, the first process first; those included that it started just before it ended."""
+        """Return those that are alive, the first process first, including those started just before it ended."""
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 if os.getsid(process.pid) == self._pid:
@@ -108,7 +109,7 @@ class Family:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """A process whose number was given to another one since does not."""
+    """Whether a process is alive; its PID may belong to another one by now."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

@@ -10,6 +10,6 @@ STARTUP = Path(__file__).parent.parent / "inside" / "startup"  # its sitecustomi
 
 
 def with_inside(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with our start-up folder first on PYTHONPATH; FLATOUT_* variables say what is to be done."""
+    """Return the environment with our start-up folder first on PYTHONPATH; FLATOUT_* variables say what to do."""
     paths = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, "PYTHONPATH": os.pathsep.join(paths)}

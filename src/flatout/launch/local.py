@@ -1,8 +1,8 @@
-"""Run a command on this machine as the shell would, and tell how it ended.
+"""Run a command on this machine as the shell would, and report how it ended.
 
 In: the command and its environment. Out: `Ended`. The child has our standard streams, open files, working folder,
-terminal and process group, and the signal mask and handlers that we were started with. A signal sent to us alone is
-handed on to it; one that it got too (Ctrl-C in a terminal, a kill of the whole group) is not, see `witness`.
+terminal and process group, and the signal mask and handlers that we were started with. A signal sent to this process
+alone is forwarded; one that the child received too (Ctrl-C in a terminal, a kill of the group) is not, see `witness`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Literal
 import msgspec
 
 from flatout.errors import InputError
-from flatout.launch.witness import Witness
+from flatout.launch.witness import GroupSignalProbe
 
 # What users and schedulers send to a job. Signals that a terminal's stop and resume keys send act on the whole group.
-HANDED_ON = (
+FORWARDED = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
@@ -33,7 +33,7 @@ HANDED_ON = (
 )
 
 
-Cause = Literal["void", "out_of_memory", "timed_out"]  # void: what ended it says nothing of the job
+Cause = Literal["void", "out_of_memory", "timed_out"]  # void: the end says nothing about the job
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,10 +44,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     start_unix_s: float
     end_unix_s: float
     is_timed_out: bool = False  # it ran past its limit, and was ended
-    cause: Cause | None = None  # where a scheduler ran it, and knows more than the code says
+    cause: Cause | None = None  # from a scheduler, which knows more than the code says
     reason: str = ""  # the same in words
-    job: str | None = None  # the scheduler's number of it
-    nodes: str | None = None  # that it gave it
+    job: str | None = None  # its ID at the scheduler
+    nodes: str | None = None  # where the scheduler ran it
 
     @property
     def shell_code(self) -> int:
@@ -66,12 +66,12 @@ def run_local(
     poll_s: float = 0.05,
     on_signal: Callable[[int], object] | None = None,
 ) -> Ended:
-    """Run `command` to its end. Raises InputError where it cannot be started.
+    """Run `command` until it ends. Raises InputError if it cannot be started.
 
-    `watch` is called every `poll_s` with the number of the job's first process, and `on_signal` with each signal to end
-    that the user or a scheduler sends.
+    `watch` is called every `poll_s` with the PID of the job's first process, and `on_signal` with each signal that the
+    user or a scheduler sends.
     """
-    with _blocked() as mask, Witness(HANDED_ON) as witness:
+    with _blocked() as mask, GroupSignalProbe(FORWARDED) as probe:
         start_unix_s = time.time()
         before = set(signal.sigpending())  # sent before there was a job: the group got them, and the job did not
         process = _start(command, environment, mask)
@@ -85,7 +85,7 @@ def run_local(
                 continue
             if on_signal is not None:
                 on_signal(received.si_signo)
-            if not witness.has_seen(received.si_signo) or received.si_signo in before:
+            if not probe.has_seen(received.si_signo) or received.si_signo in before:
                 process.send_signal(received.si_signo)
             before.discard(received.si_signo)
         code = process.returncode
@@ -98,7 +98,7 @@ def run_local(
 
 
 def pause(limit_s: float) -> Ended | None:
-    """Wait between two jobs; None when the time is over, else how we are to end, as a signal has asked."""
+    """Wait between two jobs; return None when the time is over, or how to end if a signal asks for it."""
     start_unix_s, over_s = time.time(), time.monotonic() + limit_s
     asks = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
     with _blocked():
@@ -110,7 +110,7 @@ def pause(limit_s: float) -> Ended | None:
 
 
 def _wait(limit_s: float | None) -> signal.struct_siginfo | None:
-    awaited = {signal.SIGCHLD, *HANDED_ON}
+    awaited = {signal.SIGCHLD, *FORWARDED}
     return signal.sigwaitinfo(awaited) if limit_s is None else signal.sigtimedwait(awaited, limit_s)
 
 
@@ -139,11 +139,11 @@ def _start(command: Sequence[str], environment: Mapping[str, str], mask: set[int
 
 
 def _let_through(mask: set[int]) -> None:
-    """In the child, before it becomes the job: signals that came since it was forked act on it, as on the job.
+    """Prepare the child, before it becomes the job, for signals that arrived since the fork: they must end it.
 
-    Python's own handlers would only note them, and what they noted is gone with the next program: the job would run on.
+    Python's own handlers would only note them, and forget them when the next program starts: the job would not end.
     """
-    for number in HANDED_ON:
+    for number in FORWARDED:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)  # as `exec` does
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -162,8 +162,8 @@ def cannot_start(command: Sequence[str], error: OSError) -> InputError:
 
 @contextmanager
 def _blocked() -> Iterator[set[int]]:
-    """Signals wait to be asked for; gives the mask from before."""
-    before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *HANDED_ON})}
+    """Block signals until they are waited for; yield the mask from before."""
+    before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED})}
     try:
         yield before
     finally:

@@ -1,12 +1,12 @@
-"""Each command as a Slurm batch job: submitted, waited for, and cancelled where it must end.
+"""Run each command as a Slurm batch job: submit it, wait for it, and cancel it where it must end.
 
-In: a command, and the options with which the user's jobs are submitted. Out: `Ended`, in which Slurm's word for how the
-job ended tells what it did from what was done to it: a node that failed and a preemption say nothing of the command.
-All jobs of one launcher run on the nodes of the first one, as runs on other nodes do not compare. The folder of the
-output, and Flatout itself, must lie on a file system that the nodes see.
+In: a command, and the options with which the user's jobs are submitted. Out: `Ended`. Slurm's state of the job
+distinguishes what the command did from what was done to it: a failed node or a preemption says nothing about the
+command. All jobs of one launcher run on the nodes of the first one, as runs on other nodes are not comparable. The
+folder of the output, and Flatout itself, must be on a file system that the nodes can see.
 
-Not one allocation for all, which `salloc flatout tune` is already: with a job for each command, no node is held while
-nothing runs, a preemption costs one run, and a job's state is that of its one command.
+A single allocation for all commands is what `salloc flatout tune` does already. With one job per command, no node is
+occupied while nothing runs, a preemption costs one run, and the state of a job is that of its one command.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NODES_ARE_GONE = re.compile(r"UnavailableNodes|DOWN|DRAIN")
 
 
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm says of a job."""
+    """What Slurm reports about a job."""
 
     state: str
     reason: str
@@ -71,7 +71,7 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlurmLauncher:
-    """`name` is that of the jobs, by which those of an earlier process that was killed are found; see `job_name`."""
+    """Runs commands as jobs called `name`, by which jobs left by a killed process are found (see `job_name`)."""
 
     def __init__(self, options: Sequence[str], *, name: str, say: Callable[[str], None]) -> None:
         for option in options:
@@ -91,7 +91,7 @@ class SlurmLauncher:
         self._is_first = True
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
-        if self._is_first:  # of a tuning in the same folder that was killed
+        if self._is_first:  # jobs of a tuning in the same folder that was killed
             self._cancel_all()
             self._is_first = False
         is_over = False
@@ -99,7 +99,7 @@ class SlurmLauncher:
             ended = self._follow(self._submit(command, environment, output), output, limit_s)
             is_over = True
         finally:
-            if not is_over:  # by name: an interruption of sbatch leaves no number
+            if not is_over:  # by name: an interrupted sbatch leaves no ID
                 self._cancel_all()
         self._nodes = ended.nodes if ended.cause != "void" else None
         return ended
@@ -108,10 +108,10 @@ class SlurmLauncher:
         _run(["scancel", f"--user={pwd.getpwuid(os.getuid()).pw_name}", f"--name={self._name}"])
 
     def _submit(self, command: Sequence[str], environment: Mapping[str, str], output: Path) -> str:
-        given = [f"--nodelist={self._nodes}"] if self._nodes else []
+        nodes = [f"--nodelist={self._nodes}"] if self._nodes else []
         fixed = ["--parsable", f"--job-name={self._name}", "--no-requeue", "--export=ALL"]
         file = f"--output={str(output).replace('%', '%%')}"
-        submit = ["sbatch", *given, *self._options, *fixed, file, "--open-mode=truncate"]
+        submit = ["sbatch", *nodes, *self._options, *fixed, file, "--open-mode=truncate"]
         done = run_sbatch(submit, environment, _script(command, output.parent))
         if done.returncode and self._nodes:
             self._nodes = None
@@ -156,7 +156,7 @@ class SlurmLauncher:
             )
         if seen.state == "CANCELLED" and not is_timed_out and not seen.was_preempted:
             raise FlatoutError(
-                f"job {job} was cancelled, and not by Flatout", hint="the same command with its --out goes on"
+                f"job {job} was cancelled, and not by Flatout", hint="the same command with its --out resumes"
             )
         if seen.was_preempted and seen.state != "COMPLETED":
             cause, reason = _CAUSES["PREEMPTED"]
@@ -174,22 +174,22 @@ class SlurmLauncher:
             if done.returncode == 0 and "JobState=" in done.stdout:
                 return _seen(done.stdout)
             if "Invalid job id" in done.stderr:
-                raise FlatoutError(f"Slurm knows nothing of job {job} any more", hint="the same command goes on")
+                raise FlatoutError(f"Slurm knows nothing of job {job} any more", hint="the same command resumes")
             if time.monotonic() - silent_since > _MAX_SILENCE_S:
-                raise FlatoutError(f"Slurm does not answer: {_last_line(done.stderr)}", hint="the same command goes on")
+                raise FlatoutError(f"Slurm does not answer: {_last_line(done.stderr)}", hint="the same command resumes")
             time.sleep(_SLOWEST_POLL_S)
 
 
 def run_sbatch(words: Sequence[str], environment: Mapping[str, str], script: str) -> subprocess.CompletedProcess[str]:
-    """`sbatch` with `--parsable` among its words, and the script on its standard input."""
-    # Within a job, its own variables would speak for the new one.
-    is_job = "SLURM_JOB_ID" in environment
-    kept = {n: v for n, v in environment.items() if not (is_job and n.startswith("SLURM_") and n != "SLURM_CONF")}
-    return _run(words, environment=kept, text=script)
+    """Run `sbatch`, with `--parsable` among its arguments, and the script on its standard input."""
+    if "SLURM_JOB_ID" in environment:  # this job's variables would apply to the new one
+        own = {name for name in environment if name.startswith("SLURM_") and name != "SLURM_CONF"}
+        environment = {name: value for name, value in environment.items() if name not in own}
+    return _run(words, environment=environment, text=script)
 
 
 def job_number(done: subprocess.CompletedProcess[str]) -> str:
-    """Of what `run_sbatch` submitted; InputError with what Slurm said where it was refused."""
+    """Return the ID of the job that `run_sbatch` submitted. Raises InputError with Slurm's message if it refused."""
     if done.returncode:
         raise InputError(
             f"Slurm takes no such job: {_last_line(done.stderr)}",
@@ -199,12 +199,12 @@ def job_number(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def job_name(folder: Path) -> str:
-    """Of all jobs of the tuning in this folder, and of no other."""
+    """Return the name that all jobs of the tuning in this folder have, and no others."""
     return f"flatout-{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:10]}"
 
 
 def _script(command: Sequence[str], folder: Path) -> str:
-    """What is not on a shared file system is told by the first node, in the output."""
+    """Return the batch script, which reports in the output what the first node does not see."""
     words = " ".join(shlex.quote(word).replace(HEAD_NODE, "'\"$head_node\"'") for word in command)
     # A word with braces is quoted, so that the quotes above end and begin again around the variable.
     lines = ["#!/bin/sh"]
@@ -220,8 +220,8 @@ def _script(command: Sequence[str], folder: Path) -> str:
 
 def _seen(text: str) -> _Seen:
     def value(name: str) -> str:
-        found = re.search(rf"(?:^|\s){re.escape(name)}=(\S*)", text)
-        return found[1] if found else ""
+        match = re.search(rf"(?:^|\s){re.escape(name)}=(\S*)", text)
+        return match[1] if match else ""
 
     exit_code, _, signal = value("ExitCode").partition(":")
     start = value("StartTime")
@@ -257,7 +257,7 @@ def _ended(job: str, seen: _Seen, cause: Cause | None, reason: str, *, is_timed_
 def _run(
     command: Sequence[str], *, environment: Mapping[str, str] = os.environ, text: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """A session of its own: Ctrl-C reaches Flatout alone."""
+    """Run a Slurm command in a separate session, so that Ctrl-C reaches only Flatout."""
     try:
         return subprocess.run(
             command,

@@ -1,7 +1,8 @@
-"""Tells a signal to us alone from one to the whole process group.
+"""Distinguish a signal to this process alone from one to its process group.
 
-Both look the same to who receives them. So a second process of the group does nothing but wait for signals: what it
-received as well, the job received too, and must not get twice. It holds no stream of ours and ends when we do.
+Both look the same to the receiver. So a second process of the group does nothing but wait for signals: a signal that it
+received as well was received by the job, too, and must not be sent to it again. It holds none of our streams and ends
+when we do.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import signal
 from collections.abc import Sequence
 from types import TracebackType
 
-_PATIENCE_S = 0.1
+_TIMEOUT_S = 0.1
 
 
-class Witness:
+class GroupSignalProbe:
     """Use in a `with` block, with `signals` blocked."""
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:
@@ -23,7 +24,7 @@ class Witness:
         self._pipe = -1
         self._pid = 0
 
-    def __enter__(self) -> Witness:
+    def __enter__(self) -> GroupSignalProbe:
         self._pipe, writer = os.pipe()
         parent = os.getpid()
         self._pid = os.fork()
@@ -36,8 +37,8 @@ class Witness:
         return self
 
     def has_seen(self, number: int) -> bool:
-        """Whether the witness received this signal, too, since it was last asked."""
-        while select.select([self._pipe], [], [], _PATIENCE_S)[0]:
+        """Whether the other process has received this signal, too, since the last call."""
+        while select.select([self._pipe], [], [], _TIMEOUT_S)[0]:
             seen = os.read(self._pipe, 1)
             if not seen:
                 return False
