@@ -153,15 +153,15 @@ def test_each_child_that_is_left_is_asked_before_it_is_made_to_end(tmp_path: Pat
 
 
 def test_an_interruption_of_ours_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(family: limited.Family, **_: bool) -> None:
+    def look(family: limited.ProcessTree, **_: bool) -> None:
         original(family, is_forced=True)
         if (tmp_path / "pid").exists() and not family.is_interrupted:  # type: ignore[attr-defined]
             family.is_interrupted = True  # type: ignore[attr-defined]
             raise KeyboardInterrupt
 
-    original = limited.Family.look
-    monkeypatch.setattr(limited.Family, "is_interrupted", False, raising=False)
-    monkeypatch.setattr(limited.Family, "look", look)
+    original = limited.ProcessTree.look
+    monkeypatch.setattr(limited.ProcessTree, "is_interrupted", False, raising=False)
+    monkeypatch.setattr(limited.ProcessTree, "look", look)
     with pytest.raises(KeyboardInterrupt):
         python(tmp_path, STUBBORN + "time.sleep(600)", tmp_path / "pid")
     assert is_gone(tmp_path / "pid")

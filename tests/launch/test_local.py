@@ -70,13 +70,13 @@ def test_a_signal_to_the_whole_group_is_not_given_twice(number: signal.Signals) 
 
 
 BEFORE_THE_JOB = """
-from flatout.launch.witness import Witness
-enter = Witness.__enter__
+from flatout.launch.witness import GroupSignalProbe
+enter = GroupSignalProbe.__enter__
 def entered(self):
     witness = enter(self)
     os.killpg(0, signal.SIGINT)
     return witness
-Witness.__enter__ = entered
+GroupSignalProbe.__enter__ = entered
 """
 WHILE_IT_STARTS = """
 os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT))
