@@ -1,8 +1,8 @@
-"""Each device's time, in exactly one class: heartbeats -> nanoseconds, for the ledger.
+"""Assign the time of each device to exactly one class: heartbeats -> nanoseconds, for the ledger.
 
-A device's time is told up to the end of its rank's last step; what follows is told when it is known what it was. So a
-sum over all that was told is the devices' time up to there, to the nanosecond. What `within` does not know of a step is
-inside `productive` and `recomputed`.
+A device's time is reported up to the end of its rank's last step; later time is reported once its class is known. So
+the sum of all reported time is the devices' time up to there, to the nanosecond. The parts of a step that the
+`StepBreakdown` does not know are included in `productive` and `recomputed`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_PHASES = {"data": "data", "checkpoint": "checkpoint", "evaluation": "evaluat
 
 
 class Account:
-    """Of one run. Times are ns of one clock, CLOCK_MONOTONIC. `num_devices`: None until ranks are seen."""
+    """The account of one run. Times are ns of CLOCK_MONOTONIC. `num_devices` is None until ranks are seen."""
 
     def __init__(self, start_ns: int, num_devices: int | None = None, within: StepBreakdown | None = None) -> None:
         self.start_ns = start_ns
@@ -46,14 +46,14 @@ class Account:
         self._is_first = True
         self._farthest = self._reached = 0
         self._names: dict[int | None, str] = {}  # of the process that each rank had last
-        self._seen: dict[str, tuple[int, dict[str, int]]] = {}  # steps and phases of a process that were told
+        self._seen: dict[str, tuple[int, dict[str, int]]] = {}  # steps and phases of a process that were reported
 
     @property
     def num_devices(self) -> int | None:
         return len(self._cursors) or None
 
     def attempt_begins(self, now_ns: int, *, is_first: bool, farthest: int) -> None:
-        """`farthest`: the step that earlier attempts have reached."""
+        """Begin another attempt; `farthest` is the step that earlier attempts have reached."""
         self._attempt_ns = now_ns
         self._is_first = is_first
         self._farthest = self._reached = farthest
@@ -64,7 +64,7 @@ class Account:
     def look(
         self, now_ns: int, ranks: Sequence[HeartbeatSample], base: Callable[[HeartbeatSample], int | None]
     ) -> Seconds:
-        """What is known since the last call. `base`: a rank's steps before this process."""
+        """Return the time whose class became known since the last call. `base`: a rank's steps before this process."""
         found: Seconds = {}
         self._within.look(now_ns, ranks)
         self._grow(ranks)
@@ -105,7 +105,7 @@ class Account:
         return taken
 
     def stops(self, now_ns: int) -> Seconds:
-        """The run ends between two attempts."""
+        """End the run between two attempts."""
         found: Seconds = {}
         name = "restart" if self._cursors else "unknown"
         self.assume(1)
@@ -114,17 +114,17 @@ class Account:
         return found
 
     def assume(self, num_devices: int) -> None:
-        """The run ends, and no rank was seen."""
+        """Assume a number of devices, because the run ends and no rank was seen."""
         if not self._cursors:
             self._cursors = [self.start_ns] * num_devices
 
     def _grow(self, ranks: Sequence[HeartbeatSample]) -> None:
-        """The first ranks tell how many devices there were from the run's start; later ones came with their attempt."""
+        """Add devices: the first ranks show how many there were since the run's start; later ones began with theirs."""
         begun_ns = self._attempt_ns if self._cursors and not self._is_first else self.start_ns
         self._cursors += [begun_ns] * (len(ranks) - len(self._cursors))
 
     def _note_restarts(self, ranks: Sequence[HeartbeatSample]) -> None:
-        """A launcher may start the ranks again by itself, within an attempt of ours."""
+        """Notice ranks that the launcher restarted on its own, within an attempt."""
         for pulse in ranks:
             if self._names.get(pulse.rank, pulse.name) != pulse.name:
                 self._is_first = False
@@ -137,7 +137,7 @@ class Account:
             self._cursors[place] = to_ns
 
     def _steps(self, place: int, pulse: HeartbeatSample, base: int | None, now_ns: int, found: Seconds) -> None:
-        """Up to the end of the rank's last step."""
+        """Assign the time up to the end of the rank's last step."""
         if not pulse.num_steps or pulse.first_step_end_s is None or pulse.last_step_end_s is None:
             return
         if base is not None:
@@ -156,7 +156,7 @@ class Account:
         self._seen[pulse.name] = num, phases
 
     def _tail(self, place: int, pulse: HeartbeatSample, now_ns: int, found: Seconds) -> None:
-        """After the last step: a checkpoint or an evaluation is still known as what it is."""
+        """Assign the time after the last step: checkpoints and evaluations keep their class."""
         _, phases = self._seen[pulse.name]
         spent = _whole_ns(pulse.spent_s)
         known = {name: max(spent[name] - phases[name], 0) for name in spent if name in _OF_PHASES}
@@ -167,7 +167,7 @@ class Account:
         return {"start_up" if self._is_first else "restart": 1}
 
     def _worth(self, base: int | None, num: int, to: int) -> dict[str, int]:
-        """How many of the steps after number `num` are new, and how many were made before."""
+        """Return how many of the steps after number `num` are new, and how many were made before."""
         if base is None:
             return {"unknown": to - num}
         again = min(max(self._farthest - base, num), to) - num

@@ -1,7 +1,7 @@
-"""One attempt of a job under watch: started, its ranks' heartbeats read, ended where it hangs -> `AttemptResult`.
+"""Run and monitor one attempt of a job: start it, read its ranks' heartbeats, end it if it hangs -> `AttemptResult`.
 
-The job is started by the launcher that the user's command names, with one variable more. Only processes that bear this
-attempt's own folder in their environment are ever signalled: those that it started, and what they started.
+The job is started by the launcher that the user's command names, with one more variable. Only processes with this
+attempt's folder in their environment are ever signalled: those that it started, and their descendants.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptRunner:
-    """Runs attempts. `on_look` is called four times a second with the ranks, `on_hang` before the job is ended."""
+    """Runs attempts. `on_look` is called four times per second with the ranks, `on_hang` before the job is ended."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class AttemptRunner:
         *,
         reached: Callable[[HeartbeatSample], int | None],
     ) -> AttemptResult:
-        """`folder` is this attempt's own and empty. `reached`: a rank's step in the whole training."""
+        """Run the command once. `folder` is empty, for this attempt; `reached` gives a rank's step of the training."""
         beats = HeartbeatReader(folder)
         deaths = _Deaths()
         began_unix_s = time.time()
@@ -154,12 +154,12 @@ class AttemptRunner:
 
 
 def end_attempt(folder: Path) -> int:
-    """End what is left of an attempt, as the ranks of a launcher that was killed; how many processes there were."""
+    """End the remaining processes of an attempt, as ranks of a killed launcher; return how many there were."""
     return end_marked(lambda environment: environment.get(Variable.HEARTBEAT) == str(folder), grace_s=_GRACE_S)
 
 
 def left_running(folder: Path) -> tuple[str, ...]:
-    """What a command that ended with code 0 has left: what it put into the background is meant to go on."""
+    """Return the processes that a command with exit code 0 left running: it put them into the background on purpose."""
     found: tuple[str, ...] = ()
     until = time.monotonic() + _LINGER_S
     while True:
@@ -178,7 +178,7 @@ def _words(process: psutil.Process) -> str | None:
 
 
 class _Deaths:
-    """When ranks were first seen to have ended, so that the first one is told from those taken down after it."""
+    """When ranks were first seen to have ended, to distinguish the first one from those that were killed after it."""
 
     def __init__(self) -> None:
         self._alive: dict[str, int] = {}
@@ -199,7 +199,7 @@ class _Deaths:
 
 
 def _end_of(pid: int) -> tuple[bool, int | None]:
-    """Whether the process has ended, and by which signal, which the kernel tells until its parent has asked."""
+    """Return whether the process has ended, and by which signal, which the kernel keeps until the parent reaps it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
-"""How long a rank may be silent: learned from the job's own steps, by what the rank is doing.
+"""The hang timeout: how long a rank can be silent, learned from the job's own steps, by what the rank is doing.
 
-In: the ranks' pulses, again and again. Out: seconds without any event after which a rank is looked at, and after which
-one that is stuck in one place hangs. No fixed time fits: a step takes 50 ms or 50 s, and an evaluation an hour.
+In: the ranks' heartbeat samples, repeatedly. Out: seconds without any event after which a rank is examined, and after
+which one that is stuck in one place hangs. No fixed time fits: a step takes 50 ms or 50 s, and an evaluation an hour.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ LONG_PHASES = ("checkpoint", "evaluation", "network")
 
 
 class HangTimeout:
+    """The timeout of one attempt."""
+
     def __init__(self, fixed_s: float | None = None) -> None:
         self._fixed_s = fixed_s  # as the user says, for all phases
         self._changed: dict[str, tuple[int, float, str, int]] = {}  # number of events, since when, phase, steps
         self._longest_silence_s = 0.0
 
     def silence_s(self, now: float, pulse: HeartbeatSample) -> float:
-        """Since the rank's last event, as seen from here: another host has another clock."""
+        """Return the seconds since the rank's last event, by this host's clock: another host has another one."""
         before = self._changed.get(pulse.name)
         if before is None or before[0] != pulse.num_events:
             if before is not None and before[3] > 1 and before[2] not in LONG_PHASES:
@@ -37,7 +39,7 @@ class HangTimeout:
         return now - before[1]
 
     def look_after_s(self, ranks: Sequence[HeartbeatSample]) -> float:
-        """Of silence on a rank, before anything is asked of it."""
+        """Return the seconds of silence after which a rank is examined."""
         if self._fixed_s is not None:
             return self._fixed_s
         medians = [median for pulse in ranks if (median := median_step_s(pulse)) is not None]
@@ -47,7 +49,10 @@ class HangTimeout:
         return max(AT_LEAST_S, _TIMES_MEDIAN * max(medians), longest)
 
     def hangs_after_s(self, phase: str, ranks: Sequence[HeartbeatSample], *, is_witnessed: bool) -> float:
-        """Of silence on a rank that is stuck in one place. `is_witnessed`: its stack was seen, and it is not alone."""
+        """Return the seconds of silence after which a stuck rank hangs.
+
+        `is_witnessed`: its stack was seen, and other ranks wait.
+        """
         look = self.look_after_s(ranks)
         if self._fixed_s is not None:
             return look
@@ -61,7 +66,7 @@ class HangTimeout:
 
 
 def median_step_s(pulse: HeartbeatSample) -> float | None:
-    """To a factor of the square root of two, as the heartbeat counts steps; None before the second."""
+    """Return the median step time, to a factor of the square root of two, as the heartbeat counts; None if unknown."""
     num = sum(pulse.step_buckets)
     seen = 0
     for bucket, count in enumerate(pulse.step_buckets):

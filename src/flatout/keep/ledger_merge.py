@@ -1,7 +1,7 @@
-"""The ledgers of several nodes or jobs, added up: files and folders -> `Totals`.
+"""Add up the ledgers of several nodes or jobs: files and folders -> `Totals`.
 
-A job on several nodes has a ledger on each, in which the same attempts, failures and steps are told again: of these,
-the most that a node tells counts, while devices and their time are added. Ledgers of different jobs are added wholly.
+A job on several nodes has a ledger on each, in which the same attempts, failures and steps are reported repeatedly: of
+these, the maximum over the nodes counts, while devices and their time are added. Ledgers of different jobs are added.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _COUNTS = ("num_runs", "num_attempts", "num_hangs", "num_failures", "num_not_the
 
 
 def own_ledger(path: Path, node: str) -> Path:
-    """Of a folder, a file of each node's own: appends of two nodes to one file may be lost."""
+    """Return the ledger's file; in a folder, each node has its own: appends of two nodes to one file can be lost."""
     return path / f"ledger-{node}.jsonl" if path.is_dir() else path
 
 
 def open_own(path: Path, node: str, *, clean: Callable[[str], str] = lambda text: text) -> tuple[LedgerFile, str]:
-    """The ledger to add to, and the name of this node in it.
+    """Return the open ledger, and the name of this node in it.
 
-    Of two at once on one host, as two of torchrun's agents with some GPUs each, the second is a node of its own, by a
-    name that no host has. Raises HeldError for a file that is another one's.
+    Of two runs at once on one host, as two of torchrun's agents with some GPUs each, the second counts as a separate
+    node, with a name that no host has. HeldError for a file that another run holds.
     """
     if not path.is_dir():
         return LedgerFile(path, clean=clean), node

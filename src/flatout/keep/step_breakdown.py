@@ -1,10 +1,10 @@
-"""What a step's time holds besides computing: DDP's timing, a recording or NVML -> nanoseconds of three classes.
+"""The parts of a step's time other than computing: DDP's timing, a recording or NVML -> nanoseconds of three classes.
 
 `late_rank_wait` and `exposed_communication` are of the exchange of gradients where DDP has timed it on all ranks in the
 same iteration (`inside/liveness/exchange.py`): it ends on all ranks together, so the rank on which it is shortest is
 the late one, that time is the transfer, and what the others take longer is their wait for it. The median of the last
-five such iterations stands for the steps since. Where no DDP is, they are shares of the step in a recording, if one is
-given. `throttled` is of NVML's clocks. What none of them tells stays unknown, and is inside the steps' own class.
+five such iterations is used for the steps since. Without DDP, they are shares of the step in a recording, if one is
+given. `throttled` comes from NVML's clocks. What none of them reports stays unknown, in the steps' own class.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Basis = Literal["ddp", "recording", "nvml"]
 
 
 class StepShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a recording of the same job, means of all ranks' steps."""
+    """Means over all ranks' steps in a recording of the same job."""
 
     num_ranks: int
     communication: float  # shares of the step
@@ -40,7 +40,7 @@ class StepComponent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepBreakdown:
-    """Of one run. `no_clocks`: why `clocks` is None."""
+    """The breakdown of one run. `no_clocks` is why `clocks` is None."""
 
     def __init__(
         self, *, clocks: ClockWatch | None = None, no_clocks: str = "", recorded: StepShares | None = None
@@ -48,13 +48,13 @@ class StepBreakdown:
         self._clocks = clocks
         self._no_clocks = no_clocks
         self._recorded = recorded
-        # By rank, ns a step: exposed at all, and of it waiting, None where ranks are missing.
+        # By rank, ns per step: exposed, and the part of it that is waiting, None where ranks are missing.
         self._samples: deque[dict[int | None, tuple[int, int | None]]] = deque(maxlen=_TYPICAL_OF)
         self._iteration = 0  # of the last sample
         self._ranks: Sequence[HeartbeatSample] = ()
 
     def begins(self) -> None:
-        """Another attempt."""
+        """Begin another attempt."""
         self._samples.clear()
         self._iteration, self._ranks = 0, ()
 
@@ -79,7 +79,7 @@ class StepBreakdown:
         )
 
     def _typical(self, rank: int | None) -> tuple[int, int | None] | None:
-        """Of a step, ns exposed and of it waiting."""
+        """Return the ns per step that are exposed, and the part of them that is waiting."""
         found = [sample[rank] for sample in self._samples if rank in sample]
         if not found:
             return None
@@ -90,9 +90,9 @@ class StepBreakdown:
     def parts(
         self, pulse: HeartbeatSample, num_steps: int, begin_ns: int, end_ns: int, *, away_ns: int, left_ns: int
     ) -> list[StepComponent]:
-        """Of `num_steps` steps of a rank. They sum to no more than `left_ns`.
+        """Return the parts of `num_steps` steps of a rank; they sum to at most `left_ns`.
 
-        `away_ns`: what of the time was no step's, as a checkpoint.
+        `away_ns` is the part of the time that belongs to no step, as a checkpoint.
         """
         found: list[StepComponent] = []
 
@@ -120,7 +120,7 @@ class StepBreakdown:
         return found
 
     def reasons(self) -> dict[str, str]:
-        """Why a class is not known, where it is not."""
+        """Return why a class is unknown, for each that is."""
         found: dict[str, str] = {}
         recorded = self._recorded
         if not self._ranks:

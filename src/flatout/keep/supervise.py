@@ -1,7 +1,7 @@
-"""Attempts of a job, one after the other, while its failures deserve it and the budget lasts.
+"""Run attempts of a job, one after the other, while restarting can help and the budget lasts.
 
-In: a function that gives the words of the next attempt, and the budget. Out: how the last attempt ended. What a failure
-is, `rules` says; the same failure at the same step twice is the user's bug, and another attempt would end there too.
+In: a function that returns the command of the next attempt, and the budget. Out: how the last attempt ended. `rules`
+classifies failures; the same failure at the same step twice is the user's bug, which another attempt would meet again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerLike(Protocol):
-    """Who keeps the ledger."""
+    """What writes the ledger."""
 
     def attempt_begins(self, attempt: int) -> None: ...
     def look(self, ranks: Sequence[HeartbeatSample]) -> None: ...
@@ -46,7 +46,7 @@ class LedgerLike(Protocol):
 
 
 class Restarts:
-    """The budget, and what the attempts so far have taught."""
+    """The budget of restarts, and what the attempts so far have shown."""
 
     def __init__(
         self,
@@ -57,10 +57,11 @@ class Restarts:
         machine_code: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`others_go_on`: the launcher is elastic, and the job can do without this host.
+        """Allow `most` restarts.
 
-        `earlier`: the same job's starts before this one, with which it shares the budget. `machine_code`: what a
-        scheduler takes for a fault of the machine, so that it starts the job on another one.
+        With `others_go_on` the launcher is elastic, and the job can continue without this host. `earlier` are the same
+        job's previous runs, with which it shares the budget. `machine_code` is the exit code that a scheduler takes for
+        a fault of the machine, so that it starts the job on another one.
         """
         self._most = most
         self.machine_code = machine_code
@@ -76,7 +77,7 @@ class Restarts:
         self._clock = clock
 
     def decide(self, judgement: Judgement, step: int | None, *, silent_s: float | None = None) -> Decision:
-        """`step`: of the whole training. `silent_s`: how long the attempt ran, where no rank was seen in it."""
+        """Decide whether to restart. `step` is of the whole training; `silent_s` is set if no rank was seen."""
         if judgement.rule in ("done", "asked-to-end"):
             return Decision(restarts=False, why=judgement.says, goes_on=judgement.rule != "done")
         if judgement.awaits_peers and self._most:
@@ -124,9 +125,9 @@ class Restarts:
         return Decision(restarts=True, why=f"restart {self.num} of {self._most}", pause_s=pause_s)
 
     def _fails_to_start_again(self, judgement: Judgement, silent_s: float | None) -> bool:
-        """As where only the launcher's code tells, or by an exception before torch is there.
+        """Whether the job failed twice alike at its start, by the launcher's exit code or an exception before torch.
 
-        A job that has once run for longer may fail to start by what passes, as a file server that is away.
+        A job that has once run for longer can fail to start for a temporary reason, such as an unreachable file server.
         """
         is_told_little = judgement.rule in ("exit-code", "exception")
         is_at_start = is_told_little and silent_s is not None and silent_s < START_UP_S
@@ -136,7 +137,7 @@ class Restarts:
 
 
 class StepProgress:
-    """Which step of the whole training a rank is at, over attempts that each count from their own start."""
+    """The step of the whole training that a rank has reached, over attempts that each count from their own start."""
 
     def __init__(self, earlier: PreviousRuns | None = None) -> None:
         self.saved = None if earlier is None else earlier.saved  # the step of the last complete checkpoint
@@ -144,7 +145,7 @@ class StepProgress:
         self.is_known = True
 
     def base(self, pulse: HeartbeatSample) -> int | None:
-        """Steps made before this process: as its optimizer counts, else by what was saved and loaded."""
+        """Return the steps made before this process: as its optimizer counts, else by what was saved and loaded."""
         if pulse.base_step is not None:
             return pulse.base_step
         return self.saved if pulse.has_loaded else 0
@@ -154,7 +155,7 @@ class StepProgress:
         return None if base is None else base + pulse.num_steps
 
     def reached(self, ranks: Sequence[HeartbeatSample]) -> tuple[int, int | None]:
-        """The step that the training has come to, and the last one that was saved, were the attempt to end now."""
+        """Return the step that the training has reached, and the last one that was saved, if the attempt ended now."""
         farthest, saved = self.farthest, self.saved
         for pulse in ranks:
             base = self.base(pulse)
@@ -164,14 +165,14 @@ class StepProgress:
         return farthest, saved
 
     def ends(self, ranks: Sequence[HeartbeatSample]) -> None:
-        """An attempt has ended: what it has reached and saved."""
+        """Note what an ended attempt has reached and saved."""
         self.is_known = self.is_known and all(self.base(pulse) is not None for pulse in ranks)
         self.farthest, self.saved = self.reached(ranks)
 
 
 class BadHost(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    is_sure: bool  # the machine's fault; else it has failed twice in a row, by whatever
+    is_sure: bool  # the machine's fault; else it has failed twice in a row, for any reason
 
 
 class _Hosts:
@@ -179,7 +180,7 @@ class _Hosts:
         self._last: tuple[str | None, int] = (None, 0)
 
     def bad(self, host: str | None, judgement: Judgement) -> BadHost | None:
-        """The host that should be left out where another can take its place."""
+        """Return the host that should be excluded if another can take its place."""
         if judgement.is_of_peers or host is None:
             return None
         self._last = (host, self._last[1] + 1 if self._last[0] == host else 1)
@@ -200,9 +201,10 @@ def keep_alive(
     say: Callable[[str], object],
     nodes: PeerBoard,
 ) -> Ended:
-    """`next_words(attempt, bad_host)`: an attempt's command. `state`: a folder of our own, for one of each attempt.
+    """Run attempts of `next_words(attempt, bad_host)` until the job is done or given up; return how the last one ended.
 
-    `nodes`: the job's others, each with a Flatout of its own, as torchrun has an agent on each.
+    `state` is a folder in which each attempt gets its own. `nodes` are the job's other nodes, each with its own
+    Flatout, as torchrun has an agent on each.
     """
     hosts = _Hosts()
     attempt, bad_host = 0, None
