@@ -155,13 +155,13 @@ def test_the_command_line_prints_text_and_json(tmp_path: Path) -> None:
         )
 
     text = ledger("--gpu-price", "2", "--gpu-watts", "700")
-    assert text.returncode == 0 and "75 % of it productive" in text.stdout and "700 W a device" in text.stdout
+    assert text.returncode == 0 and "75 % of it productive" in text.stdout and "700 W per device" in text.stdout
     found = json.loads(ledger("--json").stdout)
     assert found["schema"] == "flatout/ledger-report" and found["cost"] is None
     assert sum(one["device_s"] or 0 for one in found["classes"]) == found["allocated_device_s"] == 4.0
     for price in ("nan", "inf", "1e300"):
         bad = ledger("--gpu-price", price)
-        assert bad.returncode == 2 and bad.stderr.startswith("error: --gpu-price must be a number of at most")
+        assert bad.returncode == 2 and bad.stderr.startswith("error: `--gpu-price` must be a number from 0 to")
     bad = ledger("--gpu", "no such GPU")
     assert bad.returncode == 0 and "Cost" not in bad.stdout
 

@@ -6,7 +6,7 @@ import msgspec
 
 
 class LedgerClass(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of the devices' time. Null: not known, `reason` says why; it is inside another class then.
+    """One class of the devices' time. Null: unknown, `reason` says why; it is then included in another class.
 
     Communication, waiting and throttling are looked for within steps: in `known_share` of their time they were, by what
     `basis` names; in the rest they are inside `productive` and `recomputed`, and `reason` says why.
@@ -23,7 +23,7 @@ class LedgerClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerLever(msgspec.Struct, frozen=True, kw_only=True):
-    """What halving one cost of failures would bring in 30 days, the interval of checkpoints chosen anew."""
+    """What halving one cost of failures would bring in 30 days, the interval of checkpoints chosen again."""
 
     name: str  # "write time", "detection time", "restart time" or "failure rate"
     value: float  # now; seconds, or failures per 1,000 node-days
@@ -40,7 +40,7 @@ class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
     failures: int  # attempts that failed, hangs not counted
     hangs: int
     unfinished_runs: int  # without an end: they still run, or `flatout run` itself was killed
-    damaged_lines: int  # passed over
+    damaged_lines: int  # skipped
     num_devices: int | None  # of the last run
     steps: int
     nodes: int  # whose ledgers were added up

@@ -13,23 +13,23 @@ MEANINGS = {
     "productive": "steps made for the first time",
     "recomputed": "steps made again after a failure",
     "data": "waiting for batches",
-    "exposed_communication": "communication that no computing hid",
+    "exposed_communication": "communication not hidden by compute",
     "late_rank_wait": "waiting for the last rank to arrive",
-    "throttled": "cycles that the clock did not give",
+    "throttled": "lost to clocks below the maximum",
     "checkpoint": "writing checkpoints",
     "evaluation": "evaluation",
     "start_up": "until the end of the first step",
     "restart": "from a failure to the end of the first step after it",
     "hang": "hung, until it was ended",
-    "idle_held": "held by the job, with no rank on it",
+    "idle_held": "held by the job, without a rank",
     "other": "after the last step",
-    "unknown": "no heartbeat told what it was",
+    "unknown": "not covered by a heartbeat",
 }
 
 BASES = {
-    "ddp": "of the exchange of gradients, as DDP times it in some iterations",
+    "ddp": "from the exchange of gradients, which DDP times in some iterations",
     "recording": "from a recording, as shares of its steps",
-    "nvml": "from the clocks, by NVML, once a second",
+    "nvml": "from the clocks that NVML reports once per second",
 }
 
 
@@ -42,12 +42,11 @@ def ledger_text(report: LedgerReport, *, style: TextStyle) -> str:
     counts += [(report.runs, "run"), (report.attempts, "attempt"), (report.failures, "failure"), (report.hangs, "hang")]
     lines += style.wrapped(", ".join(f"{number(count)} {word}{'s' * (count != 1)}" for count, word in counts))
     if report.cost is not None:
-        lines += style.wrapped(
-            f"Cost {_money(report.cost)}, at {_money(report.price_per_device_h)} a device-hour ({report.price_source})"
-        )
+        price = f"{_money(report.price_per_device_h)} per device-hour ({report.price_source})"
+        lines += style.wrapped(f"Cost {_money(report.cost)}, at {price}")
     if report.energy_kwh is not None:
         lines += style.wrapped(
-            f"Energy {report.energy_kwh:.3g} kWh, at {report.watts_per_device:.0f} W a device ({report.watts_source})"
+            f"Energy {report.energy_kwh:.3g} kWh, at {report.watts_per_device:.0f} W per device ({report.watts_source})"
         )
     header = ["class", "device time", "share", *(["cost"] if report.cost is not None else []), "what it is"]
     rows = [_row(one, has_cost=report.cost is not None) for one in report.classes if one.device_s]
@@ -59,20 +58,20 @@ def ledger_text(report: LedgerReport, *, style: TextStyle) -> str:
     unknown = [one for one in report.classes if one.device_s is None]
     if unknown:
         lines.append("")
-        lines += [line for one in unknown for line in style.wrapped(f"{_name(one)}: not known. {one.reason}.")]
+        lines += [line for one in unknown for line in style.wrapped(f"{_name(one)}: unknown. {one.reason}.")]
     if report.away_s:
         lines += style.wrapped(
-            f"Between its starts the job was away for {seconds(report.away_s)}, in the queue: in no class, as it held "
-            "no device."
+            f"Between its runs the job waited in the queue for {seconds(report.away_s)}: not in any class, because it "
+            "held no device."
         )
     if report.unfinished_runs:
         lines += style.wrapped(
             f"{number(report.unfinished_runs)} run{'s have' if report.unfinished_runs > 1 else ' has'} no end: "
-            "running still, or Flatout itself was killed; its time is told up to its last line."
+            "it still runs, or Flatout itself was killed; its time is counted up to its last line."
         )
     if report.damaged_lines:
         counted = "1 line was" if report.damaged_lines == 1 else f"{number(report.damaged_lines)} lines were"
-        lines += style.wrapped(f"{counted} damaged, and passed over.")
+        lines += style.wrapped(f"{counted} damaged and skipped.")
     if report.levers:
         lines += ["", *style.wrapped(levers_text(report.levers))]
     if report.what_failed:
@@ -86,11 +85,11 @@ def levers_text(levers: Sequence[LedgerLever]) -> str:
         + ("" if one.gain_cost is None else f", {_money(max(one.gain_cost, 0.0))}")
         for one in levers
     )
-    return f"Attack first, by what halving it is worth in 30 days: {first}; then {'; '.join(others)}"
+    return f"Device time saved in 30 days by halving each: {first}; then {'; '.join(others)}"
 
 
 def _value(one: LedgerLever) -> str:
-    value = f"{one.value:.3g} in 1,000 node-days" if one.name == "failure rate" else seconds(one.value)
+    value = f"{one.value:.3g} per 1,000 node-days" if one.name == "failure rate" else seconds(one.value)
     return f"{value}, assumed" if one.is_assumed else value
 
 
@@ -104,7 +103,7 @@ def _row(one: LedgerClass, *, has_cost: bool) -> list[str]:
 def _known_from(one: LedgerClass) -> str:
     text = f"{_name(one)}: {' and '.join(BASES.get(basis, basis) for basis in one.basis)}"
     if one.known_share is not None and one.reason is not None:
-        text += f", for {percent(one.known_share)} of the steps' time; in the rest it is inside productive"
+        text += f", for {percent(one.known_share)} of the steps' time; in the rest it is included in productive"
         text += f" ({one.reason})"
     return text + "."
 
