@@ -87,3 +87,10 @@ def test_the_next_command_has_what_was_given(job: Path) -> None:
     done = flatout("diagnose", "rank0.json", "--rank=rank0.json=3", "--untraced-step", "0.5", "--force", cwd=job)
     said = " ".join(done.stdout.split())
     assert said.endswith("next: flatout diagnose rank0.json --rank=rank0.json=3 --untraced-step 0.5 --html report.html")
+
+
+def test_bytes_of_a_file_that_is_no_trace_are_shown_without_the_marks_of_a_language(job: Path) -> None:
+    (job / "other.bin").write_bytes(b"\xff\xfe,\x00more")
+    done = flatout("diagnose", "other.bin", cwd=job)
+    assert done.returncode == 2
+    assert "it begins with `\\xff\\xfe,\\x00more`" in done.stderr and "b'" not in done.stderr

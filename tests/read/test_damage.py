@@ -238,9 +238,9 @@ def test_a_top_level_list_without_its_end(read: Read) -> None:
     ("content", "message"),
     [
         (b"", "is empty"),
-        (b"  \n ", "is no JSON trace"),
-        (b"hello", "is no JSON trace"),
-        (b"\x7fELF\x02\x01", "is no JSON trace"),
+        (b"  \n ", "is not a JSON trace"),
+        (b"hello", "is not a JSON trace"),
+        (b"\x7fELF\x02\x01", "is not a JSON trace"),
         (b'{"a": 1}', 'no list "traceEvents"'),
         (b'{"traceEvents": null}', 'no list "traceEvents"'),
         (b'{"traceEvents": []}', "has no events"),

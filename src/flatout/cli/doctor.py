@@ -90,20 +90,16 @@ def doctor(
 
     Example: flatout doctor --capture machine.json
     """
-    from flatout.errors import UsageError
     from flatout.report.files import check_new
 
-    if fail_on not in (None, "fail", "warn"):
-        raise UsageError(f"`--fail-on` must be `fail` or `warn`, but got {fail_on}")
-    has_machine_options = bool(given or topology or nccl_log or capture or data)
-    if hosts and has_machine_options:
-        raise UsageError("`--hosts` goes with bundles, `--json`, `--html` and `--fail-on` only")
-    if not hosts and (via or flatout):
-        raise UsageError("`--via` and `--flatout` go with `--hosts` and names", hint="flatout doctor --hosts a,b,c")
-    if not hosts and bundles:
-        raise UsageError("bundles go with `--hosts`", hint=f"for one machine: flatout doctor --from {bundles[0]}")
-    if capture == _STANDARD_OUTPUT and (html or json or show_all or fail_on):
-        raise UsageError("`--capture -` prints only the bundle, so it goes with no other output", hint="--capture FILE")
+    only_bundle = capture == _STANDARD_OUTPUT
+    _check_status(fail_on)
+    if hosts:
+        _refuse_with_hosts(given, topology, nccl_log, capture, data)
+    else:
+        _refuse_without_hosts(via, flatout, bundles)
+    if only_bundle:
+        _refuse_with_bundle_on_standard_output(html, json, show_all, fail_on)
     if html is not None:
         check_new(html, force=force)
     from flatout.doctor_pipeline import compare_hosts, read_snapshot
@@ -117,8 +113,41 @@ def doctor(
     snapshot = read_snapshot(given or [], topology=topology or [], nccl_logs=nccl_log or [], data=data)
     if capture is not None:
         _write_bundle(snapshot, capture, force=force)
-    if capture != _STANDARD_OUTPUT:
+    if not only_bundle:
         _judge(snapshot, capture, html, force=force, show_all=show_all, json=json, fail_on=fail_on)
+
+
+def _check_status(fail_on: str | None) -> None:
+    from flatout.errors import UsageError
+
+    if fail_on not in (None, "fail", "warn"):
+        raise UsageError(f"`--fail-on` must be `fail` or `warn`, but got {fail_on}")
+
+
+def _refuse_with_hosts(*machine_options: object) -> None:
+    """Raise UsageError for options about one machine."""
+    from flatout.errors import UsageError
+
+    if any(machine_options):
+        raise UsageError("`--hosts` goes with bundles, `--json`, `--html` and `--fail-on` only")
+
+
+def _refuse_without_hosts(via: str | None, flatout: str | None, bundles: Sequence[Path] | None) -> None:
+    """Raise UsageError for options about several hosts."""
+    from flatout.errors import UsageError
+
+    if via or flatout:
+        raise UsageError("`--via` and `--flatout` go with `--hosts` and names", hint="flatout doctor --hosts a,b,c")
+    if bundles:
+        raise UsageError("bundles go with `--hosts`", hint=f"for one machine: flatout doctor --from {bundles[0]}")
+
+
+def _refuse_with_bundle_on_standard_output(*outputs: object) -> None:
+    """Raise UsageError for another output: standard output holds the bundle alone."""
+    from flatout.errors import UsageError
+
+    if any(outputs):
+        raise UsageError("`--capture -` prints only the bundle, so it goes with no other output", hint="--capture FILE")
 
 
 def _write_bundle(snapshot: Snapshot, path: Path, *, force: bool) -> None:

@@ -106,7 +106,8 @@ class EventText:
                 f"{name} is compressed in a way that is not read",
                 hint="of archives .tar, .tar.gz and .tar.xz are read, of compressed traces .json.gz: unpack it first",
             )
-        return InputError(f"{name} is no JSON trace: it begins with {text[:16]!r}", hint=EXPORT_HINT)
+        beginning = repr(text[:16])[2:-1]  # without b''
+        return InputError(f"{name} is not a JSON trace: it begins with `{beginning}`", hint=EXPORT_HINT)
 
     def _split_end(self, text: bytes) -> bytes:
         """Divide the last text into events and tail; returns the events."""
