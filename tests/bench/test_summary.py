@@ -103,6 +103,9 @@ def test_too_few_peers_are_not_compared_and_that_is_said() -> None:
     found = ceilings([product(0.01)], [product(0.09)])
     assert found.peers == ()
     assert found.peers_compared == {"matmul bf16": "2 peers, and 4 are needed"}
+    assert found.num_peers == {}
+    compared = ceilings(*[[product(0.01)] for _ in range(4)])
+    assert compared.num_peers == {"matmul bf16": 4}
 
 
 def test_what_is_wrong_has_no_speed() -> None:

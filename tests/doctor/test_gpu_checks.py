@@ -169,7 +169,7 @@ def test_a_driver_that_does_not_answer_is_a_fault_only_where_there_are_gpus() ->
         "/proc/self/cgroup": "0::/\n",
     }
     assert result("driver-answers", Snapshot(outputs=gone, files=bus)).status == "fail"
-    absent = {"nvidia-smi -q": Output(problem="there is no `nvidia-smi` here")}
+    absent = {"nvidia-smi -q": Output(problem="a sentence", is_missing=True)}
     empty = Snapshot(outputs=absent, problems={"/sys/bus/pci/devices": "empty"})
     assert result("driver-answers", empty).status == "info"
     assert result("driver-answers", Snapshot(outputs=absent)).status == "unknown"

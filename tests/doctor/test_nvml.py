@@ -101,7 +101,7 @@ def test_nvidia_smi_is_asked_first() -> None:
 
 
 def test_a_tool_that_is_absent_is_said_beside_what_the_library_told() -> None:
-    absent = {"nvidia-smi -q": Output(problem="there is no `nvidia-smi` here")}
+    absent = {"nvidia-smi -q": Output(problem="there is no `nvidia-smi` here", is_missing=True)}
     found = result("driver-answers", Snapshot(outputs=snapshot().outputs | absent))
     assert found.status == "ok"
     assert "through NVML alone" in found.reason

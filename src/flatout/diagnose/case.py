@@ -75,6 +75,11 @@ class Case:
         assert found is not None
         return found
 
+    @property
+    def period(self) -> str:
+        """What a cost is of, as titles say it: without steps it is of the whole recording."""
+        return "per step" if self.num_steps else "in total"
+
     def per_step(self, total: float) -> float:
         return total / (self.num_steps or 1)
 

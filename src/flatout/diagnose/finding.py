@@ -1,4 +1,4 @@
-"""Makes findings, so that all rules word and threshold them alike."""
+"""Make findings, so that all rules word and threshold them alike."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from flatout.diagnose.case import Case
 from flatout.records.diagnosis import Finding
+from flatout.units import percent, seconds
 
 MIN_SHARE_OF_STEP = 0.02  # below this share of the step a cause is no finding
 
@@ -30,8 +31,6 @@ def finding(
     """The finding as a list of one, or an empty list where its cost is below the threshold."""
     if not is_worth_telling(case, cost_s):
         return []
-    if not case.num_steps:  # costs are of the whole recording then
-        title = title.replace(" a step", " in all").replace(" of the step", " of the recording")
     return [
         Finding(
             code=code,
@@ -46,6 +45,16 @@ def finding(
             confidence=confidence,
         )
     ]
+
+
+def cost_words(case: Case, cost_s: float) -> str:
+    """`46.0 ms per step, 12 % of the step`; without steps `46.0 ms in total, 12 % of the recording`."""
+    return f"{seconds(cost_s)} {case.period}, {share_words(case, cost_s)}"
+
+
+def share_words(case: Case, cost_s: float) -> str:
+    """`12 % of the step`; without steps `12 % of the recording`."""
+    return f"{percent(cost_s / case.step_s)} of the {'step' if case.num_steps else 'recording'}"
 
 
 def rank_words(ranks: tuple[int, ...], num_ranks: int) -> str:

@@ -45,6 +45,7 @@ _MAX_BYTES = 256 << 20
 _MAX_FILES_OF_A_FOLDER = 200_000
 _MAX_BYTES_OF_A_SYSFS_FILE = 1 << 20
 _NVLINK = re.compile(r"^\s+Link \d+: (?:[\d.]+ GB/s|<inactive>)|all links are inactive", re.MULTILINE | re.IGNORECASE)
+_MISSING_BEFORE = re.compile(r"there is no `[^`]+` here")  # as bundles without `is_missing` word it
 KINDS = (
     "a bundle of `flatout doctor --capture`, an output of nvidia-smi or lspci, a topology XML of NCCL, an NCCL log, a "
     "kernel log, a JSON object of sysfs files, or a folder with a copy of /sys and /proc"
@@ -203,7 +204,8 @@ def _json(path: Path, text: str) -> Snapshot:
                 hint="capture it again with this Flatout",
             )
         try:
-            return msgspec.json.decode(text.encode(), type=_Bundle).snapshot
+            snapshot = msgspec.json.decode(text.encode(), type=_Bundle).snapshot
+            return _with_missing_commands(snapshot)
         except msgspec.DecodeError as error:
             raise InputError(f"`{path}` breaks the schema `{SCHEMA}`: {error}") from error
     if isinstance(content, dict) and isinstance(content.get("intf_status"), list):
@@ -213,6 +215,15 @@ def _json(path: Path, text: str) -> Snapshot:
         if files:
             return Snapshot(files=files)
     raise InputError(f"`{path}` is JSON, but no bundle and no object of sysfs files", hint=f"give {KINDS}")
+
+
+def _with_missing_commands(snapshot: Snapshot) -> Snapshot:
+    """Compatibility: bundles from before `Output.is_missing` say that a command is missing by its problem alone."""
+    outputs = dict(snapshot.outputs)
+    for name, output in snapshot.outputs.items():
+        if _MISSING_BEFORE.fullmatch(output.problem):
+            outputs[name] = msgspec.structs.replace(output, is_missing=True)
+    return msgspec.structs.replace(snapshot, outputs=outputs)
 
 
 def _interfaces(entries: list[Any]) -> Iterator[tuple[str, str]]:

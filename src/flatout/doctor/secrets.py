@@ -7,7 +7,7 @@ from typing import overload
 
 import msgspec
 
-from flatout.records.snapshot import Output, Snapshot
+from flatout.records.snapshot import Snapshot
 from flatout.secrets import BEARER, KNOWN_SECRETS, MASK, URL_PASSWORD, names_a_secret
 
 _ASSIGNED = re.compile(
@@ -41,7 +41,8 @@ def without_secrets(content: str | Snapshot) -> str | Snapshot:
         files={path: without_secrets(text) for path, text in content.files.items()},
         problems={path: without_secrets(why) for path, why in content.problems.items()},
         outputs={
-            name: Output(
+            name: msgspec.structs.replace(
+                output,
                 text=None if output.text is None else without_secrets(output.text),
                 problem=without_secrets(output.problem),
             )

@@ -223,7 +223,7 @@ def _read_named_topology(environment: Mapping[str, str], files: dict[str, str], 
 
 def _output(command: tuple[str, ...]) -> Output:
     if shutil.which(command[0]) is None:
-        return Output(problem=f"there is no `{command[0]}` here")
+        return Output(problem=f"there is no `{command[0]}` here", is_missing=True)
     try:
         process = subprocess.Popen(
             command,

@@ -18,7 +18,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from flatout.errors import InputError
 from flatout.read.slurm_values import (
@@ -114,6 +114,13 @@ def merged(files: Sequence[Attempts]) -> Attempts:
     )
 
 
+class _NoRow(NamedTuple):
+    """Lines that are no row of the table."""
+
+    reason: str
+    has_moved_columns: bool  # there are too many or too few of them
+
+
 class _Table:
     """The columns of one file, and the reading of its rows."""
 
@@ -159,13 +166,14 @@ class _Table:
         attempts: list[JobAttempt] = []
         left_out: list[SkippedRow] = []
         seen: set[bytes] = set()
-        num_rows = num_steps = num_repeated = num_undecoded = num_without = num_shared = 0
+        num_rows = num_steps = num_repeated = num_undecoded = num_without = num_shared = num_moved = 0
         for number, row in self._records(lines, first):
             num_rows += 1
             if progress is not None and num_rows % _ROWS_A_LOOK == 0:
                 progress(number, len(lines))
-            if isinstance(row, str):
-                left_out.append(SkippedRow(line=number, reason=row))
+            if isinstance(row, _NoRow):
+                left_out.append(SkippedRow(line=number, reason=row.reason))
+                num_moved += row.has_moved_columns
                 continue
             text = row.decode("utf-8", "replace")
             num_undecoded += "\ufffd" in text
@@ -187,7 +195,7 @@ class _Table:
         notes = []
         if num_undecoded:
             notes.append(f"{num_undecoded:,} rows have bytes that are no UTF-8; they stand in names as \ufffd")
-        if any(row.reason.startswith("it has ") for row in left_out) and self._delimiter == "|":
+        if num_moved and self._delimiter == "|":
             notes.append("a name or comment with `|` in it moves the columns: sacct --delimiter='@@' keeps them apart")
         if num_shared:
             notes.append(
@@ -209,7 +217,7 @@ class _Table:
             notes=tuple(notes),
         )
 
-    def _records(self, lines: Sequence[bytes], first: int) -> Iterator[tuple[int, bytes | str]]:
+    def _records(self, lines: Sequence[bytes], first: int) -> Iterator[tuple[int, bytes | _NoRow]]:
         """Line numbers from 1, with the row, or with why there is none."""
         delimiter = self._delimiter.encode()
         place = first
@@ -227,14 +235,15 @@ class _Table:
                 end += 1
             if count != self._num_delimiters:
                 columns = lines[place].count(delimiter) + 1
-                yield place + 1, f"it has {columns} columns, and the header {self._num_delimiters + 1}"
+                reason = f"the line has {columns} columns, and the header {self._num_delimiters + 1}"
+                yield place + 1, _NoRow(reason, has_moved_columns=True)
                 place += 1
                 continue
             if end > place + 1 and any(
                 b"\n" in field and not is_text
                 for field, is_text in zip(line.split(delimiter), self._is_text, strict=True)
             ):
-                yield place + 1, "the row is cut short, or is no row"
+                yield place + 1, _NoRow("the row is cut short, or is no row", has_moved_columns=False)
                 place += 1
                 continue
             while self._is_text[-1] and end < len(lines) and lines[end].strip() and delimiter not in lines[end]:

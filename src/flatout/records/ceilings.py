@@ -99,7 +99,8 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     measurements: tuple[Measurement, ...]
     fits: tuple[CollectiveFit, ...] = ()
     peers: tuple[PeerDifference, ...] = ()
-    peers_compared: dict[str, str] = {}  # kind -> number of peers, or why there was no comparison
+    num_peers: dict[str, int] = {}  # kind -> number of peers that were compared; kinds with too few are absent
+    peers_compared: dict[str, str] = {}  # kind -> number of peers, or why there was no comparison, as a sentence
     wrong: tuple[WrongResult, ...] = ()
     cores_busy_by_others: float | None = None  # of this host, during the measurements; None if unknown
     not_measured: dict[str, str] = {}  # measurement -> reason

@@ -10,6 +10,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str | None = None
     problem: str = ""  # why `text` is missing, or that it is not whole
+    is_missing: bool = False  # the command is not installed here
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

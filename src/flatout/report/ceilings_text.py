@@ -185,9 +185,8 @@ def _peers(ceilings: Ceilings, style: TextStyle) -> list[str]:
             told = f"{_rate(one.value, one.unit)}, {one.by:+.0%} of the {_rate(one.usual, one.unit)} that is usual"
             lines += style.wrapped(told, indent="  ", label=f"{one.name}, {one.peer}: ")
         return lines
-    judged = {what: how for what, how in ceilings.peers_compared.items() if how.endswith("peers")}
-    if judged:
-        return style.wrapped(f"Peers: none is unlike the others ({len(judged)} comparisons)")
+    if ceilings.num_peers:
+        return style.wrapped(f"Peers: none differs from the others ({len(ceilings.num_peers)} comparisons)")
     if ceilings.peers_compared:
         return style.wrapped(f"Peers: not compared, {next(iter(ceilings.peers_compared.values()))}")
     return style.wrapped("Peers: there are none to compare")

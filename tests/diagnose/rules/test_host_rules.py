@@ -187,7 +187,7 @@ def test_idle_time_after_synchronising_calls_is_their_cost() -> None:
     assert (finding.name, finding.ranks) == ("host-sync", (0,))
     assert finding.cost_s_per_step == pytest.approx(1600e-6, rel=0.01)
     assert finding.evidence["calls_per_step"] == {"aten::item": 4}
-    assert "4 synchronising calls a step on rank 0 (aten::item)" in finding.title
+    assert "4 synchronising calls per step on rank 0 (aten::item)" in finding.title
     assert not (HOST - {"host-sync"}) & set(names(diagnosis))
 
 
@@ -239,7 +239,7 @@ def test_the_calls_told_are_those_of_a_rank_that_makes_them() -> None:
     finding = found(free_of_recorder_cost(*traces), "host-sync")
     assert finding.ranks == (0,)
     assert finding.evidence["calls_per_step"] == {"aten::item": 4}
-    assert "4 synchronising calls a step on rank 0 (aten::item)" in finding.title
+    assert "4 synchronising calls per step on rank 0 (aten::item)" in finding.title
 
 
 # --- allocator-churn

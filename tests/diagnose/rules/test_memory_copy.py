@@ -37,7 +37,7 @@ def test_a_pageable_copy_says_how_long_it_blocks_the_host() -> None:
     finding = found(free_of_recorder_cost(copying(3000, pageable=True)), "memory-copy")
     assert finding.evidence["pageable_bytes_per_step"] == 96 * MIB
     assert finding.evidence["host_blocked_s"] == pytest.approx(3000e-6)
-    assert "96.0 MiB a step are pageable" in finding.title
+    assert "96.0 MiB per step are pageable" in finding.title
 
 
 def test_a_copy_beside_compute_costs_nothing() -> None:

@@ -35,7 +35,7 @@ def test_a_rank_late_by_its_compute_costs_what_the_others_wait_for_it() -> None:
     assert finding.evidence["last_in_collectives"] == finding.evidence["num_collectives"] == 3
     assert finding.evidence["late_in_steps"] == [1, 2, 3]
     assert finding.confidence == "high"
-    assert "rank 2 is late by its compute" in finding.title
+    assert "rank 2 is slower in compute" in finding.title
 
 
 def test_two_late_ranks_are_told_apart() -> None:

@@ -2,6 +2,7 @@
 
 A rule is a module with `CODE`, `NAME`, `find(case) -> list[Finding]` and a docstring of five headings: What it means,
 Why it costs, Evidence, Change to try, When this is wrong. `flatout explain` and the docs are made from the docstring.
+`HOST_EVIDENCE`, where a rule has it, names what a recording of the hosts can add to its finding (`host_evidence.py`).
 """
 
 from __future__ import annotations

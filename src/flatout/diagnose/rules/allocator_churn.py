@@ -23,9 +23,9 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.case import HOST_PARTS, Case
-from flatout.diagnose.finding import finding, rank_words
+from flatout.diagnose.finding import finding, rank_words, share_words
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import percent, seconds
+from flatout.units import seconds
 
 CODE = "F12"
 NAME = "allocator-churn"
@@ -49,7 +49,7 @@ def find(case: Case) -> list[Finding]:
         name=NAME,
         title=(
             f"device memory is allocated and freed in every step on {rank_words(ranks, len(case.ranks))}:"
-            f" {num_calls:.0f} calls cost {seconds(cost)}, {percent(cost / case.step_s)} of the step"
+            f" {num_calls:.0f} calls cost {seconds(cost)}, {share_words(case, cost)}"
         ),
         ranks=ranks,
         cost_s=cost,

@@ -26,9 +26,8 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.case import Case
-from flatout.diagnose.finding import finding, rank_words
+from flatout.diagnose.finding import cost_words, finding, rank_words
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import percent, seconds
 
 CODE = "F04"
 NAME = "checkpoint-stall"
@@ -56,8 +55,8 @@ def find(case: Case) -> list[Finding]:
         code=CODE,
         name=NAME,
         title=(
-            f"{rank_words(ranks, len(case.ranks))} writes a checkpoint while the training waits: "
-            f"{seconds(cost)} a step, {percent(cost / case.step_s)} of it"
+            f"{rank_words(ranks, len(case.ranks))} writes a checkpoint while the training waits:"
+            f" {cost_words(case, cost)}"
         ),
         ranks=ranks,
         cost_s=cost,

@@ -23,12 +23,13 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.case import Case
-from flatout.diagnose.finding import finding, rank_words
+from flatout.diagnose.finding import cost_words, finding, rank_words
+from flatout.diagnose.host_evidence import busy_cores, busy_disk
 from flatout.records.diagnosis import PART_NAMES, Finding, Part
-from flatout.units import percent, seconds
 
 CODE = "F01"
 NAME = "data-loading"
+HOST_EVIDENCE = (busy_cores, busy_disk)
 
 
 def find(case: Case) -> list[Finding]:
@@ -41,8 +42,9 @@ def find(case: Case) -> list[Finding]:
     single = "SingleProcess" in (facts.loader_name or "")
     late = _last_rank(case)
     where = f" on {rank_words(ranks, len(case.ranks))}" if len(case.ranks) > 1 else ""
-    title = f"the training waits for data{where}: {seconds(cost)} a step"
-    title += f", {percent(cost / case.step_s)} of it" + ("; the loader has no worker processes" if single else "")
+    title = f"the training waits for data{where}: {cost_words(case, cost)}"
+    if single:
+        title += "; the loader has no worker processes"
     evidence = {
         "idle_in_loader_s": {str(t.rank): float(case.own[row, Part.DATA_LOADING]) for row, t in enumerate(case.ranks)}
         if len(case.ranks) <= 16

@@ -25,10 +25,10 @@ from __future__ import annotations
 import numpy as np
 
 from flatout.diagnose.case import Case
-from flatout.diagnose.finding import finding
+from flatout.diagnose.finding import finding, share_words
 from flatout.records.diagnosis import Finding, Part
 from flatout.records.timeline import RankTimeline
-from flatout.units import percent, seconds
+from flatout.units import seconds
 
 CODE = "F09"
 NAME = "exposed-all-gather"
@@ -62,8 +62,8 @@ def find(case: Case) -> list[Finding]:
         code=CODE,
         name=NAME,
         title=(
-            f"compute waits for sharded weights: {seconds(float(np.mean(exposed)))} a step of all-gathers are exposed,"
-            f" about {seconds(cost)} ({percent(cost / case.step_s)}) can be saved"
+            f"compute waits for sharded weights: {seconds(float(np.mean(exposed)))} {case.period} of all-gathers are"
+            f" exposed, about {seconds(cost)} ({share_words(case, cost)}) can be saved"
         ),
         ranks=tuple(t.rank for t in case.ranks),
         cost_s=cost,

@@ -29,12 +29,14 @@ from collections.abc import Callable
 import numpy as np
 
 from flatout.diagnose.case import Case
-from flatout.diagnose.finding import finding
+from flatout.diagnose.finding import finding, share_words
+from flatout.diagnose.host_evidence import network_rate
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import percent, seconds
+from flatout.units import seconds
 
 CODE = "F02"
 NAME = "exposed-communication"
+HOST_EVIDENCE = (network_rate,)
 # Bus bandwidth over algorithm bandwidth, by ranks n (nccl-tests, doc/PERFORMANCE.md).
 BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -62,7 +64,7 @@ def find(case: Case) -> list[Finding]:
     is_split = bool(case.own[:, [Part.TRANSFER, Part.WAIT, Part.BUBBLE]].sum() > 0)  # 0 would be unknown, not nothing
     total = _total_transfer(case)
     bandwidth = bus_bandwidth(case)
-    title = f"{seconds(cost)} of communication a step ({percent(cost / case.step_s)}) is not hidden behind compute"
+    title = f"{seconds(cost)} of communication {case.period} ({share_words(case, cost)}) is not hidden behind compute"
     if is_known and bandwidth is not None:
         title += f"; large collectives reach {bandwidth / 1e9:.3g} GB/s"
     if not is_known:

@@ -23,13 +23,15 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.case import HOST_PARTS, Case
-from flatout.diagnose.finding import finding, rank_words
+from flatout.diagnose.finding import finding, rank_words, share_words
+from flatout.diagnose.host_evidence import busy_cores
 from flatout.diagnose.recorder import BELOW_NOISE
 from flatout.records.diagnosis import PART_NAMES, Finding, Part
-from flatout.units import percent, seconds
+from flatout.units import seconds
 
 CODE = "F05"
 NAME = "host-bound"
+HOST_EVIDENCE = (busy_cores,)
 MIN_SYNCS_TOLD = 5
 
 
@@ -47,16 +49,16 @@ def find(case: Case) -> list[Finding]:
             waited[str(rank)] = waited.get(str(rank), 0.0) + wait_s
     traced = float(case.own[case.row[slowest], list(HOST_PARTS)].sum())
     what = "the GPU waits for the host" if case.has_gpu else "no operator runs while the host is in Python"
-    title = f"{what} on {rank_words(ranks, len(case.ranks))}: {seconds(traced)} a step as traced"
+    title = f"{what} on {rank_words(ranks, len(case.ranks))}: {seconds(traced)} {case.period} as traced"
     if case.recorder.idle_s > 0 and case.recorder.source != BELOW_NOISE:
-        title += f", about {seconds(cost)} ({percent(cost / case.step_s)}) without the recorder"
+        title += f", about {seconds(cost)} ({share_words(case, cost)}) without the recorder"
     if waited:
         longest = max(waited.values())
         if longest >= 0.02 * case.step_s:
             title += f"; the others wait up to {seconds(longest)} for rank {slowest}"
     num_syncs = case.per_step(sum(c.count for c in facts.sync_calls.values()))
     if num_syncs >= MIN_SYNCS_TOLD:
-        title += f"; {num_syncs:.0f} synchronising calls a step"
+        title += f"; {num_syncs:.0f} synchronising calls {case.period}"
     return finding(
         case,
         code=CODE,

@@ -24,9 +24,9 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.case import HOST_PARTS, Case
-from flatout.diagnose.finding import finding, rank_words
+from flatout.diagnose.finding import finding, rank_words, share_words
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import percent, seconds
+from flatout.units import seconds
 
 CODE = "F06"
 NAME = "host-sync"
@@ -50,9 +50,9 @@ def find(case: Case) -> list[Finding]:
         code=CODE,
         name=NAME,
         title=(
-            f"{num_calls:.0f} synchronising calls a step on {rank_words(ranks, len(case.ranks))}"
+            f"{num_calls:.0f} synchronising calls {case.period} on {rank_words(ranks, len(case.ranks))}"
             f" ({', '.join(name for name, _ in most[:2])}) let the GPU run dry: {seconds(cost)},"
-            f" {percent(cost / case.step_s)} of the step"
+            f" {share_words(case, cost)}"
         ),
         ranks=ranks,
         cost_s=cost,

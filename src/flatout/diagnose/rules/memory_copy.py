@@ -23,9 +23,9 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.case import HOST_PARTS, Case
-from flatout.diagnose.finding import finding, is_worth_telling, rank_words
+from flatout.diagnose.finding import cost_words, finding, is_worth_telling, rank_words
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import num_bytes, percent, seconds
+from flatout.units import num_bytes, seconds
 
 CODE = "F13"
 NAME = "memory-copy"
@@ -44,10 +44,9 @@ def find(case: Case) -> list[Finding]:
     own_copies_s = float(case.own[case.row[rank], Part.MEMORY_COPY])
     lost_lead = case.claim_lost_lead(rank, blocked_s=blocked_s - own_copies_s) if pageable else 0.0
     cost = copies_s + lost_lead
-    title = f"copies hold up the GPU on {rank_words(ranks, len(case.ranks))}: {seconds(cost)} a step"
-    title += f", {percent(cost / case.step_s)} of it"
+    title = f"copies hold up the GPU on {rank_words(ranks, len(case.ranks))}: {cost_words(case, cost)}"
     if pageable:
-        title += f"; {num_bytes(pageable)} a step are pageable and block the host for {seconds(blocked_s)}"
+        title += f"; {num_bytes(pageable)} {case.period} are pageable and block the host for {seconds(blocked_s)}"
     return finding(
         case,
         code=CODE,

@@ -27,9 +27,9 @@ import numpy as np
 
 from flatout.catalog.gpus import gpu_facts
 from flatout.diagnose.case import Case
-from flatout.diagnose.finding import finding
+from flatout.diagnose.finding import finding, share_words
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import percent, seconds
+from flatout.units import seconds
 
 CODE = "F10"
 NAME = "no-tensor-cores"
@@ -46,7 +46,8 @@ def find(case: Case) -> list[Finding]:
     speedup, dtype, peaks = _speedup(device, case.measured_peaks)
     if speedup is None:
         return []
-    cost = case.claim(Part.COMPUTE, float(np.mean(plain)) * (1 - 1 / speedup))
+    plain_s = float(np.mean(plain))
+    cost = case.claim(Part.COMPUTE, plain_s * (1 - 1 / speedup))
     ranks = tuple(t.rank for t, s in zip(case.ranks, plain, strict=True) if s >= 0.5 * max(plain))
     worst = int(np.argmax(plain))
     names = case.facts(case.ranks[worst].rank).plain_matmul_names
@@ -55,14 +56,13 @@ def find(case: Case) -> list[Finding]:
         code=CODE,
         name=NAME,
         title=(
-            f"matrix products run without tensor cores: {seconds(float(np.mean(plain)))} a step"
-            f" ({percent(float(np.mean(plain)) / case.step_s)}), which {dtype} would cut to about"
-            f" {seconds(float(np.mean(plain)) / speedup)}"
+            f"matrix multiplications run without tensor cores: {seconds(plain_s)} {case.period}"
+            f" ({share_words(case, plain_s)}), which {dtype} would cut to about {seconds(plain_s / speedup)}"
         ),
         ranks=ranks,
         cost_s=cost,
         evidence={
-            "plain_matmul_s": float(np.mean(plain)),
+            "plain_matmul_s": plain_s,
             "all_matmul_s": float(np.mean(total)),
             "assumed_speedup": speedup,
             "peak_flops_per_s": peaks,

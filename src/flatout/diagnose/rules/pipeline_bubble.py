@@ -22,7 +22,7 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.case import Case
-from flatout.diagnose.finding import finding
+from flatout.diagnose.finding import finding, share_words
 from flatout.records.diagnosis import Finding, Part
 from flatout.units import percent, seconds
 
@@ -41,7 +41,7 @@ def find(case: Case) -> list[Finding]:
         code=CODE,
         name=NAME,
         title=(
-            f"the pipeline of {p} stages and {m} microbatches stands idle {percent(cost / case.step_s)} of the step"
+            f"the pipeline of {p} stages and {m} microbatches is idle for {share_words(case, cost)}"
             f" ({seconds(cost)}); ideal for that shape: {percent(shape.ideal_bubble_share)}"
         ),
         ranks=tuple(sorted(rank for pipeline in case.job.pipelines for rank in pipeline.stages)),
@@ -54,7 +54,7 @@ def find(case: Case) -> list[Finding]:
             "wait_beyond_bubble_s": float(case.own[:, Part.WAIT].mean()),
         },
         changes=(
-            f"more microbatches a step: with {4 * m} the ideal bubble is {percent((p - 1) / (4 * m + p - 1))}",
+            f"more microbatches per step: with {4 * m} the ideal bubble is {percent((p - 1) / (4 * m + p - 1))}",
             "an interleaved or zero-bubble schedule",
         ),
         safety="exact",

@@ -26,10 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.diagnose.case import Case
-from flatout.diagnose.finding import finding
+from flatout.diagnose.finding import cost_words, finding
 from flatout.records.diagnosis import Finding, Part
 from flatout.records.timeline import CommunicationCall, RankTimeline
-from flatout.units import percent, seconds
 
 CODE = "F08"
 NAME = "redundant-gradient-sync"
@@ -60,8 +59,8 @@ def find(case: Case) -> list[Finding]:
         code=CODE,
         name=NAME,
         title=(
-            f"the same gradients are reduced {passes} times a step, once a pass: {passes - 1} of {passes} are needless,"
-            f" {seconds(cost)} a step, {percent(cost / case.step_s)} of it"
+            f"the same gradients are reduced {passes} times {case.period}, once per pass: {passes - 1} of {passes} are"
+            f" needless, {cost_words(case, cost)}"
         ),
         ranks=tuple(t.rank for t in case.ranks),
         cost_s=cost,

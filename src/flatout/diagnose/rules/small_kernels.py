@@ -25,9 +25,9 @@ from __future__ import annotations
 import numpy as np
 
 from flatout.diagnose.case import Case
-from flatout.diagnose.finding import finding
+from flatout.diagnose.finding import finding, share_words
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import percent, seconds
+from flatout.units import seconds
 
 CODE = "F11"
 NAME = "small-kernels"
@@ -63,9 +63,9 @@ def find(case: Case) -> list[Finding]:
         code=CODE,
         name=NAME,
         title=(
-            f"{case.per_step(short):,.0f} of {case.per_step(total):,.0f} kernels a step are short,"
+            f"{case.per_step(short):,.0f} of {case.per_step(total):,.0f} kernels {case.period} are short,"
             f" {float(np.mean(launches)):,.0f} of them launched by the optimizer: fusing saves about {seconds(cost)},"
-            f" {percent(cost / case.step_s)} of the step"
+            f" {share_words(case, cost)}"
         ),
         ranks=tuple(t.rank for t in case.ranks),
         cost_s=cost,

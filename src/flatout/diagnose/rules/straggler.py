@@ -29,12 +29,14 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from flatout.diagnose.case import Case
-from flatout.diagnose.finding import finding, is_worth_telling
+from flatout.diagnose.finding import finding, is_worth_telling, share_words
+from flatout.diagnose.host_evidence import throttled_clocks
 from flatout.records.diagnosis import Finding
-from flatout.units import percent, seconds
+from flatout.units import seconds
 
 CODE = "F03"
 NAME = "straggler"
+HOST_EVIDENCE = (throttled_clocks,)
 UNKNOWN = ("before_window", "unattributed")
 
 
@@ -54,13 +56,11 @@ def find(case: Case) -> list[Finding]:
         for (waiting, part), s in case.waits_for[rank].items():
             waits[waiting] += s if case.is_straggling(part) else 0.0
         waited = {str(waiting): waits[waiting] for waiting in sorted(waits)}
-        title = f"rank {rank} is late"
-        title += (
-            f" by its {cause.replace('_', ' ')}"
-            if cause not in UNKNOWN
-            else " for a reason that its trace does not show"
-        )
-        title += f": the others wait up to {seconds(cost)} a step for it, {percent(cost / case.step_s)} of the step"
+        if cause in UNKNOWN:
+            title = f"rank {rank} is late for a reason that its trace does not show"
+        else:
+            title = f"rank {rank} is slower in {cause.replace('_', ' ')}"
+        title += f": other ranks wait up to {seconds(cost)} {case.period}, {share_words(case, cost)}"
         if is_skew:
             title += "; a single step whose starts differ as much: the cause is inconclusive"
         result += finding(

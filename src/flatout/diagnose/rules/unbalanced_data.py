@@ -26,9 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.diagnose.case import Case
-from flatout.diagnose.finding import finding
+from flatout.diagnose.finding import cost_words, finding
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import percent, seconds
 
 CODE = "F14"
 NAME = "unbalanced-data"
@@ -60,7 +59,7 @@ def find(case: Case) -> list[Finding]:
         name=NAME,
         title=(
             f"ranks get unequal work: up to {float(ratio.max()):.1f} times as much input in the same step;"
-            f" balancing saves {seconds(cost)} a step, {percent(cost / case.step_s)}"
+            f" balancing saves {cost_words(case, cost)}"
         ),
         ranks=ranks,
         cost_s=cost,

@@ -44,12 +44,11 @@ def driver_answers(machine: Machine) -> CheckOutcome:
     if output is None:
         raise NotReadError(f"no output of `{SMI_QUERY}` is in what was read")
     if output.text is None:
-        is_missing = output.problem.startswith("there is no")
         if machine.num_gpus:
-            if is_missing and machine.is_container:
+            if output.is_missing and machine.is_container:
                 return info(f"{machine.num_gpus} GPUs on the bus, but this container has no driver's tools")
             return fail(f"{machine.num_gpus} NVIDIA GPUs on the bus, but {output.problem}")
-        if is_missing:
+        if output.is_missing:
             raise NotHereError("there is no NVIDIA GPU on the bus, and no driver")
         raise NotReadError(output.problem)
     return ok(f"driver {machine.smi.driver or 'of unknown version'}, {len(machine.gpus)} GPUs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,7 +43,7 @@ def ceilings_of(
                 )
             elif all(one.seconds for one in ones):
                 measurements.append(_measurement(ranks, ones, raw))
-    peers, compared = _peers(measurements, outliers, min_peers)
+    peers = _peers(measurements, outliers, min_peers)
     return Ceilings(
         host=raw.hosts[0],
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -55,8 +55,9 @@ def ceilings_of(
         software=raw.software,
         measurements=tuple(measurements),
         fits=tuple(_fits(measurements)),
-        peers=tuple(peers),
-        peers_compared=compared,
+        peers=tuple(peers.differences),
+        num_peers=peers.num_compared,
+        peers_compared=peers.described,
         wrong=tuple(wrong),
         cores_busy_by_others=cores_busy_by_others,
         not_measured=raw.not_measured,
@@ -142,9 +143,13 @@ def _fits(measurements: list[Measurement]) -> list[CollectiveFit]:
     return found
 
 
-def _peers(
-    measurements: list[Measurement], outliers: Rule, min_peers: int
-) -> tuple[list[PeerDifference], dict[str, str]]:
+class _Peers(NamedTuple):
+    differences: list[PeerDifference]
+    num_compared: dict[str, int]  # by what was compared
+    described: dict[str, str]
+
+
+def _peers(measurements: list[Measurement], outliers: Rule, min_peers: int) -> _Peers:
     """Ranks that did the same at the same time, and groups of one shape; of a curve, its largest size alone."""
     alike: dict[tuple[Any, ...], dict[str, Measurement]] = {}
     for one in measurements:
@@ -156,24 +161,26 @@ def _peers(
                 alike[key][who] = one
         else:
             alike.setdefault((*key, one.size), {})[f"rank {one.ranks[0]}"] = one
-    found: list[PeerDifference] = []
-    compared: dict[str, str] = {}
+    differences: list[PeerDifference] = []
+    num_compared: dict[str, int] = {}
+    described: dict[str, str] = {}
     for group in alike.values():
         if len(group) < 2:
             continue
         first = next(iter(group.values()))
         what = " ".join(filter(None, [first.name, first.dtype, first.group]))
         if len(group) < min_peers:
-            compared[what] = f"{len(group)} peers, and {min_peers} are needed"
+            described[what] = f"{len(group)} peers, and {min_peers} are needed"
             continue
-        compared[what] = f"{len(group)} peers"
+        num_compared[what] = len(group)
+        described[what] = f"{len(group)} peers"
         usual = statistics.median(one.value for one in group.values())
         # By time: a rate cannot fall below 0, so that of few peers with some spread no slow one would ever stand out.
         for who in outliers({who: one.seconds for who, one in group.items()}):
             one = group[who]
-            found.append(
+            differences.append(
                 PeerDifference(
                     name=what, peer=who, value=one.value, usual=usual, by=one.value / usual - 1, unit=one.unit
                 )
             )
-    return found, compared
+    return _Peers(differences, num_compared, described)

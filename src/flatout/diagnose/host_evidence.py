@@ -1,0 +1,107 @@
+"""What a recording shows of the hosts behind a finding: busy cores, disk, network, and clocks that were throttled.
+
+In: the recording and the ranks of a finding. Out: `HostEvidence`. A rule names in `HOST_EVIDENCE` those of these
+functions that say something of its cause; `recorded.py` adds what they return to the finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from flatout.records.recording import GpuUse, HostUse, Recording
+from flatout.units import bytes_per_s
+
+BUSY_CORES = 0.9  # of those that the process may use
+BUSY_DISK = 0.9  # of the time
+MIN_THROTTLED = 0.05  # of the samples
+
+
+class HostEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    evidence: dict[str, Any] = {}
+    cause: str | None = None  # a clause for the finding's title, where the numbers show a cause
+
+
+NO_EVIDENCE = HostEvidence()
+
+
+class RankHosts(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks of a finding and the hosts that they ran on."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[HostUse, ...]
+    recording: Recording
+
+
+HostEvidenceOf = Callable[[RankHosts], HostEvidence]
+
+
+def hosts_of(ranks: tuple[int, ...], recording: Recording) -> RankHosts:
+    names = {rank.hostname for rank in recording.ranks if rank.rank in ranks}
+    hosts = tuple(host for host in recording.hosts if host.hostname in names)
+    return RankHosts(ranks=ranks, hosts=hosts, recording=recording)
+
+
+def busy_cores(on: RankHosts) -> HostEvidence:
+    """Cores that the job may use and that are busy, on the busiest host."""
+    measured = [host for host in on.hosts if host.cores_busy is not None]
+    if not measured:
+        return NO_EVIDENCE
+    busiest = max(measured, key=lambda host: (host.cores_busy or 0.0) / host.cores_allowed)
+    busy = busiest.cores_busy or 0.0
+    evidence = {"cores_allowed": busiest.cores_allowed, "cores_busy": busy}
+    if busiest.throttled_s_per_s:
+        evidence["throttled_s_per_s"] = busiest.throttled_s_per_s
+    if busy < BUSY_CORES * busiest.cores_allowed:
+        return HostEvidence(evidence=evidence)
+    cause = f"all {busiest.cores_allowed:g} cores that the job may use are busy"
+    return HostEvidence(evidence=evidence, cause=cause)
+
+
+def busy_disk(on: RankHosts) -> HostEvidence:
+    """What is read from disk on the host whose disk is busiest."""
+    measured = [host for host in on.hosts if host.disk_read_bytes_per_s is not None]
+    if not measured:
+        return NO_EVIDENCE
+    busiest = max(measured, key=lambda host: host.disk_busy_share or 0.0)
+    rate = busiest.disk_read_bytes_per_s or 0.0
+    evidence = {"disk_read_bytes_per_s": rate}
+    if busiest.disk_busy_share is None:
+        return HostEvidence(evidence=evidence)
+    evidence["disk_busy_share"] = busiest.disk_busy_share
+    if busiest.disk_busy_share < BUSY_DISK:
+        return HostEvidence(evidence=evidence)
+    return HostEvidence(evidence=evidence, cause=f"the disk is at its limit, {bytes_per_s(rate)}")
+
+
+def network_rate(on: RankHosts) -> HostEvidence:
+    rates = [host.network_sent_bytes_per_s for host in on.hosts if host.network_sent_bytes_per_s is not None]
+    return HostEvidence(evidence={"network_sent_bytes_per_s": max(rates)}) if rates else NO_EVIDENCE
+
+
+def throttled_clocks(on: RankHosts) -> HostEvidence:
+    """Reasons for which the clocks of the ranks' GPUs were throttled, each with its share of the samples."""
+    shares: dict[str, float] = {}
+    for gpu in _gpus_of(on):
+        shares |= often_throttled(gpu)
+    if not shares:
+        return NO_EVIDENCE
+    return HostEvidence(evidence={"throttled_share": shares}, cause=f"its clocks were throttled ({', '.join(shares)})")
+
+
+def often_throttled(gpu: GpuUse) -> dict[str, float]:
+    return {reason: share for reason, share in gpu.throttle_share.items() if share >= MIN_THROTTLED}
+
+
+def _gpus_of(on: RankHosts) -> list[GpuUse]:
+    gpus = {host.hostname: host.gpus for host in on.recording.hosts}
+    devices = [(rank.hostname, rank.device) for rank in on.recording.ranks if rank.rank in on.ranks]
+    return [
+        gpu
+        for hostname, device in devices
+        if device is not None
+        for gpu in gpus.get(hostname, ())
+        if gpu.uuid == device.uuid or (gpu.uuid is None and gpu.index == device.index)
+    ]
