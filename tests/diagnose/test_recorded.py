@@ -29,6 +29,7 @@ FULL = HostUse(
 )
 IDLE = msgspec.structs.replace(FULL, cores_busy=1.0, throttled_s_per_s=None, disk_busy_share=0.1, gpus=())
 CORES = {"cores_allowed": 8.0, "cores_busy": 7.5, "throttled_s_per_s": 0.1}
+BUSY = "all 8 cores that the job may use are busy"
 DISK = {"disk_read_bytes_per_s": 2e9, "disk_busy_share": 0.95}
 
 
@@ -53,7 +54,7 @@ def explained(folder: Path, name: str, *hosts: HostUse) -> Finding:
             CORES | DISK,
             ("all 8 cores that the job may use are busy", "the disk is at its limit, 2 GB/s"),
         ),
-        ("host-bound", CORES, ("all 8 cores that the job may use are busy",)),
+        ("host-bound", CORES, (BUSY,)),
         ("exposed-communication", {"network_sent_bytes_per_s": 3e9}, ()),
         ("straggler", {"throttled_share": {"power": 0.25}}, ("its clocks were throttled (power)",)),
     ],

@@ -220,3 +220,17 @@ def test_of_too_few_hosts_that_all_give_a_number_no_reason_is_made_up(tmp_path: 
     told = json.loads(doctor("--hosts", "--json", tmp_path).stdout)["not_compared"]
     assert told["power limit of the GPUs"] == "2 of 2 hosts give it, and 4 are needed"
     assert told["kernel"].startswith("0 of 2 hosts give it: ")
+
+
+@pytest.mark.parametrize("has_field", [False, True], ids=["before is_missing", "now"])
+def test_a_bundle_says_which_command_is_not_installed(tmp_path: Path, has_field: bool) -> None:
+    """Bundles from before `is_missing` say it by the problem alone."""
+    absent = Output(problem="there is no `nvidia-smi` here", is_missing=True)
+    ended = Output(problem="it ended with code 9: no device")
+    bundle = json.loads(bundle_bytes(Snapshot(outputs={"nvidia-smi -q": absent, "nvidia-smi -L": ended})))
+    if not has_field:
+        for output in bundle["snapshot"]["outputs"].values():
+            del output["is_missing"]
+    path = tmp_path / "bundle.json"
+    path.write_text(json.dumps(bundle))
+    assert read_given([path]).outputs == {"nvidia-smi -q": absent, "nvidia-smi -L": ended}

@@ -52,7 +52,7 @@ def test_the_exit_code_is_the_jobs(tmp_path: Path, how: str, code: int) -> None:
     recording, done = recorded(tmp_path / "r", job("--steps", 8, "--end", how), "--light", code=code)
     if how == "raise":
         assert "ArithmeticError: on purpose" in done.stderr
-        assert "it ended with ArithmeticError" in recording.ranks[0].problems
+        assert "it ended with ArithmeticError" in [one.problem for one in recording.ranks[0].problems]
     assert recording.runs[0].exit_code == code
 
 

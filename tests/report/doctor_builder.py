@@ -120,7 +120,8 @@ def one_odd() -> HostsReport:
     hosts.append(report([*common, *own], None, host="n9"))
     differences = (
         HostDifference(
-            fact="check nccl-peer-to-peer", status="fail", hosts=("n9",), usual="neither fails nor warns",
+            fact="check nccl-peer-to-peer", check="nccl-peer-to-peer",
+            status="fail", hosts=("n9",), usual="neither fails nor warns",
             found={"n9": "turned off: `NCCL_P2P_LEVEL=LOC`"}, reason="on 1 of 5 hosts only: n9",
         ),
         HostDifference(

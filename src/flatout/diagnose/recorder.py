@@ -11,7 +11,7 @@ below what steps differ by anyway, and only that bound is known.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -20,7 +20,10 @@ from flatout.records.timeline import RankFacts
 NS_PER_EVENT = 4_000
 MAX_SHARE_OF_HOST = 0.45
 MAX_SHARE_OF_IDLE = 0.75
-BELOW_NOISE = "below the noise of the steps"
+# Where the cost comes from, as the JSON of a finding has it. Measured: the untraced step time is known; assumed: from
+# the example jobs; else only that the cost is too small to be seen.
+RecorderCostSource = Literal["measured", "assumed", "below the noise of the steps"]
+BELOW_NOISE: Final = "below the noise of the steps"
 NUM_ERRORS = 2.0  # standard errors: 95 %
 
 
@@ -29,7 +32,7 @@ class RecorderCost(msgspec.Struct, frozen=True, kw_only=True):
 
     idle_s: float  # to the idle time of a GPU that waits for its host
     host_s: float  # to the host's own work, hidden or not
-    source: str  # measured: the untraced step time is known; assumed: from the example jobs; or BELOW_NOISE
+    source: RecorderCostSource
     below_s: float | None = None  # with BELOW_NOISE: it is less than this; None: how steps differ is not known
 
     def evidence(self) -> dict[str, Any]:

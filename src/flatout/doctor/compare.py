@@ -225,6 +225,7 @@ def _of_statuses(reports: Mapping[str, DoctorReport]) -> list[HostDifference]:
             found.append(
                 HostDifference(
                     fact=f"check {check_id}",
+                    check=check_id,
                     status="fail" if "fail" in bad.values() else "warn",
                     hosts=tuple(bad),
                     usual="neither fails nor warns",

@@ -52,12 +52,12 @@ def script_lines(words: Sequence[str], *, indent: str = "    ") -> str:
     return f" \\\n{indent}".join(shlex.join(part) for part in parts)
 
 
-def unplaced(tuning: Tuning) -> tuple[str, ...]:
-    """Launcher arguments that the command has no place for."""
+def unplaced(tuning: Tuning, *, placed: Sequence[str] = ()) -> tuple[str, ...]:
+    """Say which launcher arguments have no place in the command, nor in the file, as those of launchers in `placed`."""
     return tuple(
         f"{' '.join(words)} is for {launcher}, which the command does not call"
         for launcher, words in tuning.changes.launch.items()
-        if not calls(tuning.command, launcher)
+        if launcher not in placed and not calls(tuning.command, launcher)
     )
 
 

@@ -59,7 +59,7 @@ def emit(tuning: Tuning, *, keeps_meeting: bool = False) -> Emitted:
     for word in _RENDEZVOUS:
         line = line.replace(shlex.quote(word), word.replace("=$", '="$') + '"' if "$" in word else word)
     exports = "" if tuning.needs_run else exported(tuning)
-    notes += [note for note in unplaced(tuning) if " is for srun" not in note or tuning.needs_run]
+    notes += unplaced(tuning, placed=() if tuning.needs_run else ("srun",))
     meeting = f"{_HEAD_NODE if '$head_node' in line else ''}{_PORT if is_met else ''}"
     text = "\n".join(("#!/usr/bin/env bash", *directives, "")) + (
         f"{commented(tuning)}set -euo pipefail\n{exports}{meeting}{line}\n"

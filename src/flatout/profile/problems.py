@@ -27,7 +27,7 @@ def problems(
         return [*found, *(_nothing(run) for run in runs if run.end_unix_s is not None)]
     found += _whole_job(runs, ranks, sampled)
     for rank in ranks:
-        found += [Quality(rank=rank.rank, problem=problem, effect=_effect(problem)) for problem in rank.problems]
+        found += rank.problems
         found += _without_trace(rank, runs, rank.rank in traced)
     return found
 
@@ -164,7 +164,3 @@ def _without_trace(rank: RankRecording, runs: Sequence[HostRecording], has_trace
             effect="no trace; a shorter warm-up can be set with --warmup",
         )
     ]
-
-
-def _effect(problem: str) -> str:
-    return "this rank has no trace, or not all of it" if "trace" in problem or "profiler" in problem else ""

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.inside.protocol import EXIT, NUM_STABLE_WARMUP_STEPS, STEP_FILE_DELAY_S, File, StepFileEvent
+from flatout.records.events import Quality
 from flatout.records.recording import DeviceFacts, RankRecording, Steps
 
 _MIN_FOR_SPREAD = 5
 _NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
+_NO_TRACE = "this rank has no trace, or not all of it"
 _decode = msgspec.json.Decoder().decode
 
 
@@ -100,7 +102,7 @@ def read_rank(path: Path) -> RankRecording | None:
         peak_memory_bytes=_last(_column(lines, "peak_memory_bytes"), np.nanmax),
         num_alloc_retries=_last(_column(lines, "num_alloc_retries"), np.nanmax),
         ended_by=end["reason"] if end else None,
-        problems=tuple(_problems(lines, window, end)),
+        problems=tuple(_problems(lines, window, end, header["rank"])),
     )
 
 
@@ -162,27 +164,28 @@ def _last(values: NDArray[np.float64], choose: Any) -> int | None:
     return None if np.isnan(values).all() else int(choose(values))
 
 
-def _problems(lines: _Lines, window: dict[str, Any], end: dict[str, Any] | None) -> list[str]:
-    problems = []
+def _problems(lines: _Lines, window: dict[str, Any], end: dict[str, Any] | None, rank: int) -> list[Quality]:
+    effects: dict[str, str] = {}  # by problem
     if window.get("problem"):
-        problems.append(window["problem"])
-    problems += _problems_at_end(end)
+        effects[window["problem"]] = _NO_TRACE
+    effects |= _effects_at_end(end)
     if lines.num_unreadable:
-        problems.append(f"{lines.num_unreadable} lines of its steps cannot be read, as on a full disk")
-    return problems
+        effects[f"{lines.num_unreadable} lines of its steps cannot be read, as on a full disk"] = ""
+    return [Quality(rank=rank, problem=problem, effect=effect) for problem, effect in effects.items()]
 
 
-def _problems_at_end(end: dict[str, Any] | None) -> list[str]:
+def _effects_at_end(end: dict[str, Any] | None) -> dict[str, str]:
+    """Return the problems at the end of the rank, each with its effect."""
     if end is None:
         lost = f"the last {STEP_FILE_DELAY_S:g} s of its steps may be missing"
-        return [f"it ended without an error message, as a killed process does: {lost}"]
-    problems = []
+        return {f"it ended without an error message, as a killed process does: {lost}": ""}
+    effects = {}
     if end["reason"] != EXIT:
-        problems.append(f"it ended with {end['reason']}")
+        effects[f"it ended with {end['reason']}"] = ""
     if not end["gpu_is_done"]:
-        problems.append("its GPU did not finish its work: losses and an open trace are lost")
+        effects["its GPU did not finish its work: losses and an open trace are lost"] = _NO_TRACE
     if end["num_lost_rows"]:
-        problems.append(f"{end['num_lost_rows']} steps could not be written")
+        effects[f"{end['num_lost_rows']} steps could not be written"] = ""
     if end["num_errors"]:
-        problems.append(f"the recorder had internal errors, see the {File.LOG.glob} of its host")
-    return problems
+        effects[f"the recorder had internal errors, see the {File.LOG.glob} of its host"] = ""
+    return effects

@@ -77,6 +77,7 @@ class HostDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Where some hosts are unlike the others."""
 
     fact: str
+    check: str | None = None  # its id, where the fact is how a check of each host ended
     status: Status
     hosts: tuple[str, ...]  # those that differ
     usual: str  # what most have

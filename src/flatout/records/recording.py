@@ -63,7 +63,7 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     peak_memory_bytes: int | None  # of the caching allocator, on a GPU
     num_alloc_retries: int | None
     ended_by: str | None  # exit, or the name of an exception; None: unknown, as after SIGKILL
-    problems: tuple[str, ...]
+    problems: tuple[Quality, ...]
 
 
 class GpuUse(msgspec.Struct, frozen=True, kw_only=True):

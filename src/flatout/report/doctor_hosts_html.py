@@ -36,7 +36,7 @@ def page_content(report: HostsReport, command: Sequence[str]) -> dict[str, objec
     unlike: dict[str, list[str]] = {}
     for difference in report.differences:
         for host in difference.hosts:
-            unlike.setdefault(host, []).append(difference.fact.removeprefix("check "))
+            unlike.setdefault(host, []).append(difference.check or difference.fact)
     shared = _of_most(report.hosts)
     ordered = sorted(report.hosts, key=lambda each: _rank(each, report.differences, unlike))
     with_faults = sum(any(check.status == "fail" for check in each.checks) for each in report.hosts)
@@ -142,8 +142,8 @@ def _rank(
 
 def _difference(one: HostDifference) -> dict[str, object]:
     return {
-        "fact": one.fact.removeprefix("check "),
-        "is_check": one.fact.startswith("check "),
+        "fact": one.check or one.fact,
+        "is_check": one.check is not None,
         "status": one.status,
         "reason": one.reason,
         "usual": one.usual,

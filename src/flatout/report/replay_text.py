@@ -9,7 +9,6 @@ from flatout.report.text_table import text_table
 from flatout.units import number, percent
 
 MOST_TEAMS = 8
-TIMES = " times shorter"
 MEASURES = {"jct_p99": "JCT p99", "wait_mean": "wait", "goodput": "goodput", "lost": "lost"}
 
 
@@ -99,7 +98,7 @@ def _measures(replay: ReplayReport, style: TextStyle) -> list[str]:
         for each in one.measures[1:]:
             interval = "unknown"
             if each.low is not None and each.high is not None:
-                interval = f"{_change(each.unit, each.low)} to {_change(each.unit, each.high)}".replace(TIMES, "")
+                interval = f"{_amount(each.unit, each.low)} to {_amount(each.unit, each.high)}"
             elif each.reason:
                 reasons[f"{MEASURES[each.measure]}: {each.reason}."] = None
             value = "unknown" if each.value is None else _change(each.unit, each.value)
@@ -112,8 +111,13 @@ def _measures(replay: ReplayReport, style: TextStyle) -> list[str]:
 
 
 def _change(unit: str, value: float) -> str:
+    return _amount(unit, value) + (" times shorter" if unit == "ratio" else "")
+
+
+def _amount(unit: str, value: float) -> str:
+    """The same without the words for a ratio, which an interval has behind its two ends or not at all."""
     if unit == "ratio":
-        return f"{value:.2f}{TIMES}"
+        return f"{value:.2f}"
     sign = "-" if value < 0 else "+"
     if unit == "s":
         return sign + duration(abs(value))

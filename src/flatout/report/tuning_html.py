@@ -74,7 +74,7 @@ def page_content(result: TuneResult, command: Sequence[str], folder: Path | str)
         "command": command_line(command),
         "job_command": command_line(result.tuning.command),
         "date": result.tuning.date,
-        "headline": headline(result).replace("->", "\N{RIGHTWARDS ARROW}"),
+        "headline": headline(result, arrow="\N{RIGHTWARDS ARROW}"),
         "facts": facts(result),
         "is_better": is_better(result),
         "answers": _answers(result),
@@ -138,9 +138,9 @@ def _answers(result: TuneResult) -> list[dict[str, str]]:
             {"term": "What it brings", "big": UNKNOWN, "small": "not measured against the job as it came"},
             {"term": "How sure", "big": "undecided", "small": sure},
         ]
-    big, _, around = gain(verdict).partition(" (")
+    brings = gain(verdict)
     return [
-        {"term": "What it brings", "big": big, "small": around.rstrip(")") if verdict.interval else "no interval yet"},
+        {"term": "What it brings", "big": brings.value, "small": brings.interval},
         {"term": "How sure", "big": verdict.verdict, "small": f"on {counted(verdict.num_pairs, 'fresh pair')}"},
     ]
 

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -22,6 +23,7 @@ from flatout.report.command import masked_command
 from flatout.report.phrases import counted
 
 UNKNOWN = "unknown"
+NO_INTERVAL = "no interval"
 TOLD = 0.02  # of a gain: what it is corrected by, where that is more
 LONGEST_REASON = 200  # characters; the JSON has all of it
 
@@ -145,12 +147,22 @@ def ratio_range(low: float, high: float) -> str:
     return f"{low:.{digits}f}-{high:.{digits}f}"
 
 
-def ratio_with_range(value: float, interval: tuple[float, float] | None) -> str:
+class Estimate(NamedTuple):
+    """A value and its interval, as texts: `1.83x` and `1.79-1.87`, or `no interval`."""
+
+    value: str
+    interval: str
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.interval})"
+
+
+def ratio_estimate(value: float, interval: tuple[float, float] | None) -> Estimate:
     """`1.83x (1.79-1.87)`; without an interval it is said that there is none."""
     if interval is None:
-        return f"{ratio(value)} (no interval)"
+        return Estimate(ratio(value), NO_INTERVAL)
     digits = _digits((value, *interval))
-    return f"{value:.{digits}f}x ({interval[0]:.{digits}f}-{interval[1]:.{digits}f})"
+    return Estimate(f"{value:.{digits}f}x", f"{interval[0]:.{digits}f}-{interval[1]:.{digits}f}")
 
 
 def _digits(values: Sequence[float]) -> int:
@@ -165,7 +177,11 @@ def measured_text(verdict: Verdict | None) -> str:
     """`1.83x (1.79-1.87)`, or that it is not known."""
     if verdict is None or verdict.speedup is None:
         return UNKNOWN
-    return ratio_with_range(verdict.speedup, verdict.interval)
+    return str(ratio_estimate(verdict.speedup, verdict.interval))
+
+
+def predicted_estimate(prediction: Prediction) -> Estimate:
+    return ratio_estimate(prediction.speedup, (prediction.low, prediction.high))
 
 
 def predicted_text(prediction: Prediction | None, bound: float | None, objective: Objective) -> str:
@@ -176,38 +192,48 @@ def predicted_text(prediction: Prediction | None, bound: float | None, objective
     if objective in _SAVED:
         return UNKNOWN
     if prediction is not None:
-        return ratio_with_range(prediction.speedup, (prediction.low, prediction.high))
+        return str(predicted_estimate(prediction))
     if bound is not None and math.isfinite(bound):
         return f"at most {ratio(bound)}"
     return UNKNOWN
 
 
-def gain(verdict: Verdict) -> str:
-    """What a verdict claims: `1.83x faster (1.79-1.87)`, `44 % less peak memory (42 % to 46 %)`."""
-    if verdict.speedup is None:
-        return "nothing was measured"
-    what = _SAVED.get(verdict.objective)
-    if what is None:
-        if verdict.verdict == "worse" and verdict.speedup < 1:
-            interval = verdict.interval and (1 / verdict.interval[1], 1 / verdict.interval[0])
-            value, _, around = ratio_with_range(1 / verdict.speedup, interval).partition(" ")
-            return f"{value} slower {around}"
-        value, _, around = ratio_with_range(verdict.speedup, verdict.interval).partition(" ")
-        return f"{value} faster {around}" if verdict.verdict == "better" else f"{value} {around}"
-    shares = [1 - 1 / value for value in (verdict.speedup, *(verdict.interval or ()))]
-    sign = 1 if shares[0] >= 0 else -1
-    word = "less" if sign > 0 else "more"
-    low, high = sorted(sign * share * 100 for share in shares[1:]) if verdict.interval else (0.0, 0.0)
+def gain(verdict: Verdict) -> Estimate:
+    """What a verdict claims: `1.83x faster (1.79-1.87)`, `44 % less peak memory (42 % to 46 %)`.
+
+    The verdict must have a speedup.
+    """
+    assert verdict.speedup is not None
+    saved = _SAVED.get(verdict.objective)
+    if saved is not None:
+        return _saving(saved, verdict.speedup, verdict.interval)
+    if verdict.verdict == "worse" and verdict.speedup < 1:
+        slowdown_interval = (1 / verdict.interval[1], 1 / verdict.interval[0]) if verdict.interval else None
+        slower = ratio_estimate(1 / verdict.speedup, slowdown_interval)
+        return slower._replace(value=f"{slower.value} slower")
+    estimate = ratio_estimate(verdict.speedup, verdict.interval)
+    if verdict.verdict == "better":
+        return estimate._replace(value=f"{estimate.value} faster")
+    return estimate
+
+
+def _saving(what: str, speedup: float, interval: tuple[float, float] | None) -> Estimate:
+    """`44 % less peak memory (42 % to 46 %)`; a loss is `more`."""
+    share = 1 - 1 / speedup
+    sign, direction = (1, "less") if share >= 0 else (-1, "more")
+    if interval is None:
+        return Estimate(f"{sign * share * 100:.1f} % {direction} {what}", NO_INTERVAL)
+    low, high = sorted(sign * (1 - 1 / end) * 100 for end in interval)
     digits = 0 if high - low >= 2 else 1
-    around = f"({low:.{digits}f} % to {high:.{digits}f} %)" if verdict.interval else "(no interval)"
-    return f"{sign * shares[0] * 100:.{digits}f} % {word} {what} {around}"
+    value = f"{sign * share * 100:.{digits}f} % {direction} {what}"
+    return Estimate(value, f"{low:.{digits}f} % to {high:.{digits}f} %")
 
 
 # Sentences.
 
 
-def headline(result: TuneResult) -> str:
-    """The verdict in plain words; its first letter is small."""
+def headline(result: TuneResult, *, arrow: str = "->") -> str:
+    """The verdict in plain words; its first letter is small. `arrow` stands between a cost before and after."""
     verdict = result.tuning.verdict
     if not result.tuning.changes.changes:
         return _nothing(result)
@@ -215,7 +241,7 @@ def headline(result: TuneResult) -> str:
         return "not confirmed: the changes were never held against the job as it came"
     if verdict.verdict == "better":
         pairs = f"confirmed on {counted(verdict.num_pairs, 'fresh pair')}"
-        costs = before_after(result)
+        costs = before_after(result, arrow=arrow)
         return f"{gain(verdict)}, {pairs}" + (f"; {costs}" if costs else "")
     on_pairs = f"on {counted(verdict.num_pairs, 'fresh pair')}"
     if verdict.verdict == "worse":
@@ -262,17 +288,33 @@ def is_undecided_gain(one: TriedSet) -> bool:
     return verdict.best_case is None or verdict.best_case > 1 + verdict.min_effect
 
 
-def before_after(result: TuneResult) -> str:
-    """`254 ms -> 79.0 ms a step`; empty where either is unknown, or where a step is no measure of the objective."""
-    before_s, after_s = result.baseline_step_s, result.tuned_step_s
+Quantity = Literal["step", "memory"]
+
+
+def compared_quantity(result: TuneResult) -> Quantity | None:
+    """Which of the two says what was gained; None where it is unknown, or where neither measures the objective."""
     if result.objective == "peak_memory_bytes":
-        before, after = result.baseline_peak_memory_bytes, result.tuned_peak_memory_bytes
-        return f"{units.num_bytes(before)} -> {units.num_bytes(after)}" if before and after else ""
+        is_known = bool(result.baseline_peak_memory_bytes and result.tuned_peak_memory_bytes)
+        return "memory" if is_known else None
+    before_s, after_s = result.baseline_step_s, result.tuned_step_s
     if before_s is None or after_s is None or result.objective in ("j_per_sample", "j_per_step"):
-        return ""
+        return None
     if result.objective != "step_s" and after_s >= before_s:  # steps of more samples: longer, and yet faster
-        return ""
-    return f"{units.seconds(before_s)} -> {units.seconds(after_s)} a step"
+        return None
+    return "step"
+
+
+def before_after(result: TuneResult, *, arrow: str = "->") -> str:
+    """`254 ms -> 79.0 ms per step`; empty where `compared_quantity` is None."""
+    match compared_quantity(result):
+        case "memory":
+            before_bytes, after_bytes = result.baseline_peak_memory_bytes, result.tuned_peak_memory_bytes
+            return f"{units.num_bytes(before_bytes or 0)} {arrow} {units.num_bytes(after_bytes or 0)}"
+        case "step":
+            before_s, after_s = result.baseline_step_s, result.tuned_step_s
+            return f"{units.seconds(before_s or 0.0)} {arrow} {units.seconds(after_s or 0.0)} per step"
+        case None:
+            return ""
 
 
 def facts(result: TuneResult) -> list[str]:
@@ -308,7 +350,7 @@ def why(one: TriedSet) -> str:
     if verdict.speedup is None:
         return f"{verdict.verdict}: {reason}"
     pairs = counted(verdict.num_pairs, "pair")
-    return f"{verdict.verdict}, {ratio_with_range(verdict.speedup, verdict.interval)} on {pairs}: {reason}"
+    return f"{verdict.verdict}, {ratio_estimate(verdict.speedup, verdict.interval)} on {pairs}: {reason}"
 
 
 def noise_sentence(result: TuneResult) -> str:
@@ -337,11 +379,11 @@ def final_sentences(verdict: Verdict) -> list[str]:
     found = [f"{text}."]
     if verdict.num_void:
         found.append(f"Left out of it: {counted(verdict.num_void, 'pair')} ({'; '.join(verdict.void_reasons)}).")
-    mean = gain(msgspec.structs.replace(verdict, speedup=verdict.mean_speedup))
     if _is_corrected(verdict):
+        mean = gain(msgspec.structs.replace(verdict, speedup=verdict.mean_speedup))
         found.append(
             f"The pairs of what is called {verdict.verdict} overstate it on average, and that is taken out of the "
-            f"ratio; their plain mean is {mean.partition(' (')[0]}."
+            f"ratio; their plain mean is {mean.value}."
         )
     if verdict.interval is not None:
         risk = units.percent(verdict.error_rate)

@@ -6,7 +6,7 @@ In: a `TuneResult` and the folder of the tuning. Out: a string that ends with th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flatout import units
@@ -19,8 +19,9 @@ from flatout.report.tuning_errors import error_sentence
 from flatout.report.tuning_phrases import (
     OUTCOME_ORDER,
     UNKNOWN,
+    Quantity,
     adopted_rows,
-    before_after,
+    compared_quantity,
     end_sentence,
     facts,
     final_sentences,
@@ -33,6 +34,7 @@ from flatout.report.tuning_phrases import (
     noise_sentence,
     not_adopted,
     not_shown_sentence,
+    predicted_estimate,
     predicted_text,
     ratio,
     why,
@@ -104,8 +106,7 @@ def _why(one: TriedSet, result: TuneResult) -> str:
     is_measured = one.screened is not None or (one.verdict is not None and one.verdict.speedup is not None)
     if one.prediction is None or not is_measured or one.outcome == "unsafe" or not has_predictions(result):
         return why(one)
-    predicted, _, _ = predicted_text(one.prediction, None, result.objective).partition(" (")
-    return f"{why(one)}; predicted {predicted}"
+    return f"{why(one)}; predicted {predicted_estimate(one.prediction).value}"
 
 
 def _tried(result: TuneResult, style: TextStyle) -> list[str]:
@@ -145,19 +146,27 @@ def _measured(result: TuneResult, style: TextStyle) -> list[str]:
 
 def _costs(result: TuneResult) -> str:
     """What the headline does not say of a step and of memory."""
-    has_changes = bool(result.tuning.changes.changes)
-    parts = []
-    for name, before, after, form in (
-        ("A step", result.baseline_step_s, result.tuned_step_s, units.seconds),
-        ("Peak memory", result.baseline_peak_memory_bytes, result.tuned_peak_memory_bytes, units.num_bytes),
-    ):
-        before_text = form(before) if before is not None else UNKNOWN
-        after_text = form(after) if after is not None else UNKNOWN
-        if not has_changes:
-            parts.append(f"{name}: {before_text}.")
-        elif f"{before_text} -> {after_text}" not in before_after(result):
-            parts.append(f"{name}: {before_text} as it came, {after_text} with the changes.")
-    return " ".join(parts)
+    costs: tuple[tuple[Quantity, str, str, str], ...] = (
+        ("step", "A step", _cost(result.baseline_step_s, units.seconds), _cost(result.tuned_step_s, units.seconds)),
+        (
+            "memory",
+            "Peak memory",
+            _cost(result.baseline_peak_memory_bytes, units.num_bytes),
+            _cost(result.tuned_peak_memory_bytes, units.num_bytes),
+        ),
+    )
+    in_headline = compared_quantity(result)
+    sentences = []
+    for quantity, name, before, after in costs:
+        if not result.tuning.changes.changes:
+            sentences.append(f"{name}: {before}.")
+        elif quantity != in_headline:
+            sentences.append(f"{name}: {before} as it came, {after} with the changes.")
+    return " ".join(sentences)
+
+
+def _cost(value: float | None, form: Callable[[float], str]) -> str:
+    return UNKNOWN if value is None else form(value)
 
 
 def _notes(result: TuneResult, style: TextStyle) -> list[str]:

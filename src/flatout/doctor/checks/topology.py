@@ -316,10 +316,9 @@ def numa_known(machine: Machine) -> CheckOutcome:
     nodes = [name for name in machine.names("/sys/devices/system/node") if name.startswith("node")]
     if not unsaid and "NCCL topology XML" in topology.sources and not machine.nccl_topology.is_whole:
         raise NotReadError(f"said for {len(gpus)} GPUs, and others may be missing: {machine.nccl_topology.problems[0]}")
-    if not unsaid and topology.sources == ("nvidia-smi topo -m",):
-        heads = ("rows are missing: GPU", "the header is missing")  # the rows of GPUs come first
-        if missing := [note for note in topology.problems if note.startswith(heads)]:
-            raise NotReadError(f"said for {len(gpus)} GPUs, and others may be missing: {missing[0]}")
+    if not unsaid and topology.sources == ("nvidia-smi topo -m",) and machine.matrix.may_lack_gpus:
+        why = f"rows of {named(machine.matrix.missing_rows)}" if machine.matrix.has_header else "the header"
+        raise NotReadError(f"said for {len(gpus)} GPUs, and others may be missing: the text lacks {why}")
     if not unsaid:
         return ok(f"{len(gpus)} GPUs on NUMA nodes {named(sorted({str(gpu.numa_node) for gpu in gpus}))}")
     if len(nodes) == 1:

@@ -31,6 +31,8 @@ class TopologyMatrix(msgspec.Struct, frozen=True, kw_only=True):
     gpu_numa: dict[str, str]  # GPU -> the NUMA node of its own memory, on Grace
     names: dict[str, str]  # NIC0 -> mlx5_0
     hides_nvlink: bool  # printed by `topo -mp`, which never shows NVLink
+    has_header: bool = True
+    missing_rows: tuple[str, ...] = ()  # devices of the header
     problems: tuple[str, ...] = ()
 
     @property
@@ -40,6 +42,11 @@ class TopologyMatrix(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def nics(self) -> tuple[str, ...]:
         return tuple(device for device in self.devices if not device.startswith("GPU"))
+
+    @property
+    def may_lack_gpus(self) -> bool:
+        """Whether the machine may have more GPUs than rows tell of."""
+        return not self.has_header or any(device.startswith("GPU") for device in self.missing_rows)
 
     @property
     def is_peer_to_peer(self) -> bool:
@@ -120,7 +127,7 @@ def _parse(text: str) -> TopologyMatrix:
         collected.add(row)
     has_all_rows = len(rows) >= len(collected.columns) or text.endswith("\n")
     collected.add(rows[-1], is_truncated=is_truncated, is_affinity_truncated=is_truncated and not has_all_rows)
-    collected.note_missing_rows(rows)
+    collected.find_missing_rows(rows)
     collected.make_symmetric()
     legend = filter(None, map(_LEGEND_NIC.fullmatch, lines))
     return TopologyMatrix(
@@ -131,6 +138,8 @@ def _parse(text: str) -> TopologyMatrix:
         gpu_numa=collected.gpu_numa,
         names={match[1]: match[2] for match in legend},
         hides_nvlink=_hides_nvlink(text),
+        has_header=header is not None,
+        missing_rows=collected.missing_rows,
         problems=tuple(collected.problems),
     )
 
@@ -143,6 +152,7 @@ class _Collected:
         self.cpus: dict[str, str] = {}
         self.numa: dict[str, str] = {}
         self.gpu_numa: dict[str, str] = {}
+        self.missing_rows: tuple[str, ...] = ()
         self.problems: list[str] = []
         self.is_wrapped = is_wrapped
         if is_wrapped:
@@ -197,11 +207,11 @@ class _Collected:
             if value is not None:
                 by_device[row.device] = value
 
-    def note_missing_rows(self, rows: Sequence[_Row]) -> None:
+    def find_missing_rows(self, rows: Sequence[_Row]) -> None:
         devices = {row.device for row in rows}
-        missing = [column for column in self.columns if column not in devices]
-        if missing:
-            self.problems.append(f"rows are missing: {', '.join(missing)}")
+        self.missing_rows = tuple(column for column in self.columns if column not in devices)
+        if self.missing_rows:
+            self.problems.append(f"rows are missing: {', '.join(self.missing_rows)}")
 
     def make_symmetric(self) -> None:
         """Give each cell both directions; drop a pair whose two directions contradict each other."""
