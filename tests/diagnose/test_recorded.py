@@ -52,7 +52,7 @@ def explained(folder: Path, name: str, *hosts: HostUse) -> Finding:
         (
             "data-loading",
             CORES | DISK,
-            ("all 8 cores that the job may use are busy", "the disk is at its limit, 2 GB/s"),
+            ("all 8 cores that the job may use are busy", "the disk is at its limit, 2.00 GB/s"),
         ),
         ("host-bound", CORES, (BUSY,)),
         ("exposed-communication", {"network_sent_bytes_per_s": 3e9}, ()),
