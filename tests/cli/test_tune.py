@@ -123,10 +123,10 @@ def test_the_tuning_of_another_command_is_not_gone_on_with(tmp_path: Path) -> No
 def test_a_tuning_of_a_command_with_a_typo_gives_way_to_the_right_one(tmp_path: Path) -> None:
     """The same --out, and no --force: nothing was measured there. What else lies there stays."""
     first = flatout("tune", "--out", "out", "--", sys.executable, "trian.py", cwd=tmp_path)
-    assert first.returncode == 2 and "the command itself does not succeed" in first.stderr
+    assert first.returncode == 2 and "the unchanged command fails" in first.stderr
     (tmp_path / "out" / "notes.txt").write_text("mine")
     done = flatout("tune", "--out", "out", "--", sys.executable, "-c", MARK, cwd=tmp_path)
-    assert f"flatout: {tmp_path / 'out'} held another tuning, no trial of which succeeded" in done.stderr
+    assert f"flatout: {tmp_path / 'out'} held another tuning, none of whose trials succeeded" in done.stderr
     assert (tmp_path / "started").exists()
     assert "no training step was seen in it" in done.stderr  # of the command that runs now
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
@@ -154,10 +154,10 @@ def test_a_command_that_does_not_train_is_one_line_and_where_its_output_is(
     done = flatout("tune", "--out", "out", "--", sys.executable, "-c", program, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     error, hint = done.stderr.splitlines()[-2:]
-    says = "ended too early to be tuned" if "settled steps" in problem else "itself does not succeed"
-    says = "cannot be tuned" if "no training step" in problem else says
+    says = "the command ended too early to be tuned" if "settled steps" in problem else "the unchanged command fails"
+    says = "the command cannot be tuned" if "no training step" in problem else says
     assert ("let it make more steps" in hint) == ("settled steps" in problem)
-    assert error.startswith(f"error: the command {says}: {problem}")
+    assert error.startswith(f"error: {says}: {problem}")
     output = Path(hint.partition("its output is in ")[2])
     assert output == tmp_path / "out" / "runs" / "trial-000" / "output.log" and output.is_file()
     assert "Traceback" not in done.stderr
@@ -188,7 +188,7 @@ def test_a_folder_in_which_a_tuning_is_at_work_is_left_alone(tmp_path: Path) -> 
         for force in ([], ["--force"]):
             done = flatout("tune", "--out", "out", *force, "--", sys.executable, "-c", program, cwd=tmp_path)
             assert done.returncode == 2
-            assert done.stderr.startswith(f"error: another tuning is at work in {out}\n")
+            assert done.stderr.startswith(f"error: another tuning is running in {out}\n")
         assert (out / "journal.jsonl").read_bytes() == before and first.poll() is None
     finally:
         first.terminate()

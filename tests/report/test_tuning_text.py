@@ -302,11 +302,11 @@ def test_a_candidate_that_was_not_adopted_shows_its_prediction_beside_its_measur
         "nccl-channels=8",
         "not better",
         screened=0.8,
-        reason="0.80x in a trial of its own",
+        reason="0.80x in its own trial",
         prediction=builder.prediction("nccl-channels=8", 1.5, 0.8, 3.2),
     )
     text = joined(text_of(msgspec.structs.replace(builder.better(), tried=(slower,))))
-    assert re.search(r"0\.80x in a trial of its own; predicted\s+1\.50x", re.sub(r"\s+", " ", text))
+    assert re.search(r"0\.80x in its own trial; predicted\s+1\.50x", re.sub(r"\s+", " ", text))
 
 
 def test_of_many_candidates_the_rest_is_counted_by_outcome() -> None:
@@ -370,13 +370,13 @@ def test_only_a_better_verdict_is_better() -> None:
 
 
 def test_what_was_tried_and_not_reached_is_told_and_not_called_untried() -> None:
-    one = builder.tried("ddp-bucket=50", "not reached", reason="1.37x in a trial of its own; no pairs were run",
+    one = builder.tried("ddp-bucket=50", "not reached", reason="1.37x in its own trial; no pairs were run",
                         screened=1.37)  # fmt: skip
     failed = builder.tried("dataloader-workers=1", "failed", reason="exit code 1: ValueError: no workers")
     cut = {"end": TuningEnd(ended_by="time_budget", limit=50)}
     alone = msgspec.structs.replace(builder.nothing(), tried=(one,), **cut)
     assert headline(alone) == "no change was shown to help before it ended: the budget of 50 s is used up"
-    assert re.search(r"ddp-bucket=50 +exact +not reached +1.37x in a trial of its own", text_of(alone))
+    assert re.search(r"ddp-bucket=50 +exact +not reached +1.37x in its own trial", text_of(alone))
     both = msgspec.structs.replace(alone, tried=(failed, one))
     assert headline(both) == "no change was shown to help before it ended: 1 failed, and 1 not reached"
     assert headline(msgspec.structs.replace(both, tried=(failed,))) == "no change can be used: 1 failed"

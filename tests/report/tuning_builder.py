@@ -172,7 +172,7 @@ def better() -> TuneResult:
                   prediction=prediction("ddp-bucket-view", 1.05, 1.0, 1.1),
                   verdict=verdict("equivalent", 1.002, 0.995, 1.009, num_pairs=12),
                   reason="any difference is within 1.0 %"),
-            tried("cudnn-benchmark", "not better", round=3, screened=1.0, reason="1.00x in a trial of its own"),
+            tried("cudnn-benchmark", "not better", round=3, screened=1.0, reason="1.00x in its own trial"),
         ),
         bounds=(
             Bound(finding="exposed-communication", speedup=6.8),
@@ -188,7 +188,7 @@ def nothing() -> TuneResult:
     """A/A: an already tuned job."""
     return tuning(
         tried=(
-            tried("optimizer-fused", "not better", screened=1.004, reason="1.00x in a trial of its own"),
+            tried("optimizer-fused", "not better", screened=1.004, reason="1.00x in its own trial"),
             tried("ddp-bucket-view", "not confirmed", screened=1.024, reason="any difference is within 1.0 %",
                   verdict=verdict("equivalent", 1.001, 0.994, 1.008)),
         ),

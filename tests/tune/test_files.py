@@ -233,7 +233,7 @@ def test_files_that_were_filled_in_since_are_left_as_they_are(tmp_path: Path) ->
     (tmp_path / "files" / "tuned.env").unlink()
     lines = write_results(builder.better(), tmp_path, apply=True, command=["flatout", "tune"])
     assert job.read_text() == mine
-    assert f"{job} is there, and is left as it is; it would become:" in lines
+    assert f"{job} exists and is not overwritten; it would become:" in lines
     assert f"wrote {tmp_path / 'files' / 'tuned.env'}" in lines
     assert [line for line in lines if line.startswith("-") and "my.registry" in line]
 

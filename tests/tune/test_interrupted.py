@@ -141,7 +141,7 @@ def test_what_a_killed_tuning_left_is_ended_before_another_trial(tmp_path: Path)
             env={**os.environ, "PYTHONPATH": str(Path(flatout.__file__).parents[1])},
         )
         assert done.returncode == 2
-        assert "ended 1 process that a former tuning left" in done.stderr
+        assert "ended 1 process left by an earlier tuning" in done.stderr
         assert stray.wait(30) == -signal.SIGTERM
     finally:
         stray.kill()

@@ -38,7 +38,7 @@ def outcomes(result: TuneResult) -> dict[str, str]:
     return {one.name: one.outcome for one in result.tried}
 
 
-DOES_NOT_FIT = "it does not go together with what is on"
+DOES_NOT_FIT = "it cannot be combined with the applied changes"
 
 
 def test_a_good_change_is_adopted_and_the_verdict_is_better() -> None:
@@ -117,7 +117,7 @@ def test_a_command_that_fails_by_itself_is_one_line_with_the_place_of_its_output
     def ends(index: int, changes: ChangeSet) -> dict[str, object]:
         return {"outcome": "failed", "problem": "exit code 1: ValueError: bad", "step_s": ()} if index == 1 else {}
 
-    with pytest.raises(InputError, match="the command itself does not succeed: exit code 1: ValueError: bad") as caught:
+    with pytest.raises(InputError, match="the unchanged command fails: exit code 1: ValueError: bad") as caught:
         tuned(SimulatedRunner({}, ends=ends))
     assert caught.value.hint == "its output is in out/runs/trial-001/output.log"
 
@@ -127,7 +127,7 @@ def test_a_command_that_fails_by_itself_is_one_line_with_the_place_of_its_output
     [
         ("no_step", "the command cannot be tuned: a sentence"),
         ("too_few_steps", "the command ended too early to be tuned: a sentence"),
-        ("error", "the command itself does not succeed: a sentence"),
+        ("error", "the unchanged command fails: a sentence"),
     ],
 )
 def test_what_a_baseline_failed_by_decides_the_error_however_its_problem_is_worded(cause: str, told: str) -> None:
@@ -275,7 +275,7 @@ def test_an_objective_that_the_job_does_not_show_is_one_line() -> None:
     said = "the job cannot be tuned for that: a trial of baseline has no number of"
     with pytest.raises(InputError, match=said) as error:
         tuned(SimulatedRunner({}), objective="s_per_sample")
-    assert error.value.hint == "of this job are known: steps/s, memory"
+    assert error.value.hint == "measured of this job: steps/s, memory"
 
 
 def test_samples_a_second_are_tuned_for_where_they_are_known() -> None:
@@ -354,7 +354,7 @@ def test_what_promises_less_than_was_shown_for_the_same_cause_waits_for_the_next
     assert not any(name.startswith(("ddp-bucket", "nccl-buffer", "nccl-channels")) for name in first)
     assert adopted(result) == {SOCKETS, WORKERS, BUCKET}
     (excluded,) = (one for one in result.tried if one.name == "nccl-channels=8")
-    assert excluded.outcome == "not reached" and "brought more than it promised" in excluded.reason
+    assert excluded.outcome == "not reached" and "gained more than its estimate" in excluded.reason
 
 
 def test_what_cannot_be_on_beside_another_one_is_tried_where_it_may_bring_more() -> None:
@@ -511,7 +511,7 @@ def test_an_exact_change_is_held_to_float_noise_also_where_a_lenient_one_is_on()
     left_out = trial(losses("one rank left out", resample_seed=7, num_steps=20), index=21)
     assert check_losses(left_out, spread, made).is_passed  # against the job as it came alone
     gate = check_gates(state, left_out, made)
-    assert not gate.is_passed and gate.reason.startswith("against what was on before it: the first 5 losses differ by")
+    assert not gate.is_passed and gate.reason.startswith("compared with the applied changes: the first 5 losses differ by")
 
 
 def test_gradients_are_held_against_those_of_what_is_on_too() -> None:
@@ -531,7 +531,7 @@ def test_gradients_are_held_against_those_of_what_is_on_too() -> None:
     assert check_gates(state, of_norm(0.98, 4), made).is_passed
     gate = check_gates(state, of_norm(1.04, 5), made)
     assert not gate.is_passed
-    assert gate.reason.startswith("against what was on before it: the norm of its first gradients is 1.061 times")
+    assert gate.reason.startswith("compared with the applied changes: the norm of its first gradients is 1.061 times")
 
 
 def test_a_budget_that_ends_within_the_first_trial_is_no_fault_of_the_command() -> None:

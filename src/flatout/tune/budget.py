@@ -1,4 +1,4 @@
-"""Time and trials: what a tuning may still spend. The pairs of the final verdict are kept for it."""
+"""The budgets of a tuning: time and trials. The pairs of the final verdict are reserved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEAST_SCREENED = 4  # trials: two candidates between baselines
 
 
 class OutOfBudgetError(Exception):
-    """The time or the number of trials is used up; what was found so far stands."""
+    """The time or the number of trials is used up; what was adopted so far stands."""
 
     def __init__(self, end: TuningEnd) -> None:
         super().__init__(end.ended_by)
@@ -19,7 +19,7 @@ class OutOfBudgetError(Exception):
 
 
 def check(state: TuningState) -> None:
-    """Raises OutOfBudgetError where no other trial may be made, but those that are kept for the final verdict."""
+    """Raise OutOfBudgetError if only the trials reserved for the final verdict are left."""
     _check_trials(state, 2 * RESERVED_PAIRS if state.needs_final_pairs else 0)
     usual_s = state.runner.usual_s or 0.0
     reserved_s = 2 * RESERVED_PAIRS * usual_s if state.needs_final_pairs else 0.0
@@ -28,7 +28,7 @@ def check(state: TuningState) -> None:
 
 
 def check_final(state: TuningState) -> None:
-    """For a trial of the final verdict, which may take what was kept for it."""
+    """Raise OutOfBudgetError if no trial is left for the final verdict either."""
     _check_trials(state, 0)
     if state.runner.spent_s() > state.options.budget_s + 2 * RESERVED_PAIRS * (state.runner.usual_s or 0.0):
         raise OutOfBudgetError(time_is_up(state))
@@ -39,13 +39,13 @@ def time_is_up(state: TuningState, *, interrupts: TuningStage | None = None) -> 
 
 
 def _check_trials(state: TuningState, num_reserved: int) -> None:
-    most = state.options.max_trials
-    if most is not None and state.runner.num_trials + num_reserved >= most:
-        raise OutOfBudgetError(TuningEnd(ended_by="trial_budget", limit=most, num_reserved=num_reserved))
+    max_trials = state.options.max_trials
+    if max_trials is not None and state.runner.num_trials + num_reserved >= max_trials:
+        raise OutOfBudgetError(TuningEnd(ended_by="trial_budget", limit=max_trials, num_reserved=num_reserved))
 
 
 def num_affordable(state: TuningState) -> int:
-    """How many candidates can be screened so that there is time left to confirm the best."""
+    """Return how many candidates can be screened so that time is left to confirm the best."""
     usual_s = state.runner.usual_s or 1.0
     left_s = state.options.budget_s - state.runner.spent_s()
     num_trials = left_s / usual_s - 2 * RESERVED_PAIRS * (2 if state.applied else 1) - 2
@@ -55,12 +55,12 @@ def num_affordable(state: TuningState) -> int:
 
 
 def warn_of_budget(state: TuningState) -> None:
-    """Say so where it will hardly do."""
+    """Warn if the time left is too short to screen and confirm one change."""
     usual_s = state.runner.usual_s or 0.0
     left_s = state.options.budget_s - state.runner.spent_s()
     needed_s = (LEAST_SCREENED + 2 * RESERVED_PAIRS) * usual_s
     if left_s < needed_s:
         state.say(
-            f"a trial takes {usual_s:.0f} s, and {left_s:.0f} s are left: to screen and confirm a change takes at"
+            f"a trial takes {usual_s:.0f} s, and {left_s:.0f} s are left: to screen and confirm one change takes at"
             f" least {needed_s:.0f} s"
         )

@@ -1,4 +1,4 @@
-"""Candidates of a round: the user's own arguments, then for what costs most now, those that promise most first."""
+"""Choose the candidates of a round: the user's own arguments, then the changes with the highest estimated gain."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from flatout.predict.predict import predict_all, situation_of
 from flatout.records.change import Change, JobFacts
 from flatout.records.prediction import Prediction
 from flatout.tune.budget import num_affordable
-from flatout.tune.result import note_open
+from flatout.tune.result import record_pending
 from flatout.tune.runner import Profiled
 from flatout.tune.state import TuningState
 
 
 def choose(state: TuningState, profiled: Profiled) -> list[Change]:
-    """The user's own, then those for what costs most now, the most promising first; each knob with few values."""
-    own = [change for text in state.options.knobs for change in _own(state, text, profiled.facts)]
+    """Return the user's own changes, then those with the highest estimated gain, with few values of each knob."""
+    own = [change for text in state.options.knobs for change in _own_changes(state, text, profiled.facts)]
     is_for_memory = state.objective == "peak_memory_bytes"
-    state.promises, state.max_speedup = {}, {}
-    found = candidates(
+    state.expected_speedup, state.max_speedup = {}, {}
+    possible = candidates(
         profiled.done.diagnosis,
         profiled.facts,
         state.options.allowed_safety,
@@ -32,28 +32,28 @@ def choose(state: TuningState, profiled: Profiled) -> list[Change]:
         own=own,
         for_memory=is_for_memory,
     )
-    found = [change for change in found if change.name not in state.excluded]
-    for name in (state.deferred & state.open.keys()).difference(change.name for change in found):
-        reason = "another change for the same cause brought more than it promised, and beside that it is no candidate"
-        state.open[name] = msgspec.structs.replace(state.open[name], reason=reason)
-    if not is_for_memory:  # a replay tells of time
-        found = _predicted(state, found, profiled)
-    most = min(state.options.max_screened, num_affordable(state))
-    # What the user asked for by name comes first: nothing is known of what it brings, so it could only come last else,
-    # behind what is known to bring next to nothing.
-    found.sort(key=lambda change: change.argument is None)
-    chosen = spread_over_knobs(found, most, {change.knob.name for change in state.applied})
-    for change in found:
-        if change.argument is not None and change not in chosen:  # and it does not go unmentioned
-            note_open(state, change, "no trial was made of it")
+    possible = [change for change in possible if change.name not in state.excluded]
+    for name in (state.deferred & state.pending.keys()).difference(change.name for change in possible):
+        reason = "another change for the same cause gained more than its estimate, and this one cannot be combined with it"
+        state.pending[name] = msgspec.structs.replace(state.pending[name], reason=reason)
+    if not is_for_memory:  # a replay predicts time
+        possible = _by_estimated_gain(state, possible, profiled)
+    num_wanted = min(state.options.max_screened, num_affordable(state))
+    # The changes that the user named come first: their gain cannot be estimated, so sorted by estimate they would be
+    # last, after changes that are known to gain next to nothing.
+    possible.sort(key=lambda change: change.argument is None)
+    chosen = spread_over_knobs(possible, num_wanted, {change.knob.name for change in state.applied})
+    for change in possible:
+        if change.argument is not None and change not in chosen:  # the user named it, so the report mentions it
+            record_pending(state, change, "no trial was made of it")
     return chosen
 
 
-def _own(state: TuningState, text: str, facts: JobFacts) -> Sequence[Change]:
-    """Of a knob of the user's own. What is known of the job only now may make it one that is not allowed."""
+def _own_changes(state: TuningState, text: str, facts: JobFacts) -> Sequence[Change]:
+    """Return the changes of a user's knob; none, with a note, if the job's facts show that it is not allowed."""
     knob = parse_knob(text)
     try:
-        found = knob_changes(knob, state.runner.command, facts, state.options.allowed_safety)
+        changes = knob_changes(knob, state.runner.command, facts, state.options.allowed_safety)
     except UsageError as error:
         note = f"{error}: not tried" + (f" ({error.hint})" if error.hint else "")
         if note not in state.notes:
@@ -62,53 +62,55 @@ def _own(state: TuningState, text: str, facts: JobFacts) -> Sequence[Change]:
         return ()
     if state.objective == "step_s" and knob.safety is None and len(knob.names) == 1:
         note = (
-            f"the samples of a step are not known, or were not asked for, so steps are compared: if `{knob.name}`"
-            " changes how much a step does, its ratio says nothing"
+            f"the samples per step are unknown, or were not asked for, so steps are compared: if `{knob.name}` changes"
+            " how much one step does, its ratio means nothing"
         )
         if note not in state.notes:
             state.notes.append(note)
-    return found
+    return changes
 
 
-def _predicted(state: TuningState, found: Sequence[Change], profiled: Profiled) -> list[Change]:
-    """In the order of what a replay of the trace with each says it brings; where it says nothing, by its bound.
+def _by_estimated_gain(state: TuningState, possible: Sequence[Change], profiled: Profiled) -> list[Change]:
+    """Sort the changes by their expected speedup, and keep it with the predictions in the state.
 
-    What counts is halfway between what is likely and the most that it may be, as a trial is cheap beside what it may
-    find; without a replay nothing is likely.
+    The expected speedup is halfway between the predicted one and the most that it may be, because a trial is cheap
+    compared with what it may find. Without a prediction, the change may gain nothing or up to its bound.
 
-    Models are of a knob that is turned for the first time: none tells one value's gain over another one that is on.
+    The models predict a knob that is set for the first time, and not one value in place of another.
     """
     step_s = profiled.recording.measured.step_s
-    turned = {change.knob.name for change in state.applied}
-    first = [change for change in found if change.knob.name not in turned]
-    made = predict_all(profiled.done.job, first, profiled.facts, untraced_step_s=step_s, calibration=state.calibration)
-    state.predictions = {name: one for name, one in made.items() if isinstance(one, Prediction)}
+    applied_knobs = {change.knob.name for change in state.applied}
+    predictable = [change for change in possible if change.knob.name not in applied_knobs]
+    predicted = predict_all(
+        profiled.done.job, predictable, profiled.facts, untraced_step_s=step_s, calibration=state.calibration
+    )
+    state.predictions = {name: result for name, result in predicted.items() if isinstance(result, Prediction)}
     state.situation = situation_of(profiled.done.job, profiled.facts, step_s)
 
-    def most(change: Change) -> float:
+    def max_speedup(change: Change) -> float:
         prediction = state.predictions.get(change.name)
         if prediction is None:
             return change.predicted_speedup or 1.0
         return min(prediction.high, prediction.bound or prediction.high)
 
-    def promise(change: Change) -> float:
+    def expected_speedup(change: Change) -> float:
         prediction = state.predictions.get(change.name)
-        return math.sqrt((prediction.speedup if prediction is not None else 1.0) * most(change))
+        return math.sqrt((prediction.speedup if prediction is not None else 1.0) * max_speedup(change))
 
-    ours = [change for change in found if change.argument is None]  # of the user's own nothing is known
-    state.promises = {change.name: promise(change) for change in ours}
-    state.max_speedup = {change.name: most(change) for change in ours}
-    return sorted(found, key=lambda change: -promise(change))
+    estimated = [change for change in possible if change.argument is None]  # a user's own change has no estimate
+    state.expected_speedup = {change.name: expected_speedup(change) for change in estimated}
+    state.max_speedup = {change.name: max_speedup(change) for change in estimated}
+    return sorted(possible, key=lambda change: -expected_speedup(change))
 
 
-def spread_over_knobs(found: Sequence[Change], most: int, turned: Collection[str] = ()) -> list[Change]:
-    """The first value of each knob, then the second of each, ..., in the order of what they promise.
+def spread_over_knobs(ordered: Sequence[Change], num_wanted: int, applied_knobs: Collection[str] = ()) -> list[Change]:
+    """Return the first value of each knob, then the second value of each, and so on, in the order given.
 
-    Of the knobs that are `turned` already, what is found are second values at best.
+    The values of `applied_knobs` are second values at best: the first one is applied.
     """
-    depth: dict[str, int] = dict.fromkeys(turned, 0)
-    ordered = []
-    for place, change in enumerate(found):
-        depth[change.knob.name] = depth.get(change.knob.name, -1) + 1
-        ordered.append((depth[change.knob.name], place, change))
-    return [change for _, _, change in sorted(ordered, key=lambda entry: entry[:2])][:most]
+    num_values: dict[str, int] = dict.fromkeys(applied_knobs, 0)
+    ranked = []
+    for place, change in enumerate(ordered):
+        num_values[change.knob.name] = num_values.get(change.knob.name, -1) + 1
+        ranked.append((num_values[change.knob.name], place, change))
+    return [change for _, _, change in sorted(ranked, key=lambda entry: entry[:2])][:num_wanted]

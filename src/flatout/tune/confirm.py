@@ -1,4 +1,4 @@
-"""Confirmation of the best on fresh pairs, and the final verdict of all that was adopted."""
+"""Confirm the best candidate on fresh pairs, and compare all that was adopted with the unchanged job."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from flatout.records.change import Change
 from flatout.records.tuning import TunedChange
 from flatout.records.verdict import Verdict
 from flatout.tune.budget import OutOfBudgetError
-from flatout.tune.result import note
-from flatout.tune.screening import Candidate, least_shown
+from flatout.tune.result import record_tried
+from flatout.tune.screening import Candidate, smallest_clear_speedup
 from flatout.tune.state import NOTHING, TuningState
 from flatout.tune.trials import run_pairs
 
 
 def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
-    """The best on fresh pairs against what is on now; the next best where it does not hold."""
+    """Adopt the best candidate if fresh pairs confirm it, else the second best. Raises OutOfBudgetError."""
     for candidate in screened[:2]:
-        made, estimate = candidate.made, candidate.estimate
-        added = state.added(made)
+        change_set, estimate = candidate.change_set, candidate.estimate
+        added = state.added(change_set)
         state.say(f"round {state.round}: confirming {' + '.join(change.name for change in added)} ({estimate:.2f}x)")
         state.num_confirmations += 1
-        verdict, gate, is_cut = run_pairs(state, made, state.applied_set())
+        verdict, gate, is_cut = run_pairs(state, change_set, state.applied_set())
         if not gate.is_passed:
-            note(state, made, "unsafe", gate.reason, screened=estimate, verdict=verdict)
+            record_tried(state, change_set, "unsafe", gate.reason, screened=estimate, verdict=verdict)
             state.excluded.update(change.name for change in added)
         elif verdict.verdict == "better":
-            note(state, made, "adopted", gate.reason, screened=estimate, verdict=verdict)
+            record_tried(state, change_set, "adopted", gate.reason, screened=estimate, verdict=verdict)
             if not state.needs_final_pairs:
                 state.against_original = verdict
             alone = verdict if len(added) == 1 else None
-            _refuse_outdone(state, added, screened)
-            turned = {change.knob.name for change in added}
-            state.confirmed = [one for one in state.confirmed if one.change.knob.name not in turned]
+            _exclude_other_values(state, added, screened)
+            added_knobs = {change.knob.name for change in added}
+            state.confirmed = [tuned for tuned in state.confirmed if tuned.change.knob.name not in added_knobs]
             state.confirmed += [
                 TunedChange(
                     change=change,
@@ -44,11 +44,11 @@ def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
                 )
                 for change in added
             ]
-            state.applied = list(made.changes)
+            state.applied = list(change_set.changes)
             state.current_trials = [pair.candidate for pair in state.last_pairs if pair.candidate.is_complete]
             return True
         elif state.last_pairs or not is_cut:
-            note(state, made, "not confirmed", verdict.reason, screened=estimate, verdict=verdict)
+            record_tried(state, change_set, "not confirmed", verdict.reason, screened=estimate, verdict=verdict)
             if len(added) == 1:
                 state.excluded.add(added[0].name)
         if is_cut:
@@ -57,34 +57,37 @@ def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
     return False
 
 
-def _refuse_outdone(state: TuningState, adopted: Sequence[Change], screened: Sequence[Candidate]) -> None:
-    """Other values of knobs that are adopted are not tried again: what was on, and what looked clearly worse.
+def _exclude_other_values(state: TuningState, adopted: Sequence[Change], screened: Sequence[Candidate]) -> None:
+    """Exclude the other values of adopted knobs: the one applied before, and those that looked clearly worse.
 
-    What looked about as good has another turn, beside what is on then: one trial does not tell which is better.
+    A value that looked about as good is tried again later, next to what is applied then: one trial cannot say which
+    is better.
     """
-    knobs = {change.knob.name for change in adopted}
-    state.excluded |= {change.name for change in state.applied if change.knob.name in knobs}
-    alone = {added[0].name: one for one in screened if len(added := state.added(one.made)) == 1}
-    least = least_shown(state)
+    adopted_knobs = {change.knob.name for change in adopted}
+    state.excluded |= {change.name for change in state.applied if change.knob.name in adopted_knobs}
+    screened_alone = {
+        added[0].name: candidate for candidate in screened if len(added := state.added(candidate.change_set)) == 1
+    }
+    clear_speedup = smallest_clear_speedup(state)
     for change in adopted:
-        best = alone.get(change.name)
-        for name, other in alone.items():
-            is_other_value = name != change.name and other.made.changes[-1].knob.name == change.knob.name
-            if best is not None and is_other_value and other.estimate * least < best.estimate:
-                reason = f"{other.estimate:.2f}x in a trial of its own, {change.name} {best.estimate:.2f}x"
-                note(state, other.made, "not better", reason, screened=other.estimate)
+        best = screened_alone.get(change.name)
+        for name, other in screened_alone.items():
+            is_other_value = name != change.name and other.change_set.changes[-1].knob.name == change.knob.name
+            if best is not None and is_other_value and other.estimate * clear_speedup < best.estimate:
+                reason = f"{other.estimate:.2f}x in its own trial, {change.name} {best.estimate:.2f}x"
+                record_tried(state, other.change_set, "not better", reason, screened=other.estimate)
                 state.excluded.add(name)
 
 
 def final_verdict(state: TuningState) -> Verdict | None:
-    """All that was adopted against the job as it came, on pairs that chose nothing."""
-    is_only = sum(one.outcome == "adopted" for one in state.tried) == 1
+    """Compare all adopted changes with the unchanged job, on pairs that were not used to choose anything."""
+    is_only = sum(tried.outcome == "adopted" for tried in state.tried) == 1
     if is_only and state.against_original is not None:
         return state.against_original
-    state.say(f"final: {state.applied_set().name} against the job as it came")
+    state.say(f"final: comparing {state.applied_set().name} with the unchanged job")
     verdict, gate, _ = run_pairs(state, state.applied_set(), NOTHING, is_final=True)
-    made = [pair.candidate for pair in state.last_pairs if pair.candidate.is_complete]
-    state.current_trials = made or state.current_trials
+    completed = [pair.candidate for pair in state.last_pairs if pair.candidate.is_complete]
+    state.current_trials = completed or state.current_trials
     if not gate.is_passed:
         state.notes.append(f"the final set failed a gate: {gate.reason}")
         state.applied, state.confirmed = [], []

@@ -31,14 +31,14 @@ from flatout.tune.result import is_better
 from flatout.tune.runner import Runner, Say
 
 JOURNAL = "journal.jsonl"
-HERE_TARGETS = ("torchrun", "slurm")  # are started where the tuning was, and find tuned.toml in its folder
-SHOWN_TARGETS = ("environment", "torchrun")  # as a diff, where nothing is written
+HERE_TARGETS = ("torchrun", "slurm")  # run where the tuning ran, and find tuned.toml in its folder
+SHOWN_TARGETS = ("environment", "torchrun")  # shown as a diff if they are not written
 RESULTS = ("tuned.toml", "tuning.json", "report.html")
-_SPENT = ("budget_s", "max_trials")  # options with which a tuning may go on, though they are others
+_BUDGETS = ("budget_s", "max_trials")  # options that may differ when a tuning is resumed
 
 
 class _Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `tuning.json`."""
+    """What is read back of `tuning.json`."""
 
     is_cut_short: bool = False
     why_ended: str = ""
@@ -56,11 +56,11 @@ def open_tuning(
     force: bool,
     say: Say,
 ) -> Runner:
-    """The runner of a new tuning in `folder`, or of one that was interrupted there, or that its budget ended.
+    """Return the runner of a new tuning in `folder`, or of a tuning there that was interrupted or ended by its budget.
 
-    A tuning of another command there, no trial of which succeeded, gives way; one with trials does not.
-    Raises OutputError, InputError, and UsageError where it is to go on with no more than what ended it.
-    The folder is locked until this process ends; processes that a former tuning left there are ended.
+    A tuning of another command there is replaced if none of its trials succeeded. Raises OutputError, InputError, and
+    UsageError if a tuning that its budget ended is to be resumed without a larger one. The folder is locked until this
+    process ends; processes that an earlier tuning left there are ended.
     """
     folder = folder.absolute()
     launcher: Launcher = LocalLauncher()
@@ -68,7 +68,7 @@ def open_tuning(
         launcher = SlurmLauncher(options.sbatch_options, name=job_name(folder), say=say)
     try:
         if folder.exists() and not folder.is_dir():
-            raise OutputError(f"{folder} is no folder", hint="choose another --out")
+            raise OutputError(f"{folder} is not a folder", hint="choose another --out")
         is_ours = (folder / JOURNAL).exists()
         if folder.exists() and any(folder.iterdir()) and not is_ours:
             raise OutputError(f"{folder} has other files already", hint="choose another --out")
@@ -79,15 +79,17 @@ def open_tuning(
                 _remove(folder / name)
         has_results = any((folder / name).exists() for name in RESULTS)
         if has_results:
-            _check_goes_on(folder, options)
+            _check_resumes(folder, options)
         folder.mkdir(parents=True, exist_ok=True)
         if not is_ours:
             _lock(folder)
         shown = masked_command(command)
-        asked = {name: repr(value) for name, value in msgspec.structs.asdict(options).items() if name not in _SPENT}
+        shown_options = {
+            name: repr(value) for name, value in msgspec.structs.asdict(options).items() if name not in _BUDGETS
+        }
         journal = Journal(
             folder / JOURNAL,
-            Heading(tool_version=__version__, command=tuple(shown), options={**asked, "warmup": repr(warmup)}),
+            Heading(tool_version=__version__, command=tuple(shown), options={**shown_options, "warmup": repr(warmup)}),
             may_replace=not has_results,
         )
     except OSError as error:
@@ -95,17 +97,17 @@ def open_tuning(
         raise OutputError(f"{folder} cannot be written to: {reason}", hint="choose another --out") from error
     runs = f"{folder / 'runs'}{os.sep}"
     if num_left := end_marked(lambda environment: environment.get(Variable.RECORDING, "").startswith(runs)):
-        say(f"ended {num_left} process{'es' * (num_left > 1)} that a former tuning left")
+        say(f"ended {num_left} process{'es' * (num_left > 1)} left by an earlier tuning")
     if journal.num_replaced:
-        say(f"{folder} held another tuning, no trial of which succeeded: this one takes its place")
+        say(f"{folder} held another tuning, none of whose trials succeeded: it is replaced")
     if journal.num_before:
-        say(f"going on with the {journal.num_before} trials in {folder / JOURNAL}")
+        say(f"resuming with the {journal.num_before} trials in {folder / JOURNAL}")
     if not keeps_outputs_apart(command):
         say(
-            "your files stay as they are: what a trial's Python code would overwrite, rename or remove is kept apart,"
-            " and so are checkpoints (torch.save, torch.distributed.checkpoint, safetensors). New files are written"
-            " where the script wants them, and what other programs and compiled libraries write is not seen: with"
-            " {trial_dir} in the command, the script can write into a folder of the trial's own"
+            "your files stay unchanged: what a trial's Python code would overwrite, rename or remove is redirected, and"
+            " so are checkpoints (torch.save, torch.distributed.checkpoint, safetensors). New files are written where"
+            " the script writes them, and what other programs and compiled libraries write is not seen: with"
+            " {trial_dir} in the command, the script can write into the trial's own folder"
         )
     return Runner(
         command,
@@ -119,8 +121,8 @@ def open_tuning(
     )
 
 
-def _check_goes_on(folder: Path, options: TuneOptions) -> None:
-    """A finished tuning goes on if its budget ended it, and it has a larger one now."""
+def _check_resumes(folder: Path, options: TuneOptions) -> None:
+    """Raise an error unless the tuning there was ended by its budget, and has a larger one now."""
     former = _finished(folder)
     if former is None or not former.is_cut_short or former.budget_s is None:
         raise OutputError(f"{folder} has a finished tuning already", hint="choose another --out, or add --force")
@@ -130,14 +132,14 @@ def _check_goes_on(folder: Path, options: TuneOptions) -> None:
         words = [f"--budget {options.budget_s:.0f}s"]
         words += [f"--trials {options.max_trials}"] if options.max_trials is not None else []
         raise UsageError(
-            f"the tuning in {folder} ended because {former.why_ended}: to go on, `--budget` or `--trials` must be"
-            f" larger than then, and neither smaller, but got {' '.join(words)}",
-            hint="choose another --out to tune anew, or add --force",
+            f"the tuning in {folder} ended because {former.why_ended}: to resume it, `--budget` or `--trials` must"
+            f" be larger than then, and neither smaller, but got {' '.join(words)}",
+            hint="choose another --out to tune from scratch, or add --force",
         )
 
 
 def _finished(folder: Path) -> _Finished | None:
-    """None where there is none, or it cannot be read."""
+    """Read `tuning.json`; None if there is none or it cannot be read."""
     try:
         return msgspec.json.decode((folder / "tuning.json").read_bytes(), type=_Finished)
     except (OSError, msgspec.DecodeError):
@@ -145,47 +147,48 @@ def _finished(folder: Path) -> _Finished | None:
 
 
 def former_date(folder: Path) -> str | None:
-    """Of the finished tuning in `folder` that goes on: under this date its outcomes are in the history already."""
+    """Return the date of the finished tuning in `folder`, under which its outcomes are in the history already."""
     former = _finished(folder)
     return former.date or None if former is not None else None
 
 
 def _lock(folder: Path) -> None:
-    """OutputError where another process has it. Where the file system knows no locks, there are none."""
+    """Lock the folder, if its file system has locks. Raises OutputError if another process holds the lock."""
     descriptor = os.open(folder, os.O_RDONLY)  # open until the process ends
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
         raise OutputError(
-            f"another tuning is at work in {folder}", hint="wait for it, or choose another --out"
+            f"another tuning is running in {folder}", hint="wait for it, or choose another --out"
         ) from error
     except OSError:
         os.close(descriptor)
 
 
 def history_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's predictions lie beside what was measured: from use they become better."""
+    """Return the file with this user's predictions and measurements, which make later predictions better."""
     state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state) / "flatout" / "predictions.jsonl"
 
 
 def learned(path: Path, *, but: str | None = None) -> Calibration | None:
-    """What former tunings say of the predictions; None where there is nothing, or it cannot be read.
+    """Return the calibration from earlier tunings; None if there is none or the file cannot be read.
 
-    `but`: the date of a tuning that goes on. It starts from the same predictions as then, and so from the same trials.
+    `but` is the date of a tuning that is resumed: without its own outcomes it starts from the same predictions as
+    before, and so from the same trials.
     """
     try:
         outcomes = read_history(path).outcomes
     except (OSError, FlatoutError):
         return None
-    # A tuning that went on has told some things twice: what it said last counts.
-    last = {(one.date, one.machine, one.change): one for one in outcomes if one.date != but}
+    # A resumed tuning has recorded some outcomes twice: the last record counts.
+    last = {(record.date, record.machine, record.change): record for record in outcomes if record.date != but}
     return calibrate(last.values()) if last else None
 
 
 def learn(result: TuneResult, path: Path) -> None:
-    """Add what this tuning measured of its predictions. A history that cannot be written is no error of the tuning."""
+    """Add what this tuning measured of its predictions; a history that cannot be written is not an error."""
     outcomes = outcomes_of(result)
     if outcomes:
         with suppress(OSError, FlatoutError):
@@ -194,12 +197,11 @@ def learn(result: TuneResult, path: Path) -> None:
 
 
 def outcomes_of(result: TuneResult) -> list[Outcome]:
-    """Pairs that count where there are some, else the trial of its own, each with its noise.
+    """Return each predicted change's measured speedup with its noise: from its pairs if it has any, else its trial.
 
-    Losers of the screening count too: without them only changes that looked good would be learned from, and a
-    prediction that promised too much never. So it is the plain mean of pairs, too, whatever their verdict: `speedup`
-    takes out what choosing the lucky ones adds, and here nothing is chosen by its result. Of an unsafe change nothing
-    is learned.
+    Changes that lost the screening are included: without them only changes that looked good would be learned from,
+    and never an estimate that was too high. For the same reason it is the plain mean of the pairs, whatever their
+    verdict: `speedup` is corrected for selection, and nothing is selected here. Unsafe changes are excluded.
     """
     if result.objective not in TIMES:  # what is predicted is time
         return []
@@ -207,27 +209,30 @@ def outcomes_of(result: TuneResult) -> list[Outcome]:
     pair_sd = result.floor.pair_sd(result.num_steps) if result.floor is not None else 0.0
     in_pairs = [
         outcome(
-            one.prediction,
-            one.verdict.mean_speedup,
+            tried.prediction,
+            tried.verdict.mean_speedup,
             machine,
             date,
-            sd=pair_sd / math.sqrt(max(one.verdict.num_pairs, 1)),
+            sd=pair_sd / math.sqrt(max(tried.verdict.num_pairs, 1)),
         )
-        for one in result.tried
-        if one.prediction is not None
-        and one.verdict is not None
-        and one.verdict.mean_speedup is not None
-        and one.outcome != "unsafe"
+        for tried in result.tried
+        if tried.prediction is not None
+        and tried.verdict is not None
+        and tried.verdict.mean_speedup is not None
+        and tried.outcome != "unsafe"
     ]
-    alone = [outcome(one.prediction, one.speedup, machine, date, sd=one.sd) for one in result.screened_alone]
+    alone = [
+        outcome(screened.prediction, screened.speedup, machine, date, sd=screened.sd)
+        for screened in result.screened_alone
+    ]
     return [*in_pairs, *alone]
 
 
 def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Sequence[str]) -> list[str]:
-    """Write tuned.toml (if something won), report.html and tuning.json; what to print of them and of other files.
+    """Write report.html, tuned.toml (if the verdict is better) and tuning.json; return the lines to print.
 
-    OutputError where there is no room for them. Each is written whole or not at all, and tuning.json, which says that
-    the tuning is finished, last of these: without it the same command makes them again from the journal.
+    Raises OutputError if the disk is full. Each file is complete or absent. tuning.json, which marks the tuning as
+    finished, is the last of the three: without it the same command writes them again from the journal.
     """
     from flatout.emit import tuned_toml
     from flatout.emit.write import write
@@ -240,20 +245,20 @@ def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Seq
     if is_better(result):
         lines.append(f"wrote {write(tuned_toml.emit(_masked(result.tuning)), folder, force=True)}")
     else:
-        _remove(folder / "tuned.toml")  # of the tuning that went on here
+        _remove(folder / "tuned.toml")  # of this tuning before it was resumed
     write_new(folder / "tuning.json", tuning_json(result, command), force=True)
     return [*lines, *_others(result, folder / "files", apply=apply)] if is_better(result) else lines
 
 
 def _others(result: TuneResult, folder: Path, *, apply: bool) -> list[str]:
-    """The files of other tools: written, or what would be. What somebody may have filled in since is left as it is."""
+    """Write the files for other tools, or show them; a file that the user may have edited is not overwritten."""
     from flatout.emit.targets import TARGETS
     from flatout.emit.write import diff, write
 
     lines: list[str] = []
     notes: list[str] = []
     others = []
-    # A job that is started for good has no trial's folder: it writes where it is started, as with `flatout run`.
+    # The real job has no trial folder: it writes where it is started, as with `flatout run`.
     shown = _masked(result.tuning)
     tuning = msgspec.structs.replace(shown, command=tuple(word.replace(TRIAL_DIR, ".") for word in shown.command))
     here = msgspec.structs.replace(tuning, config=_from_here(folder.parent / "tuned.toml"))
@@ -266,7 +271,7 @@ def _others(result: TuneResult, folder: Path, *, apply: bool) -> list[str]:
         if apply:
             path = folder / emitted.path
             if path.exists() and (different := diff(emitted, folder)):
-                lines += [f"{path} is there, and is left as it is; it would become:", *different.splitlines()]
+                lines += [f"{path} exists and is not overwritten; it would become:", *different.splitlines()]
             else:
                 lines.append(f"wrote {write(emitted, folder)}")
         elif name in SHOWN_TARGETS:
@@ -282,13 +287,13 @@ def _others(result: TuneResult, folder: Path, *, apply: bool) -> list[str]:
 
 
 def _from_here(path: Path) -> str:
-    """Relative where it lies below the working folder, which may be another one's on another node."""
+    """Return the path relative to the working folder if it is in it, which may have another path on another node."""
     path = path.absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _masked(tuning: Tuning) -> Tuning:
-    """The files are there to be passed on, and what is not written is printed."""
+    """Return the tuning with secrets masked: its files are made to be shared, and what is not written is printed."""
     return msgspec.structs.replace(
         tuning, command=masked_command(tuning.command), sbatch_options=masked_command(tuning.sbatch_options)
     )

@@ -1,8 +1,8 @@
 """The closed loop: noise floor -> profile -> candidates -> screening -> confirmation -> again -> the final verdict.
 
-Each round starts from what is on already, looks for what now costs most, screens changes for it in a trial each beside
-fresh baselines, and confirms the best on pairs of its own. What is claimed in the end rests on pairs of the final set
-against the job as it came, none of which was used to choose anything.
+Each round starts from the applied changes, looks for what now costs most, screens changes for it in one trial each
+between fresh baselines, and confirms the best on separate pairs. The final claim rests on pairs of the final set and
+the unchanged job, none of which was used to choose anything.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def tune(runner: Runner, options: TuneOptions, say: Say, calibration: Calibratio
     state = TuningState(runner, options, say, calibration)
     try:
         measure_noise(state)
-        end = _improve(state)
+        end = _adopt_changes(state)
     except OutOfBudgetError as out_of_budget:
         end = out_of_budget.end
     verdict = final_verdict(state) if state.applied else None
     return tune_result(state, verdict, end)
 
 
-def _improve(state: TuningState) -> TuningEnd:
-    """Adopt the best change of each round, until nothing is left that is worth a trial. Raises OutOfBudgetError."""
+def _adopt_changes(state: TuningState) -> TuningEnd:
+    """Adopt the best change of each round until no candidate is left. Raises OutOfBudgetError."""
     while state.round < state.options.max_rounds:
         state.round += 1
         profiled = _profile(state)
@@ -47,7 +47,7 @@ def _improve(state: TuningState) -> TuningEnd:
         if screened and confirm(state, screened):
             state.profiled = None
         else:
-            state.profiled = profiled  # of a job that did not change
+            state.profiled = profiled  # the job did not change
             state.excluded.update(change.name for change in candidates if change.name not in state.deferred)
     return TuningEnd(ended_by="max_rounds", limit=state.options.max_rounds)
 

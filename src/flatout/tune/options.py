@@ -1,4 +1,4 @@
-"""What a tuning is asked to do."""
+"""The options of a tuning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flatout.records.change import Safety
 from flatout.records.tuning import TuneRequest
 from flatout.records.verdict import Objective
 
-# As users say them: what is to be raised or lowered, and the cost that verdicts are on.
+# The values of `--objective`, and the cost that the verdict is on.
 OBJECTIVES: dict[str, Objective] = {
     "samples/s": "s_per_sample",
     "tokens/s": "s_per_token",
@@ -22,27 +22,27 @@ OBJECTIVES: dict[str, Objective] = {
 
 class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed_safety: Safety = "exact"
-    objective: Objective | None = None  # None: samples a second where they are known, else steps a second
+    objective: Objective | None = None  # None: samples/s if the samples are known, else steps/s
     budget_s: float = 3600.0
     max_trials: int | None = None
-    num_steps: int | None = None  # settled steps a trial; None: as the noise floor asks for
+    num_steps: int | None = None  # measured steps per trial; None: as many as the noise floor requires
     knobs: tuple[str, ...] = ()
     min_effect: float = 0.01
     max_rounds: int = 6
-    max_screened: int = 10  # candidates a round
-    uses_history: bool = True  # of former tunings: predictions are corrected by it, and added to it
-    sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these; None: it runs here
+    max_screened: int = 10  # candidates per round
+    uses_history: bool = True  # correct predictions by earlier tunings, and add this one to them
+    sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these; None: runs are local
 
 
 def tune_request(options: TuneOptions, warmup: int | None, *, applies: bool = False) -> TuneRequest:
-    """What the report needs for the next command: the options that differ from what is taken without them."""
+    """Return what the report needs for the next command: the options that differ from their defaults."""
     words: list[str] = []
     for knob in options.knobs:
         words += ["--knob", knob]
     if options.allowed_safety != "exact":
         words += ["--allow", options.allowed_safety]
     if options.objective is not None:
-        words += ["--objective", next(name for name, one in OBJECTIVES.items() if one == options.objective)]
+        words += ["--objective", next(name for name, objective in OBJECTIVES.items() if objective == options.objective)]
     for name, value in (("--steps", options.num_steps), ("--warmup", warmup)):
         if value is not None:
             words += [name, str(value)]

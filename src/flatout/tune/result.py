@@ -1,4 +1,4 @@
-"""How the result of a tuning is put together, from what its stages left in its state."""
+"""Record what comes of each set that is tried, and build the result of a tuning from its state."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from flatout.tune.state import TuningState
 from flatout.verdict.cost import trial_cost
 
 
-def note(
+def record_tried(
     state: TuningState,
-    made: ChangeSet,
+    change_set: ChangeSet,
     outcome: TriedOutcome,
     reason: str,
     *,
     screened: float | None = None,
     verdict: Verdict | None = None,
 ) -> None:
-    """Write down how a set ended that was tried on top of what is on."""
-    added = state.added(made)
+    """Record the outcome of a set that was tried on top of the applied changes."""
+    added = state.added(change_set)
     for change in added:
-        state.open.pop(change.name, None)
-    state.tried.append(_tried(state, added, outcome, reason, screened=screened, verdict=verdict))
+        state.pending.pop(change.name, None)
+    state.tried.append(_tried_set(state, added, outcome, reason, screened=screened, verdict=verdict))
 
 
-def note_open(state: TuningState, change: Change, reason: str, *, screened: float | None = None) -> None:
-    """Write down how far a change came that is to be tried; what comes of it is noted later, if that is reached."""
-    if not any(change.name in one.changes for one in state.tried):
-        state.open[change.name] = _tried(state, (change,), "not reached", reason, screened=screened)
+def record_pending(state: TuningState, change: Change, reason: str, *, screened: float | None = None) -> None:
+    """Record how far a chosen change has come; its outcome is recorded later, if the tuning gets that far."""
+    if not any(change.name in tried.changes for tried in state.tried):
+        state.pending[change.name] = _tried_set(state, (change,), "not reached", reason, screened=screened)
 
 
-def _tried(
+def _tried_set(
     state: TuningState,
     added: Sequence[Change],
     outcome: TriedOutcome,
@@ -67,9 +67,9 @@ def _tried(
 
 
 def _prediction_of(state: TuningState, added: Sequence[Change]) -> Prediction | None:
-    """Of several changes from one replay with all of them: they share what they save.
+    """Predict several changes by one replay with all of them, because they share what they save.
 
-    None where one of them has none: what it brings is unknown, and is in what is measured.
+    None if one of them has no prediction: the measurement then includes its unknown gain.
     """
     if len(added) == 1:
         return state.predictions.get(added[0].name)
@@ -77,15 +77,15 @@ def _prediction_of(state: TuningState, added: Sequence[Change]) -> Prediction | 
         return None
     if state.situation is None or isinstance(state.situation, NoPrediction):
         return None
-    made = predict_together(state.situation, added, state.calibration)
-    return made if isinstance(made, Prediction) else None
+    prediction = predict_together(state.situation, added, state.calibration)
+    return prediction if isinstance(prediction, Prediction) else None
 
 
 def tune_result(state: TuningState, verdict: Verdict | None, end: TuningEnd) -> TuneResult:
     first, runner = state.first, state.runner
     facts = first.facts if first is not None else JobFacts()
     before = state.baselines[0] if state.baselines else None
-    now = state.current_trials if state.applied else state.baselines
+    tuned = state.current_trials if state.applied else state.baselines
     device = first.done.diagnosis.job.device if first is not None else None
     machine = {
         "device": device or facts.device,
@@ -107,29 +107,29 @@ def tune_result(state: TuningState, verdict: Verdict | None, end: TuningEnd) -> 
         ),
         objective=state.objective,
         allowed_safety=state.options.allowed_safety,
-        tried=(*state.tried, *state.open.values()),
+        tried=(*state.tried, *state.pending.values()),
         screened=tuple(state.screened),
         bounds=state.bounds,
         floor=state.floor,
         num_steps=state.num_steps,
         baseline_step_s=_mean_step_s(state.baselines),
-        tuned_step_s=_mean_step_s(now),
+        tuned_step_s=_mean_step_s(tuned),
         baseline_peak_memory_bytes=before.peak_memory_bytes if before is not None else None,
-        tuned_peak_memory_bytes=now[-1].peak_memory_bytes if now else None,
+        tuned_peak_memory_bytes=tuned[-1].peak_memory_bytes if tuned else None,
         num_trials=runner.num_trials,
         num_resumed=runner.num_resumed,
         took_s=runner.spent_s(),
         end=end,
         notes=(
             *state.notes,
-            *([ROUNDING_BAND] if any(one.safety == "rounding" for one in state.tried) else []),
+            *([ROUNDING_BAND] if any(tried.safety == "rounding" for tried in state.tried) else []),
             *output_notes(runner.outputs),
         ),
     )
 
 
 def bounds(profiled: Profiled) -> tuple[Bound, ...]:
-    """What mending each finding wholly would bring."""
+    """Return the speedup from fixing each finding completely."""
     return tuple(
         Bound(finding=finding.name, speedup=1 / (1 - min(finding.share_of_step, 0.99)))
         for finding in profiled.done.diagnosis.findings

@@ -1,4 +1,4 @@
-"""Runs trials and profiles of one command, each in fresh processes and a folder of its own, and journals them."""
+"""Run trials and profiles of one command, each in fresh processes and its own folder, and journal them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from flatout.trial.result import error_line, trial_result
 Say = Callable[[str], None]
 _STOP_GRACE_S = 60.0  # beyond the limit that the job itself knows of, before it is ended from outside
 MAX_TRIAL_S = 1800.0
-MAX_VOID = 3  # runs in a row that the cluster ended
+MAX_ENDED_BY_CLUSTER = 3  # runs in a row
 
 
 class Profiled(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -47,13 +47,13 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def trial_key(changes: ChangeSet, num_steps: int) -> str:
-    """The same for trials that run the same: what is predicted of a change plays no part."""
-    done = msgspec.structs.replace(changes, changes=())
-    return f"{changes.name} {json.dumps(msgspec.to_builtins(done), sort_keys=True)} {num_steps}"
+    """Return a key that is the same for trials that run the same, whatever is predicted of their changes."""
+    settings = msgspec.structs.replace(changes, changes=())
+    return f"{changes.name} {json.dumps(msgspec.to_builtins(settings), sort_keys=True)} {num_steps}"
 
 
 class Runner:
-    """All runs of one tuning, in order."""
+    """Run the trials and profiles of one tuning, in order."""
 
     def __init__(
         self,
@@ -73,27 +73,27 @@ class Runner:
         self.journal = journal
         self.num_trials = 0
         self.num_resumed = 0
-        self.usual_s: float | None = None  # what a trial of the baseline takes
-        self.outputs = Outputs()  # of all trials since the start, or since they were resumed
+        self.usual_s: float | None = None  # duration of a baseline trial
+        self.outputs = Outputs()  # of all trials since this process began
         self._launcher = launcher or LocalLauncher()
         self._shown_command = tuple(shown_command)
         self._budget_s = budget_s
-        self._resumed_s = 0.0  # that trials and profiles of the journal took
+        self._resumed_s = 0.0  # duration of the trials and profiles taken from the journal
         self._say = say
-        self.mark = uuid.uuid4().hex  # by which the processes of this tuning are told from all others
+        self.mark = uuid.uuid4().hex  # identifies the processes of this tuning
         self._environment = {**environment, Variable.TUNING: self.mark}
         self._warmup = warmup
         self._began = time.monotonic()
 
     def spent_s(self) -> float:
-        """Seconds that the tuning took so far, with those before an interruption: it ends as if there had been none.
+        """Return the seconds that the tuning took so far, without time in a queue.
 
-        Time in a queue is no part of it.
+        Time before an interruption counts, so that a resumed tuning ends as if it had not been interrupted.
         """
         return time.monotonic() - self._began - self._launcher.waited_s + self._resumed_s
 
     def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
-        """One trial with these changes; from the journal where it has one for the same place that was not used yet."""
+        """Run one trial with these changes, or take it from the journal if that has an unused one for this place."""
         index = self.num_trials
         self.num_trials += 1
         key = trial_key(changes, num_steps)
@@ -111,20 +111,20 @@ class Runner:
         if result.is_complete:
             took_s = result.took_s or (result.start_s or 0.0) + sum(result.step_s)
             self.usual_s = took_s if self.usual_s is None or changes.name == BASELINE else self.usual_s
-        self._tell(result)
+        self._report(result)
         return result
 
     def profile(self, changes: ChangeSet) -> Profiled:
-        """The job with these changes, traced and diagnosed. Raises FlatoutError where that does not succeed.
+        """Trace and diagnose the job with these changes. Raises FlatoutError if that fails.
 
-        What was profiled before an interruption is read again, where it is still there.
+        A profile from before an interruption is read again if its folder still exists.
         """
         key = trial_key(changes, 0)
-        known = self.journal.recall_profile(key)
-        if known is not None and (self.out / "runs" / known.folder / "recording").is_dir():
+        former = self.journal.recall_profile(key)
+        if former is not None and (self.out / "runs" / former.folder / "recording").is_dir():
             with suppress(FlatoutError):
-                profiled = self._diagnosed(self.out / "runs" / known.folder)
-                self._resumed_s += known.took_s
+                profiled = self._diagnosed(self.out / "runs" / former.folder)
+                self._resumed_s += former.took_s
                 return profiled
         name, began = f"profile-{self.num_trials:03d}", self.spent_s()
         folder = self._folder(name)
@@ -137,7 +137,7 @@ class Runner:
     def _diagnosed(self, folder: Path, *, has_failed: bool = False) -> Profiled:
         recording, output = _read(folder / "recording"), folder / "output.log"
         hint = f"its output is in {output}"
-        if has_failed and (recording is None or not recording.ranks):  # the job did, before it trained
+        if has_failed and (recording is None or not recording.ranks):  # the job failed before it trained
             raise FlatoutError(f"the job could not be traced: {error_line(output)}", hint=hint)
         if recording is None or not recording.traced_ranks:
             why = recording.problems[0].problem if recording is not None and recording.problems else error_line(output)
@@ -147,8 +147,8 @@ class Runner:
         except InputError as error:
             why = "; ".join(dict.fromkeys(note.problem for note in recording.problems)) or str(error)
             raise FlatoutError(f"the job could not be traced: {why}", hint=hint) from error
-        known = read_facts(folder / "recording", recording)
-        facts = with_transport(with_collectives(known, done.job), recording.hosts)
+        recorded_facts = read_facts(folder / "recording", recording)
+        facts = with_transport(with_collectives(recorded_facts, done.job), recording.hosts)
         return Profiled(done=done, recording=recording, facts=facts)
 
     def _run(self, changes: ChangeSet, num_steps: int, index: int) -> TrialResult:
@@ -188,7 +188,7 @@ class Runner:
         missing = unapplied(folder / "recording", changes)
         if result.is_complete and missing:
             result = msgspec.structs.replace(result, outcome="failed", cause="not_applied", problem=missing[0])
-        with suppress(InputError):  # what cannot be read is not known
+        with suppress(InputError):  # what cannot be read stays unknown
             workers = read_facts(folder / "recording", recording).loader_workers
             result = msgspec.structs.replace(result, loader_workers=workers)
         self._clear(folder)
@@ -202,21 +202,21 @@ class Runner:
         variables: Mapping[str, str],
         limit_s: float | None = None,
     ) -> tuple[Recording | None, Ended, Path]:
-        """Run it; again where it was not the job that ended the run."""
-        num_void = 0
+        """Run the job, and run it again if the cluster ended the run, as by preemption. Raises FlatoutError."""
+        num_ended_by_cluster = 0
         while True:
             recorded = self._record_once(changes, folder, options, variables, limit_s or self._limit_s())
             ended = recorded[1]
             if ended.cause != "void":
                 return recorded
-            num_void += 1
-            if num_void == MAX_VOID:
+            num_ended_by_cluster += 1
+            if num_ended_by_cluster == MAX_ENDED_BY_CLUSTER:
                 break
-            self._say(f"{folder.name} is run again: job {ended.job}: {ended.reason}")
+            self._say(f"running {folder.name} again: job {ended.job}: {ended.reason}")
             self._folder(folder.name)
         raise FlatoutError(
-            f"{MAX_VOID} times in a row the cluster ended {folder.name}, the last time as {ended.reason}",
-            hint="the same command with its --out goes on where it stopped",
+            f"{MAX_ENDED_BY_CLUSTER} times in a row the cluster ended {folder.name}, the last time as {ended.reason}",
+            hint="the same command with its --out resumes the tuning",
         )
 
     def _record_once(
@@ -224,14 +224,14 @@ class Runner:
     ) -> tuple[Recording | None, Ended, Path]:
         output = folder / "output.log"
         (folder / "files").mkdir()
-        made = trial_command(self.command, changes, folder / "files")
+        command = trial_command(self.command, changes, folder / "files")
         options = msgspec.structs.replace(
             options,
             force=True,
-            variables={**made.variables, Variable.DIVERT: str(folder / "saved"), Variable.FACTS: "1", **variables},
+            variables={**command.variables, Variable.DIVERT: str(folder / "saved"), Variable.FACTS: "1", **variables},
         )
         recorded = record(
-            made.words,
+            command.words,
             folder / "recording",
             options,
             shown_command=self._shown_command,
@@ -242,23 +242,23 @@ class Runner:
         return _read(folder / "recording"), recorded.ended, output
 
     def _limit_s(self) -> float:
-        """A trial that takes five times as long as the baseline is no improvement."""
+        """Return the time limit of a run: a trial that takes five times as long as the baseline is not better."""
         usual = MAX_TRIAL_S if self.usual_s is None else max(5 * self.usual_s, 60.0)
         return max(min(usual, self._budget_s - self.spent_s(), MAX_TRIAL_S), 30.0)
 
     def _folder(self, name: str) -> Path:
         folder = self.out / "runs" / name
-        shutil.rmtree(folder, ignore_errors=True)  # of an interrupted tuning that is resumed here
+        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted tuning that is resumed here
         folder.mkdir(parents=True)
         return folder
 
     def _clear(self, folder: Path) -> None:
-        """What the script saved is of a few steps, and worth nothing."""
-        shutil.rmtree(folder / "files", ignore_errors=True)  # first, so that none of it is told as left
+        """Remove what the script saved: checkpoints of a few steps are worth nothing."""
+        shutil.rmtree(folder / "files", ignore_errors=True)  # first, so that it is not reported as left behind
         self.outputs |= settle_outputs(folder / "recording", folder / "saved")
         shutil.rmtree(folder / "saved", ignore_errors=True)
 
-    def _tell(self, result: TrialResult) -> None:
+    def _report(self, result: TrialResult) -> None:
         from flatout.units import seconds
 
         at = f"{time.monotonic() - self._began:5.0f} s  trial {result.index:3d}"

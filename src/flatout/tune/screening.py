@@ -1,4 +1,4 @@
-"""Screening: a trial of each candidate beside fresh baselines. It chooses whom to confirm, and claims nothing."""
+"""Screening: one trial of each candidate between fresh baselines. It selects whom to confirm, and claims nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Screened
 from flatout.records.verdict import NoiseFloor
 from flatout.tune.budget import CANDIDATES_BETWEEN_BASELINES
-from flatout.tune.result import note, note_open
+from flatout.tune.result import record_pending, record_tried
 from flatout.tune.state import TuningState
 from flatout.tune.trials import fresh_baseline, is_fit, trial
 from flatout.verdict.cost import missing
@@ -22,137 +22,144 @@ from flatout.verdict.noise import noise_floor
 from flatout.verdict.screening import screen
 from flatout.verdict.student import t_quantile
 
-MIN_SCREENED = 1.02  # less than that, in one trial, is not worth confirming
+MIN_SCREENED = 1.02  # a smaller speedup in one trial is not worth confirming
 NOISE_LEVEL = 0.025  # the chance that a change without effect looks better than noise in its own trial
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """To be confirmed."""
+    """A set of changes to confirm."""
 
-    made: ChangeSet
+    change_set: ChangeSet
     estimate: float  # speedup, from one trial
-    not_shown: frozenset[str] = frozenset()  # names of changes in it that looked no better than noise by themselves
+    not_shown: frozenset[str] = frozenset()  # names of its changes that looked no better than noise in their own trials
 
 
 def screen_candidates(state: TuningState, chosen: Sequence[Change], facts: JobFacts) -> list[Candidate]:
-    """A trial each, with baselines between them; those that look better, best first, and all of them together.
+    """Run one trial of each change, with baselines between them, and one of the better changes together.
 
-    Together are only those that are better than noise by themselves: another one could ride along with them and bring
-    nothing. It has its turn in the next round. Only where none is better than noise, all are tried together.
+    Return the sets that look better, best first. Only changes that are better than noise in their own trials are
+    tried together: another one could ride along and gain nothing, and has its trial in the next round. If none is
+    better than noise, all are tried together.
     """
     state.say(f"round {state.round}: screening {', '.join(change.name for change in chosen)}")
     for change in chosen:
-        note_open(state, change, "no trial was made of it")
+        record_pending(state, change, "no trial was made of it")
     trials = [fresh_baseline(state)]
     sets: dict[str, ChangeSet] = {}
     num_tried = 0
     for change in chosen:
-        made = state.with_added([change], facts)
-        if made is None:
-            note_open(state, change, "it does not go together with what is on")
+        change_set = state.with_added([change], facts)
+        if change_set is None:
+            record_pending(state, change, "it cannot be combined with the applied changes")
             continue
         if (shown := _outdone_by(change, state, sets, trials)) is not None:
             state.deferred.add(change.name)
             reason = f"another change for the same cause had shown {shown:.2f}x or more"
-            note_open(state, change, f"it waited for a next round: {reason}")
+            record_pending(state, change, f"it was deferred to the next round: {reason}")
             continue
         num_tried += 1
         state.deferred.discard(change.name)
-        tried = trial(state, made)
-        note_open(state, change, "a trial was made of it, and no baseline after it to hold it against")
-        if is_fit(state, tried, made, [change]):
-            trials.append(tried)
-            sets[made.name] = made
+        result = trial(state, change_set)
+        record_pending(state, change, "a trial was made of it, and no baseline after it to compare it with")
+        if is_fit(state, result, change_set, [change]):
+            trials.append(result)
+            sets[change_set.name] = change_set
         if num_tried % CANDIDATES_BETWEEN_BASELINES == 0:
             trials.append(fresh_baseline(state))
-    _add_baselines_of_now(state, trials)
+    _add_baselines_of_this_session(state, trials)
     if not sets or not _has_baseline(state, trials):
         return []
-    estimates = {one.arm: one.speedup for one in screen(trials, objective=state.objective)}
-    _keep(state, sets.values(), estimates)
-    good = [
-        Candidate(made=made, estimate=estimates[name]) for name, made in sets.items() if estimates[name] >= MIN_SCREENED
+    estimates = {screened.arm: screened.speedup for screened in screen(trials, objective=state.objective)}
+    _keep_for_history(state, sets.values(), estimates)
+    better = [
+        Candidate(change_set=change_set, estimate=estimates[name])
+        for name, change_set in sets.items()
+        if estimates[name] >= MIN_SCREENED
     ]
-    good.sort(key=lambda one: -one.estimate)
-    for made in sets.values():
-        estimate = estimates[made.name]
-        for change in state.added(made):
-            note_open(state, change, f"{estimate:.2f}x in a trial of its own; no pairs were run", screened=estimate)
+    better.sort(key=lambda candidate: -candidate.estimate)
+    for change_set in sets.values():
+        estimate = estimates[change_set.name]
+        for change in state.added(change_set):
+            record_pending(state, change, f"{estimate:.2f}x in its own trial; no pairs were run", screened=estimate)
         if estimate < MIN_SCREENED:
-            note(state, made, "not better", f"{estimate:.2f}x in a trial of its own", screened=estimate)
-            state.excluded.add(made.changes[-1].name)
-    least = least_shown(state)
-    clear = [one for one in good if one.estimate >= least]
+            record_tried(state, change_set, "not better", f"{estimate:.2f}x in its own trial", screened=estimate)
+            state.excluded.add(change_set.changes[-1].name)
+    clear_speedup = smallest_clear_speedup(state)
+    clear = [candidate for candidate in better if candidate.estimate >= clear_speedup]
     other_workers = _with_other_workers(trials, sets)
-    together = _together(state, [one.made.changes[-1] for one in clear or good], facts, other_workers)
+    to_combine = [candidate.change_set.changes[-1] for candidate in clear or better]
+    together = _together(state, to_combine, facts, other_workers)
     if together is not None:
-        tried = trial(state, together)
-        if is_fit(state, tried, together, state.added(together)):
-            trials += [tried, fresh_baseline(state)]
-            _add_baselines_of_now(state, trials)
+        result = trial(state, together)
+        if is_fit(state, result, together, state.added(together)):
+            trials += [result, fresh_baseline(state)]
+            _add_baselines_of_this_session(state, trials)
             speedup = next(s.speedup for s in screen(trials, objective=state.objective) if s.arm == together.name)
             not_shown = frozenset() if clear else frozenset(change.name for change in state.added(together))
-            good.append(Candidate(made=together, estimate=speedup, not_shown=not_shown))
-            good.sort(key=lambda one: -one.estimate)
-    return good
+            better.append(Candidate(change_set=together, estimate=speedup, not_shown=not_shown))
+            better.sort(key=lambda candidate: -candidate.estimate)
+    return better
 
 
 def _has_baseline(state: TuningState, trials: Sequence[TrialResult]) -> bool:
-    """With what the objective needs, as a complete one may lack the GPUs' energy."""
-    return any(one.arm == BASELINE and missing(one, state.objective) is None for one in trials)
+    """Whether a baseline has what the objective needs: a complete one may lack the energy of the GPUs."""
+    return any(result.arm == BASELINE and missing(result, state.objective) is None for result in trials)
 
 
-def _add_baselines_of_now(state: TuningState, trials: list[TrialResult]) -> None:
-    """Where what was tried last is of a later session than all baselines, which are of a machine as it was then.
+def _add_baselines_of_this_session(state: TuningState, trials: list[TrialResult]) -> None:
+    """Add baselines until one is of the same session as the last trial, because the machine's speed changes.
 
-    The journal may first give back some more of before, where it had other candidates in that round.
+    The journal may first give back more baselines of an earlier session, if it had other candidates in that round.
     """
     if state.objective == "peak_memory_bytes":
         return
-    while max(one.session for one in trials if one.arm == BASELINE) < max(one.session for one in trials):
+    last_session = max(result.session for result in trials)
+    while max(result.session for result in trials if result.arm == BASELINE) < last_session:
         trials.append(fresh_baseline(state))
 
 
 def _outdone_by(
     change: Change, state: TuningState, sets: Mapping[str, ChangeSet], trials: Sequence[TrialResult]
 ) -> float | None:
-    """The speedup beyond noise that another knob for the same cause has shown in its trial, where that is more than
-    `change` promises; None where none has.
+    """Return the speedup beyond noise of another knob for the same cause, if it is above the estimate for `change`.
 
-    What cannot be on beside the other has no next turn: there the most counts that it may bring.
+    None if no other knob has shown so much. If the two cannot be applied together, `change` has no trial in a later
+    round: there its highest possible speedup counts.
     """
 
-    def shares(other: Change) -> bool:
+    def shares_a_cause(other: Change) -> bool:
         return other.knob.name != change.knob.name and not causes.isdisjoint(other.predicted_from)
 
-    # Of a part of the step, as compute, each takes its share: their gains multiply.
+    # Changes for a part of the step, such as compute, each take a share of it: their gains multiply.
     causes = change.knob.answers.keys() & set(change.predicted_from)
-    rivals = {name: made.changes[-1] for name, made in sets.items() if shares(made.changes[-1])}
-    if not rivals or change.name not in state.promises or not _has_baseline(state, trials):
+    rivals = {
+        name: change_set.changes[-1] for name, change_set in sets.items() if shares_a_cause(change_set.changes[-1])
+    }
+    if not rivals or change.name not in state.expected_speedup or not _has_baseline(state, trials):
         return None
-    least = least_shown(state)
-    for one in screen(trials, objective=state.objective):
-        other = rivals.get(one.arm)
-        if other is None:
+    clear_speedup = smallest_clear_speedup(state)
+    for screened in screen(trials, objective=state.objective):
+        rival = rivals.get(screened.arm)
+        if rival is None:
             continue
-        is_either_or = other.knob.name in change.knob.excludes or change.knob.name in other.knob.excludes
-        promised = (state.max_speedup if is_either_or else state.promises)[change.name]
-        if one.speedup / least > max(promised, 1.0):
-            return one.speedup / least
+        is_either_or = rival.knob.name in change.knob.excludes or change.knob.name in rival.knob.excludes
+        possible = (state.max_speedup if is_either_or else state.expected_speedup)[change.name]
+        if screened.speedup / clear_speedup > max(possible, 1.0):
+            return screened.speedup / clear_speedup
     return None
 
 
-def _keep(state: TuningState, sets: Iterable[ChangeSet], estimates: Mapping[str, float]) -> None:
-    """What their predictions can learn: from all of them, as those that look good are too good on average."""
+def _keep_for_history(state: TuningState, sets: Iterable[ChangeSet], estimates: Mapping[str, float]) -> None:
+    """Keep what predictions can be compared with: all screened changes, because the good ones are biased upwards."""
     sd = _noise(state).pair_sd(state.num_steps)
-    for made in sets:
-        prediction = state.predictions.get(made.changes[-1].name)
+    for change_set in sets:
+        prediction = state.predictions.get(change_set.changes[-1].name)
         if prediction is not None:
-            state.screened.append(Screened(prediction=prediction, speedup=estimates[made.name], sd=sd))
+            state.screened.append(Screened(prediction=prediction, speedup=estimates[change_set.name], sd=sd))
 
 
 def _noise(state: TuningState) -> NoiseFloor:
-    """By trials of what is on now, all there are."""
+    """Return the noise floor of all trials with the applied changes."""
     try:
         return noise_floor(state.current_trials, objective=state.objective)
     except UsageError:  # fewer than three
@@ -160,33 +167,38 @@ def _noise(state: TuningState) -> NoiseFloor:
         return state.floor
 
 
-def least_shown(state: TuningState) -> float:
-    """The least estimate of one trial that is better than noise."""
+def smallest_clear_speedup(state: TuningState) -> float:
+    """Return the smallest estimate from one trial that is better than noise."""
     noise = _noise(state)
-    # A candidate's trial against one baseline, or the mean of two: at most as uncertain as a pair.
+    # A candidate's trial is compared with one baseline or the mean of two: it is at most as uncertain as a pair.
     quantile = t_quantile(NOISE_LEVEL, noise.degrees_of_freedom)
     return max(math.exp(quantile * noise.pair_sd(state.num_steps)), MIN_SCREENED)
 
 
 def _with_other_workers(trials: Sequence[TrialResult], sets: Mapping[str, ChangeSet]) -> set[str]:
-    """Arguments of the script that gave its loader other workers, by the names of their changes."""
-    usual = {one.loader_workers for one in trials if one.arm == BASELINE} | {None}
-    found = [sets[one.arm].changes[-1] for one in trials if one.arm in sets and one.loader_workers not in usual]
-    return {change.name for change in found if change.argument is not None}
+    """Return the names of changes to the script's arguments that gave its loader another number of workers."""
+    usual = {result.loader_workers for result in trials if result.arm == BASELINE} | {None}
+    others = [
+        sets[result.arm].changes[-1] for result in trials if result.arm in sets and result.loader_workers not in usual
+    ]
+    return {change.name for change in others if change.argument is not None}
 
 
 def _together(
-    state: TuningState, good: Sequence[Change], facts: JobFacts, other_workers: Collection[str]
+    state: TuningState, better: Sequence[Change], facts: JobFacts, other_workers: Collection[str]
 ) -> ChangeSet | None:
-    """All good ones that fit together, best first; None where that is no more than the best alone.
+    """Combine the better changes that fit together, best first; None if only the best one is left.
 
-    Of those that set the loader's workers only the best: our own change would undo what the script's argument did.
+    Only the best of those that set the loader's workers is taken: our own change would undo the script's argument.
     """
-    chosen: list[Change] = []
-    for change in good:
-        sets_workers = change.name in other_workers or change.knob.name == WORKERS.name
-        if sets_workers and any(one.name in other_workers or one.knob.name == WORKERS.name for one in chosen):
+
+    def sets_workers(change: Change) -> bool:
+        return change.name in other_workers or change.knob.name == WORKERS.name
+
+    combined: list[Change] = []
+    for change in better:
+        if sets_workers(change) and any(map(sets_workers, combined)):
             continue
-        if state.with_added([*chosen, change], facts) is not None:
-            chosen.append(change)
-    return state.with_added(chosen, facts) if len(chosen) > 1 else None
+        if state.with_added([*combined, change], facts) is not None:
+            combined.append(change)
+    return state.with_added(combined, facts) if len(combined) > 1 else None

@@ -1,4 +1,4 @@
-"""What a tuning knows so far: what is on, what was tried, and the trials of the job as it came. The stages share it."""
+"""What a tuning knows so far: the applied changes, what was tried, and the baseline's trials. The stages share it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from flatout.tune.options import TuneOptions
 from flatout.tune.runner import Profiled, Runner, Say
 
 NOTHING = ChangeSet()
-FIRST_STEPS = 30  # settled steps of the first trials; the noise floor then says how many are needed
+FIRST_STEPS = 30  # measured steps of the first trials; the noise floor then says how many are needed
 
 
 class TuningState:
-    """Of one tuning."""
+    """The state of one tuning. "Baseline" is the unchanged job; the applied changes are those adopted so far."""
 
     def __init__(self, runner: Runner, options: TuneOptions, say: Say, calibration: Calibration | None = None) -> None:
         self.runner = runner
@@ -33,20 +33,20 @@ class TuningState:
         self.applied: list[Change] = []
         self.confirmed: list[TunedChange] = []
         self.tried: list[TriedSet] = []
-        self.screened: list[Screened] = []  # changes by themselves, good and bad
-        self.open: dict[str, TriedSet] = {}  # what was chosen to be tried, until it is known what came of it
+        self.screened: list[Screened] = []  # single changes, whether they won or lost
+        self.pending: dict[str, TriedSet] = {}  # changes chosen for a trial, until their outcome is known
         self.excluded: set[str] = set()  # names of changes that are not tried again
-        self.promises: dict[str, float] = {}  # the speedup that a trial may show, of the changes of this round
-        self.max_speedup: dict[str, float] = {}  # the most that it may show
-        self.deferred: set[str] = set()  # names of changes that gave way to a far better one, and had no turn since
-        self.baselines: list[TrialResult] = []  # of the job as it came
-        self.current_trials: list[TrialResult] = []  # of what is on now
+        self.deferred: set[str] = set()  # names of changes that gave way to a far better one and had no trial since
+        self.expected_speedup: dict[str, float] = {}  # of this round's changes: the estimate that orders them
+        self.max_speedup: dict[str, float] = {}  # of this round's changes: the most that a trial may show
+        self.baselines: list[TrialResult] = []
+        self.current_trials: list[TrialResult] = []  # trials with the applied changes
         self.last_pairs: list[Pair] = []
         self.num_confirmations = 0  # that were begun
-        self.against_original: Verdict | None = None  # of the set that was adopted by the first confirmation of all
+        self.against_original: Verdict | None = None  # of the set that the first confirmation of all adopted
         self.floor: NoiseFloor | None = None
-        self.first: Profiled | None = None  # of the job as it came
-        self.profiled: Profiled | None = None  # of what is on now
+        self.first: Profiled | None = None  # the profile of the unchanged job
+        self.profiled: Profiled | None = None  # the profile with the applied changes
         self.bounds: tuple[Bound, ...] = ()
         self.predictions: dict[str, Prediction] = {}  # by the change's name, of this round
         self.situation: Situation | NoPrediction | None = None  # of this round
@@ -55,26 +55,25 @@ class TuningState:
 
     @property
     def needs_final_pairs(self) -> bool:
-        """Whether what is adopted, now or next, is yet to be held against the job as it came.
+        """Whether the set that is or will be adopted must still be compared with the unchanged job.
 
-        What the first confirmation of all adopts was, on fresh pairs. Of several confirmations one may succeed by
-        chance, so what a later one adopts is no claim yet.
+        The first confirmation of all makes this comparison itself, on fresh pairs. Of several confirmations one may
+        succeed by chance, so the result of a later one is not a claim yet.
         """
         return bool(self.applied) or self.num_confirmations > 1
 
     def applied_set(self) -> ChangeSet:
-        """What is on."""
         return combine(self.applied, self.first.facts if self.first is not None else None)
 
     def with_added(self, added: Sequence[Change], facts: JobFacts) -> ChangeSet | None:
-        """What is on now and these, each in the place of what its knob is at; None where they do not fit together."""
-        turned = {change.knob.name for change in added}
-        wanted = [*(change for change in self.applied if change.knob.name not in turned), *added]
+        """Return the applied changes with these, each in place of its knob's value; None if they do not fit."""
+        added_knobs = {change.knob.name for change in added}
+        wanted = [*(change for change in self.applied if change.knob.name not in added_knobs), *added]
         if next(conflicts(wanted, facts), None) is not None:
             return None
         return combine(wanted, facts)
 
-    def added(self, made: ChangeSet) -> tuple[Change, ...]:
-        """Of a set, what is not on yet."""
-        on = {change.name for change in self.applied}
-        return tuple(change for change in made.changes if change.name not in on)
+    def added(self, change_set: ChangeSet) -> tuple[Change, ...]:
+        """Return the changes of the set that are not applied yet."""
+        applied_names = {change.name for change in self.applied}
+        return tuple(change for change in change_set.changes if change.name not in applied_names)

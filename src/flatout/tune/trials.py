@@ -1,4 +1,4 @@
-"""Trials within the budget: one at a time, or in pairs until there is a verdict; and whether one passes the gates."""
+"""Run trials within the budget, one at a time or in pairs until there is a verdict, and check them by the gates."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from flatout.records.verdict import Verdict
 from flatout.trial.gates import GateResult, check_losses, check_memory
 from flatout.trial.gradient_gate import check_gradients
 from flatout.tune.budget import OutOfBudgetError, check, check_final
-from flatout.tune.result import note
+from flatout.tune.result import record_tried
 from flatout.tune.state import TuningState
 from flatout.verdict.cost import missing
 from flatout.verdict.judge import is_worth_more_pairs, judge
 
 MAX_FAILED_PAIRS = 2
-MAX_VOID_PAIRS = 4  # and more than those that count: something is wrong that more pairs do not mend
+MAX_INVALID_PAIRS = 4  # and more than the valid ones: something is wrong that more pairs do not fix
 
 
 def trial(state: TuningState, changes: ChangeSet) -> TrialResult:
-    """One trial. Raises OutOfBudgetError."""
+    """Run one trial. Raises OutOfBudgetError."""
     check(state)
     return state.runner.trial(changes, state.num_steps, f"round {state.round}")
 
 
 def fresh_baseline(state: TuningState) -> TrialResult:
-    """A trial of what is on now, to screen beside what is tried on top.
+    """Return a trial with the applied changes, to screen candidates against.
 
-    Speed drifts; peak memory does not, and there the last trial of what is on will do.
+    Speed drifts, so it is run now. Peak memory does not drift: the last such trial is returned.
     """
     if state.objective == "peak_memory_bytes" and state.current_trials:
         return msgspec.structs.replace(state.current_trials[-1], arm=BASELINE)
-    made = trial(state, state.applied_set())
-    _keep_baseline(state, made)
-    return msgspec.structs.replace(made, arm=BASELINE)
+    result = trial(state, state.applied_set())
+    _keep_baseline(state, result)
+    return msgspec.structs.replace(result, arm=BASELINE)
 
 
 def run_pairs(
     state: TuningState, candidate: ChangeSet, against: ChangeSet, *, is_final: bool = False
 ) -> tuple[Verdict, GateResult, bool]:
-    """Pairs in the order AB BA ..., until the verdict is final or hopeless; True: cut short."""
+    """Run pairs in the order AB BA ... until the verdict is final or hopeless. The flag: a budget cut them short."""
     fresh_after = state.runner.num_trials - 1
     pairs: list[Pair] = []
     state.last_pairs = pairs
@@ -61,8 +61,8 @@ def run_pairs(
         if is_last or verdict.next_look is None or (pairs and not is_worth_more_pairs(verdict)):
             return verdict, gate, is_cut
         try:
-            # Of a tuning that goes on with a larger budget, other stages may need more trials than before: they must
-            # not take a trial out of a pair.
+            # When a tuning is resumed with a larger budget, other stages may need more trials than before: they must
+            # not take a trial out of a pair, so the journal keeps a pair's trials under the pair's name.
             place = f"{'final ' if is_final else ''}pair of {candidate.name} and {against.name}"
             order = (against, candidate) if len(pairs) % 2 == 0 else (candidate, against)
             first, second = (_pair_trial(state, changes, place, is_final) for changes in order)
@@ -75,8 +75,9 @@ def run_pairs(
         pairs.append(Pair(baseline=msgspec.structs.replace(baseline, arm=BASELINE), candidate=tried))
         gate = check_gates(state, tried, candidate)
         is_failing = sum(not pair.candidate.is_complete for pair in pairs) > MAX_FAILED_PAIRS
-        is_void = len(pairs) - verdict.num_pairs > MAX_VOID_PAIRS and verdict.num_void > verdict.num_pairs
-        if not gate.is_passed or is_failing or is_void:
+        num_invalid = len(pairs) - verdict.num_pairs
+        is_mostly_invalid = num_invalid > MAX_INVALID_PAIRS and verdict.num_void > verdict.num_pairs
+        if not gate.is_passed or is_failing or is_mostly_invalid:
             is_last = True
 
 
@@ -88,65 +89,68 @@ def _pair_trial(state: TuningState, changes: ChangeSet, place: str, is_final: bo
     return state.runner.trial(changes, state.num_steps, place)
 
 
-def _keep_baseline(state: TuningState, made: TrialResult) -> None:
-    """Baselines of pairs and of screening serve the gates and the means, too."""
-    if not made.is_complete:
+def _keep_baseline(state: TuningState, result: TrialResult) -> None:
+    """Keep a baseline of pairs or of screening: the gates and the means use it too."""
+    if not result.is_complete:
         return
-    if made.arm == BASELINE:
-        state.baselines.append(made)
-    if made.arm == state.applied_set().name:
-        state.current_trials.append(made)
+    if result.arm == BASELINE:
+        state.baselines.append(result)
+    if result.arm == state.applied_set().name:
+        state.current_trials.append(result)
 
 
-def is_fit(state: TuningState, made: TrialResult, changes: ChangeSet, added: Sequence[Change]) -> bool:
-    """Whether a screened trial may go on; what it failed by is noted."""
+def is_fit(state: TuningState, result: TrialResult, changes: ChangeSet, added: Sequence[Change]) -> bool:
+    """Whether a screened trial can be compared; if not, why is recorded and its changes are excluded."""
     outcome: TriedOutcome | None = None
-    reason = made.problem
-    if made.outcome == "out_of_memory":
+    reason = result.problem
+    if result.outcome == "out_of_memory":
         outcome = "out of memory"
-    elif not made.is_complete:
-        outcome = "not applied" if made.cause == "not_applied" else "failed"
-    elif (absent := missing(made, state.objective) or _other_work(state, made)) is not None:
+    elif not result.is_complete:
+        outcome = "not applied" if result.cause == "not_applied" else "failed"
+    elif (absent := missing(result, state.objective) or _other_work(state, result)) is not None:
         outcome, reason = "failed", absent
     else:
-        gate = check_gates(state, made, changes)
+        gate = check_gates(state, result, changes)
         if not gate.is_passed:
             outcome, reason = "unsafe", gate.reason
     if outcome is None:
         return True
-    note(state, changes, outcome, reason)
+    record_tried(state, changes, outcome, reason)
     state.say(f"{changes.name}: {outcome}: {reason}")
     state.excluded.update(change.name for change in added)
     return False
 
 
-def _other_work(state: TuningState, made: TrialResult) -> str | None:
-    """By steps/s, a step of fewer samples would win; None: it has as many, or they are not known."""
-    before, after = state.baselines[0].samples_per_step, made.samples_per_step
+def _other_work(state: TuningState, result: TrialResult) -> str | None:
+    """Say that the steps have another number of samples, so that steps/s would favour the shorter ones; None: no."""
+    before, after = state.baselines[0].samples_per_step, result.samples_per_step
     if state.objective != "step_s" or not before or not after or abs(after / before - 1) < 0.01:
         return None
     return f"its step has {after:.4g} samples, and the job's {before:.4g}: steps/s does not compare them"
 
 
-def check_gates(state: TuningState, made: TrialResult, changes: ChangeSet) -> GateResult:
-    """Against the job as it came, and what is added also against what is on now.
+def check_gates(state: TuningState, result: TrialResult, changes: ChangeSet) -> GateResult:
+    """Check a trial against the unchanged job, and the changes it adds against the applied changes too.
 
-    What is on may have made the first of them lenient: other workers draw other samples, bf16 rounds. What an exact
-    change adds to that must be exact all the same.
+    The applied changes may have made the first check lenient: other workers draw other samples, bf16 rounds. What an
+    exact change adds to them must still be exact.
     """
-    if not made.is_complete:
-        return GateResult(is_passed=True, reason=made.problem)
-    if made.wrong_data is not None:
-        return GateResult(is_passed=False, reason=made.wrong_data)
-    losses = check_losses(made, state.baselines, changes)
-    for gate in (losses, check_gradients(made, state.baselines, changes)):
+    if not result.is_complete:
+        return GateResult(is_passed=True, reason=result.problem)
+    if result.wrong_data is not None:
+        return GateResult(is_passed=False, reason=result.wrong_data)
+    losses = check_losses(result, state.baselines, changes)
+    for gate in (losses, check_gradients(result, state.baselines, changes)):
         if not gate.is_passed:
             return gate
     added = state.added(changes)
     if state.applied and added:
-        alone, now = ChangeSet(changes=added), state.current_trials
-        for gate in (check_losses(made, now, alone), check_gradients(made, now, alone, others=state.baselines)):
+        alone, current = ChangeSet(changes=added), state.current_trials
+        for gate in (
+            check_losses(result, current, alone),
+            check_gradients(result, current, alone, others=state.baselines),
+        ):
             if not gate.is_passed:
-                return msgspec.structs.replace(gate, reason=f"against what was on before it: {gate.reason}")
-    memory = check_memory(made, state.baselines)
+                return msgspec.structs.replace(gate, reason=f"compared with the applied changes: {gate.reason}")
+    memory = check_memory(result, state.baselines)
     return memory if not memory.is_passed else losses
