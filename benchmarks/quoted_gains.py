@@ -4,7 +4,7 @@
 
 The model of `verdict_error_rates.py` (steps of 2 % noise, spikes, a drift), with run noise of 0.5, 1.2 and 4 % and true
 effects of 1.5 % to 200 %. Errors are of logarithms, in hundredths: per cent points, nearly. "Better": of the tunings
-that were called better, which are those that are quoted; "all": whatever the verdict, at its last look. Seeds are
+that were called better, which are those that are quoted; "all": whatever the verdict, at its last analysis. Seeds are
 fixed. `--small-weight` sets that of `flatout.verdict.corrected`, to compare. Ten minutes on two busy cores.
 """
 
@@ -29,8 +29,8 @@ from flatout.records.trial import BASELINE
 from flatout.records.verdict import Verdict
 from flatout.tune.floor import NUM_FLOOR_TRIALS
 from flatout.verdict import corrected
+from flatout.verdict.interim import DEFAULT_INTERIM
 from flatout.verdict.judge import judge
-from flatout.verdict.looks import DEFAULT_LOOKS
 from flatout.verdict.noise import noise_floor
 
 EFFECTS = (0.015, 0.03, 0.05, 0.1, 0.3, 2.0)
@@ -40,7 +40,7 @@ NOISES = (0.005, 0.012, 0.04)
 def verdict_of(model: Model, key: int, tuning: int) -> Verdict:
     job = Simulated(model, rng_of(400, key, tuning))
     floor = noise_floor([job.trial(BASELINE) for _ in range(NUM_FLOOR_TRIALS)])
-    return judge(job.pairs(DEFAULT_LOOKS.max_pairs), floor=floor)
+    return judge(job.pairs(DEFAULT_INTERIM.max_pairs), floor=floor)
 
 
 def cell(run_sd: float, effect: float, tunings: int, small_weight: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 The model of issue 4: the log of a step's time is that of the job, plus a run's own offset (sd 1.2 %), plus noise of the
 step (sd 2 %), plus a drift of 3 % per 1,000 steps that goes on through all trials of a tuning (warm-ups included); 2 %
 of the steps are spikes, 1.5 to 5 times as long. Trials have 100 settled steps after 20 of warm-up, pairs alternate
-AB BA. Each tuning is judged by `flatout.verdict` itself, at every look. The other procedures judge the same trials.
+AB BA. Each tuning is judged by `flatout.verdict` itself, at every analysis. The other procedures judge the same trials.
 Seeds are fixed. Minutes on one core. How far quoted gains are from the truth: `quoted_gains.py`.
 """
 
@@ -30,8 +30,8 @@ from scipy import stats
 from flatout.records.trial import BASELINE, Pair, TrialResult
 from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.tune.floor import NUM_FLOOR_TRIALS
+from flatout.verdict.interim import DEFAULT_INTERIM
 from flatout.verdict.judge import is_worth_more_pairs, judge
-from flatout.verdict.looks import DEFAULT_LOOKS
 from flatout.verdict.noise import noise_floor
 from flatout.verdict.screening import keep_best, round_order, screen
 
@@ -125,10 +125,10 @@ def stopped_verdicts(model: Model, tunings: int, key: int) -> list[Verdict]:
     for tuning in range(tunings):
         job = Simulated(model, rng_of(key, tuning))
         floor = noise_floor([job.trial(BASELINE) for _ in range(NUM_FLOOR_TRIALS)])
-        pairs = job.pairs(DEFAULT_LOOKS.max_pairs)
+        pairs = job.pairs(DEFAULT_INTERIM.max_pairs)
         verdict = judge(pairs[:0], floor=floor)
         while is_worth_more_pairs(verdict):
-            verdict = judge(pairs[: verdict.next_look], floor=floor)
+            verdict = judge(pairs[: verdict.next_analysis], floor=floor)
         verdicts.append(verdict)
     return verdicts
 
@@ -316,7 +316,7 @@ def main() -> int:
         "conditions": {
             "tunings": arguments.tunings,
             "model": msgspec.to_builtins(Model()),
-            "looks": msgspec.to_builtins(DEFAULT_LOOKS),
+            "looks": msgspec.to_builtins(DEFAULT_INTERIM),
             "python": platform.python_version(),
             "numpy": np.__version__,
             "scipy": scipy.__version__,

@@ -29,7 +29,7 @@ VERDICT = Verdict(
     num_void=0,
     void_reasons=(),
     order="AB BA AB BA AB BA",
-    next_look=None,
+    next_analysis=None,
     reason="faster in all pairs",
 )
 

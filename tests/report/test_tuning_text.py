@@ -389,7 +389,7 @@ def test_what_was_tried_and_not_reached_is_told_and_not_called_untried() -> None
 
 def test_pairs_of_an_undecided_change_that_were_left_out_are_told_with_the_reason() -> None:
     found = builder.verdict("undecided", None, num_pairs=0, num_void=3, void_reasons=("others kept 1.2 cores busy",),
-                            reason="no pairs count, and the first look is at 4")  # fmt: skip
+                            reason="no pairs count, and the first interim analysis is at 4")  # fmt: skip
     one = builder.tried("dataloader-workers=1", "not confirmed", screened=2.1, verdict=found, reason=found.reason)
     text = joined(text_of(msgspec.structs.replace(builder.nothing(), tried=(one,))))
     assert "(3 pairs left out: others kept 1.2 cores busy)" in re.sub(r"\s+", " ", text)

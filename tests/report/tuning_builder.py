@@ -55,7 +55,7 @@ def verdict(name: Any, speedup: float | None, low: float = 0.0, high: float = 0.
         "num_void": 0,
         "void_reasons": (),
         "order": " ".join(("AB", "BA")[pair % 2] for pair in range(num_pairs)),
-        "next_look": None,
+        "next_analysis": None,
         "reason": reasons[name],
     }
     return Verdict(verdict=name, speedup=speedup, **(defaults | fields))
@@ -212,7 +212,13 @@ def undecided() -> TuneResult:
     alone = verdict("better", 1.06, 1.02, 1.10, objective="step_s")
     return tuning(
         (one,),
-        verdict("undecided", 1.04, num_pairs=3, objective="step_s", reason="3 pairs count, and the first look is at 4"),
+        verdict(
+            "undecided",
+            1.04,
+            num_pairs=3,
+            objective="step_s",
+            reason="3 pairs count, and the first interim analysis is at 4",
+        ),
         each=(TunedChange(change=one, verdict=alone),),
         objective="step_s",
         tried=(tried(one.name, "adopted", verdict=alone, bound=1.3, prediction=prediction(one.name, 1.1, 1.0, 1.2)),),

@@ -193,7 +193,9 @@ def test_pairs_count_as_much_as_their_noise_and_their_number_allow() -> None:
     assert len(found) == len(by_number) == 2
     for one in found:
         assert one.sd == pytest.approx(of_one / by_number[one.change] ** 0.5)
-    early = builder.verdict("undecided", 1.6, num_pairs=2, reason="2 pairs count, and the first look is at 4")
+    early = builder.verdict(
+        "undecided", 1.6, num_pairs=2, reason="2 pairs count, and the first interim analysis is at 4"
+    )
     assert early.interval is None
     tried = msgspec.structs.replace(made.tried[0], outcome="not confirmed", verdict=early)
     (told,) = outcomes_of(

@@ -511,7 +511,9 @@ def test_an_exact_change_is_held_to_float_noise_also_where_a_lenient_one_is_on()
     left_out = trial(losses("one rank left out", resample_seed=7, num_steps=20), index=21)
     assert check_losses(left_out, spread, made).is_passed  # against the job as it came alone
     gate = check_gates(state, left_out, made)
-    assert not gate.is_passed and gate.reason.startswith("compared with the applied changes: the first 5 losses differ by")
+    assert not gate.is_passed and gate.reason.startswith(
+        "compared with the applied changes: the first 5 losses differ by"
+    )
 
 
 def test_gradients_are_held_against_those_of_what_is_on_too() -> None:

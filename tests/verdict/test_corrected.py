@@ -10,8 +10,8 @@ from tests.verdict.trials import noisy_pairs, pairs, swapped, trial
 
 from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.verdict.corrected import _chance, corrected
+from flatout.verdict.interim import DEFAULT_INTERIM, InterimAnalysis
 from flatout.verdict.judge import judge
-from flatout.verdict.looks import DEFAULT_LOOKS, Look
 from flatout.verdict.noise import noise_floor
 from flatout.verdict.paired import Estimate
 from flatout.verdict.student import noncentral_t_tail, t_quantile
@@ -116,7 +116,7 @@ def test_pairs_without_any_spread_are_quoted_as_they_are() -> None:
 
 @pytest.mark.parametrize("shift", [0.0, 1.0, 3.0])
 def test_the_chance_of_a_claim_at_one_look_is_that_of_the_noncentral_t(shift: float) -> None:
-    look = Look(num_pairs=8, level=0.05, equivalence_level=1e-9)
+    look = InterimAnalysis(num_pairs=8, level=0.05, equivalence_level=1e-9)
     effects = np.array([shift / 8**0.5])
     (chance,) = _chance(1.0, effects, [look], ALTERNATING[:8], 1e-9, None, 6)
     assert chance == pytest.approx(noncentral_t_tail(t_quantile(0.025, 6), 6, shift), abs=0.015)
@@ -131,13 +131,13 @@ def test_the_chance_of_a_claim_is_how_often_judge_makes_it(effect: float) -> Non
     )
     spread = floor.pair_sd(1), floor.degrees_of_freedom
     effects = np.array([math.log1p(effect)])
-    (chance,) = _chance(0.04, effects, DEFAULT_LOOKS.looks, ALTERNATING, math.log(1.01), spread, 6)
+    (chance,) = _chance(0.04, effects, DEFAULT_INTERIM.analyses, ALTERNATING, math.log(1.01), spread, 6)
     assert claims / 150 == pytest.approx(chance, abs=3 * 0.5 / 150**0.5)
 
 
 def test_an_estimate_that_only_just_made_the_claim_gives_up_most() -> None:
     """By any account of the winner's curse: near the threshold the claim itself says little."""
-    looks = [Look(num_pairs=20, level=0.008, equivalence_level=0.023)]
+    looks = [InterimAnalysis(num_pairs=20, level=0.008, equivalence_level=0.023)]
     kept = []
     for mean in (0.039, 0.045, 0.06, 0.1):
         found = Estimate(mean=mean, sd=0.057, weight=20.0, degrees_of_freedom=18)

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 from tests.verdict.trials import noisy_pairs, trial
 
+from flatout.verdict.interim import DEFAULT_INTERIM, InterimPlan
 from flatout.verdict.judge import judge
-from flatout.verdict.looks import DEFAULT_LOOKS, Looks
 from flatout.verdict.noise import noise_floor
 from flatout.verdict.screening import round_order, screen
 
@@ -15,20 +15,22 @@ TUNINGS = 600
 # Far above 1 %, so that only the levels of the looks keep the error rate, not the least effect.
 SD = 0.06
 
-NOT_CORRECTED = Looks(looks=tuple(msgspec.structs.replace(look, level=0.05) for look in DEFAULT_LOOKS.looks))
+NOT_CORRECTED = InterimPlan(
+    analyses=tuple(msgspec.structs.replace(analysis, level=0.05) for analysis in DEFAULT_INTERIM.analyses)
+)
 
 
-def false_positives(looks: Looks) -> float:
+def false_positives(interim: InterimPlan) -> float:
     false = 0
     for tuning in range(TUNINGS):
         rng = np.random.default_rng([7, tuning])
         floor = noise_floor([trial(i, step_s=[float(np.exp(rng.normal(0, SD / 2**0.5)))]) for i in range(6)])
-        false += judge(noisy_pairs(rng, 20, sd=SD), looks=looks, floor=floor).verdict in ("better", "worse")
+        false += judge(noisy_pairs(rng, 20, sd=SD), interim=interim, floor=floor).verdict in ("better", "worse")
     return false / TUNINGS
 
 
 def test_identical_arms_are_told_apart_in_at_most_five_percent() -> None:
-    assert false_positives(DEFAULT_LOOKS) <= 0.05
+    assert false_positives(DEFAULT_INTERIM) <= 0.05
 
 
 def test_the_same_looks_at_the_usual_level_each_would_be_wrong_too_often() -> None:

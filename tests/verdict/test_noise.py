@@ -115,8 +115,11 @@ def test_a_large_effect_needs_few_pairs_and_a_small_one_many() -> None:
 def test_an_effect_below_the_noise_is_refused_in_one_sentence_that_says_what_can_be_seen() -> None:
     plan = plan_trials(made_floor(between_sd=0.05), effect=0.02)
     assert plan.num_pairs is None
-    assert plan.reason == "2.0 % is lost in the noise between runs (5.0 %): gains from 6.4 % on can be seen"
-    assert "none below 100 %" in plan_trials(made_floor(between_sd=2.0), effect=0.02).reason
+    assert plan.reason == (
+        "run-to-run standard deviation is 5.0 %: a 2.0 % gain is undetectable;"
+        " the smallest detectable (80 % power) is 6.4 %"
+    )
+    assert "is above 100 %" in plan_trials(made_floor(between_sd=2.0), effect=0.02).reason
 
 
 def test_an_effect_that_counts_as_none_is_refused() -> None:

@@ -33,7 +33,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     num_void: int  # invalid pairs, for the reasons in `void_reasons`
     void_reasons: tuple[str, ...]
     order: str  # in which the valid pairs ran: "AB BA AB BA", with A the baseline
-    next_look: int | None  # number of pairs at the next interim analysis; None if the verdict is final
+    next_analysis: int | None  # number of pairs at the next interim analysis; None if the verdict is final
     reason: str  # one sentence
 
 

@@ -1,4 +1,5 @@
-"""A job with a set of changes -> what it measured: the command to start, what its recording says, gates, the journal.
+"""Trials: a job with a set of changes -> what it measured.
 
-Nothing is started here: `launch/` does that, and `profile/` records it. `tune.py` puts them together.
+Here are the command to start, the reading of its recording, the gates, and the journal. Nothing is started here:
+`launch/` starts jobs, `profile/` records them, and `tune/` composes the three.
 """

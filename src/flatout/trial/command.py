@@ -1,4 +1,4 @@
-"""The user's command and a set of changes -> the command and the variables of one trial."""
+"""Build the command and the variables of one trial from the user's command and a set of changes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TRIAL_DIR = "{trial_dir}"
 
 class TrialCommand(msgspec.Struct, frozen=True, kw_only=True):
     words: tuple[str, ...]
-    variables: dict[str, str]  # to add to the environment
+    variables: dict[str, str]  # added to the environment
 
 
 def trial_command(command: Sequence[str], changes: ChangeSet, trial_dir: Path) -> TrialCommand:
-    """`command` with the changes applied. `{trial_dir}` in it becomes the trial's own folder."""
+    """Apply the changes to `command`, and put the trial's own folder in place of `{trial_dir}`."""
     words = with_arguments(command, changes.arguments)
     for launcher, added in changes.launch.items():
         if not calls(words, launcher):
@@ -42,5 +42,5 @@ def keeps_outputs_apart(command: Sequence[str]) -> bool:
 
 
 def describe(variables: Mapping[str, str], words: Sequence[str]) -> str:
-    """The command as one would type it."""
+    """Return the command as a user would type it."""
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(words)])

@@ -1,14 +1,15 @@
-"""Whether a candidate trains what the baseline trains: losses, memory. What fails is unsafe, however fast it is.
+"""Check that a candidate trains what the baseline trains, by its losses and memory. A candidate that fails is unsafe.
 
-Two runs of the very same script differ in their losses where kernels add up in no fixed order, and that grows with each
-step; a change of the order of sums does the same. Wrong gradients differ in another way: from the first update on, and
-by as much as an update does. So a candidate is held against what the repeated baselines differ by, and where these do
-not differ at all, against float noise at the first updates, and against the spread of the losses themselves later.
+Two runs of the same script have different losses if its kernels add in no fixed order, and the difference grows with
+each step; a change to the order of sums has the same effect. Wrong gradients show in another way: after the first
+update, by as much as an update changes the loss. So the difference of a candidate is compared with the differences
+between repeated baselines. If these are equal, it is compared with float noise at the first updates, and later with
+the spread of the losses.
 
-A change that rounds otherwise differs from the first step on, and its losses drift apart slowly. It is held to a band
+A change that rounds differently differs after the first step, and its losses drift apart slowly. It must stay in a band
 around the curve: the mean over all steps and over the last quarter within 2 %, over each quarter within 4 %, or
-within twelve times what the means of the baselines differ by. So a curve that falls below and then rises above is not
-taken for the same.
+within twelve times the difference between the means of the baselines. So a curve that falls below and then rises above
+the baseline's does not pass.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from flatout.units import num_bytes, percent
 
 FLOAT_NOISE = 2e-3  # relative, over the first updates: bf16 sums in another order differ by 4e-4 to 1e-3
 NUM_FIRST = 5
-ALL_KEPT = 512  # the recorder keeps the loss of each step up to this one: where one is absent, it is not a number
+ALL_KEPT = 512  # the recorder keeps the loss of each step up to this one: a loss that is absent is not a number
 SPREADS = 4.0
-# Of means: of unseeded runs of ResNet-50 on two H200, over 23 steps, one more was up to 4.8 times as far from the mean
-# of those before it as the farthest of them, and up to ten times as far as the farthest of the first three.
+# For means. In unseeded runs of ResNet-50 on two H200 over 23 steps, a new run was up to 4.8 times as far from the mean
+# of the runs before it as the farthest of them, and up to ten times as far as the farthest of the first three.
 MEAN_SPREADS = 12.0
-BLUNT = 0.2  # relative: a gate that lets the mean loss differ by more is told to see little
+BLUNT = 0.2  # relative: a note says so if the gate lets the mean loss differ by more
 NUM_WINDOWS = 4  # of the curve of a change that rounds: quarters of the steps
 WINDOW_BAND = 0.04  # relative, of the mean over each of them
-LEAST_SIZE = 0.1  # of the mean loss of all steps: a part's loss counts as no smaller
+LEAST_SIZE = 0.1  # of the mean loss of all steps: the loss of a part counts as at least this
 BAND = {
     "exact": 0.005,
     "rounding": 0.02,
     "semantic": 1.0,
-}  # relative, of the mean over all steps; of rounding, and over the last quarter
+}  # relative, for the mean over all steps; for rounding, also over the last quarter
 ROUNDING_BAND = (
     "a change of the class rounding is refused where its mean loss leaves a band around the job's: "
     f"{percent(BAND['rounding'])}"
@@ -46,7 +47,7 @@ ROUNDING_BAND = (
     " what the means of repeated runs of the job differ by"
 )
 MAX_MORE_MEMORY = 0.10
-RESAMPLES = {"dataloader"}  # families with which a script's own random augmentation may draw other samples
+RESAMPLES = {"dataloader"}  # families that may make a script's random augmentation draw other samples
 
 
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,13 +56,13 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], changes: ChangeSet) -> GateResult:
-    """Losses of the candidate against those of the baselines, step by step from the first."""
-    # Of a job that accumulates gradients the recorder does not know the first step's loss.
+    """Compare the losses of the candidate with those of the baselines, step by step from the first."""
+    # The recorder cannot know the first step's loss of a job that accumulates gradients.
     start = _num_unknown_first(baselines)
     base = [known for trial in baselines if (known := _known(trial, start)).size]
     mine = _known(candidate, start)
     if not base:
-        return GateResult(is_passed=True, reason="the job's loss is not known, or no number: not checked")
+        return GateResult(is_passed=True, reason="the job's loss is unknown or not a number: not checked")
     if not mine.size:
         return GateResult(is_passed=False, reason="the candidate shows no loss, and the baseline does")
     if mine.size < min(len(candidate.losses) - start, ALL_KEPT - start, *(losses.size for losses in base)):
@@ -90,7 +91,7 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
     parts = [(f"of {length} steps", slice(None), BAND[changes.safety])]
     if changes.safety == "rounding":
         parts += _windows(length)
-    found = []
+    passed = []
     for where, part, band in parts:
         difference, allowed = _difference(mine, together, part, band, is_resampled=is_resampled)
         if difference > allowed:
@@ -98,16 +99,16 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
                 is_passed=False,
                 reason=f"the mean loss {where} differs by {percent(difference)}, and {percent(allowed)} is allowed",
             )
-        found.append(f"{where} differs by {difference:.1e}; {allowed:.1e} is allowed")
-    # Of quarters, the last: it has the narrowest band.
-    return GateResult(is_passed=True, reason="the mean loss " + ", ".join(dict.fromkeys((found[0], found[-1]))))
+        passed.append(f"{where} differs by {difference:.1e}; {allowed:.1e} is allowed")
+    # Only the last quarter is reported: it has the narrowest band.
+    return GateResult(is_passed=True, reason="the mean loss " + ", ".join(dict.fromkeys((passed[0], passed[-1]))))
 
 
 def _windows(length: int) -> list[tuple[str, slice, float]]:
-    """Quarters of the steps, each with its band: the last one is what the training arrived at."""
+    """Return the quarters of the steps, each with its band: the last one shows what the training arrived at."""
     if length < NUM_WINDOWS:
         return []
-    edges = [length * place // NUM_WINDOWS for place in range(NUM_WINDOWS + 1)]
+    edges = [length * edge // NUM_WINDOWS for edge in range(NUM_WINDOWS + 1)]
     bands = [WINDOW_BAND] * (NUM_WINDOWS - 1) + [BAND["rounding"]]
     return [
         (f"of steps {low + 1} to {high}", slice(low, high), band)
@@ -118,16 +119,16 @@ def _windows(length: int) -> list[tuple[str, slice, float]]:
 def _difference(
     mine: NDArray[np.float64], together: NDArray[np.float64], part: slice, band: float, *, is_resampled: bool
 ) -> tuple[float, float]:
-    """How much the mean loss of a part of the steps differs from the baselines', relative, and how much it may."""
+    """Return the relative difference of a part's mean loss from the baselines', and the difference that is allowed."""
     mean = together.mean(axis=0)
-    # Of losses that have all but vanished in this part, rounding is most.
+    # Losses that have all but vanished in this part are mostly rounding.
     size = max(float(np.abs(mean[part]).mean()), LEAST_SIZE * float(np.abs(mean).mean()), 1e-12)
     difference = float(abs((mine - mean)[part].mean())) / size
-    # Means against means: single losses of a script without a seed differ by far more, and a training that stands still
-    # would hide among them.
+    # Means are compared with means: single losses of a script without a seed differ by far more, and would hide a
+    # training that does not progress.
     means = together[:, part].mean(axis=1)
     farthest = float(np.abs(means - means.mean()).max()) / size
-    # Few means may be alike by chance; they are no surer than losses that differ from run to run let them be.
+    # A few means may be alike by chance: their spread is at least what losses that differ from run to run imply.
     sd = float(((together - mean) ** 2).sum() / max((len(together) - 1) * len(mean), 1)) ** 0.5
     own_spread = max(MEAN_SPREADS * farthest, SPREADS * sd / size / len(mine[part]) ** 0.5)
     noise = step_noise(mean) / size / len(mine[part]) ** 0.5
@@ -138,19 +139,19 @@ def check_memory(candidate: TrialResult, baselines: Sequence[TrialResult]) -> Ga
     before = [trial.peak_memory_bytes for trial in baselines if trial.peak_memory_bytes]
     after = candidate.peak_memory_bytes
     if not before or not after:
-        return GateResult(is_passed=True, reason="peak memory is not known: not checked")
-    words = f"peak memory {num_bytes(after)} against {num_bytes(max(before))}"
+        return GateResult(is_passed=True, reason="peak memory is unknown: not checked")
+    words = f"peak memory {num_bytes(after)}, baseline {num_bytes(max(before))}"
     return GateResult(is_passed=after <= (1 + MAX_MORE_MEMORY) * max(before), reason=words)
 
 
 def loss_note(baselines: Sequence[TrialResult]) -> str | None:
-    """What of the job's own losses keeps changes from being held against them; None: nothing."""
+    """Say why the job's own losses are a poor reference for changes; None if they are a good one."""
     start = _num_unknown_first(baselines)
     known = [_known(trial, start) for trial in baselines]
     if not any(losses.size for losses in known):
         return (
-            "the job's loss is not known, or is no number from its first step on: whether changes train the same is not"
-            " checked by it"
+            "the job's loss is unknown, or not a number from its first step: it does not show whether changes train the"
+            " same"
         )
     ends = [
         start + losses.size + 1
@@ -160,11 +161,11 @@ def loss_note(baselines: Sequence[TrialResult]) -> str | None:
     ends += [start + int(np.flatnonzero(np.isinf(losses))[0]) + 1 for losses in known if np.isinf(losses).any()]
     if not ends:
         return _spread_note(known)
-    return f"the job's own loss is not finite from step {min(ends)} on: what changes do to it is not checked there"
+    return f"the job's own loss is not finite at step {min(ends)} and after: what changes do to it is not checked there"
 
 
 def _spread_note(known: Sequence[NDArray[np.float64]]) -> str | None:
-    """Where runs of the very same job differ so much that the gate sees little."""
+    """Say that runs of the unchanged job differ so much that the gate detects little; None if they do not."""
     length = min(losses.size for losses in known)
     if not length:
         return None
@@ -174,39 +175,39 @@ def _spread_note(known: Sequence[NDArray[np.float64]]) -> str | None:
     if MEAN_SPREADS * spread <= BLUNT:
         return None
     return (
-        f"runs of the very same job differ by {percent(spread)} in their mean loss: a change that trains something else"
-        f" shows only beyond {percent(MEAN_SPREADS * spread)}; a script that sets its seeds is checked more sharply"
+        f"mean losses of the unchanged job differ by {percent(spread)} between runs: a change that trains something"
+        f" else shows only above {percent(MEAN_SPREADS * spread)}; set the script's seeds for a sharper check"
     )
 
 
 def _num_unknown_first(baselines: Sequence[TrialResult]) -> int:
-    """Steps at the start whose loss no baseline shows, though it shows later ones."""
-    numbers = []
+    """Return the number of steps at the start whose loss a baseline lacks, though it has later ones."""
+    num_unknown = []
     for trial in baselines:
-        found = np.flatnonzero(~np.isnan(np.asarray(trial.losses, dtype=np.float64)))
-        if len(found):
-            numbers.append(int(found[0]))
-    return max(numbers, default=0)
+        known_steps = np.flatnonzero(~np.isnan(np.asarray(trial.losses, dtype=np.float64)))
+        if len(known_steps):
+            num_unknown.append(int(known_steps[0]))
+    return max(num_unknown, default=0)
 
 
 def _known(trial: TrialResult, start: int) -> NDArray[np.float64]:
-    """Losses from that step (counted from 0) up to the first that is not known."""
+    """Return the losses from that step (counted from 0) up to the first unknown one."""
     losses = np.asarray(trial.losses[start:], dtype=np.float64)
     unknown = np.flatnonzero(np.isnan(losses))
     return losses[: int(unknown[0])] if len(unknown) else losses
 
 
 def may_resample(candidate: TrialResult, baselines: Sequence[TrialResult], changes: ChangeSet) -> bool:
-    """Whether a script's own random augmentation may draw other samples."""
+    """Whether the script's random augmentation may draw other samples than in the baselines."""
     return any(change.family in RESAMPLES for change in changes.changes) or _has_other_workers(candidate, baselines)
 
 
 def _has_other_workers(candidate: TrialResult, baselines: Sequence[TrialResult]) -> bool:
-    """Also by an argument of the script: its augmentation draws from other seeds all the same."""
+    """Whether the loader has another number of workers, and so other seeds, even if by an argument of the script."""
     before = {trial.loader_workers for trial in baselines}
     return candidate.loader_workers is not None and None not in before and candidate.loader_workers not in before
 
 
 def step_noise(losses: NDArray[np.float64]) -> float:
-    """How much losses differ from batch to batch: from differences of neighbours, which a trend hardly touches."""
+    """Estimate the spread of losses from batch to batch by differences of neighbours, which hide a trend."""
     return float(np.diff(losses).std() / 2**0.5) if len(losses) > 2 else 0.0

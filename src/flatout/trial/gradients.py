@@ -1,8 +1,8 @@
-"""What each rank wrote down of its first gradients -> `GradientNorms` of each optimizer.
+"""Combine what each rank wrote of its first gradients into the `GradientNorms` of each optimizer.
 
-Ranks that hold parts of a parameter (DTensor's shards) add up to its norm. Of a parameter that each rank has whole, the
-ranks' norms are the same to the bit where its gradient was reduced: what they differ by is kept, before clipping and
-after.
+The norm of a parameter that is sharded over the ranks (DTensor) is the root of the sum of squares. If each rank has the
+complete parameter, the ranks' norms are bitwise equal once its gradient was reduced: their spread is kept, before and
+after clipping.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from flatout.inside.protocol import File
 from flatout.records.trial import GradientNorms
 
-FAINT = 1e-4  # of the norm of all parameters: less may be no more than rounding, as of a bias before a batch norm
+FAINT = 1e-4  # of the norm of all parameters: less may be only rounding, as in a bias before a batch norm
 
 
 class _Optimizer(msgspec.Struct, frozen=True, kw_only=True):
-    num_parameters: int | None  # None: no step is known
+    num_parameters: int | None  # None: unknown
     sharded: tuple[int, ...]
     steps: tuple[tuple[float, ...] | None, ...]  # of each parameter
-    unclipped: tuple[tuple[float, ...] | None, ...]  # the same before clipping; None: not clipped, or not known
+    unclipped: tuple[tuple[float, ...] | None, ...]  # the same before clipping; None: not clipped, or unknown
 
 
 class _Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,26 +33,26 @@ class _Rank(msgspec.Struct, frozen=True, kw_only=True):
     optimizers: tuple[_Optimizer, ...]
 
 
-# What is no number or infinite is written as a text.
+# Infinite norms and NaN are written as texts.
 _FILE = msgspec.json.Decoder(_Rank, strict=False)
 
 
 def read_gradients(folder: Path, num_ranks: int) -> tuple[GradientNorms, ...]:
-    """Of the ranks that wrote to that folder; none where one of them did not, or where nothing is known."""
+    """Read the files of all ranks in the folder; empty if a rank wrote none, or nothing is known."""
     ranks = []
     for file in sorted(folder.glob(File.GRADIENTS.glob)):
         try:
             ranks.append(_FILE.decode(file.read_bytes()))
         except (OSError, msgspec.DecodeError):
-            continue  # cut short by the end of its process
+            continue  # truncated by the end of its process
     if not ranks or len(ranks) != num_ranks:
         return ()
-    found = tuple(_together(optimizers) for optimizers in zip(*(rank.optimizers for rank in ranks), strict=False))
-    return found if any(one.num_parameters is not None for one in found) else ()
+    norms = tuple(_together(optimizers) for optimizers in zip(*(rank.optimizers for rank in ranks), strict=False))
+    return norms if any(optimizer.num_parameters is not None for optimizer in norms) else ()
 
 
 def _together(ranks: Sequence[_Optimizer]) -> GradientNorms:
-    """Of one optimizer; nothing is known where no step is, or where its ranks hold unlike parameters."""
+    """Combine the ranks of one optimizer; its norms are unknown if its ranks hold different parameters."""
     known = {(rank.num_parameters, rank.sharded) for rank in ranks if rank.num_parameters is not None}
     if len(known) != 1:
         return GradientNorms(num_parameters=None, norms=(np.nan,) * min(len(rank.steps) for rank in ranks))
@@ -65,7 +65,7 @@ def _together(ranks: Sequence[_Optimizer]) -> GradientNorms:
     finite = [step for step in steps if step is not None and np.isfinite(step.norms).all()]
     is_zero = [step.norms == 0 for step in finite]
     is_faint = [step.norms <= FAINT * step.norm for step in finite]
-    # Where each layer is clipped by itself, its norm may be the same on all ranks whatever it was.
+    # If each layer is clipped separately, its norm after clipping may be the same on all ranks whatever it was.
     spreads = [step.spread for step in (*steps, *before) if step is not None and step.spread is not None]
     return GradientNorms(
         num_parameters=num_parameters,
@@ -80,7 +80,7 @@ def _together(ranks: Sequence[_Optimizer]) -> GradientNorms:
 
 class _Step(NamedTuple):
     norms: NDArray[np.float64]  # of each parameter, of all ranks together
-    norm: float  # of all parameters; infinite where one is, or is no number
+    norm: float  # of all parameters; infinite if one is infinite or NaN
     spread: float | None  # as GradientNorms.rank_spread
 
 

@@ -1,8 +1,8 @@
-"""The journal of a tuning: each trial as a line, from which an interrupted tuning goes on.
+"""The journal of a tuning: one line per trial, from which an interrupted tuning is resumed.
 
-A line is written when its trial is over, so what an interruption cuts short is run again. The first line says of which
-tuning: with another command, or other files of ours, nothing is resumed. Where no trial of another one says anything,
-as after a typo in its command, its journal gives way.
+A line is written when its trial ends, so a trial that was interrupted is run again. The first line identifies the
+tuning: one of another command, options or version is not resumed. The journal of another tuning is replaced if it has
+no conclusive trial, as after a typo in the command.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Heading(msgspec.Struct, frozen=True, kw_only=True, tag="heading"):
     options: dict[str, str]
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
-    key: str  # what was run: the changes, and the number of steps
+class JournaledTrial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
+    key: str  # the changes and the number of steps
     result: TrialResult
-    place: str = ""  # what for: the trials of a pair are given back as a pair
+    place: str = ""  # what the trial was for: the trials of a pair are recalled as a pair
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
-    """A profile that succeeded: what is resumed starts from the same findings, and so tries the same changes."""
+    """A profile that succeeded: a resumed tuning starts from the same findings, and so tries the same changes."""
 
     key: str
-    folder: str  # its name, beside the trials'
+    folder: str  # its name, in the folder of the trials
     took_s: float
 
 
-# Options of a heading as users write them, where that is not their name.
+# The options of a heading that users write in another way.
 _WORDS = {
     "allowed_safety": "--allow",
     "knobs": "--knob",
@@ -47,17 +47,17 @@ _WORDS = {
     "sbatch_options": "--sbatch-options",
     "uses_history": "--no-history",
 }
-# Losses and norms may be no numbers or infinite, for which JSON has no word: they are written as texts.
-_LINE = msgspec.json.Decoder(Heading | Entry | Profile, strict=False)
+# Losses and norms may be infinite or not a number, which JSON cannot express: these are written as texts.
+_LINE = msgspec.json.Decoder(Heading | JournaledTrial | Profile, strict=False)
 
 
-def _says_something(result: TrialResult) -> bool:
-    """What failed may have failed for a reason that is mended since: it is run again."""
+def _is_conclusive(result: TrialResult) -> bool:
+    """Whether the trial need not be run again: a failure may have had a cause that is fixed by now."""
     return result.is_complete or result.outcome == "out_of_memory"
 
 
-def _is_worth_keeping(line: Heading | Entry | Profile) -> bool:
-    return isinstance(line, Profile) or (isinstance(line, Entry) and _says_something(line.result))
+def _is_worth_keeping(line: Heading | JournaledTrial | Profile) -> bool:
+    return isinstance(line, Profile) or (isinstance(line, JournaledTrial) and _is_conclusive(line.result))
 
 
 def _as_texts(numbers: Sequence[float]) -> list[float | str]:
@@ -65,7 +65,7 @@ def _as_texts(numbers: Sequence[float]) -> list[float | str]:
 
 
 def _difference(before: Heading, now: Heading) -> str:
-    """In what, without the values of options, in which there may be secrets."""
+    """Say in what the two headings differ, without values of options, which may be secrets."""
     if before.command != now.command:
         return f": its command is {shlex.join(before.command)}"
     if before.tool_version != now.tool_version:
@@ -78,15 +78,15 @@ def _difference(before: Heading, now: Heading) -> str:
 
 
 class Journal:
-    """Trials of before are given back once each, in their order, by what was run."""
+    """The trials of a tuning. Each trial of an earlier session is recalled once, in order, by what was run."""
 
     def __init__(self, path: Path, heading: Heading, *, may_replace: bool = True) -> None:
-        """Raises InputError where the file is of another tuning with something to lose, or not `may_replace`."""
+        """Read the file. Raises InputError if it has conclusive trials of another tuning, or not `may_replace`."""
         self.path = path
-        self.num_replaced = 0  # failed trials of another tuning, whose journal gave way
+        self.num_replaced = 0  # failed trials of another tuning, whose journal was replaced
         self.num_damaged = 0
         self.num_before = 0
-        self.session = 0  # of what is added: counts the interruptions
+        self.session = 0  # of the trials that are added: the number of interruptions before
         self._profiles: dict[str, Profile] = {}
         self._before: dict[tuple[str, str], list[TrialResult]] = {}
         text = path.read_bytes() if path.exists() else b""
@@ -95,7 +95,7 @@ class Journal:
         headings = [line for line in decoded if isinstance(line, Heading)]
         is_worthless = bool(headings) and not self.num_damaged and not any(map(_is_worth_keeping, decoded))
         if may_replace and is_worthless and headings[0] != heading:
-            self.num_replaced = sum(isinstance(line, Entry) for line in decoded)
+            self.num_replaced = sum(isinstance(line, JournaledTrial) for line in decoded)
             path.unlink()
             text, decoded, headings, lines = b"", [], [], []
         is_foreign = not headings and (len(lines) > 1 or bool(decoded))
@@ -104,24 +104,24 @@ class Journal:
             raise InputError(
                 f"{path} is the journal of another tuning{how}", hint="choose another --out, or replace it with --force"
             )
-        if text and not text.endswith(b"\n"):  # cut short by an interruption
+        if text and not text.endswith(b"\n"):  # truncated by an interruption
             with path.open("ab") as file:
                 file.write(b"\n")
         for line in decoded:
             if isinstance(line, Profile):
                 self._profiles[line.key] = line
-            if isinstance(line, Entry):
+            if isinstance(line, JournaledTrial):
                 self.session = max(self.session, line.result.session + 1)
-            if isinstance(line, Entry) and _says_something(line.result):
+            if isinstance(line, JournaledTrial) and _is_conclusive(line.result):
                 self._before.setdefault((line.key, line.place), []).append(line.result)
                 self.num_before += 1
         if not headings:
             self._write(heading)
 
     def recall(self, key: str, place: str = "") -> TrialResult | None:
-        """The next trial of before that was the same, and for the same; None: run it."""
-        found = self._before.get((key, place))
-        return found.pop(0) if found else None
+        """Return the next earlier trial with this key and place; None if it must be run."""
+        results = self._before.get((key, place))
+        return results.pop(0) if results else None
 
     def recall_profile(self, key: str) -> Profile | None:
         return self._profiles.get(key)
@@ -130,27 +130,27 @@ class Journal:
         self._write(profile)
 
     def add(self, key: str, result: TrialResult, place: str = "") -> None:
-        self._write(Entry(key=key, result=result, place=place))
+        self._write(JournaledTrial(key=key, result=result, place=place))
 
-    def _write(self, line: Heading | Entry | Profile) -> None:
-        made: dict[str, Any] = msgspec.to_builtins(line)
-        if isinstance(line, Entry):
-            made["result"]["losses"] = _as_texts(line.result.losses)
-            for optimizer in made["result"]["gradients"]:
+    def _write(self, line: Heading | JournaledTrial | Profile) -> None:
+        content: dict[str, Any] = msgspec.to_builtins(line)
+        if isinstance(line, JournaledTrial):
+            content["result"]["losses"] = _as_texts(line.result.losses)
+            for optimizer in content["result"]["gradients"]:
                 for name in ("norms", "unclipped"):
                     optimizer[name] = _as_texts(optimizer[name])
         try:
             with self.path.open("ab") as file:
-                file.write(msgspec.json.encode(made) + b"\n")
+                file.write(msgspec.json.encode(content) + b"\n")
         except OSError as error:
             raise OutputError(
                 f"{self.path} cannot be written to: {(error.strerror or str(error)).lower()}",
-                hint="the trials that are in it are kept: make room, and the same command goes on",
+                hint="the trials that are in it are kept: free disk space, and the same command resumes the tuning",
             ) from error
 
-    def _decoded(self, raw: bytes) -> Heading | Entry | Profile | None:
+    def _decoded(self, raw: bytes) -> Heading | JournaledTrial | Profile | None:
         try:
-            line: Heading | Entry | Profile = _LINE.decode(raw)
+            line: Heading | JournaledTrial | Profile = _LINE.decode(raw)
             return line
         except msgspec.DecodeError:
             self.num_damaged += 1

@@ -1,8 +1,8 @@
-"""What the script of a trial wrote, by the lines that its processes left in the recording, and what is cleared of it.
+"""Find what the script of a trial wrote, from the lines that its processes wrote, and remove halves of checkpoints.
 
-In: a trial's folder. Out: `Outputs`. A folder that the trial made for a checkpoint holds only half of it, as the other
-half was diverted: that folder is removed, with what the trial wrote there, so that no later run takes it for a whole
-one. So are folders that it made and left empty. All else that is new is left and told.
+In: a trial's folder. Out: `Outputs`. A folder that the trial made for a checkpoint holds only half of it, because the
+other half was redirected: that folder is removed with what the trial wrote there, so that no later run takes it for a
+complete one. Folders that the trial made and left empty are removed too. All else that is new stays and is reported.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths, each once."""
+    """The paths that the script wrote to, each once."""
 
     overwritten: frozenset[str] = frozenset()  # the user's, that the script would have overwritten
     removed: frozenset[str] = frozenset()  # the user's, that the script would have removed or renamed
-    wrote: frozenset[str] = frozenset()  # new files that are still there
-    in_place: frozenset[str] = frozenset()  # the user's, that may have been changed: too large to be copied first
+    wrote: frozenset[str] = frozenset()  # new files that still exist
+    in_place: frozenset[str] = frozenset()  # the user's, that may have changed: too large to be copied first
 
     def __or__(self, other: Outputs) -> Outputs:
         return Outputs(
@@ -46,11 +46,11 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 def settle_outputs(recording: Path, saved: Path) -> Outputs:
-    """Clear halves of checkpoints, and say what the script wrote. `saved` is where its files were diverted to."""
+    """Remove halves of checkpoints, and return what the script wrote. Its files were redirected to `saved`."""
     paths: dict[str, dict[str, bool]] = {}
     for file in sorted(recording.glob(File.DIVERTED.glob)):
         for raw in file.read_bytes().splitlines():
-            with suppress(msgspec.DecodeError):  # cut short by the end of its process
+            with suppress(msgspec.DecodeError):  # truncated by the end of its process
                 line = _LINE.decode(raw)
                 of_kind = paths.setdefault(line.kind, {})
                 of_kind[line.path] = of_kind.get(line.path, False) or line.existed
@@ -66,12 +66,12 @@ def settle_outputs(recording: Path, saved: Path) -> Outputs:
 
 
 def output_notes(outputs: Outputs) -> tuple[str, ...]:
-    """What a reader of the tuning must know of these."""
+    """Return the notes on these paths for the report of the tuning."""
     notes = []
-    kept = (outputs.overwritten | outputs.removed) - outputs.wrote  # the next trial finds what one has written
+    kept = (outputs.overwritten | outputs.removed) - outputs.wrote  # what one trial has written, the next one finds
     if kept:
         notes.append(
-            f"the trials would have overwritten or removed {len(kept)} of your files, which are as they were: "
+            f"the trials would have overwritten or removed {len(kept)} of your files, which are unchanged: "
             + _shown(kept)
         )
     if outputs.in_place:
@@ -90,8 +90,8 @@ def _shown(paths: Iterable[str]) -> str:
     return ", ".join(ordered[:_SHOWN]) + (f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else "")
 
 
-def _clear(made: set[str], diverted: Iterable[str], began_ns: int) -> None:
-    checkpoints = made & {os.path.dirname(path) for path in diverted}
+def _clear(new_folders: set[str], redirected: Iterable[str], began_ns: int) -> None:
+    checkpoints = new_folders & {os.path.dirname(path) for path in redirected}
     for folder in checkpoints:
         for root, _, names in os.walk(folder):
             for name in names:
@@ -99,6 +99,6 @@ def _clear(made: set[str], diverted: Iterable[str], began_ns: int) -> None:
                 with suppress(OSError):
                     if os.lstat(path).st_ctime_ns >= began_ns:
                         os.unlink(path)
-    for folder in sorted(made, reverse=True):  # the inner ones first
+    for folder in sorted(new_folders, reverse=True):  # the inner ones first
         with suppress(OSError):
             os.rmdir(folder)

@@ -1,4 +1,4 @@
-"""Whether the patches of a trial took effect, by the lines that each training process left in the recording."""
+"""Check that the patches of a trial took effect, from the lines that each training process wrote."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 def unapplied(recording: Path, changes: ChangeSet) -> tuple[str, ...]:
-    """One line for each patch that took effect in no process: a trial of it measured something else."""
+    """Return one line per patch that took effect in no process, so that the trial measured something else."""
     last: dict[tuple[str, int], _Line] = {}
     for file in sorted(recording.glob(File.PATCHES.glob)):
         for raw in file.read_bytes().splitlines():
             try:
                 line = _LINE.decode(raw)
             except msgspec.DecodeError:
-                continue  # cut short by the end of its process
+                continue  # truncated by the end of its process
             last[line.patch, line.pid] = line
-    found = []
+    problems = []
     for patch in changes.patches:
         lines = [line for (name, _), line in last.items() if name == patch.name]
         if not any(line.applied for line in lines):
             reasons = [line.reason for line in lines if line.reason]
-            found.append(f"{patch.name}: {reasons[0] if reasons else 'no training process reported it'}")
-    return tuple(found)
+            problems.append(f"{patch.name}: {reasons[0] if reasons else 'no training process reported it'}")
+    return tuple(problems)

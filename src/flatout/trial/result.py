@@ -1,4 +1,4 @@
-"""A trial's recording and how its command ended -> TrialResult."""
+"""Build a TrialResult from a trial's recording and how its command ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flatout.records.trial import Covariates, FailureCause, TrialOutcome, TrialR
 
 
 class _Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank left in the recording of an exception that ended it."""
+    """What a rank wrote of the exception that ended it."""
 
     rank: int | None = None
     kind: str
@@ -26,7 +26,7 @@ class _Failure(msgspec.Struct, frozen=True, kw_only=True):
     unix_s: float = 0.0
 
 
-# In what a process printed that could not leave a word: a launcher, a rank that was killed.
+# In the output of a process that could not write a failure file: a launcher, or a rank that was killed.
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED"
     r"|DefaultCPUAllocator: can't allocate memory|^MemoryError|[Dd]etected \d+ oom[-_]kill event",
@@ -48,7 +48,7 @@ def trial_result(
     start_unix_s: float,
     output: Path,
 ) -> TrialResult:
-    """What the trial measured. `exit_code`: None where a signal ended it; `output`: the file with all it printed."""
+    """Return what the trial measured. `exit_code` is None if a signal ended it; `output` is the file of its output."""
     ranks = recording.ranks if recording is not None else ()
     outcome, problem = _outcome(recording, exit_code, is_timed_out, limit_s, output)
     cause: FailureCause | None = "error" if outcome == "failed" else None
@@ -89,7 +89,7 @@ def _lack_of_steps(num_steps: int | None, recording: Recording | None) -> str:
 
 
 def mean_steps(ranks: Sequence[RankRecording]) -> tuple[float, ...]:
-    """Seconds of each settled step that all ranks have, the mean over the ranks."""
+    """Return the seconds of each measured step that all ranks have, the mean over the ranks."""
     columns = []
     for rank in ranks:
         if rank.settled_step is None:
@@ -101,7 +101,7 @@ def mean_steps(ranks: Sequence[RankRecording]) -> tuple[float, ...]:
 
 
 def mean_losses(ranks: Sequence[RankRecording]) -> tuple[float, ...]:
-    """The loss of each step from the first, the mean over the ranks; NaN where a rank has none."""
+    """Return the loss of each step from the first, the mean over the ranks; NaN if a rank has none."""
     losses = [rank.steps.loss for rank in ranks]
     length = min((len(loss) for loss in losses), default=0)
     if not length:
@@ -110,19 +110,21 @@ def mean_losses(ranks: Sequence[RankRecording]) -> tuple[float, ...]:
 
 
 def error_line(output: Path) -> str:
-    """The last line in what a job printed that names an error, else its last line."""
+    """Return the last line of the output that names an error, else the last line."""
     text = _tail(output)
-    found = _ERROR_LINE.findall(text)
-    named = [line for line in found if not line.startswith(("torch.distributed.elastic", "ChildFailedError"))]
+    errors = _ERROR_LINE.findall(text)
+    of_the_job = [line for line in errors if not line.startswith(("torch.distributed.elastic", "ChildFailedError"))]
     lines = [line for line in text.splitlines() if line.strip()]
-    return (named or found or lines or ["it printed nothing"])[-1].strip()
+    return (of_the_job or errors or lines or ["it printed nothing"])[-1].strip()
 
 
 def _outcome(
     recording: Recording | None, exit_code: int | None, is_timed_out: bool, limit_s: float, output: Path
 ) -> tuple[TrialOutcome, str]:
     text = _tail(output)
-    failures = sorted(_failures(Path(recording.path)) if recording is not None else [], key=lambda one: one.unix_s)
+    failures = sorted(
+        _failures(Path(recording.path)) if recording is not None else [], key=lambda failure: failure.unix_s
+    )
     memory = [failure for failure in failures if failure.kind == FailureKind.OUT_OF_MEMORY]
     if is_timed_out and not memory:  # a rank that ran out of memory leaves the others waiting for it
         return "timed_out", f"it ran for more than {limit_s:.0f} s, and was ended"
@@ -135,14 +137,14 @@ def _outcome(
 
 
 def _failures(recording: Path) -> list[_Failure]:
-    """Of all ranks, whoever was first: that one is the cause, and the others fail because of it."""
-    found = []
+    """Read the failures of all ranks. The first in time is the cause: the others fail because of it."""
+    failures = []
     for file in recording.glob(File.FAILURE.glob):
         try:
-            found.append(msgspec.json.decode(file.read_bytes(), type=_Failure))
+            failures.append(msgspec.json.decode(file.read_bytes(), type=_Failure))
         except (OSError, msgspec.DecodeError):
-            continue  # cut short by the end of its process
-    return found
+            continue  # truncated by the end of its process
+    return failures
 
 
 def _words(failure: _Failure) -> str:
@@ -203,6 +205,6 @@ def _covariates(hosts: Sequence[HostUse]) -> Covariates:
 
 
 def _all_known(xids: Sequence[tuple[Xid, ...]], num_hosts: int) -> tuple[Xid, ...] | None:
-    """None, not "none", where a host is not watched; but what the others told stays told."""
-    found = tuple(xid for of_host in xids for xid in of_host)
-    return found if found or (xids and len(xids) == num_hosts) else None
+    """Return the errors of all hosts; None, not an empty tuple, if none was logged and a host was not watched."""
+    logged = tuple(xid for of_host in xids for xid in of_host)
+    return logged if logged or (xids and len(xids) == num_hosts) else None

@@ -34,7 +34,9 @@ def choose(state: TuningState, profiled: Profiled) -> list[Change]:
     )
     possible = [change for change in possible if change.name not in state.excluded]
     for name in (state.deferred & state.pending.keys()).difference(change.name for change in possible):
-        reason = "another change for the same cause gained more than its estimate, and this one cannot be combined with it"
+        reason = (
+            "another change for the same cause gained more than its estimate, and this one cannot be combined with it"
+        )
         state.pending[name] = msgspec.structs.replace(state.pending[name], reason=reason)
     if not is_for_memory:  # a replay predicts time
         possible = _by_estimated_gain(state, possible, profiled)

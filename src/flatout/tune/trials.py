@@ -58,7 +58,7 @@ def run_pairs(
             fresh_after=fresh_after,
             is_last=is_last,
         )
-        if is_last or verdict.next_look is None or (pairs and not is_worth_more_pairs(verdict)):
+        if is_last or verdict.next_analysis is None or (pairs and not is_worth_more_pairs(verdict)):
             return verdict, gate, is_cut
         try:
             # When a tuning is resumed with a larger budget, other stages may need more trials than before: they must

@@ -1,8 +1,8 @@
-"""A trial -> the logarithm of what it cost: one number that is robust to rare spikes, and honest about stalls.
+"""Reduce a trial to the logarithm of its cost: one number that is robust to rare spikes, and includes stalls.
 
 The obvious robust choice, the median step, is wrong here: a loader with four workers too few makes every fourth step
-long, which the median hides, and with it all that a repair would gain. So the cost is the mean, from which long steps
-are dropped only where they are rare in both arms; where they are not, they are part of the job and stay.
+long, which the median hides, and with it all that a fix would gain. So the cost is the mean, without long steps only if
+they are rare in both arms; otherwise they are part of the job and are counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flatout.records.trial import TrialResult
 from flatout.records.verdict import Objective
 
 SPIKE_FACTOR = 1.5  # a step longer than this many medians of its trial is a spike
-MAX_SPIKE_SHARE = 0.05  # where more steps are that long, in either arm, they are stalls of the job itself
+MAX_SPIKE_SHARE = 0.05  # if more steps are that long, in either arm, they are stalls of the job itself
 TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")
 
 
@@ -35,7 +35,7 @@ class TrialCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trial_cost(trial: TrialResult, objective: Objective) -> TrialCost:
-    """The cost of a trial that has what the objective needs (`missing`)."""
+    """Return the cost of a trial that has what the objective needs (see `missing`)."""
     assert missing(trial, objective) is None, (trial.arm, objective)
     steps = np.asarray(trial.step_s, dtype=np.float64)
     if objective in TIMES:
@@ -59,12 +59,12 @@ def trial_cost(trial: TrialResult, objective: Objective) -> TrialCost:
 
 
 def without_spikes(steps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The steps that take at most 1.5 times the median."""
+    """Return the steps that take at most 1.5 times the median."""
     return steps[steps <= SPIKE_FACTOR * np.median(steps)]
 
 
 def spike_share(costs: Iterable[TrialCost]) -> float:
-    """Spikes among all steps of the trials of one arm."""
+    """Return the share of spikes among all steps of the trials of one arm."""
     counts = [(cost.num_spikes, cost.num_steps) for cost in costs]
     return sum(spikes for spikes, _ in counts) / max(sum(steps for _, steps in counts), 1)
 
@@ -75,7 +75,7 @@ def are_spikes_rare(*arms: Iterable[TrialCost]) -> bool:
 
 
 def missing(trial: TrialResult, objective: Objective) -> str | None:
-    """Why the trial has no cost by this objective; None: it has."""
+    """Say why the trial has no cost for this objective; None if it has one."""
     if not trial.is_complete:
         return f"a trial of {trial.arm}: {trial.outcome.replace('_', ' ')}"
     needs: dict[str, float | None] = {}

@@ -1,11 +1,11 @@
-"""Log ratios of pairs -> their mean with an interval: the paired t, with what the order of each pair does taken out.
+"""Estimate the mean of the log ratios of pairs with an interval: the paired t, corrected for the order of each pair.
 
 A drift of the machine makes the second trial of each pair slower (or faster) by some d. With the order alternating,
 a pair's log ratio is `effect + d * s + noise`, s = +1 for BA and -1 for AB: a straight line fitted by least squares,
-whose intercept is the effect. For n balanced pairs it is the mean, and the noise is what is left, with n - 2 degrees of
-freedom. Where all pairs ran in one order d cannot be told from the effect, and this is the ordinary paired t (n - 1).
-So it is of four balanced pairs, too: d is in their spread then, which makes the interval too wide and never too narrow,
-and a third degree of freedom is worth more (at 0.6 %, Student's quantile is 7.5 in place of 12.9).
+whose intercept is the effect. For n balanced pairs it is the mean, and the noise is the residual, with n - 2 degrees of
+freedom. If all pairs ran in one order, d and the effect cannot be separated, and this is the ordinary paired t (n - 1).
+The same holds for four balanced pairs: d is in their spread then, which makes the interval too wide and never too
+narrow, and a third degree of freedom is worth more (at 0.6 %, Student's quantile is 7.5 instead of 12.9).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FEWEST_FOR_DRIFT = 5  # balanced pairs
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean of log ratios (the baseline's cost over the candidate's) and how sure it is."""
+    """A mean of log ratios (the baseline's cost over the candidate's) and its uncertainty."""
 
     mean: float
     sd: float  # of one pair
@@ -36,13 +36,13 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return float(self.sd / self.weight**0.5)
 
     def half_width(self, level: float) -> float:
-        """Half the length of the interval that misses the truth with this chance (two-sided)."""
+        """Return half the length of the interval that misses the truth with this chance (two-sided)."""
         return t_quantile(level / 2, self.degrees_of_freedom) * self.standard_error
 
     def with_other_sd(self, sd: float, degrees_of_freedom: int) -> Estimate:
-        """With what other runs of the same noise say of it.
+        """Return the estimate with the spread of other runs that have the same noise.
 
-        The larger of the two is taken, with the degrees of freedom of both: it is at least the pooled one, whose t has
+        The larger spread is taken, with the degrees of freedom of both: it is at least the pooled spread, whose t has
         as many.
         """
         return msgspec.structs.replace(
@@ -51,13 +51,13 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def estimate(log_ratios: Sequence[float], orders: Sequence[str]) -> Estimate:
-    """From at least 3 pairs; `orders` has `AB` or `BA` for each."""
+    """Estimate from at least 3 pairs; `orders` has `AB` or `BA` for each."""
     mean, sd, weight, freedom = fit(np.asarray(log_ratios, dtype=np.float64)[:, None], orders)
     return Estimate(mean=float(mean[0]), sd=float(sd[0]), weight=weight, degrees_of_freedom=freedom)
 
 
 def fit(y: Floats, orders: Sequence[str]) -> tuple[Floats, Floats, float, int]:
-    """Means, sds, the weight and degrees of freedom of many comparisons at once; `y` has the shape (pairs, many)."""
+    """Return means, sds, weight and degrees of freedom of many comparisons; `y` has the shape (pairs, many)."""
     s = np.array([1.0 if order == "BA" else -1.0 for order in orders])[:, None]
     assert len(y) == len(s) >= 3
     balance = float(s.mean())

@@ -1,7 +1,7 @@
-"""Many candidates -> a few to confirm. What it gives is for choosing, and never a claim.
+"""Select a few candidates to confirm. The estimates serve this selection, and are never a claim.
 
 With identical arms, the best of 50 looks 2.8 % better. So each round runs short trials of all candidates with
-baselines between them, keeps the best part, and the winner is confirmed on fresh pairs (`judge(fresh_after=...)`).
+baselines between them and keeps the best, and the winner is confirmed on fresh pairs (`judge(fresh_after=...)`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEPT_SHARE = 1 / 3
 
 
 def round_order(arms: Sequence[str], *, is_reversed: bool = False) -> tuple[str, ...]:
-    """The order in which one round runs: a baseline first, last, and after every fourth candidate.
+    """Return the order in which one round runs: a baseline first, last, and after every fourth candidate.
 
     Rounds alternate in direction, so that a drift does not favour the same candidates twice.
     """
@@ -33,11 +33,10 @@ def round_order(arms: Sequence[str], *, is_reversed: bool = False) -> tuple[str,
 
 
 def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") -> tuple[Screened, ...]:
-    """Each candidate's speedup against the baselines that ran nearest before and after it, best first.
+    """Return each candidate's speedup over the baselines nearest before and after it, best first.
 
-    Where the tuning was interrupted, those of before say little of how fast the machine is now: they count only where
-    there are none of the same session. Candidates without a complete trial are left out; several trials of one
-    candidate are averaged.
+    Baselines from before an interruption say little about the machine's speed now: they count only if there are none
+    of the same session. Candidates without a complete trial are excluded; several trials of one candidate are averaged.
     """
     usable = sorted((t for t in trials if missing(t, objective) is None), key=lambda t: t.index)
     session = {trial.index: trial.session for trial in usable}
@@ -46,7 +45,7 @@ def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") ->
         arms[trial.arm].append((trial.index, trial_cost(trial, objective)))
     baselines = arms.pop(BASELINE, None)
     if baselines is None:
-        raise UsageError("screening needs a baseline that completes beside the candidates")
+        raise UsageError("screening needs a baseline that completes")
     result = []
     for arm, trials_of_arm in arms.items():
         drop_spikes = are_spikes_rare((cost for _, cost in baselines), (cost for _, cost in trials_of_arm))
@@ -60,13 +59,13 @@ def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") ->
 
 
 def keep_best(screened: Sequence[Screened], *, share: float = KEPT_SHARE, least: int = 1) -> tuple[Screened, ...]:
-    """The best part for the next round (successive halving, Jamieson and Talwalkar 2016)."""
-    ordered = sorted(screened, key=lambda one: (-one.speedup, one.arm))
+    """Return the best share, for the next round (successive halving, Jamieson and Talwalkar 2016)."""
+    ordered = sorted(screened, key=lambda candidate: (-candidate.speedup, candidate.arm))
     return tuple(ordered[: max(math.ceil(len(ordered) * share), least)])
 
 
 def _between(costs: Sequence[tuple[int, float]], index: int) -> float:
-    """The baseline's cost at a trial, on the line between the nearest baselines before and after it."""
+    """Interpolate the baseline's cost at a trial between the nearest baselines before and after it."""
     before = [cost for cost in costs if cost[0] < index]
     after = [cost for cost in costs if cost[0] > index]
     if not before or not after:

@@ -1,9 +1,9 @@
-"""Pairs -> the same pairs, those marked void in which something other than the change differed.
+"""Mark pairs as invalid in which something other than the change differed.
 
-Only covariates are looked at, never the times, so that leaving pairs out cannot favour an arm. A change may itself
-shift a covariate (bf16 draws more power and lowers the clocks): that is part of its effect. So a pair is void where
-the difference between its arms is unlike that of the pairs before it, not where there is one. What no change causes
-voids a pair by itself: a GPU error that is not the job's own, and other processes beside one of its trials.
+Only covariates are examined, never the times, so that excluding pairs cannot favour an arm. A change may itself shift a
+covariate (bf16 draws more power and lowers the clocks): that is part of its effect. So a pair is invalid if the
+difference between its arms differs from that of the pairs before it, not if there is one. What no change can cause
+makes a pair invalid at once: a GPU error that is not the job's own, and other processes during one of its trials.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from flatout.verdict.cost import missing
 FAULTS = ("hardware_slowdown", "hardware_thermal", "power_brake")
 MAX_FAULT_SHARE = 0.05
 MIN_PAIRS_BEFORE = 3
-# By how much foreign load may differ between the two trials: by a tenth of the cores that the job may use, or by one
-# core if that is more; where there are fewer than four cores, by a quarter of them.
+# The load of other processes may differ between the two trials by a tenth of the cores that the job may use, or by one
+# core if that is more; with fewer than four cores, by a quarter of them.
 MAX_FOREIGN_SHARE, MAX_FOREIGN_CORES, MAX_FOREIGN_SHARE_OF_FEW = 0.1, 1.0, 0.25
 
 
@@ -32,7 +32,7 @@ def _log_clock(covariates: Covariates) -> float | None:
     return math.log(covariates.sm_clock_hz) if covariates.sm_clock_hz else None
 
 
-# Name, how to read it, and by how much the difference between the arms may depart from its usual value.
+# Name, how to read it, and how far the difference between the arms may be from its usual value.
 _WATCHED: tuple[tuple[str, Callable[[Covariates], float | None], float], ...] = (
     ("SM clocks", _log_clock, 0.03),
     ("thermal throttling", lambda c: c.throttle_share.get("software_thermal") if c.throttle_share else None, 0.2),
@@ -40,10 +40,10 @@ _WATCHED: tuple[tuple[str, Callable[[Covariates], float | None], float], ...] = 
 )
 
 
-def mark_void(pairs: Iterable[Pair], objective: Objective = "step_s") -> tuple[Pair, ...]:
-    """Each pair, in order, with its reason if it is void. A reason that is there already stays.
+def mark_invalid(pairs: Iterable[Pair], objective: Objective = "step_s") -> tuple[Pair, ...]:
+    """Return the pairs in order, each with its reason if it is invalid. A reason that it has already stays.
 
-    A pair is judged by itself and those before it, so that later ones do not change what was said of it.
+    A pair is judged by its own covariates and those of earlier pairs, so later pairs do not change the result.
     """
     usual: dict[str, list[float]] = {name: [] for name, _, _ in _WATCHED}
     marked = []
@@ -72,12 +72,12 @@ def _fault(pair: Pair, objective: Objective) -> str | None:
             return problem
         for fault in FAULTS:
             if trial.covariates.throttle_share.get(fault, 0.0) > MAX_FAULT_SHARE:
-                return f"the GPU was held back ({fault.replace('_', ' ')}) in a trial of {trial.arm}"
+                return f"the GPU was throttled ({fault.replace('_', ' ')}) in a trial of {trial.arm}"
     return _foreign_load(pair)
 
 
 def _gpu_error(trial: TrialResult) -> str | None:
-    """The first that the driver logged. Those that the job causes itself say nothing of the machine."""
+    """Describe the first GPU error in the driver's log that the job did not cause itself; None if there is none."""
     xids = [xid for xid in trial.covariates.xids or () if not is_job_fault(xid.number)]
     if not xids:
         return None
@@ -90,19 +90,21 @@ def _gpu_error(trial: TrialResult) -> str | None:
 
 
 def _foreign_load(pair: Pair) -> str | None:
-    """Other processes beside one trial only; beside both they slow both, and the pair still compares."""
-    one, other = sorted((pair.baseline, pair.candidate), key=lambda trial: trial.covariates.cores_busy_by_others or 0.0)
-    low, high = one.covariates.cores_busy_by_others, other.covariates.cores_busy_by_others
+    """Describe a load by other processes during one trial only; if both trials have it, the pair stays valid."""
+    quiet, busy = sorted(
+        (pair.baseline, pair.candidate), key=lambda trial: trial.covariates.cores_busy_by_others or 0.0
+    )
+    low, high = quiet.covariates.cores_busy_by_others, busy.covariates.cores_busy_by_others
     if low is None or high is None:
         return None
-    allowed = one.covariates.cores_allowed or 4.0
+    allowed = quiet.covariates.cores_allowed or 4.0
     if high - low <= max(min(MAX_FOREIGN_CORES, MAX_FOREIGN_SHARE_OF_FEW * allowed), MAX_FOREIGN_SHARE * allowed):
         return None
-    return f"other processes kept {high:.1f} cores busy in trial {other.index}, and {low:.1f} in trial {one.index}"
+    return f"other processes kept {high:.1f} cores busy in trial {busy.index}, and {low:.1f} in trial {quiet.index}"
 
 
 def _differences(pair: Pair) -> dict[str, float]:
-    """Candidate minus baseline of each covariate that both have."""
+    """Return candidate minus baseline for each covariate that both have."""
     result = {}
     for name, read, _ in _WATCHED:
         baseline, candidate = read(pair.baseline.covariates), read(pair.candidate.covariates)
