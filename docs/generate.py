@@ -24,7 +24,7 @@ from flatout.catalog.carbon import all_grids
 from flatout.catalog.links import all_gpu_links, all_nics, all_pcie
 from flatout.catalog.prices import Price, Range, all_prices
 from flatout.change.catalogue import FAMILIES, KNOBS
-from flatout.change.fence import FENCES
+from flatout.change.forbidden import FORBIDDEN
 from flatout.cli import app
 from flatout.cli.help import NO_WRAP
 from flatout.diagnose.explain import Explanation, Explanations, explanation, listed
@@ -527,15 +527,15 @@ def _linked(source: str) -> str:
 
 
 def changes() -> str:
-    """The catalogue of changes, a section a family, and what is fenced off."""
+    """The catalogue of changes, a section per family, and the forbidden settings."""
     sections = []
     for family in FAMILIES:
         intro = inspect.cleandoc(family.__doc__ or "")
         knobs = "\n\n".join(_knob(knob) for knob in KNOBS if knob.family == family.FAMILY)
         sections.append(f"## {family.FAMILY}\n\n{intro}\n\n{knobs}")
-    # Of a rule that lets some values through, the reason for one that it refuses.
-    rows = [[f"`{name}`", rule("LL128", {name: "LL128"}) or ""] for name, rule in FENCES.items()]
-    return "\n\n".join([*sections, f"## Fenced off\n\n{table(['Variable', 'Why'], rows)}"])
+    # A rule that allows some values gives its reason for one that it refuses.
+    rows = [[f"`{name}`", rule("LL128", {name: "LL128"}) or ""] for name, rule in FORBIDDEN.items()]
+    return "\n\n".join([*sections, f"## Forbidden settings\n\n{table(['Variable', 'Why'], rows)}"])
 
 
 def _knob(knob: Knob) -> str:

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from tests.change.jobs import EVERY_KIND, SOCKET_JOB, facts
 
-from flatout.change.catalogue import FAMILIES, KNOBS, all_changes, already_turned, problems, unmet_needs
-from flatout.change.fence import FENCES, fenced
+from flatout.change.catalogue import FAMILIES, KNOBS, all_changes, problems, set_by_script, unmet_needs
+from flatout.change.forbidden import FORBIDDEN, forbidden_settings
 from flatout.change.patches import PATCHES, patch_problem
 from flatout.diagnose.rules import RULES
 from flatout.records.change import SAFETIES, Change, JobFacts, Knob, Need, Patch
@@ -103,7 +103,7 @@ def test_lower_precision_other_kernels_and_lossy_compression_are_rounding() -> N
 @pytest.mark.parametrize("change", EVERYTHING.values(), ids=EVERYTHING)
 def test_nothing_in_the_catalogue_is_fenced_off(change: Change) -> None:
     for kind in EVERY_KIND:
-        assert fenced(kind.environment | change.environment) == ()
+        assert forbidden_settings(kind.environment | change.environment) == ()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_nothing_in_the_catalogue_is_fenced_off(change: Change) -> None:
     ids=str,
 )
 def test_what_is_fast_and_wrong_is_fenced_off_with_a_reason(environment: dict[str, str]) -> None:
-    lines = fenced(environment)
+    lines = forbidden_settings(environment)
     assert lines
     assert all(re.fullmatch(r"NCCL_\w+=.*: .+", line) and "\n" not in line for line in lines)
 
@@ -149,11 +149,11 @@ def test_what_is_fast_and_wrong_is_fenced_off_with_a_reason(environment: dict[st
     ids=str,
 )
 def test_what_is_safe_is_not(environment: dict[str, str]) -> None:
-    assert fenced(environment) == ()
+    assert forbidden_settings(environment) == ()
 
 
 def test_every_fence_gives_one_line() -> None:
-    for name, rule in FENCES.items():
+    for name, rule in FORBIDDEN.items():
         reason = rule("not a value", {name: "not a value"})
         assert reason is None or "\n" not in reason
 
@@ -192,7 +192,7 @@ def test_a_need_of_not_and_of_at_most() -> None:
 
 
 def test_what_the_script_does_itself_is_known() -> None:
-    assert already_turned(facts(loader_workers=4)) == {"dataloader-workers", "optimizer-fused", "autocast"}
+    assert set_by_script(facts(loader_workers=4)) == {"dataloader-workers", "optimizer-fused", "autocast"}
 
 
 # ---- the wrong is found ----

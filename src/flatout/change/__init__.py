@@ -1,6 +1,6 @@
-"""The catalogue of changes: what can be set from outside a job, one file a family, and which of it to try.
+"""The catalogue of changes: what can be set from outside a job, one file per family, and which changes to try.
 
 `candidates.candidates` picks from the catalogue for a diagnosis, `combine.combine` merges changes that fit together,
-`arguments` reads the user's own `--knob`s. `fence` keeps out what is fast and wrong. Nothing is applied here: that is
-done by `inside/` (patches), `trial/` and `emit/`.
+and `arguments` reads the user's own `--knob`s. `forbidden` refuses settings that are fast and wrong. Nothing is applied
+here: `inside/` applies patches, `trial/` and `emit/` the rest.
 """

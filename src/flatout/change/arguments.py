@@ -1,11 +1,11 @@
-"""`--knob 'batch={8,16,32}:--batch-size={}'`: the user's own arguments as a knob, and how they get into the command.
+"""Read `--knob 'batch={8,16,32}:--batch-size={}'`: the user's own arguments as a knob, and put them into the command.
 
     batch={8,16,32}:--batch-size={}                                     what is trained changes: semantic
     workers/exact={4,8,16}:-j {}                                        the user says that it does not
     micro*accumulate={8*4,16*2,32*1}:--batch-size={} --accumulate={}    the product stays: the same global batch
 
-An argument that the command has already is exchanged, with `=` or as the next word; else it is added at the end, but
-before a `--`: what follows that is no option for the script's parser.
+An argument that the command already has is replaced, whether its value follows `=` or is the next word. Another one is
+added at the end, but before a `--`: what follows that is not an option for the script's parser.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,16 +27,18 @@ FAMILY = "arguments"
 FORM = "NAME={VALUE,VALUE,...}:ARGUMENT={}"
 _KNOB = re.compile(r"(?P<names>[^={}:/]*)(?:/(?P<safety>[^={}:]*))?=\{(?P<values>[^{}]*)\}:(?P<template>.*)", re.DOTALL)
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
-_OPTION = re.compile(r"-(?![\d.]|$)")  # as argparse tells them from values: -1 and -.5 are numbers, - is a file
+_OPTION = re.compile(r"-(?![\d.]|$)")  # as argparse tells them apart from values: -1 and -.5 are numbers, - is a file
+_Values = tuple[tuple[str, ...], ...]  # of a knob: each with one factor per name
+_Words = tuple[tuple[str, ...], ...]  # arguments of the script: each a flag, or a flag and its value
 
 
 class UserKnob(msgspec.Struct, frozen=True, kw_only=True):
-    """A `--knob` as it was read."""
+    """A parsed `--knob`."""
 
     names: tuple[str, ...]  # several: their product stays the same
-    safety: Safety | None  # as the user says; None: not said
-    values: tuple[tuple[str, ...], ...]  # one of each name
-    words: tuple[tuple[str, ...], ...]  # the template, an argument each, with `{}` where values go
+    safety: Safety | None  # None: the user does not say
+    values: _Values
+    words: _Words  # the template, with `{}` for values
 
     @property
     def name(self) -> str:
@@ -43,32 +46,39 @@ class UserKnob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_knob(text: str) -> UserKnob:
-    """UsageError with one line where the text does not have the form."""
+    """Parse a `--knob`. Raises UsageError with one line if the text does not have the form."""
     match = _KNOB.fullmatch(text.strip())
     if match is None:
         raise _bad(text, f"must have the form {FORM}")
     names = tuple(name.strip() for name in match["names"].split("*"))
     if not all(_NAME.fullmatch(name) for name in names) or len(set(names)) < len(names):
         raise _bad(text, f"needs a name of small letters, digits and dashes before the `=`, but got `{match['names']}`")
-    if match["safety"] is not None and match["safety"] not in SAFETIES:
-        raise _bad(text, f"says how safe it is by {', '.join(SAFETIES)}, but got `{match['safety']}`")
-    safety = next((safety for safety in SAFETIES if safety == match["safety"]), None)
+    safety = _stated_safety(text, match["safety"])
     values = _values(text, match["values"], len(names))
     words = _words(text, match["template"])
-    places = sum(word.count("{}") for argument in words for word in argument)
-    if places != len(names):
-        raise _bad(text, f"has {places} places `{{}}` for {len(names)} value{'s' * (len(names) > 1)}")
+    num_places = sum(word.count("{}") for argument in words for word in argument)
+    if num_places != len(names):
+        raise _bad(text, f"has {num_places} places `{{}}` for {len(names)} value{'s' * (len(names) > 1)}")
     return UserKnob(names=names, safety=safety, values=values, words=words)
 
 
+def _stated_safety(text: str, stated: str | None) -> Safety | None:
+    if stated is None:
+        return None
+    for safety in SAFETIES:
+        if safety == stated:
+            return safety
+    raise _bad(text, f"must state its safety as {', '.join(SAFETIES)}, but got `{stated}`")
+
+
 def check_apart(knobs: Sequence[UserKnob]) -> None:
-    """UsageError where two knobs have one name, or set the same argument: what won could not be told."""
+    """Raise UsageError if two knobs have one name or set the same argument: their effects could not be separated."""
     names: set[str] = set()
     flags: dict[str, str] = {}
     for knob in knobs:
         if knob.name in names:
             raise UsageError(
-                f"each `--knob` needs a name of its own, but got `{knob.name}` twice",
+                f"each `--knob` needs its own name, but got `{knob.name}` twice",
                 hint="give all values of an argument in one --knob, and other arguments another name",
             )
         names.add(knob.name)
@@ -84,9 +94,9 @@ def check_apart(knobs: Sequence[UserKnob]) -> None:
 def knob_changes(
     user_knob: UserKnob, command: Sequence[str], facts: JobFacts, allowed_safety: Safety = "exact"
 ) -> tuple[Change, ...]:
-    """A change for each value that the command does not have already.
+    """Return one change per value that the command does not have already.
 
-    UsageError with one line where the knob changes what is trained and that is not allowed.
+    Raises UsageError with one line if the knob changes what is trained and that is not allowed.
     """
     current = current_values(user_knob, command)
     safety = user_knob.safety or _safety(user_knob, current, facts)
@@ -116,60 +126,67 @@ def knob_changes(
 
 
 def with_arguments(command: Sequence[str], arguments: Sequence[Argument]) -> tuple[str, ...]:
-    """The command with the arguments exchanged, or added at its end."""
+    """Return the command with the arguments replaced, or added at its end."""
     words = list(command)
-    for argument in (one for each in arguments for one in each.words):
-        flag, *assigned = argument[0].split("=", 1)
-        places = _places(words, flag, has_value=bool(assigned) or len(argument) > 1)
-        for position, length in reversed(places):
-            words[position : position + length] = argument
+    for new_words in (each for argument in arguments for each in argument.words):
+        flag, *assigned = new_words[0].split("=", 1)
+        places = _places(words, flag, has_value=bool(assigned) or len(new_words) > 1)
+        for place in reversed(places):
+            words[place.position : place.position + place.num_words] = new_words
         if not places:
             end = _options(words).stop
-            words[end:end] = argument
+            words[end:end] = new_words
     return tuple(words)
 
 
 def current_values(user_knob: UserKnob, command: Sequence[str]) -> tuple[str, ...] | None:
-    """The values that the command has now; None where one of the arguments is not in it."""
-    found: list[str] = []
+    """Return the values that the command has now; None if one of the arguments is not in it."""
+    values: list[str] = []
     for argument in user_knob.words:
         if not any("{}" in word for word in argument):
             continue
-        flag = argument[0].partition("=")[0]
-        places = _places(command, flag)
+        places = _places(command, argument[0].partition("=")[0])
         if not places:
             return None
-        position, length = places[-1]  # the last one counts
-        value = command[position + 1] if length == 2 else command[position].partition("=")[2]
-        if not value:  # an option that may stand without one: what it means then is the script's
+        position, num_words = places[-1]  # the last one counts
+        value = command[position + 1] if num_words == 2 else command[position].partition("=")[2]
+        if not value:  # an option whose value is optional: only the script knows what it means without one
             return None
-        found.append(value)
-    return tuple(found)
+        values.append(value)
+    return tuple(values)
 
 
-def _places(command: Sequence[str], flag: str, *, has_value: bool = True) -> list[tuple[int, int]]:
-    """Where the argument stands among the script's options, and over how many words: a flag alone is one."""
+class _Place(NamedTuple):
+    """Where an argument is in the command."""
+
+    position: int
+    num_words: int  # 1: a flag alone, or with `=` and a value
+
+
+def _places(command: Sequence[str], flag: str, *, has_value: bool = True) -> list[_Place]:
+    """Find the argument among the script's options."""
     places = []
     options = _options(command)
     for position in options:
         word = command[position]
         if word.startswith(f"{flag}="):
-            places.append((position, 1))
+            places.append(_Place(position, 1))
         elif word == flag:
-            follows = position + 1 in options and not _OPTION.match(command[position + 1])
-            places.append((position, 2 if has_value and follows else 1))
+            is_followed_by_value = position + 1 in options and not _OPTION.match(command[position + 1])
+            places.append(_Place(position, 2 if has_value and is_followed_by_value else 1))
     return places
 
 
 def _options(command: Sequence[str]) -> range:
-    """The words in which the script looks for options: up to a `--`, where it is known which words are the script's."""
+    """Return the positions in which the script looks for options: up to a `--`, if its first argument is known."""
     start = _script(command)
     words = list(command)
-    return range(start, words.index("--", start) if start and "--" in words[start:] else len(words))
+    end = words.index("--", start) if start and "--" in words[start:] else len(words)
+    return range(start, end)
 
 
 def _script(command: Sequence[str]) -> int:
-    """Where the script's own arguments begin: behind the first `*.py`, or the module after the last `-m`."""
+    """Return the position of the script's first argument: after the first `*.py`, or the module of the last `-m`."""
     for position, word in enumerate(command):
         if word.endswith(".py"):
             return position + 1
@@ -177,58 +194,68 @@ def _script(command: Sequence[str]) -> int:
     return modules[-1] + 2 if modules else 0
 
 
-def _values(text: str, values: str, num_names: int) -> tuple[tuple[str, ...], ...]:
-    split = tuple(tuple(part.strip() for part in value.split("*")) for value in values.split(","))
-    if not all(part for value in split for part in value):
+def _values(text: str, listed: str, num_names: int) -> _Values:
+    """Parse the values between the braces: `8,16`, or `8*4,16*2` for two names."""
+    values = tuple(tuple(factor.strip() for factor in value.split("*")) for value in listed.split(","))
+    if not all(factor for value in values for factor in value):
         raise _bad(text, "has an empty value")
-    if num_names == 1:
-        split = tuple((value.strip(),) for value in values.split(","))
-    if any(len(value) != num_names for value in split):
+    if num_names == 1:  # an asterisk is a part of the value then
+        values = tuple((value.strip(),) for value in listed.split(","))
+    if any(len(value) != num_names for value in values):
         raise _bad(text, f"needs {num_names} factors in each value, as in `8*4`")
-    if len(set(split)) < len(split):
+    if len(set(values)) < len(values):
         raise _bad(text, "has the same value twice")
     if num_names > 1:
-        if not all(part.isdigit() for value in split for part in value):
-            raise _bad(text, "keeps a product, so its values must be whole numbers")
-        products = {math.prod(int(part) for part in value) for value in split}
-        if len(products) > 1:
-            raise _bad(text, f"keeps a product, but its values give {', '.join(map(str, sorted(products)))}")
-    return split
+        _check_product(text, values)
+    return values
 
 
-def _words(text: str, template: str) -> tuple[tuple[str, ...], ...]:
-    """The template's words, a flag and the value behind it together."""
+def _check_product(text: str, values: _Values) -> None:
+    products = {_product(value) for value in values}
+    if None in products:
+        raise _bad(text, "keeps a product, so its values must be whole numbers")
+    if len(products) > 1:
+        shown = ", ".join(map(str, sorted(product for product in products if product is not None)))
+        raise _bad(text, f"keeps a product, but its values give {shown}")
+
+
+def _words(text: str, template: str) -> _Words:
+    """Split the template into arguments, each a flag with the value after it."""
     try:
         words = shlex.split(template)
     except ValueError as error:
         raise _bad(text, f"has an unfinished quotation: {error}") from None
     arguments: list[tuple[str, ...]] = []
     for word in words:
-        if word == "{}" and arguments and len(arguments[-1]) == 1 and "=" not in arguments[-1][0]:
-            arguments[-1] = (*arguments[-1], word)
-        elif word == "{}":
-            raise _bad(text, "needs an argument before a `{}` that stands alone")
-        else:
+        if word != "{}":
             arguments.append((word,))
+        elif arguments and len(arguments[-1]) == 1 and "=" not in arguments[-1][0]:
+            arguments[-1] = (*arguments[-1], word)
+        else:
+            raise _bad(text, "needs an argument before a `{}` that stands alone")
     return tuple(arguments)
 
 
-def _filled(words: tuple[tuple[str, ...], ...], value: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    left = list(value)
+def _filled(words: _Words, value: tuple[str, ...]) -> _Words:
+    """Put the factors of a value into the places of the template, in order."""
+    factors = iter(value)
     return tuple(
-        tuple(word.replace("{}", left.pop(0)) if "{}" in word else word for word in argument) for argument in words
+        tuple(word.replace("{}", next(factors)) if "{}" in word else word for word in argument) for argument in words
     )
 
 
 def _safety(user_knob: UserKnob, current: tuple[str, ...] | None, facts: JobFacts) -> Safety:
-    """Exact only where the product is known to stay what it is, and no layer looks at the micro-batch as a whole."""
-    if len(user_knob.names) < 2 or facts.has_batch_norm is not False:
+    """Return `exact` only if the product is known to stay the same and no layer sees the micro-batch as a whole."""
+    if len(user_knob.names) < 2 or facts.has_batch_norm is not False or current is None:
         return "semantic"
-    return "exact" if current is not None and _product(current) == _product(user_knob.values[0]) else "semantic"
+    return "exact" if _product(current) == _product(user_knob.values[0]) else "semantic"
 
 
 def _product(value: tuple[str, ...]) -> int | None:
-    return math.prod(int(part) for part in value) if all(part.isdigit() for part in value) else None
+    """Multiply the factors; None if one is not a whole number."""
+    if not all(factor.isdigit() for factor in value):
+        return None
+    return math.prod(int(factor) for factor in value)
 
 
 def _why(user_knob: UserKnob, safety: Safety, current: tuple[str, ...] | None) -> str:
@@ -241,6 +268,6 @@ def _why(user_knob: UserKnob, safety: Safety, current: tuple[str, ...] | None) -
     return " (the product differs from the command's, or batch normalisation sees the micro-batch)"
 
 
-def _bad(text: str, what: str) -> UsageError:
+def _bad(text: str, problem: str) -> UsageError:
     shown = " ".join(text.split())
-    return UsageError(f"--knob '{shown}' {what}", hint="for example: --knob 'batch={8,16,32}:--batch-size={}'")
+    return UsageError(f"--knob '{shown}' {problem}", hint="for example: --knob 'batch={8,16,32}:--batch-size={}'")

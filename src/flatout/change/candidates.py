@@ -1,8 +1,8 @@
-"""Diagnosis -> the changes to try, those that can gain most first, each with a bound on what it can gain.
+"""Choose the changes to try for a diagnosis, those with the highest bound on their gain first.
 
-The bound is no forecast: a change cannot save more than a finding costs, times the share that its knob can save of it.
-A replay of the trace with the change (`predict/`) may lower it. General changes (autocast, say) are bounded by the time
-of the part of the step that they work on.
+The bound is not a forecast: a change cannot save more than the cost of a finding, times the share that its knob can
+save of it. A replay of the trace with the change (`predict/`) may lower it. General changes (such as autocast) are
+bounded by the time of the part of the step that they work on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from flatout.change.catalogue import all_changes, already_turned, unmet_needs
+from flatout.change.catalogue import all_changes, set_by_script, unmet_needs
 from flatout.records.change import SAFETIES, Change, JobFacts, Safety
 from flatout.records.diagnosis import Diagnosis
 
@@ -28,72 +28,79 @@ def candidates(
     own: Iterable[Change] = (),
     for_memory: bool = False,
 ) -> list[Change]:
-    """Changes whose needs are met and that could make a step at least 1 % faster, by the bound of their gain.
+    """Return the changes whose needs are met and that may make a step at least 1 % faster, by the bound of their gain.
 
-    `applied` are changes that are on already: what contradicts them is left out, what requires them may come, and other
-    values of their knobs may come in their place. `own` are changes by the user's own arguments: they have no bound and
-    come last. With `for_memory` the changes that save memory instead of those that save time: without a bound, those
-    first that are known to save most.
+    `applied` are the applied changes: what contradicts them is excluded, what requires them is possible, and other
+    values of their knobs may replace them. `own` are changes to the user's own arguments: they have no bound and come
+    last. With `for_memory`, return the changes that save memory instead, those that usually save most first.
     """
-    step_s = _step_s(diagnosis)
-    found = []
-    for change in (*all_changes(facts), *own):
-        if not is_allowed(change, allowed_safety) or unmet_needs(change, facts) or not _fits(change, applied, facts):
-            continue
-        if _is_set(change, facts):
-            continue
-        if for_memory or change.argument is not None:
-            if change.knob.saves_memory or change.argument is not None:
-                found.append(change)
-            continue
-        saved_s, sources = _saved(change, diagnosis)
-        speedup = step_s / (step_s - min(saved_s, MAX_SAVED_SHARE * step_s)) if step_s > 0 else 1.0
-        if speedup >= MIN_SPEEDUP:
-            found.append(msgspec.structs.replace(change, predicted_speedup=speedup, predicted_from=sources))
+    possible = [
+        change
+        for change in (*all_changes(facts), *own)
+        if is_allowed(change, allowed_safety) and _is_possible(change, applied, facts)
+    ]
     if for_memory:
-        return sorted(found, key=lambda change: -change.knob.saves_memory)
-    return sorted(found, key=lambda change: (-(change.predicted_speedup or 0.0), SAFETIES.index(change.safety)))
+        savers = [change for change in possible if change.knob.saves_memory or change.argument is not None]
+        return sorted(savers, key=lambda change: -change.knob.saves_memory)
+    bounded = [change if change.argument is not None else _with_bound(change, diagnosis) for change in possible]
+    promising = [
+        change for change in bounded if change.argument is not None or (change.predicted_speedup or 0.0) >= MIN_SPEEDUP
+    ]
+    return sorted(promising, key=lambda change: (-(change.predicted_speedup or 0.0), SAFETIES.index(change.safety)))
 
 
 def is_allowed(change: Change, allowed_safety: Safety) -> bool:
     return SAFETIES.index(change.safety) <= SAFETIES.index(allowed_safety)
 
 
+def _is_possible(change: Change, applied: Sequence[Change], facts: JobFacts) -> bool:
+    return not unmet_needs(change, facts) and _fits(change, applied, facts) and not _is_set(change, facts)
+
+
 def _is_set(change: Change, facts: JobFacts) -> bool:
-    """Whether all that it would do is in the job's environment already."""
-    if not change.environment or change.patch is not None or change.launch or change.argument is not None:
+    """Whether the job's environment already has all that the change would set."""
+    sets_more = change.patch is not None or change.argument is not None or bool(change.launch)
+    if sets_more or not change.environment:
         return False
     return all(facts.environment.get(name) == value for name, value in change.environment.items())
 
 
 def _fits(change: Change, applied: Sequence[Change], facts: JobFacts) -> bool:
-    """Whether it can be added to what is on, in the place of another value of its knob."""
-    others = [other for other in applied if other.knob.name != change.knob.name]
-    turned = {other.knob.name for other in others}
-    excluded = {name for other in others for name in other.knob.excludes}
-    return (
-        change.name not in {other.name for other in applied}
-        and change.knob.name not in excluded
-        and turned.isdisjoint(change.knob.excludes)
-        and set(change.knob.requires) <= turned | already_turned(facts)
-    )
+    """Whether the change can be added to the applied changes, in place of another value of its knob."""
+    if change.name in {other.name for other in applied}:
+        return False
+    others = [other.knob for other in applied if other.knob.name != change.knob.name]
+    names = {knob.name for knob in others}
+    excluded = {name for knob in others for name in knob.excludes}
+    if change.knob.name in excluded or not names.isdisjoint(change.knob.excludes):
+        return False
+    return set(change.knob.requires) <= names | set_by_script(facts)
+
+
+def _with_bound(change: Change, diagnosis: Diagnosis) -> Change:
+    """Return the change with the highest speedup that the diagnosis allows, and where that comes from."""
+    step_s = _step_s(diagnosis)
+    saved_s, sources = _saved(change, diagnosis)
+    saved_s = min(saved_s, MAX_SAVED_SHARE * step_s)
+    speedup = step_s / (step_s - saved_s) if step_s > 0 else 1.0
+    return msgspec.structs.replace(change, predicted_speedup=speedup, predicted_from=sources)
 
 
 def _saved(change: Change, diagnosis: Diagnosis) -> tuple[float, tuple[str, ...]]:
-    """Seconds a step that it could save, and of which findings, or else of which parts."""
+    """Return the seconds per step that the change may save, and the findings or else the parts that they come from."""
     by_finding: dict[str, float] = {}
     for finding in diagnosis.findings:
         share = change.knob.answers.get(finding.name, 0.0)
         if share > 0:
             by_finding[finding.name] = by_finding.get(finding.name, 0.0) + share * finding.cost_s_per_step
     by_part = {part: share * _part_s(diagnosis, part) for part, share in change.knob.reduces.items()}
-    # A finding's seconds are part of a part's seconds: never both.
-    most = max(by_finding, by_part, key=lambda saved: sum(saved.values()))
-    return sum(most.values()), tuple(name for name, seconds in most.items() if seconds > 0)
+    # The seconds of a finding are some of the seconds of a part: never both.
+    largest = max(by_finding, by_part, key=lambda saved: sum(saved.values()))
+    return sum(largest.values()), tuple(name for name, seconds in largest.items() if seconds > 0)
 
 
 def _step_s(diagnosis: Diagnosis) -> float:
-    """The mean step; of a trace without steps the mean window, for which costs are given then."""
+    """Return the mean step; without steps the mean window, which the costs are of then."""
     if diagnosis.job.step_s is not None:
         return diagnosis.job.step_s
     windows = [rank.window_s for rank in diagnosis.ranks]
@@ -101,7 +108,7 @@ def _step_s(diagnosis: Diagnosis) -> float:
 
 
 def _part_s(diagnosis: Diagnosis, part: str) -> float:
-    """Seconds a step in the part, the mean over the ranks."""
+    """Return the seconds per step in the part, the mean over the ranks."""
     seconds = []
     for rank in diagnosis.ranks:
         if rank.steps:

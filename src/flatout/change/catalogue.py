@@ -1,4 +1,4 @@
-"""All knobs and changes of all families, and what stands in the way of one: its needs, its range, the fence."""
+"""All knobs and changes of all families, and what may forbid a change: its needs, its range, a forbidden setting."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from flatout.change import checkpoint, dataloader, ddp, fsdp2, kernels, memory, nccl, optimizer, process
-from flatout.change.fence import fenced
+from flatout.change.forbidden import forbidden_settings
 from flatout.change.patches import patch_problem
 from flatout.records.change import Change, JobFacts, Knob, Need, Scalar
 
 # A family is a module with FAMILY, KNOBS and `changes(facts)`, which gives the values that suit the facts, best first.
-# Where the predicted bounds of two changes are equal, the one further up is tried first.
+# If the bounds of two changes are equal, the one further up is tried first.
 FAMILIES: tuple[ModuleType, ...] = (
     nccl,
     dataloader,
@@ -28,47 +28,47 @@ KNOBS: tuple[Knob, ...] = tuple(knob for family in FAMILIES for knob in family.K
 
 
 def all_changes(facts: JobFacts) -> Iterator[Change]:
-    """Every change of the catalogue with the values that suit these facts, whether or not its needs are met."""
+    """Yield every change of the catalogue with the values that suit these facts, whether or not its needs are met."""
     for family in FAMILIES:
         yield from family.changes(facts)
 
 
 def unmet_needs(change: Change, facts: JobFacts) -> tuple[str, ...]:
-    """Why the change cannot be applied to this job, one line a need; empty: it can."""
-    found = []
+    """Say why the change cannot be applied to this job, one line per need; empty if it can."""
+    problems = []
     for need in change.knob.needs:
-        known = getattr(facts, need.fact)
-        if known is None:
-            found.append(f"{change.name} needs {_words(need)}, which is not known")
-        elif not _is_met(known, need):
-            found.append(f"{change.name} needs {_words(need)}, but it is {known}")
-    return tuple(found)
+        fact = getattr(facts, need.fact)
+        if fact is None:
+            problems.append(f"{change.name} needs {_words(need)}, which is unknown")
+        elif not _is_met(fact, need):
+            problems.append(f"{change.name} needs {_words(need)}, but it is {fact}")
+    return tuple(problems)
 
 
-def already_turned(facts: JobFacts) -> frozenset[str]:
-    """Knobs that the script has turned itself."""
-    turned = {
-        "dataloader-workers": bool(facts.loader_workers),
-        "dataloader-pin-memory": bool(facts.loader_pins_memory),
-        "dataloader-persistent-workers": bool(facts.loader_has_persistent_workers),
-        "optimizer-fused": bool(facts.optimizer_is_fused),
-        "autocast": bool(facts.is_autocast),
-        "compile": bool(facts.is_compiled),
+def set_by_script(facts: JobFacts) -> frozenset[str]:
+    """Return the names of the knobs that the script sets itself."""
+    is_set = {
+        "dataloader-workers": facts.loader_workers,
+        "dataloader-pin-memory": facts.loader_pins_memory,
+        "dataloader-persistent-workers": facts.loader_has_persistent_workers,
+        "optimizer-fused": facts.optimizer_is_fused,
+        "autocast": facts.is_autocast,
+        "compile": facts.is_compiled,
     }
-    return frozenset(name for name, is_turned in turned.items() if is_turned)
+    return frozenset(name for name, fact in is_set.items() if fact)
 
 
 def problems(change: Change) -> tuple[str, ...]:
-    """What is wrong with a change in itself, one line each; of the catalogue none has any."""
-    found = []
+    """Return what is wrong with the change in itself, one line per problem; no change of the catalogue has any."""
+    lines = []
     if not (change.environment or change.launch or change.patch or change.argument):
-        found.append(f"{change.name} does nothing")
+        lines.append(f"{change.name} does nothing")
     if change.patch is not None and (problem := patch_problem(change.patch)) is not None:
-        found.append(f"{change.name}: {problem}")
+        lines.append(f"{change.name}: {problem}")
     if not _is_in_range(change):
-        found.append(f"{change.name}: the value `{change.value}` is out of the knob's range")
-    found += [f"{change.name}: {line}" for line in fenced(change.environment)]
-    return tuple(found)
+        lines.append(f"{change.name}: the value `{change.value}` is out of the knob's range")
+    lines += [f"{change.name}: {line}" for line in forbidden_settings(change.environment)]
+    return tuple(lines)
 
 
 def _is_in_range(change: Change) -> bool:
@@ -80,20 +80,20 @@ def _is_in_range(change: Change) -> bool:
     return bool(re.fullmatch(r"\d+(\.\d+)?", change.value)) and valid.least <= float(change.value) <= valid.most
 
 
-def _is_met(known: Scalar, need: Need) -> bool:
+def _is_met(fact: Scalar, need: Need) -> bool:
     match need.relation:
         case "is":
-            return known == need.value
+            return fact == need.value
         case "is not":
-            return known != need.value
+            return fact != need.value
         case "at least":
-            return _ordered(known) >= _ordered(need.value)
+            return _comparable(fact) >= _comparable(need.value)
         case "at most":
-            return _ordered(known) <= _ordered(need.value)
+            return _comparable(fact) <= _comparable(need.value)
 
 
-def _ordered(value: Scalar) -> tuple[float, ...]:
-    """Numbers as they are, versions by their numbers: 2.11 is above 2.9."""
+def _comparable(value: Scalar) -> tuple[float, ...]:
+    """Return a number as it is, and a version by its numbers: 2.11 is above 2.9."""
     if isinstance(value, str):
         return tuple(float(number) for number in re.findall(r"\d+", value.partition("+")[0])[:3])
     return (float(value),)

@@ -1,4 +1,4 @@
-"""Checkpoints: written beside the training instead of in it."""
+"""Checkpoints: written in the background instead of in the training loop."""
 
 from __future__ import annotations
 

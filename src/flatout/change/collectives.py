@@ -1,6 +1,8 @@
-"""What the attributed job itself says of its communication: sizes, element size, backend. A part of `JobFacts`."""
+"""Read facts on the job's communication from its traces: sizes, element size, backend. They are part of `JobFacts`."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -13,34 +15,47 @@ REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
 def with_collectives(facts: JobFacts, job: JobAttribution) -> JobFacts:
-    """The facts with what the traces show; what they do not show stays as it was."""
-    calls = [call for t in job.timelines for call in t.communication.calls if call.num_bytes]
+    """Return the facts with those that the traces show; the others stay unchanged."""
+    calls = [call for timeline in job.timelines for call in timeline.communication.calls if call.num_bytes]
     reductions = [call for call in calls if call.operation in REDUCTIONS and call.num_elements]
-    num_steps = max((len(t.steps) for t in job.timelines), default=0) or 1
-    found = {
+    shown = {
         "num_ranks": job.world_size,
-        "backend": next((t.meta.backend for t in job.timelines if t.meta.backend), None),
-        "device": ("cuda" if any(t.has_gpu for t in job.timelines) else "cpu") if job.timelines else None,
+        "backend": next((timeline.meta.backend for timeline in job.timelines if timeline.meta.backend), None),
+        "device": _device(job),
         "collective_bytes": _typical_bytes(calls),
-        "gradient_bytes": round(sum(c.num_bytes or 0 for c in reductions) / len(job.timelines) / num_steps) or None
-        if job.timelines
-        else None,
+        "gradient_bytes": _gradient_bytes(reductions, job),
         "gradient_element_bytes": _element_bytes(reductions),
     }
-    return msgspec.structs.replace(facts, **{name: value for name, value in found.items() if value is not None})
+    known = {name: value for name, value in shown.items() if value is not None}
+    return msgspec.structs.replace(facts, **known)
 
 
-def _typical_bytes(calls: list[CommunicationCall]) -> int | None:
-    """The size below which half of all bytes are moved: a job's few large collectives count, not its many small."""
+def _device(job: JobAttribution) -> str | None:
+    if not job.timelines:
+        return None
+    return "cuda" if any(timeline.has_gpu for timeline in job.timelines) else "cpu"
+
+
+def _gradient_bytes(reductions: Sequence[CommunicationCall], job: JobAttribution) -> int | None:
+    """Return the reduced bytes per rank and step."""
+    if not reductions:
+        return None
+    num_steps = max(len(timeline.steps) for timeline in job.timelines) or 1
+    total = sum(call.num_bytes or 0 for call in reductions)
+    return round(total / len(job.timelines) / num_steps) or None
+
+
+def _typical_bytes(calls: Sequence[CommunicationCall]) -> int | None:
+    """Return the size below which half of all bytes are moved, so that a few large collectives outweigh many small."""
     if not calls:
         return None
     sizes = np.sort(np.array([call.num_bytes or 0 for call in calls], dtype=np.int64))
     return int(sizes[np.searchsorted(np.cumsum(sizes), sizes.sum() / 2)])
 
 
-def _element_bytes(calls: list[CommunicationCall]) -> int | None:
-    """Bytes an element of most of the reduced bytes."""
-    if not calls:
+def _element_bytes(reductions: Sequence[CommunicationCall]) -> int | None:
+    """Return the bytes per element of the largest reduction."""
+    if not reductions:
         return None
-    largest = max(calls, key=lambda call: call.num_bytes or 0)
+    largest = max(reductions, key=lambda call: call.num_bytes or 0)
     return round((largest.num_bytes or 0) / (largest.num_elements or 1)) or None

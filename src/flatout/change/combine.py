@@ -1,82 +1,100 @@
-"""Changes -> one set that can be applied, or one line that says why they do not fit together."""
+"""Merge changes into one set that can be applied, or say in one line why they do not fit together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
-from flatout.change.catalogue import already_turned, problems
-from flatout.change.fence import fenced
+from flatout.change.catalogue import problems, set_by_script
+from flatout.change.forbidden import forbidden_settings
 from flatout.errors import UsageError
 from flatout.records.change import Change, ChangeSet, JobFacts, Patch, Scalar
 
 
 def combine(changes: Sequence[Change], facts: JobFacts | None = None) -> ChangeSet:
-    """The changes merged. UsageError with one line where two contradict each other, or one lacks what it requires.
+    """Merge the changes. Raises UsageError with one line if two contradict each other or one lacks what it requires.
 
-    `facts` say what the script does itself: that need not be among the changes.
+    `facts` say what the script sets itself: that need not be among the changes.
     """
-    facts = facts if facts is not None else JobFacts()
-    first = next(conflicts(changes, facts), None)
-    if first is not None:
-        raise UsageError(first, hint="leave one of them out")
-    parameters: dict[str, dict[str, Scalar]] = {}
-    launch: dict[str, tuple[str, ...]] = {}
-    for change in changes:
-        if change.patch is not None:
-            parameters.setdefault(change.patch.name, {}).update(change.patch.parameters)
-        for launcher, words in change.launch.items():
-            launch[launcher] = (*launch.get(launcher, ()), *words)
+    conflict = next(conflicts(changes, facts or JobFacts()), None)
+    if conflict is not None:
+        raise UsageError(conflict, hint="remove one of the changes")
     return ChangeSet(
         changes=tuple(changes),
-        environment={name: value for change in changes for name, value in change.environment.items()},
-        launch=launch,
-        patches=tuple(Patch(name=name, parameters=values) for name, values in parameters.items()),
+        environment=_merged_environment(changes),
+        launch=_merged_launch(changes),
+        patches=_merged_patches(changes),
         arguments=tuple(change.argument for change in changes if change.argument is not None),
     )
 
 
+def _merged_environment(changes: Sequence[Change]) -> dict[str, str]:
+    return {name: value for change in changes for name, value in change.environment.items()}
+
+
+def _merged_launch(changes: Sequence[Change]) -> dict[str, tuple[str, ...]]:
+    launch: dict[str, tuple[str, ...]] = {}
+    for change in changes:
+        for launcher, arguments in change.launch.items():
+            launch[launcher] = (*launch.get(launcher, ()), *arguments)
+    return launch
+
+
+def _merged_patches(changes: Sequence[Change]) -> tuple[Patch, ...]:
+    parameters: dict[str, dict[str, Scalar]] = {}
+    for change in changes:
+        if change.patch is not None:
+            parameters.setdefault(change.patch.name, {}).update(change.patch.parameters)
+    return tuple(Patch(name=name, parameters=values) for name, values in parameters.items())
+
+
 def conflicts(changes: Sequence[Change], facts: JobFacts) -> Iterator[str]:
-    """One line for each reason why the changes cannot be applied together."""
+    """Yield one line per reason why the changes cannot be applied together."""
     for change in changes:
         yield from problems(change)
-    for one, other in combinations(changes, 2):
-        yield from _between(one, other)
-    turned = {change.knob.name for change in changes} | already_turned(facts)
+    for first, second in combinations(changes, 2):
+        yield from _between(first, second)
+    available = {change.knob.name for change in changes} | set_by_script(facts)
     for change in changes:
-        for name in change.knob.requires:
-            if name not in turned:
-                yield f"{change.name} requires {name}"
-    together = {name: value for change in changes for name, value in change.environment.items()}
-    alone = {line for change in changes for line in fenced(change.environment)}
-    yield from (line for line in fenced(facts.environment | together) if line not in alone and _names(line, together))
+        yield from (f"{change.name} requires {name}" for name in change.knob.requires if name not in available)
+    yield from _forbidden_together(changes, facts)
 
 
-def _between(one: Change, other: Change) -> Iterator[str]:
-    if one.knob.name == other.knob.name:
-        yield f"{one.name} and {other.name} turn the same knob"
+def _forbidden_together(changes: Sequence[Change], facts: JobFacts) -> Iterator[str]:
+    """Yield the forbidden settings that only the changes together, or with the job's own variables, make."""
+    set_by_changes = _merged_environment(changes)
+    reported = {line for change in changes for line in forbidden_settings(change.environment)}
+    for line in forbidden_settings(facts.environment | set_by_changes):
+        # The user's own variables are the user's business.
+        if line not in reported and line.partition("=")[0] in set_by_changes:
+            yield line
+
+
+def _between(first: Change, second: Change) -> Iterator[str]:
+    """Yield why two changes cannot be applied together."""
+    both = f"{first.name} and {second.name}"
+    if first.knob.name == second.knob.name:
+        yield f"{both} set the same knob"
         return
-    if other.knob.name in one.knob.excludes or one.knob.name in other.knob.excludes:
-        yield f"{one.name} and {other.name} exclude each other"
+    if second.knob.name in first.knob.excludes or first.knob.name in second.knob.excludes:
+        yield f"{both} exclude each other"
         return
-    for name in sorted(one.environment.keys() & other.environment.keys()):
-        if one.environment[name] != other.environment[name]:
-            yield f"{one.name} and {other.name} both set {name}, to different values"
-    if one.patch is not None and other.patch is not None and one.patch.name == other.patch.name:
-        mine, theirs = one.patch.parameters, other.patch.parameters
-        for name in sorted(mine.keys() & theirs.keys()):
-            if mine[name] != theirs[name]:
-                yield f"{one.name} and {other.name} both set {name} of the patch `{one.patch.name}`"
-    if one.argument is not None and other.argument is not None:
-        for flag in sorted(_flags(one) & _flags(other)):
-            yield f"{one.name} and {other.name} both set the argument {flag}"
+    for name in _unequal(first.environment, second.environment):
+        yield f"{both} both set {name}, to different values"
+    if first.patch is not None and second.patch is not None and first.patch.name == second.patch.name:
+        for name in _unequal(first.patch.parameters, second.patch.parameters):
+            yield f"{both} both set {name} of the patch `{first.patch.name}`"
+    for flag in sorted(_flags(first) & _flags(second)):
+        yield f"{both} both set the argument {flag}"
+
+
+def _unequal(first: Mapping[str, Scalar], second: Mapping[str, Scalar]) -> list[str]:
+    """Return the names that have a value in both, but not the same."""
+    return [name for name in sorted(first.keys() & second.keys()) if first[name] != second[name]]
 
 
 def _flags(change: Change) -> set[str]:
-    """What an argument is called: `--batch-size` of `--batch-size=8`."""
-    return {word[0].partition("=")[0] for word in change.argument.words} if change.argument is not None else set()
-
-
-def _names(line: str, environment: dict[str, str]) -> bool:
-    """Whether a line of `fenced` is about a variable that the changes set; the user's own are the user's."""
-    return line.partition("=")[0] in environment
+    """Return the names of the script's arguments that the change sets: `--batch-size` of `--batch-size=8`."""
+    if change.argument is None:
+        return set()
+    return {words[0].partition("=")[0] for words in change.argument.words}

@@ -1,7 +1,7 @@
 """The DataLoader: how batches are made and reach the device while the device computes.
 
-Cores are those that the control group allows this job, shared among the ranks of a host, one of each kept for the
-training process. torch itself looks at the machine's cores and the affinity, not at a container's quota.
+Cores are those that the control group allows this job, shared among the ranks of a host, with one per rank reserved for
+the training process. torch itself uses the machine's cores and the affinity, not a container's quota.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from flatout.change.setting import setting
 from flatout.records.change import Change, JobFacts, Knob, Need, ValidRange
 
 FAMILY = "dataloader"
-MAX_WORKERS = 32  # of a rank: more cost memory and rarely help
+MAX_WORKERS = 32  # per rank: more cost memory and rarely help
 PREFETCH = (4, 8)
 _TORCH = "torch.utils.data documentation"
 
@@ -26,12 +26,12 @@ WORKERS = Knob(
     valid=ValidRange(least=1, most=MAX_WORKERS),
     combines_with=("dataloader-persistent-workers", "dataloader-prefetch"),
     doc=(
-        "Batches are decoded and augmented beside the training instead of in it. Each worker is a process with a copy"
-        " of what the dataset holds; they need shared memory for their batches. A script whose random augmentation"
+        "Batches are decoded and augmented in parallel with the training. Each worker is a process with a copy of what"
+        " the dataset holds; they need shared memory for their batches. A script whose random augmentation"
         " draws from the worker's own seed gives other losses with another number of workers: they are judged against"
         " the spread of repeated baselines."
     ),
-    source=f"{_TORCH}; stas00/ml-engineering: 0 -> 3 workers, 5.4 -> 0.84 s a step",
+    source=f"{_TORCH}; stas00/ml-engineering: 0 -> 3 workers, 5.4 -> 0.84 s per step",
 )
 PREFETCHED = Knob(
     name="dataloader-prefetch",
@@ -43,7 +43,7 @@ PREFETCHED = Knob(
     requires=("dataloader-workers",),
     doc=(
         "Evens out batches that take unequally long; it does nothing for workers that are too slow on average. Each"
-        " further batch is held in memory once a worker. The default is 2."
+        " further batch is held in memory once per worker. The default is 2."
     ),
     source=_TORCH,
 )
@@ -59,7 +59,7 @@ PINNED = Knob(
         "A copy from pageable memory goes through a staging buffer and blocks the host until it is done. Pinning takes"
         " a thread of the training process and memory that cannot be swapped; tiny batches gain nothing."
     ),
-    source=f"{_TORCH}; stas00/ml-engineering: 0.646 -> 0.459 s a step together with non_blocking",
+    source=f"{_TORCH}; stas00/ml-engineering: 0.646 -> 0.459 s per step together with non_blocking",
 )
 PERSISTENT = Knob(
     name="dataloader-persistent-workers",
@@ -69,8 +69,8 @@ PERSISTENT = Knob(
     answers={"data-loading": 0.5},
     requires=("dataloader-workers",),
     doc=(
-        "Saves starting the workers at each epoch, which counts where epochs are short. Datasets that change a state"
-        " of their own at each epoch see the first epoch's state in the workers."
+        "Saves starting the workers at each epoch, which counts where epochs are short. Datasets that change their own"
+        " state at each epoch see the first epoch's state in the workers."
     ),
     source=_TORCH,
 )
@@ -106,12 +106,13 @@ def changes(facts: JobFacts) -> Iterator[Change]:
 
 
 def worker_counts(facts: JobFacts) -> tuple[int, ...]:
-    """Workers a rank to try, the most first; with the training processes never more than the allowed cores.
+    """Return the numbers of workers per rank to try, largest first, at most the cores that the training leaves.
 
-    A rank that has one core is given one worker all the same: it can read while the training computes.
+    A rank with one core still gets one worker: it can read while the training computes.
     """
     if facts.cores_allowed is None:
         return ()
-    most = min(max(int(facts.cores_allowed / (facts.ranks_per_host or facts.num_ranks or 1)) - 1, 1), MAX_WORKERS)
+    cores_per_rank = int(facts.cores_allowed / (facts.ranks_per_host or facts.num_ranks or 1))
+    most = min(max(cores_per_rank - 1, 1), MAX_WORKERS)
     counts = dict.fromkeys((most, most // 2, most // 4, min(2, most)))
     return tuple(count for count in counts if count >= 1 and count != facts.loader_workers)

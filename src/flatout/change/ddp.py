@@ -28,7 +28,7 @@ BUCKET = Knob(
         "The default of 25 MiB suits fast links. On slow or distant ones fewer, larger all-reduces cost less, but the"
         " last one begins later and is exposed: which wins must be measured."
     ),
-    source=f"{_DDP}; measured: with nccl-sockets 254 -> 79 ms a step of nanoGPT on 4 H200 over TCP",
+    source=f"{_DDP}; measured: with nccl-sockets 254 -> 79 ms per step of nanoGPT on 4 H200 over TCP",
 )
 BUCKET_VIEW = Knob(
     name="ddp-bucket-view",
@@ -45,10 +45,10 @@ BUCKET_VIEW = Knob(
 STATIC_GRAPH = Knob(
     name="ddp-static-graph",
     family=FAMILY,
-    summary="tell DDP that each step uses the same parameters in the same order",
+    summary="declare to DDP that each step uses the same parameters in the same order",
     safety="exact",
     answers={"host-bound": 0.2, "exposed-communication": 0.2},
-    # With accumulation it can skip the reduction from the second step on, without a word: wrong gradients.
+    # With accumulation it may skip the reduction after the first step without an error message: wrong gradients.
     needs=(_IS_DDP, _SEVERAL, Need(fact="passes_per_step", relation="at most", value=1)),
     excludes=("ddp-no-sync", "compile"),
     gates=("loss", "data"),

@@ -22,7 +22,7 @@ KEEP_GATHERED = Knob(
     needs=(_IS_FSDP, _SEVERAL),
     gates=("loss", "data", "memory"),
     doc=(
-        "`reshard_after_forward=False` leaves out the gathers before backward, at the price of all gathered weights in"
+        "`reshard_after_forward=False` omits the gathers before backward, at the price of all gathered weights in"
         " memory at once. Reported: +8 % (pytorch/torchtune#2402)."
     ),
     source=f"{_DOCS}; pytorch/torchtune#2402",
@@ -30,7 +30,7 @@ KEEP_GATHERED = Knob(
 PREFETCH = Knob(
     name="fsdp2-prefetch",
     family=FAMILY,
-    summary="gather the weights of so many further units ahead",
+    summary="gather the weights of this many further units ahead",
     safety="exact",
     answers={"exposed-all-gather": 1.0},
     needs=(_IS_FSDP, _SEVERAL),

@@ -23,8 +23,9 @@ CUDNN_BENCHMARK = Knob(
     needs=(_GPU, _CONVOLUTIONS, Need(fact="is_deterministic", relation="is", value=False)),
     gates=("loss", "memory"),
     doc=(
-        "Measures at the first call with each input shape: good for fixed shapes, slow for ever new ones. The algorithm"
-        " may add up in another order, so runs differ in their last digits; not for scripts that ask for determinism."
+        "Measures at the first call with each input shape: good for fixed shapes, slow for shapes that keep changing."
+        " The algorithm may add in another order, so runs differ in their last digits; not for scripts that ask for"
+        " determinism."
     ),
     source="torch.backends.cudnn documentation; PyTorch performance tuning guide",
 )
@@ -43,17 +44,20 @@ CHANNELS_LAST = Knob(
 TF32 = Knob(
     name="tf32",
     family=FAMILY,
-    summary="fp32 matrix products on tensor cores, with inputs of 10 mantissa bits",
+    summary="fp32 matrix multiplications on tensor cores, with inputs of 10 mantissa bits",
     safety="rounding",
     answers={"no-tensor-cores": 1.0},
     needs=(_GPU, _AMPERE),
-    doc="Inputs are rounded to TF32, sums stay in fp32. Ordinary training hardly notices; ill-conditioned products do.",
+    doc=(
+        "Inputs are rounded to TF32, sums stay in fp32. Ordinary training is hardly affected; ill-conditioned"
+        " multiplications are."
+    ),
     source="torch.set_float32_matmul_precision documentation",
 )
 AUTOCAST = Knob(
     name="autocast",
     family=FAMILY,
-    summary="run matrix products and convolutions in bf16, keep weights in fp32",
+    summary="run matrix multiplications and convolutions in bf16, keep weights in fp32",
     safety="rounding",
     answers={"no-tensor-cores": 1.0},
     reduces={"compute": 0.7},
@@ -79,10 +83,11 @@ COMPILE = Knob(
     excludes=("ddp-static-graph",),
     gates=("loss", "memory"),
     doc=(
-        "The first steps compile for minutes; inputs of ever new shapes compile again and again. `reduce-overhead`"
-        " records CUDA graphs, which need fixed addresses and more memory. Fused kernels round elsewhere."
+        "The first steps compile for minutes; inputs whose shapes keep changing compile again and again."
+        " `reduce-overhead` records CUDA graphs, which need fixed addresses and more memory. Fused kernels round"
+        " elsewhere."
     ),
-    source="torch.compile documentation; pytorch/torchtitan: 5,762 -> 6,667 tokens/s a GPU on 8 H100",
+    source="torch.compile documentation; pytorch/torchtitan: 5,762 -> 6,667 tokens/s per GPU on 8 H100",
 )
 FUSED_ATTENTION = Knob(
     name="fused-attention",
@@ -95,8 +100,8 @@ FUSED_ATTENTION = Knob(
     needs=(_GPU, _AMPERE, Need(fact="has_transformers", relation="is", value=True)),
     valid=ValidRange(choices=("sdpa", "flash_attention_2")),
     doc=(
-        "For models of the transformers library, which choose their attention by a word; attention that a script wrote"
-        " out itself cannot be replaced from outside. `flash_attention_2` needs its package and half precision."
+        "For models of the transformers library, which choose their attention by name; attention that a script"
+        " implements itself cannot be replaced from outside. `flash_attention_2` needs its package and half precision."
     ),
     source="FlashAttention, arXiv:2205.14135; transformers documentation, attention backends",
 )
@@ -104,7 +109,7 @@ KNOBS = (CUDNN_BENCHMARK, CHANNELS_LAST, TF32, AUTOCAST, COMPILE, FUSED_ATTENTIO
 
 
 def changes(facts: JobFacts) -> Iterator[Change]:
-    del facts  # what they need says it all
+    del facts  # their needs are enough
     yield setting(CHANNELS_LAST, patch="channels_last")
     yield setting(CUDNN_BENCHMARK, patch="cudnn_benchmark")
     yield setting(TF32, patch="tf32")

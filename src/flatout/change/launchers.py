@@ -1,4 +1,4 @@
-"""Words that a change adds to a launcher, put into the command; `arguments` does the same for the script's own."""
+"""Put words that a change adds to a launcher into the command; `arguments` does the same for the script's own."""
 
 from __future__ import annotations
 
@@ -13,59 +13,63 @@ LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
-# Launchers that take an argument from the environment, too, where the command has it not: `--rdzv-id` as PET_RDZV_ID
+# Launchers that also take an argument from the environment if the command lacks it: `--rdzv-id` as PET_RDZV_ID
 # (torch/distributed/argparse_util.py).
 _VARIABLES = {"torchrun": "PET_"}
-_SWITCHES = {"--standalone"}  # arguments of launchers without a value that may be exchanged
+_SWITCHES = {"--standalone"}  # launcher arguments without a value that may be replaced
 
 
 def calls(command: Sequence[str], launcher: str) -> bool:
-    return _place(command, launcher) is not None
+    return _start(command, launcher) is not None
 
 
 def with_launch_words(
     command: Sequence[str], launcher: str, added: Sequence[str], *, dropped: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """`command` with `added` right behind the launcher, in place of the same arguments of its own, and of `dropped`.
+    """Return the command with `added` right after the launcher, without its own such arguments and without `dropped`.
 
-    A command that does not call the launcher stays as it is: ask `calls` first.
+    A command that does not call the launcher is returned unchanged: ask `calls` first.
     """
-    place = _place(command, launcher)
-    if place is None:
+    start = _start(command, launcher)
+    if start is None:
         return tuple(command)
-    end = _end(command, place)
-    flags = {_flag(word) for word in added if word.startswith("-")} | set(dropped)
+    end = _end(command, start)
+    replaced = {_flag(word) for word in added if word.startswith("-")} | set(dropped)
     kept: list[str] = []
-    spot = place
-    while spot < end:  # of two values a launcher takes the last: the user's own would win
-        if _flag(command[spot]) in flags:
-            spot += 1 if "=" in command[spot] or command[spot] in _SWITCHES else 2
+    position = start
+    while position < end:  # of two values a launcher takes the last: the user's own would win
+        word = command[position]
+        if _flag(word) not in replaced:
+            kept.append(word)
+            position += 1
+        elif "=" in word or word in _SWITCHES:
+            position += 1
         else:
-            kept.append(command[spot])
-            spot += 1
-    return (*command[:place], *added, *kept, *command[max(spot, end) :])
+            position += 2
+    return (*command[:start], *added, *kept, *command[max(position, end) :])
 
 
 def launch_word(command: Sequence[str], launcher: str, flag: str) -> str | None:
-    """The value that the launcher's own argument has in the command: of two, the last."""
-    place = _place(command, launcher)
-    if place is None:
+    """Return the value of the launcher's argument in the command, the last if it is there twice; None without one."""
+    start = _start(command, launcher)
+    if start is None:
         return None
-    found = None
-    for spot in range(place, _end(command, place)):
-        if _flag(command[spot]) == flag:
-            found = command[spot].partition("=")[2] or next(iter(command[spot + 1 : spot + 2]), None)
-    return found
+    value = None
+    for position in range(start, _end(command, start)):
+        if _flag(command[position]) == flag:
+            following = command[position + 1] if position + 1 < len(command) else None
+            value = command[position].partition("=")[2] or following
+    return value
 
 
 def launch_value(
     command: Sequence[str], launcher: str, flag: str, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """The same, or where the command has none, that of the variable which the launcher reads then."""
+    """Return the same, or if the command has no value, that of the variable which the launcher reads instead."""
     if not calls(command, launcher):
         return None
-    found = environment.get(variable_of(launcher, flag)) if launcher in _VARIABLES else None
-    return launch_word(command, launcher, flag) or found or None
+    variable = environment.get(variable_of(launcher, flag)) if launcher in _VARIABLES else None
+    return launch_word(command, launcher, flag) or variable or None
 
 
 def variable_of(launcher: str, flag: str) -> str:
@@ -73,32 +77,33 @@ def variable_of(launcher: str, flag: str) -> str:
 
 
 def started_by(command: Sequence[str], launcher: str) -> tuple[str, ...]:
-    """The program that the launcher at the head of the command starts; without one, the command."""
-    place = _place(command[:1], launcher)
-    end = _end(command, place) if place is not None else 0
+    """Return the program that the launcher at the head of the command starts; the command itself without a launcher."""
+    start = _start(command[:1], launcher)
+    end = _end(command, start) if start is not None else 0
     return tuple(command[end:]) if end < len(command) else tuple(command)
 
 
-def _end(command: Sequence[str], place: int) -> int:
-    """Where the launcher's own arguments, which begin at `place`, end."""
-    return next((spot for spot in range(place, len(command)) if _begins_a_program(command[spot])), len(command))
-
-
-def _place(words: Sequence[str], launcher: str) -> int | None:
-    """Where the launcher's own arguments begin."""
+def _start(command: Sequence[str], launcher: str) -> int | None:
+    """Return the position of the launcher's first own argument; None if the command does not call it."""
     for call in LAUNCHERS.get(launcher, ()):
-        for start in range(len(words) - len(call) + 1):
-            head = (Path(words[start]).name, *words[start + 1 : start + len(call)])
+        for start in range(len(command) - len(call) + 1):
+            head = (Path(command[start]).name, *command[start + 1 : start + len(call)])
             if head == call:
                 return start + len(call)
     return None
 
 
+def _end(command: Sequence[str], start: int) -> int:
+    """Return the position after the launcher's own arguments, which begin at `start`."""
+    programs = (position for position in range(start, len(command)) if _begins_a_program(command[position]))
+    return next(programs, len(command))
+
+
 def _begins_a_program(word: str) -> bool:
-    """Whether a launcher's own arguments end before this word: what follows is of the program that it starts."""
+    """Whether the word begins the program that the launcher starts, so that its own arguments end before it."""
     return word.endswith(".py") or word in ("-m", "--module") or Path(word).name.startswith(("python", "torchrun"))
 
 
 def _flag(word: str) -> str:
-    """`--numa-binding` of `--numa_binding=node`: launchers take both spellings."""
+    """Return the name of an argument: `--numa-binding` of `--numa_binding=node`, as launchers take both spellings."""
     return word.partition("=")[0].replace("_", "-")

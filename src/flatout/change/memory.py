@@ -42,7 +42,7 @@ EXPANDABLE = Knob(
 COLLECTION = Knob(
     name="allocator-collection",
     family=FAMILY,
-    summary="free unused blocks before memory is full, from this share on",
+    summary="free unused blocks before memory is full, when this share is used",
     safety="exact",
     answers={"allocator-churn": 0.5},
     needs=(_GPU,),
@@ -79,6 +79,6 @@ def changes(facts: JobFacts) -> Iterator[Change]:
 
 
 def _with(facts: JobFacts, option: str, value: str) -> str:
-    """The job's own setting of the variable with this option added or exchanged."""
+    """Return the job's own setting of the variable with this option added or replaced."""
     own = [item for item in facts.environment.get(VARIABLE, "").split(",") if item]
     return ",".join([*(item for item in own if item.partition(":")[0] != option), f"{option}:{value}"])

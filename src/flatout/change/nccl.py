@@ -1,7 +1,7 @@
-"""NCCL, by transport and message size. What is fast and wrong is in `fence`, and never here.
+"""NCCL, by transport and message size. What is fast and wrong is in `forbidden`, and never here.
 
 Each setting is for one kind of transport, and for messages that are large enough: what moves 256 MB over sockets four
-times as fast slows 16 KB down. All are read when a communicator is made, so each is a fresh process.
+times as fast slows 16 KB down. NCCL reads them when it makes a communicator, so each needs a fresh process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flatout.records.change import Change, JobFacts, Knob, Need, ValidRange
 
 FAMILY = "nccl"
 MIB = 1 << 20
-# Threads x sockets a thread + channels; the first two were measured best on H200 over TCP.
+# Threads x sockets per thread + channels; the first two were measured best on H200 over TCP.
 SOCKETS = ((2, 2, 8), (1, 1, 16), (4, 1, 8), (4, 4, 8), (2, 8, 8))
 _DOCS = "NCCL documentation, environment variables"
 _NCCL = Need(fact="backend", relation="is", value="nccl")
@@ -38,31 +38,31 @@ SOCKET = Knob(
     combines_with=("ddp-bucket", "nccl-buffer"),
     gates=("loss", "data"),
     doc=(
-        "The value is threads x sockets a thread + channels. One TCP stream cannot fill a fast network: all-reduce of"
+        "The value is threads x sockets per thread + channels. One TCP stream cannot fill a fast network: all-reduce of"
         " 256 MB on four H200 over TCP, 3.0 GB/s by default and 13.5 with 2x2+8; of 28 MB on two, 2.9, 9.2, and 14.3"
-        " with 1x1+16. By default one thread of a rank serves all its sockets; else each channel has so many for each"
-        " direction, and where those outnumber the cores far, as with 4x4+8 and few cores, it gets slower again. For"
-        " messages of 16 KB the default is the fastest, so it is proposed from 1 MiB on."
+        " with 1x1+16. By default one thread of a rank serves all its sockets; with these values each channel has that"
+        " number for each direction, and if they far outnumber the cores, as 4x4+8 does with few, it is slower again."
+        " For messages of 16 KB the default is the fastest, so it is proposed for 1 MiB and more."
     ),
     source=f"{_DOCS}; measured on 4 and 2 H200 over TCP",
 )
 CHANNELS = Knob(
     name="nccl-channels",
     family=FAMILY,
-    summary="at least so many channels",
+    summary="set a minimum number of channels",
     safety="exact",
     answers=_COMMUNICATION,
     needs=(_NCCL, _SEVERAL, _LARGE),
     valid=ValidRange(least=1, most=32),
     excludes=("nccl-sockets", "nccl-max-ctas"),
     gates=("loss", "data", "memory"),
-    doc="More of a collective in parallel, at the price of GPU cores and buffers that compute beside it would use.",
+    doc="More of a collective in parallel, at the price of GPU cores and buffers that concurrent compute would use.",
     source=_DOCS,
 )
 MAX_CTAS = Knob(
     name="nccl-max-ctas",
     family=FAMILY,
-    summary="at most so many thread blocks for a collective, the rest for compute",
+    summary="limit the thread blocks of a collective, to leave the rest for compute",
     safety="exact",
     reduces={"compute": 0.15},
     needs=(_NCCL, _SEVERAL, _over("nvlink"), _LARGE, Need(fact="nccl", relation="at least", value="2.17")),
@@ -70,7 +70,7 @@ MAX_CTAS = Knob(
     excludes=("nccl-channels",),
     gates=("loss", "data"),
     doc=(
-        "Where communication is hidden, it still takes cores from the compute beside it: compute of the same work runs"
+        "Where communication is hidden, it still takes GPU cores from concurrent compute: the same work runs"
         " 9-32 % longer on a rank whose communication kernels wait. Fewer blocks give them back."
     ),
     source=f"{_DOCS}, NCCL_MAX_CTAS",
@@ -105,7 +105,7 @@ QUEUE_PAIRS = Knob(
 NO_NVLS = Knob(
     name="nccl-no-nvls",
     family=FAMILY,
-    summary="leave out NVLink SHARP",
+    summary="switch off NVLink SHARP",
     safety="exact",
     answers=dict.fromkeys(_COMMUNICATION, 0.15),
     saves_memory=0.05,
@@ -141,7 +141,8 @@ def changes(facts: JobFacts) -> Iterator[Change]:
 
 
 def _has_cores(facts: JobFacts, threads: int) -> bool:
-    """Whether each rank has a core for each socket thread; where the cores are not known, it is taken to have."""
+    """Whether each rank has a core for each socket thread; assumed if the cores are unknown."""
     if facts.cores_allowed is None:
         return True
-    return threads <= max(facts.cores_allowed / (facts.ranks_per_host or facts.num_ranks or 1), 2)
+    cores_per_rank = facts.cores_allowed / (facts.ranks_per_host or facts.num_ranks or 1)
+    return threads <= max(cores_per_rank, 2)

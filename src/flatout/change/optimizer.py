@@ -47,7 +47,7 @@ ZERO_GRAD = Knob(
     needs=(Need(fact="zero_grad_sets_to_none", relation="is", value=False),),
     doc=(
         "torch's default since 2.0, so only where a script asks for zeros. A parameter that got no gradient is then"
-        " left out by the optimizer instead of updated with 0: with momentum or weight decay that is another training,"
+        " skipped by the optimizer instead of updated with 0: with momentum or weight decay that is another training,"
         " and the loss gate sees it."
     ),
     source=f"{_DOCS} (zero_grad)",
@@ -59,7 +59,7 @@ def changes(facts: JobFacts) -> Iterator[Change]:
     has_fused = facts.optimizer in WITH_FUSED
     if has_fused and not facts.optimizer_is_fused:
         yield setting(FUSED, patch="optimizer", fused=True)
-    # On a GPU torch takes it by itself, unless told otherwise.
+    # On a GPU torch uses it by default, unless the script says otherwise.
     if not facts.optimizer_is_fused and (facts.device != "cuda" or facts.optimizer_is_foreach is False):
         yield setting(FOREACH, patch="optimizer", foreach=True)
     yield setting(ZERO_GRAD, patch="zero_grad_to_none")

@@ -36,7 +36,7 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
     "fsdp2": {"reshard_after_forward": (False,), "forward_prefetch": range(1, 9), "backward_prefetch": range(1, 9)},
     # set_requires_gradient_sync(False) for all passes but the last before an optimizer step.
     "fsdp2_no_sync": {"passes": range(2, 4097)},
-    # Optimizer.__init__ of those that have the keyword.
+    # Optimizer.__init__ of optimizers that have the keyword.
     "optimizer": {"fused": (True,), "foreach": (True,)},
     # Optimizer.zero_grad and Module.zero_grad: set_to_none=True.
     "zero_grad_to_none": {},
@@ -45,7 +45,7 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
     "channels_last": {},
     # torch.set_float32_matmul_precision("high") and cudnn.allow_tf32.
     "tf32": {},
-    # torch.autocast around the model's forward and the loss; weights stay as they are.
+    # torch.autocast around the model's forward and the loss; weights are unchanged.
     "autocast": {"dtype": ("bfloat16",)},
     # torch.compile of the model that the wrapper holds, or of the whole one.
     "compile": {"mode": ("default", "reduce-overhead", "max-autotune-no-cudagraphs")},
@@ -63,7 +63,7 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
 
 
 def patch_problem(patch: Patch) -> str | None:
-    """What is wrong with a patch, in one line; None: nothing."""
+    """Say in one line what is wrong with a patch; None if nothing is."""
     allowed = PATCHES.get(patch.name)
     if allowed is None:
         return f"there is no patch `{patch.name}`"

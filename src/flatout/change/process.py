@@ -13,7 +13,7 @@ _NODES = Need(fact="num_numa_nodes", relation="at least", value=2)
 BIND = Knob(
     name="bind-cores",
     family=FAMILY,
-    summary="bind each rank to cores of its own",
+    summary="bind each rank to its own cores",
     safety="exact",
     answers={"host-bound": 0.5, "straggler": 0.5, "host-sync": 0.3, "memory-copy": 0.3, "data-loading": 0.3},
     needs=(Need(fact="cores_allowed", relation="at least", value=2),),
@@ -57,7 +57,7 @@ SRUN_BINDING = Knob(
 THREADS = Knob(
     name="threads",
     family=FAMILY,
-    summary="as many compute threads a rank as it has cores",
+    summary="as many compute threads per rank as it has cores",
     safety="exact",
     answers={"host-bound": 0.3, "data-loading": 0.5},
     needs=(Need(fact="cores_allowed", relation="at least", value=1),),
@@ -72,7 +72,7 @@ THREADS = Knob(
 THREADS_CPU = Knob(
     name="threads-cpu",
     family=FAMILY,
-    summary="as many compute threads a rank as it has cores (training on the CPU)",
+    summary="as many compute threads per rank as it has cores (training on the CPU)",
     safety="exact",
     answers=THREADS.answers,
     reduces={"compute": 0.9},
@@ -100,8 +100,9 @@ def changes(facts: JobFacts) -> Iterator[Change]:
 
 
 def thread_counts(facts: JobFacts) -> tuple[int, ...]:
-    """Threads a rank to try: its share of the allowed cores, and half of it; never more than the share."""
+    """Return the numbers of threads per rank to try: its share of the allowed cores, and half of that share."""
     if facts.cores_allowed is None:
         return ()
     share = max(int(facts.cores_allowed / (facts.ranks_per_host or facts.num_ranks or 1)), 1)
-    return tuple(c for c in dict.fromkeys((share, share // 2)) if c >= 1 and c != facts.threads_per_rank)
+    counts = dict.fromkeys((share, share // 2))
+    return tuple(count for count in counts if count >= 1 and count != facts.threads_per_rank)

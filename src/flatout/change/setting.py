@@ -1,4 +1,4 @@
-"""A knob and a value -> the Change, named alike everywhere."""
+"""Build a Change from a knob and a value, with the name that every change has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def setting(
     argument: Argument | None = None,
     **parameters: Scalar,
 ) -> Change:
-    """The knob at this value (None: it has none). `patch` is the patch's name, further keywords are its parameters."""
+    """Return the knob at this value (None: it has none). `patch` names a patch, and the other keywords are its own."""
     text = "" if value is None else str(value)
     return Change(
         name=f"{knob.name}={text}" if text else knob.name,

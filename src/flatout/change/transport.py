@@ -1,4 +1,4 @@
-"""Over what the ranks' collectives go, at the slowest place: from NCCL's variables and what the hosts have."""
+"""Determine the transport of the ranks' collectives at its slowest place, from NCCL's variables and the hosts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _INFINIBAND = Path("/sys/class/infiniband")
 
 
 def with_transport(facts: JobFacts, hosts: Sequence[HostUse], *, infiniband: Path = _INFINIBAND) -> JobFacts:
-    """The facts with the transport: socket, infiniband, shared_memory or nvlink; None where it cannot be told.
+    """Return the facts with the transport: socket, infiniband, shared_memory or nvlink; None if it is uncertain.
 
-    A setting for one transport is useless on another, so what is not sure stays unknown.
+    A setting for one transport is useless for another, so an uncertain one stays unknown.
     """
     return msgspec.structs.replace(facts, transport=_transport(facts, hosts, infiniband))
 
@@ -24,12 +24,20 @@ def with_transport(facts: JobFacts, hosts: Sequence[HostUse], *, infiniband: Pat
 def _transport(facts: JobFacts, hosts: Sequence[HostUse], infiniband: Path) -> str | None:
     if facts.backend != "nccl" or facts.num_hosts is None:
         return None
-    is_off = {name for name, value in facts.environment.items() if name.endswith("_DISABLE") and value == "1"}
-    if facts.num_hosts == 1 and "NCCL_P2P_DISABLE" not in is_off:
-        has_nvlink = any(gpu.nvlink_sent_bytes_per_s is not None for host in hosts for gpu in host.gpus)
-        return "nvlink" if has_nvlink else None
-    if facts.num_hosts == 1 and "NCCL_SHM_DISABLE" not in is_off:
+    disabled = {name for name, value in facts.environment.items() if name.endswith("_DISABLE") and value == "1"}
+    if facts.num_hosts == 1 and "NCCL_P2P_DISABLE" not in disabled:
+        return "nvlink" if _has_nvlink(hosts) else None
+    if facts.num_hosts == 1 and "NCCL_SHM_DISABLE" not in disabled:
         return "shared_memory"
-    if "NCCL_IB_DISABLE" in is_off or facts.environment.get("NCCL_NET") == "Socket":
+    if "NCCL_IB_DISABLE" in disabled or facts.environment.get("NCCL_NET") == "Socket":
         return "socket"
-    return "infiniband" if infiniband.is_dir() and any(infiniband.iterdir()) else "socket"
+    return "infiniband" if _has_devices(infiniband) else "socket"
+
+
+def _has_nvlink(hosts: Sequence[HostUse]) -> bool:
+    gpus = [gpu for host in hosts for gpu in host.gpus]
+    return any(gpu.nvlink_sent_bytes_per_s is not None for gpu in gpus)
+
+
+def _has_devices(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())

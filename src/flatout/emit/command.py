@@ -1,4 +1,4 @@
-"""The user's command with what was tuned in it: words exchanged or added, never rewritten otherwise."""
+"""The user's command with the tuned arguments in it: words are replaced or added, and otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -13,36 +13,38 @@ from flatout.records.change import ChangeSet
 from flatout.records.tuning import HEAD_NODE, Tuning
 
 CONFIG = "tuned.toml"
+MAX_LINE = 100  # characters of a command that is not broken into lines
 
 
 def tuned_command(tuning: Tuning, *, with_patches: bool = True) -> tuple[str, ...]:
-    """Arguments of the script and of the launcher set; with patches, `flatout run` around it applies them.
+    """Return the command with the arguments of the script and of the launcher set.
 
-    So it does around a job that is to be kept alive.
+    With patches, `flatout run` around the command applies everything, and also around a job that is to be kept alive.
     """
-    words = with_arguments(tuning.command, tuning.changes.arguments)
-    for launcher, added in tuning.changes.launch.items():
-        words = with_launch_words(words, launcher, added)
     if with_patches and tuning.needs_run:
-        config = ("--config", tuning.config) if tuning.needs_patches or tuning.changes.changes else ()
+        has_changes = tuning.needs_patches or bool(tuning.changes.changes)
+        config = ("--config", tuning.config) if has_changes else ()
         return ("flatout", "run", *config, *tuning.keep, "--", *tuning.command)
-    return words
+    command = with_arguments(tuning.command, tuning.changes.arguments)
+    for launcher, added in tuning.changes.launch.items():
+        command = with_launch_words(command, launcher, added)
+    return command
 
 
 def without_srun(tuning: Tuning) -> tuple[Tuning, list[str]]:
-    """For where there is no Slurm: the command behind `srun`, and what to say of it."""
+    """Return the tuning with the command that `srun` starts, for places without Slurm, and a note on it."""
     command = started_by(tuning.command, "srun")
     if command == tuning.command:
         return tuning, []
-    left_out = shlex.join(tuning.command[: len(tuning.command) - len(command)])
-    note = f"left out of the command: {left_out}; a script that reads Slurm's variables finds none there"
+    removed = shlex.join(tuning.command[: len(tuning.command) - len(command)])
+    note = f"removed from the command: {removed}; a script that reads Slurm's variables finds none there"
     return msgspec.structs.replace(tuning, command=command), [note]
 
 
 def script_lines(words: Sequence[str], *, indent: str = "    ") -> str:
-    """The command quoted for a shell, broken before options of long lines."""
+    """Quote the command for a shell; a long one is broken into lines before its options."""
     line = shlex.join(words)
-    if len(line) <= 100:
+    if len(line) <= MAX_LINE:
         return line
     parts: list[list[str]] = [[]]
     for word in words:
@@ -62,15 +64,32 @@ def unplaced(tuning: Tuning, *, placed: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def named_head(words: Sequence[str]) -> tuple[str, ...]:
-    """What to say of words that only a Slurm job can fill in."""
+    """Say that only a Slurm job can fill in the first node, if the command names it."""
     if not any(HEAD_NODE in word for word in words):
         return ()
-    return (f"{HEAD_NODE} in the command is the first node that Slurm gives: put a host's name in its place",)
+    return (f"{HEAD_NODE} in the command is the first node that Slurm gives: replace it by a host's name",)
 
 
 def patch_note(changes: ChangeSet) -> tuple[str, ...]:
-    """What to say where a file cannot hold patches."""
+    """Say how to apply the patches, for a file that cannot hold them."""
     if not changes.patches:
         return ()
     names = ", ".join(change.name for change in changes.changes if change.patch is not None)
     return (f"{names}: applied inside the process, by `flatout run --config {CONFIG}` or by the snippet in your code",)
+
+
+def argument_notes(changes: ChangeSet) -> list[str]:
+    """Say which changes are arguments of a launcher or the script, for a file that holds no command."""
+    notes = [f"{' '.join(words)}: an argument of {launcher}" for launcher, words in changes.launch.items()]
+    for argument in changes.arguments:
+        notes += [f"{' '.join(words)}: an argument of the script" for words in argument.words]
+    return notes
+
+
+def config_note(tuning: Tuning, place: str, with_flatout: str) -> list[str]:
+    """Say where `flatout run` must find flatout and, if the command needs it, tuned.toml."""
+    if not tuning.needs_run:
+        return []
+    if not tuning.needs_patches and not tuning.changes.changes:
+        return [with_flatout]
+    return [place]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from flatout.emit.command import patch_note
+from flatout.emit.command import argument_notes, patch_note
 from flatout.emit.heading import commented
 from flatout.records.tuning import Emitted, Tuning
 
@@ -12,8 +12,6 @@ from flatout.records.tuning import Emitted, Tuning
 def emit(tuning: Tuning) -> Emitted:
     changes = tuning.changes
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(changes.environment.items())]
-    notes = [*patch_note(changes)]
-    notes += [f"{' '.join(words)}: an argument of {launcher}" for launcher, words in changes.launch.items()]
-    notes += [f"{' '.join(word)}: an argument of the script" for each in changes.arguments for word in each.words]
-    body = "".join(lines) or "# Nothing of it is set by the environment.\n"
+    notes = [*patch_note(changes), *argument_notes(changes)]
+    body = "".join(lines) or "# None of the changes is set by the environment.\n"
     return Emitted(path="tuned.env", text=commented(tuning) + body, notes=tuple(dict.fromkeys(notes)))

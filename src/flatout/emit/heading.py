@@ -1,36 +1,45 @@
-"""What every file says first: where its numbers come from."""
+"""The heading of every emitted file: where its numbers come from."""
 
 from __future__ import annotations
 
 from flatout import __version__
 from flatout.records.tuning import Tuning
+from flatout.records.verdict import Verdict
 
-_WHAT = {
+_OBJECTIVES = {
     "peak_memory_bytes": "less peak memory",
-    "j_per_sample": "less energy a sample",
-    "j_per_step": "less energy a step",
+    "j_per_sample": "less energy per sample",
+    "j_per_step": "less energy per step",
 }
 
 
 def heading(tuning: Tuning) -> list[str]:
-    """Lines without a comment sign."""
+    """Return the lines without a comment sign."""
     lines = [f"Written by flatout {__version__}: {tuning.changes.name}"]
-    verdict = tuning.verdict
-    if verdict is not None and verdict.speedup is not None:
-        what = _WHAT.get(verdict.objective, "as fast")
-        between = f", {verdict.interval[0]:.3f} to {verdict.interval[1]:.3f}" if verdict.interval else ""
-        lines.append(
-            f"Measured: {verdict.verdict}, {verdict.speedup:.3f} times {what}{between}"
-            f" ({verdict.num_pairs} pairs: {verdict.order or 'order unknown'})"
-        )
-    unknown = [one.change.name for one in tuning.each if not one.is_shown_alone]
+    if tuning.verdict is not None and tuning.verdict.speedup is not None:
+        lines.append(_measured(tuning.verdict, tuning.verdict.speedup))
+    unknown = [tuned.change.name for tuned in tuning.each if not tuned.is_shown_alone]
     if unknown:
-        lines.append(f"Not shown to bring anything by themselves, only together with others: {', '.join(unknown)}")
+        lines.append(f"Measured only together with others, effect alone unknown: {', '.join(unknown)}")
     where = ", ".join(f"{name} {value}" for name, value in {**tuning.machine, **tuning.versions}.items())
     if where:
         lines.append(f"On: {where}")
-    # One line each, and nothing that could end a comment or that TOML forbids in one.
-    return ["".join(c for c in " ".join(line.split()) if c.isprintable()) for line in lines]
+    return [one_comment_line(line) for line in lines]
+
+
+def _measured(verdict: Verdict, speedup: float) -> str:
+    what = _OBJECTIVES.get(verdict.objective, "as fast")
+    between = f", {verdict.interval[0]:.3f} to {verdict.interval[1]:.3f}" if verdict.interval else ""
+    pairs = f"{verdict.num_pairs} pairs: {verdict.order or 'order unknown'}"
+    return f"Measured: {verdict.verdict}, {speedup:.3f} times {what}{between} ({pairs})"
+
+
+def one_comment_line(text: str) -> str:
+    """Return the text on one line, without what could end a comment or what TOML forbids in one.
+
+    Names come from other people's files and jobs.
+    """
+    return "".join(character for character in " ".join(text.split()) if character.isprintable())
 
 
 def commented(tuning: Tuning, sign: str = "#") -> str:

@@ -1,12 +1,12 @@
-"""A JobSet (jobset.x-k8s.io/v1alpha2) that runs the user's command, one pod a host.
+"""A JobSet (jobset.x-k8s.io/v1alpha2) that runs the user's command, one pod per host.
 
-The agents of torchrun on several hosts meet in the first pod, by the name that the JobSet gives it. Image and number of
-GPUs are the user's: the image is a place to fill in. A command that needs patches expects flatout
-and `tuned.toml` in the image's working folder.
+The agents of torchrun on several hosts meet in the first pod, by the name that the JobSet gives it. The user supplies
+image and number of GPUs: the image is a placeholder. A command that needs patches expects flatout and `tuned.toml` in
+the image's working folder.
 
-A job that is kept alive is started again by `flatout run` inside its pod, within its budget, and by Kubernetes only
-where the pod cannot go on: its machine is at fault, which `flatout run` tells by an exit code of its own, or the pod
-was taken away. Any other end of the container ends the job. So restarts do not multiply.
+A job that is kept alive is restarted by `flatout run` inside its pod, within its budget. Kubernetes restarts it only if
+the pod cannot continue: its machine is at fault, which `flatout run` reports by a separate exit code, or the pod was
+taken away. Any other end of the container ends the job. So restarts do not multiply.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from flatout.change.launchers import with_launch_words
-from flatout.emit.command import CONFIG, named_head, tuned_command, unplaced, without_srun
+from flatout.emit.command import CONFIG, config_note, named_head, tuned_command, unplaced, without_srun
 from flatout.emit.heading import commented
 from flatout.emit.rendezvous import (
     PORT,
     is_static,
-    meets,
+    needs_rendezvous,
     num_nodes,
-    with_own_meeting,
+    with_own_rendezvous,
     with_rendezvous,
     with_variables,
 )
@@ -37,7 +37,7 @@ IMAGE = "REPLACE-WITH-YOUR-IMAGE"
 
 NAME, PODS = "flatout-tuned", "workers"
 MACHINE_CODE = 75  # EX_TEMPFAIL of sysexits.h
-_JOB_LABEL = "batch.kubernetes.io/controller-uid"  # the same for all pods of a Job, those that take another's place too
+_JOB_LABEL = "batch.kubernetes.io/controller-uid"  # the same for all pods of a Job, also those that replace another
 
 
 def emit(
@@ -48,66 +48,88 @@ def emit(
     gpus: int | None = None,
     limit_s: int | None = None,
     labels: Mapping[str, str] | None = None,
-    keeps_meeting: bool = False,
+    keeps_rendezvous: bool = False,
 ) -> Emitted:
-    """`gpus` are of a host, in place of those that it was tuned on; `labels` are the JobSet's, as Kueue's queue.
+    """Return the JobSet. `gpus` are per host, instead of those of the tuning; `labels` are the JobSet's, as for Kueue.
 
-    `keeps_meeting`: where torchrun's agents meet is as the command says, else in the first pod.
+    With `keeps_rendezvous` torchrun's agents meet where the command says, else in the first pod.
     """
-    tuning, notes = without_srun(tuning)
-    num_moves = _num_restarts(tuning.keep)
-    if num_moves:
+    tuning, notes_on_srun = without_srun(tuning)
+    num_restarts = _num_restarts(tuning.keep)
+    if num_restarts:
         tuning = msgspec.structs.replace(tuning, keep=(*tuning.keep, f"--machine-code={MACHINE_CODE}"))
-    hosts = num_nodes(tuning)
-    is_nvidia = gpus is not None or tuning.machine.get("device", "").upper().startswith("NVIDIA")
-    if gpus is None:
-        gpus = _whole(tuning.machine.get("ranks_per_host") or tuning.machine.get("num_ranks"), 0)
-    words = _command(tuning, name, keeps_meeting=keeps_meeting)
+    words = _command(tuning, name, keeps_rendezvous=keeps_rendezvous)
     container: dict[str, Value] = {"name": "train", "image": image, "command": words}
-    if tuning.changes.environment and not tuning.needs_run:
-        container["env"] = [
-            {"name": name, "value": value} for name, value in sorted(tuning.changes.environment.items())
-        ]
-    if num_moves:
-        container["env"] = [
-            {"name": Variable.JOB, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_JOB_LABEL}']"}}}
-        ]
-    if gpus and is_nvidia:
-        container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
-    job: dict[str, Value] = {
-        "parallelism": hosts,
-        "completions": hosts,
-        "completionMode": "Indexed",
-        "backoffLimit": num_moves,
-        **({"podFailurePolicy": _POLICY} if num_moves else {}),
-        **({"activeDeadlineSeconds": limit_s} if limit_s is not None else {}),
-        "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
-    }
+    container |= _environment(tuning, is_restarted=bool(num_restarts))
+    container |= _resources(tuning, gpus)
+    metadata: dict[str, Value] = {"name": name}
+    if labels:
+        metadata["labels"] = dict(labels)
     text = yaml_text(
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
-            "metadata": {"name": name, **({"labels": dict(labels)} if labels else {})},
+            "metadata": metadata,
             "spec": {
                 "network": {"enableDNSHostnames": True},
-                "replicatedJobs": [{"name": PODS, "replicas": 1, "template": {"spec": job}}],
+                "replicatedJobs": [
+                    {
+                        "name": PODS,
+                        "replicas": 1,
+                        "template": {"spec": _job(container, num_nodes(tuning), num_restarts, limit_s)},
+                    }
+                ],
             },
         }
     )
-    to_set = [f"set `image`: {IMAGE} is a place to fill in"] if image == IMAGE else []
-    notes = [*to_set, *notes, *unplaced(tuning), *named_head(words)]
-    if num_moves and "--ledger" not in tuning.keep:
+    notes = [f"set `image`: {IMAGE} is a placeholder"] if image == IMAGE else []
+    notes += [*notes_on_srun, *unplaced(tuning), *named_head(words)]
+    if num_restarts and "--ledger" not in tuning.keep:
         notes.append(
-            "a pod in another's place begins anew without --ledger, a folder on a volume that outlives the pods"
+            "a pod that replaces another starts from scratch without --ledger, a folder on a volume that outlives pods"
         )
-    if tuning.needs_run:
-        has_config = tuning.needs_patches or tuning.changes.changes
-        with_config = f"the image must have flatout, and {CONFIG} in its working folder"
-        notes.append(with_config if has_config else "the image must have flatout")
+    notes += config_note(
+        tuning,
+        f"the image must have flatout, and {CONFIG} in its working folder",
+        with_flatout="the image must have flatout",
+    )
     return Emitted(path="jobset.yaml", text=commented(tuning) + text, notes=tuple(notes))
 
 
-# The first rule that fits counts. What none fits would be counted as the machine's.
+def _environment(tuning: Tuning, *, is_restarted: bool) -> dict[str, Value]:
+    """Return the `env` of the container, if it needs one."""
+    if is_restarted:
+        job = {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_JOB_LABEL}']"}}}
+        return {"env": [{"name": Variable.JOB, **job}]}
+    if tuning.changes.environment and not tuning.needs_run:
+        variables = sorted(tuning.changes.environment.items())
+        return {"env": [{"name": name, "value": value} for name, value in variables]}
+    return {}
+
+
+def _resources(tuning: Tuning, gpus: int | None) -> dict[str, Value]:
+    """Return the GPUs of the container: those asked for, else those of the tuning if they were NVIDIA's."""
+    if gpus is None and tuning.machine.get("device", "").upper().startswith("NVIDIA"):
+        gpus = _integer(tuning.machine.get("ranks_per_host") or tuning.machine.get("num_ranks"), 0)
+    return {"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}
+
+
+def _job(container: dict[str, Value], num_hosts: int, num_restarts: int, limit_s: int | None) -> dict[str, Value]:
+    job: dict[str, Value] = {
+        "parallelism": num_hosts,
+        "completions": num_hosts,
+        "completionMode": "Indexed",
+        "backoffLimit": num_restarts,
+    }
+    if num_restarts:
+        job["podFailurePolicy"] = _POLICY
+    if limit_s is not None:
+        job["activeDeadlineSeconds"] = limit_s
+    job["template"] = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    return job
+
+
+# The first rule that fits counts. An end that fits none would be counted as the machine's fault.
 _POLICY: dict[str, Value] = {
     "rules": [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -120,35 +142,32 @@ _POLICY: dict[str, Value] = {
 
 
 def _num_restarts(keep: Sequence[str]) -> int:
-    """As `--max-restarts N` among the options of `flatout run` says."""
-    given = [keep[place + 1] for place, word in enumerate(keep[:-1]) if word == "--max-restarts"]
-    return _whole(given[-1], 0) if given else 0
+    """Return the N of `--max-restarts N` among the options of `flatout run`, 0 without it."""
+    values = [keep[position + 1] for position, word in enumerate(keep[:-1]) if word == "--max-restarts"]
+    return _integer(values[-1], 0) if values else 0
 
 
 def first_pod(name: str) -> str:
-    """Its name in the JobSet's network."""
+    """Return the first pod's name in the JobSet's network."""
     return f"{name}-{PODS}-0-0.{name}"
 
 
-def _command(tuning: Tuning, name: str, *, keeps_meeting: bool) -> list[str]:
-    """Kubernetes puts variables in the place of `$(NAME)`: of ours, and of none of the user's."""
+def _command(tuning: Tuning, name: str, *, keeps_rendezvous: bool) -> list[str]:
+    """Return the command. Kubernetes replaces `$(NAME)` by a variable: only in our own words, not in the user's."""
     words = tuple(word.replace("$(", "$$(") for word in tuned_command(tuning))
-    if meets(tuning) and keeps_meeting:
-        words = with_variables(with_own_meeting(words, num_nodes(tuning)))
-        if is_static(words):
-            words = with_launch_words(words, "torchrun", (_NODE_RANK,))
-    elif meets(tuning):
-        words = with_rendezvous(
-            words,
-            (
-                f"--nnodes={num_nodes(tuning)}",
-                _NODE_RANK,
-                f"--master-addr={first_pod(name)}",
-                f"--master-port={PORT}",
-            ),
-        )
-    return list(words)
+    if not needs_rendezvous(tuning):
+        return list(words)
+    if keeps_rendezvous:
+        words = with_variables(with_own_rendezvous(words, num_nodes(tuning)))
+        return list(with_launch_words(words, "torchrun", (_NODE_RANK,)) if is_static(words) else words)
+    in_first_pod = (
+        f"--nnodes={num_nodes(tuning)}",
+        _NODE_RANK,
+        f"--master-addr={first_pod(name)}",
+        f"--master-port={PORT}",
+    )
+    return list(with_rendezvous(words, in_first_pod))
 
 
-def _whole(text: str | None, default: int) -> int:
+def _integer(text: str | None, default: int) -> int:
     return int(text) if text is not None and text.isdigit() else default

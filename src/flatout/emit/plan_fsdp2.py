@@ -1,7 +1,7 @@
-"""A Python file that applies the layout with torch's own FSDP2 (`fully_shard`), and runs as it is on a tiny model.
+"""A Python file that applies the layout with torch's own FSDP2 (`fully_shard`), and runs unchanged on a tiny model.
 
 Names: torch 2.13, `torch/distributed/fsdp/_fully_shard`. `main()` trains a model with the module names of
-Hugging Face's Llama, so that what is wrong of a mesh shows before the real model is in.
+Hugging Face's Llama, so that errors of the mesh show before the real model is used.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 DP, TP = @@DP@@, @@TP@@
-SHARD = @@SHARD@@  # of the DP ranks: so many shard the states, and such groups are replicas of each other (HSDP)
-OFFLOADS = @@OFFLOADS@@  # to the host's memory: parameters, gradients and the optimizer
-ZERO = @@ZERO@@  # 0: replicated (DDP); 1, 2: parameters stay gathered after forward; 3: they are dropped meanwhile
+SHARD = @@SHARD@@  # DP ranks that shard the states; groups of this size are replicas of each other (HSDP)
+OFFLOADS = @@OFFLOADS@@  # parameters, gradients and the optimizer are in the host's memory
+ZERO = @@ZERO@@  # 0: replicated (DDP); 1, 2: parameters stay gathered after forward; 3: they are freed meanwhile
 MICRO_BATCH, NUM_MICRO_BATCHES, SEQ = @@MICRO@@, @@NUM_MICRO@@, @@SEQ@@
 RECOMPUTES = @@RECOMPUTES@@
 DTYPE = torch.@@DTYPE@@
-# Of one layer, by the names of Hugging Face's Llama.
+# For one layer, with the module names of Hugging Face's Llama.
 TP_PLAN = {
     **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
     "self_attn.o_proj": RowwiseParallel(),
@@ -55,7 +55,7 @@ def make_mesh(device: str) -> DeviceMesh:
 
 
 def parallelize(model: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh) -> nn.Module:
-    """Tensor parallelism, then recomputation, then sharding; `layers` are the model's transformer layers."""
+    """Apply tensor parallelism, recomputation and sharding; `layers` are the model's transformer layers."""
     for index, layer in enumerate(layers):
         if TP > 1:
             parallelize_module(layer, mesh["tp"], TP_PLAN)
@@ -64,24 +64,24 @@ def parallelize(model: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh) -> nn
     if ZERO == 0 and TP == 1:
         return DistributedDataParallel(model)
     policy = MixedPrecisionPolicy(param_dtype=DTYPE, reduce_dtype=torch.float32)
-    given = {
+    options = {
         "mesh": mesh["replicate", "shard"] if SHARD < DP else mesh["shard"],
         "mp_policy": policy,
         "reshard_after_forward": ZERO == 3,
         "offload_policy": CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if OFFLOADS else OffloadPolicy(),
     }
     for layer in layers:
-        fully_shard(layer, **given)
-    return fully_shard(model, **given)
+        fully_shard(layer, **options)
+    return fully_shard(model, **options)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torch.Tensor]) -> torch.Tensor:
-    """One optimizer step over the micro-batches, each (sequences, tokens + 1)."""
+    """Make one optimizer step over the micro-batches, each (sequences, tokens + 1)."""
     total = torch.zeros((), device=batches[0].device)
     for number, batch in enumerate(batches):
         if isinstance(model, DistributedDataParallel):
             model.require_backward_grad_sync = number == len(batches) - 1
-        elif ZERO < 2:  # ZeRO-3 reduces each micro-batch: it has no room for whole gradients
+        elif ZERO < 2:  # ZeRO-3 reduces each micro-batch: it has no memory for unsharded gradients
             model.set_requires_gradient_sync(number == len(batches) - 1)
         with torch.autocast(batch.device.type, DTYPE, enabled=DTYPE != torch.float32):
             logits = model(batch[:, :-1])
@@ -170,11 +170,12 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
     layout = job.layout
     notes = unexpressed(job)
     replicas = layout.dp * layout.pp * layout.cp
-    filled = {
+    is_sharded_in_groups = layout.shard and replicas % layout.shard == 0
+    values = {
         "LAUNCH": " ".join(torchrun_words(job)).replace('"', ""),
         "DP": replicas,
         "TP": layout.tp,
-        "SHARD": layout.shard if layout.shard and replicas % layout.shard == 0 else replicas,
+        "SHARD": layout.shard if is_sharded_in_groups else replicas,
         "OFFLOADS": layout.offload,
         "ZERO": layout.zero,
         "MICRO": layout.micro_batch,
@@ -184,42 +185,31 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
         "DTYPE": {"fp32": "float32", "fp16": "float16"}.get(job.precision, "bfloat16"),
     }
     text = _TEMPLATE
-    for name, value in filled.items():
+    for name, value in values.items():
         text = text.replace(f"@@{name}@@", str(value))
     return (Emitted(path="fsdp2_plan.py", text=commented(job, TARGET, notes) + text, notes=notes),)
 
 
 def unexpressed(job: PlannedJob) -> tuple[str, ...]:
-    """What is not FSDP2's."""
-    layout, notes = job.layout, []
-    if layout.pp > 1:
-        notes.append(
-            f"{layout.pp} pipeline stages are torch.distributed.pipelining's and cut the model: their ranks become "
-            "replicas here; plan with --fix pp=1 for FSDP2"
-        )
-    if layout.cp > 1:
-        notes.append(
-            f"context parallelism {layout.cp} is torch.distributed.tensor.experimental.context_parallel's, around your "
-            "attention: its ranks become replicas here; plan with --fix cp=1"
-        )
-    if layout.ep > 1:
-        notes.append(f"expert parallelism {layout.ep} is the model's own: experts are sharded like all else here")
-    if layout.sequence_parallel:
-        notes.append(
-            "sequence parallelism needs a plan for your norms (SequenceParallel): norms run on every rank here"
-        )
-    if layout.zero == 1:
-        notes.append("FSDP2 has no ZeRO-1: gradients are sharded, too, once a step (ZeRO-2)")
-    if layout.zero == 0 and layout.tp > 1:
-        notes.append("DDP does not go with tensor parallelism: this shards as ZeRO-2")
-    if layout.offload:
-        notes.append("FSDP2 offloads parameters and gradients with the optimizer, not it alone")
-    if layout.recompute == "selective":
-        notes.append("selective recomputation depends on the model's operators: nothing is recomputed here")
-    if job.precision in ("fp8", "fp4"):
-        notes.append(f"{job.precision} is torchao's: this trains in bf16")
-    if job.precision == "fp16":
-        notes.append("fp16 needs a loss scaler (torch.amp.GradScaler), which is not in this file")
-    if num_nodes(job) > 1:
-        notes.append("the tiny model is no measure of speed: put yours into main()")
-    return tuple(notes)
+    """Return a note for each part of the plan that FSDP2 cannot express."""
+    layout = job.layout
+    notes = {
+        f"{layout.pp} pipeline stages are torch.distributed.pipelining's and cut the model: their ranks become "
+        "replicas here; plan with --fix pp=1 for FSDP2": layout.pp > 1,
+        f"context parallelism {layout.cp} is torch.distributed.tensor.experimental.context_parallel's, around your "
+        "attention: its ranks become replicas here; plan with --fix cp=1": layout.cp > 1,
+        f"expert parallelism {layout.ep} is the model's own: experts are sharded like all else here": layout.ep > 1,
+        "sequence parallelism needs a plan for your norms (SequenceParallel): norms run on every rank here": (
+            layout.sequence_parallel
+        ),
+        "FSDP2 has no ZeRO-1: gradients are sharded, too, once per step (ZeRO-2)": layout.zero == 1,
+        "DDP does not go with tensor parallelism: this shards as ZeRO-2": layout.zero == 0 and layout.tp > 1,
+        "FSDP2 offloads parameters and gradients with the optimizer, not it alone": layout.offload,
+        "selective recomputation depends on the model's operators: nothing is recomputed here": (
+            layout.recompute == "selective"
+        ),
+        f"{job.precision} is torchao's: this trains in bf16": job.precision in ("fp8", "fp4"),
+        "fp16 needs a loss scaler (torch.amp.GradScaler), which is not in this file": job.precision == "fp16",
+        "the tiny model does not measure speed: put yours into main()": num_nodes(job) > 1,
+    }
+    return tuple(note for note, applies in notes.items() if applies)

@@ -1,63 +1,57 @@
-"""What every emitted plan says first: the layout, what is predicted of it, and what the target cannot express."""
+"""The heading of every emitted plan: the layout, what is predicted for it, and what the target cannot express."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from flatout import __version__
+from flatout.emit.heading import one_comment_line
+from flatout.records.plan import Layout
 from flatout.records.plan_details import PlannedJob
 from flatout.units import num_bytes, percent, seconds
 
 
 def heading(job: PlannedJob, target: str, notes: Iterable[str] = ()) -> list[str]:
-    """Lines without a comment sign. `target` names the tool and the version whose names are used."""
+    """Return the lines without a comment sign. `target` names the tool and its version."""
     layout = job.layout
     low, high = job.step_time_interval_s
-    degrees = ", ".join(
-        f"{name} {value}"
-        for name, value in (
-            ("tp", layout.tp),
-            ("pp", layout.pp),
-            ("vpp", layout.vpp),
-            ("cp", layout.cp),
-            ("ep", layout.ep),
-            ("dp", layout.dp),
-            ("zero", layout.zero),
-            ("shard", layout.shard),
-        )
-        if value > 1 or name in ("dp", "zero")
-    )
     lines = [
         f"Written by flatout {__version__}: {job.workload.name} on {job.cluster.num_gpus} x {job.cluster.gpu}, "
         f"for {target}",
-        f"Layout: {degrees}; micro-batch {layout.micro_batch} x {layout.num_micro_batches}, {layout.schedule}, "
+        f"Layout: {_degrees(layout)}; micro-batch {layout.micro_batch} x {layout.num_micro_batches}, {layout.schedule}, "
         f"recompute {layout.recompute}, {job.precision}",
-        f"Predicted, not measured: {seconds(job.step_time_s)} a step ({seconds(low)} to {seconds(high)}), "
-        f"{num_bytes(job.memory_bytes)} a GPU, out of memory with a probability of "
+        f"Predicted, not measured: {seconds(job.step_time_s)} per step ({seconds(low)} to {seconds(high)}), "
+        f"{num_bytes(job.memory_bytes)} per GPU, out of memory with a probability of "
         f"{percent(job.out_of_memory_probability)}",
         *(f"NOT EXPRESSED: {note}" for note in notes),
     ]
-    # One line each, and nothing that could end a comment: names come from other people's files.
-    return ["".join(c for c in " ".join(line.split()) if c.isprintable()) for line in lines]
+    return [one_comment_line(line) for line in lines]
+
+
+def _degrees(layout: Layout) -> str:
+    """Return the degrees of parallelism that are above 1, and always `dp` and `zero`."""
+    degrees = {name: getattr(layout, name) for name in ("tp", "pp", "vpp", "cp", "ep", "dp", "zero", "shard")}
+    shown = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1 or name in ("dp", "zero")]
+    return ", ".join(shown)
 
 
 def commented(job: PlannedJob, target: str, notes: Iterable[str] = ()) -> str:
-    """The heading for shell and Python."""
+    """Return the heading as comments of shell and Python."""
     return "".join(f"# {line}\n" for line in heading(job, target, notes))
 
 
 def num_nodes(job: PlannedJob) -> int:
-    """Machines of the cluster that the layout fills."""
+    """Return the number of machines that the layout uses."""
     return max(1, -(-job.cluster.num_gpus // job.cluster.gpus_per_node))
 
 
 def gpus_per_node(job: PlannedJob) -> int:
-    """Ranks that one machine starts."""
+    """Return the number of ranks per machine."""
     return min(job.cluster.num_gpus, job.cluster.gpus_per_node)
 
 
 def torchrun_words(job: PlannedJob) -> list[str]:
-    """The launch of every rank. On several nodes, `HEAD_NODE` names the first one."""
+    """Return the launch of all ranks. On several nodes, the variable `HEAD_NODE` names the first one."""
     per_node = [f"--nproc-per-node={gpus_per_node(job)}"]
     if num_nodes(job) == 1:
         return ["torchrun", "--standalone", *per_node]
@@ -65,10 +59,22 @@ def torchrun_words(job: PlannedJob) -> list[str]:
     return ["torchrun", f"--nnodes={num_nodes(job)}", *per_node, "--rdzv-backend=c10d", endpoint]
 
 
-def script(job: PlannedJob, target: str, notes: Iterable[str], environment: dict[str, str], groups: list[str]) -> str:
-    """A launch script: `groups` are the lines of the one command, each already quoted; further arguments follow."""
+def script(
+    job: PlannedJob,
+    target: str,
+    notes: Iterable[str],
+    environment: dict[str, str],
+    groups: list[str],
+    *,
+    runs_on_each_node: bool = True,
+    after_arguments: tuple[str, ...] = (),
+) -> str:
+    """Return a launch script. `groups` are the lines of its one command, quoted; the script's own arguments follow.
+
+    `after_arguments` follow these. A script that does not run on each node needs no `HEAD_NODE`.
+    """
     lines = ["#!/usr/bin/env bash", commented(job, target, notes).rstrip("\n"), "set -euo pipefail"]
-    if num_nodes(job) > 1:
+    if num_nodes(job) > 1 and runs_on_each_node:
         lines.append(': "${HEAD_NODE:?set HEAD_NODE to the first machine, and start this on each of them}"')
     lines += [f"export {name}={value}" for name, value in environment.items()]
-    return "\n".join(lines) + "\n\nexec " + " \\\n  ".join([*groups, '"$@"']) + "\n"
+    return "\n".join(lines) + "\n\nexec " + " \\\n  ".join([*groups, '"$@"', *after_arguments]) + "\n"

@@ -1,6 +1,6 @@
 """A launch script for Megatron-LM's `pretrain_gpt.py`. Names: core_v0.15.0, `megatron/training/arguments.py`.
 
-Data are mock ones: the script measures the layout, and arguments that are added replace them (the last one counts).
+The data are mock data: the script measures the layout. Arguments that are added replace them (the last one counts).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 
 from flatout.emit.plan_heading import script, torchrun_words
-from flatout.records.plan import Workload
+from flatout.records.plan import Layout, Workload
 from flatout.records.plan_details import PlannedJob
 from flatout.records.tuning import Emitted
 
@@ -22,28 +22,35 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
         *(" ".join(map(shlex.quote, words)) for words in (_parallel(job), _batch(job), _model(job.workload), _run())),
     ]
     is_fsdp = job.layout.zero >= 2
-    # Before Blackwell, TP's and CP's overlap needs kernels in the order in which they were launched; FSDP forbids it.
-    environment = {} if is_fsdp or job.layout.tp * job.layout.cp == 1 else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    # Before Blackwell, the overlap of TP and CP needs kernels to run in the order of their launch; FSDP forbids it.
+    needs_order = not is_fsdp and job.layout.tp * job.layout.cp > 1
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if needs_order else {}
     text = script(job, TARGET, notes, environment, groups)
     return (Emitted(path="megatron_plan.sh", text=text, notes=notes),)
 
 
 def unexpressed(job: PlannedJob) -> tuple[str, ...]:
-    """What Megatron-LM has no argument for."""
-    layout, notes = job.layout, []
-    if layout.schedule == "zero-bubble":
-        notes.append("Megatron-LM has no zero-bubble schedule: this runs 1F1B, whose bubble is longer than predicted")
-    if layout.schedule == "gpipe" and layout.pp > 1:
-        notes.append("Megatron-LM has no GPipe schedule: this runs 1F1B, which holds fewer activations")
-    if layout.offload and not layout.zero:
-        notes.append("Megatron-LM offloads the distributed optimizer only: the optimizer stays on the GPU")
-    workload = job.workload
-    if workload.patch_inputs or not workload.is_causal:
-        notes.append(f"{workload.name} is no causal language model: pretrain_gpt.py trains a GPT of the same size")
-    uneven = workload.num_layers % (layout.pp * layout.vpp)
-    if uneven and (workload.num_layers - _last_stage(job)) % max(layout.pp - 1, 1):
-        notes.append(f"{workload.num_layers} layers on {layout.pp} stages: give --pipeline-model-parallel-layout")
-    return tuple(notes)
+    """Return a note for each part of the plan that Megatron-LM has no argument for."""
+    layout, workload = job.layout, job.workload
+    is_language_model = workload.is_causal and not workload.patch_inputs
+    layers_before_last = workload.num_layers - _last_stage(job)
+    is_uneven = bool(workload.num_layers % (layout.pp * layout.vpp) and layers_before_last % max(layout.pp - 1, 1))
+    notes = {
+        "Megatron-LM has no zero-bubble schedule: this runs 1F1B, whose bubble is longer than predicted": (
+            layout.schedule == "zero-bubble"
+        ),
+        "Megatron-LM has no GPipe schedule: this runs 1F1B, which holds fewer activations": (
+            layout.schedule == "gpipe" and layout.pp > 1
+        ),
+        "Megatron-LM offloads the distributed optimizer only: the optimizer stays on the GPU": (
+            layout.offload and not layout.zero
+        ),
+        f"{workload.name} is not a causal language model: pretrain_gpt.py trains a GPT of the same size": (
+            not is_language_model
+        ),
+        f"{workload.num_layers} layers on {layout.pp} stages: give --pipeline-model-parallel-layout": is_uneven,
+    }
+    return tuple(note for note, applies in notes.items() if applies)
 
 
 def _parallel(job: PlannedJob) -> list[str]:
@@ -59,29 +66,45 @@ def _parallel(job: PlannedJob) -> list[str]:
         words += [f"--context-parallel-size={layout.cp}", "--cp-comm-type=p2p"]
     if job.workload.num_experts:
         words += [f"--expert-model-parallel-size={layout.ep}", "--expert-tensor-parallel-size=1"]
-    if layout.zero == 1:
-        words += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
-    elif layout.zero == 0:
-        words.append("--overlap-grad-reduce")
-    else:
-        strategy = "optim_grads" if layout.zero == 2 else "optim_grads_params"
-        words += ["--use-distributed-optimizer", "--use-megatron-fsdp", f"--data-parallel-sharding-strategy={strategy}"]
-        words += ["--overlap-grad-reduce", "--overlap-param-gather", "--ckpt-format=fsdp_dtensor"]
-    if 0 < layout.shard < layout.dp * layout.cp and layout.zero:
-        words.append(f"--num-distributed-optimizer-instances={layout.dp * layout.cp // layout.shard}")
-    if layout.offload and layout.zero:
+    return [*words, *_sharding(layout), *_RECOMPUTE.get(layout.recompute, ())]
+
+
+_RECOMPUTE: dict[str, tuple[str, ...]] = {
+    "selective": ("--recompute-granularity=selective",),
+    "full": ("--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1"),
+}
+_OVERLAP = ("--overlap-grad-reduce", "--overlap-param-gather")
+_ZERO: dict[int, tuple[str, ...]] = {
+    0: ("--overlap-grad-reduce",),
+    1: ("--use-distributed-optimizer", *_OVERLAP),
+    **{
+        zero: (
+            "--use-distributed-optimizer",
+            "--use-megatron-fsdp",
+            f"--data-parallel-sharding-strategy={strategy}",
+            *_OVERLAP,
+            "--ckpt-format=fsdp_dtensor",
+        )
+        for zero, strategy in ((2, "optim_grads"), (3, "optim_grads_params"))
+    },
+}
+
+
+def _sharding(layout: Layout) -> list[str]:
+    """Return the arguments for what is sharded over the data-parallel ranks, and offloaded."""
+    words = list(_ZERO[layout.zero])
+    replicas = layout.dp * layout.cp
+    if layout.zero and 0 < layout.shard < replicas:
+        words.append(f"--num-distributed-optimizer-instances={replicas // layout.shard}")
+    if layout.zero and layout.offload:
         words += ["--optimizer-cpu-offload", "--optimizer-offload-fraction=1.0", "--use-precision-aware-optimizer"]
-    if layout.recompute == "selective":
-        words.append("--recompute-granularity=selective")
-    elif layout.recompute == "full":
-        words += ["--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1"]
     return words
 
 
 def _last_stage(job: PlannedJob) -> int:
-    """What the other stages, with as many as it takes, leave."""
-    most = -(-job.workload.num_layers // job.layout.pp)
-    return job.workload.num_layers - most * (job.layout.pp - 1)
+    """Return the layers of the last stage, if all others have the same number, rounded up."""
+    per_stage = -(-job.workload.num_layers // job.layout.pp)
+    return job.workload.num_layers - per_stage * (job.layout.pp - 1)
 
 
 def _batch(job: PlannedJob) -> list[str]:
@@ -102,42 +125,58 @@ def _batch(job: PlannedJob) -> list[str]:
 
 
 def _model(workload: Workload) -> list[str]:
-    w = workload
-    words = [
-        f"--num-layers={w.num_layers}",
-        f"--hidden-size={w.hidden}",
-        f"--ffn-hidden-size={w.ffn or w.expert_ffn}",
-        f"--num-attention-heads={w.num_heads}",
-        f"--vocab-size={w.vocab or 1024}",
-        f"--position-embedding-type={'learned_absolute' if w.max_positions else 'rope'}",
-        f"--normalization={'LayerNorm' if w.has_bias else 'RMSNorm'}",
+    switches = {
+        "--swiglu": workload.is_gated,
+        "--disable-bias-linear": not workload.has_bias,
+        "--untie-embeddings-and-output-weights": not workload.is_tied,
+        "--add-qkv-bias": workload.has_qkv_bias,
+        "--qk-layernorm": workload.has_qk_norm,
+    }
+    return [
+        f"--num-layers={workload.num_layers}",
+        f"--hidden-size={workload.hidden}",
+        f"--ffn-hidden-size={workload.ffn or workload.expert_ffn}",
+        f"--num-attention-heads={workload.num_heads}",
+        f"--vocab-size={workload.vocab or 1024}",
+        f"--position-embedding-type={'learned_absolute' if workload.max_positions else 'rope'}",
+        f"--normalization={'LayerNorm' if workload.has_bias else 'RMSNorm'}",
+        *(switch for switch, is_on in switches.items() if is_on),
+        *_attention(workload),
+        *_experts(workload),
     ]
-    if w.is_gated:
-        words.append("--swiglu")
-    if not w.has_bias:
-        words.append("--disable-bias-linear")
-    if not w.is_tied:
-        words.append("--untie-embeddings-and-output-weights")
-    if w.has_qkv_bias:
-        words.append("--add-qkv-bias")
-    if w.has_qk_norm:
-        words.append("--qk-layernorm")
-    if w.kv_rank:
-        words += ["--multi-latent-attention", *([f"--q-lora-rank={w.q_rank}"] if w.q_rank else [])]
-        words += [f"--kv-lora-rank={w.kv_rank}", f"--qk-head-dim={w.head_dim}"]
-        words += [f"--qk-pos-emb-head-dim={w.rope_dim}", f"--v-head-dim={w.value_dim or w.head_dim}"]
-    else:
-        words.append(f"--kv-channels={w.head_dim}")
-        if w.num_kv_heads != w.num_heads:
-            words += ["--group-query-attention", f"--num-query-groups={w.num_kv_heads}"]
-    if w.num_experts:
-        dense = w.num_layers - w.num_moe_layers
-        words += [f"--num-experts={w.num_experts}", f"--moe-router-topk={w.experts_per_token}"]
-        words += [f"--moe-ffn-hidden-size={w.expert_ffn}", "--moe-grouped-gemm", "--moe-token-dispatcher-type=alltoall"]
-        if w.shared_ffn:
-            words.append(f"--moe-shared-expert-intermediate-size={w.shared_ffn}")
-        if dense:
-            words.append(f"--moe-layer-freq=([0]*{dense}+[1]*{w.num_moe_layers})")
+
+
+def _attention(workload: Workload) -> list[str]:
+    if workload.kv_rank:  # multi-head latent attention
+        return [
+            "--multi-latent-attention",
+            *([f"--q-lora-rank={workload.q_rank}"] if workload.q_rank else []),
+            f"--kv-lora-rank={workload.kv_rank}",
+            f"--qk-head-dim={workload.head_dim}",
+            f"--qk-pos-emb-head-dim={workload.rope_dim}",
+            f"--v-head-dim={workload.value_dim or workload.head_dim}",
+        ]
+    words = [f"--kv-channels={workload.head_dim}"]
+    if workload.num_kv_heads != workload.num_heads:
+        words += ["--group-query-attention", f"--num-query-groups={workload.num_kv_heads}"]
+    return words
+
+
+def _experts(workload: Workload) -> list[str]:
+    if not workload.num_experts:
+        return []
+    words = [
+        f"--num-experts={workload.num_experts}",
+        f"--moe-router-topk={workload.experts_per_token}",
+        f"--moe-ffn-hidden-size={workload.expert_ffn}",
+        "--moe-grouped-gemm",
+        "--moe-token-dispatcher-type=alltoall",
+    ]
+    if workload.shared_ffn:
+        words.append(f"--moe-shared-expert-intermediate-size={workload.shared_ffn}")
+    num_dense_layers = workload.num_layers - workload.num_moe_layers
+    if num_dense_layers:
+        words.append(f"--moe-layer-freq=([0]*{num_dense_layers}+[1]*{workload.num_moe_layers})")
     return words
 
 

@@ -30,12 +30,9 @@ PRECISIONS = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_
 
 def emit(job: PlannedJob) -> tuple[Emitted, ...]:
     notes = unexpressed(job)
-    recipe = RECIPES.get(job.workload.name)
-    imported = (
-        f"from nemo.collections.llm.recipes import {recipe} as base"
-        if recipe
-        else ("from nemo.collections.llm.recipes import YOUR_RECIPE as base  # name the recipe of your model here")
-    )
+    imported = "from nemo.collections.llm.recipes import YOUR_RECIPE as base  # name the recipe of your model here"
+    if recipe := RECIPES.get(job.workload.name):
+        imported = f"from nemo.collections.llm.recipes import {recipe} as base"
     lines = ["import nemo_run as run", imported]
     if job.precision in PRECISIONS:
         lines.append(f"from nemo.collections.llm.recipes.precision.mixed_precision import {PRECISIONS[job.precision]}")
@@ -66,9 +63,9 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
 
 
 def strategy(job: PlannedJob) -> dict[str, object]:
-    """Arguments of `MegatronStrategy`."""
-    layout = job.layout
-    found: dict[str, object] = {
+    """Return the arguments of `MegatronStrategy`."""
+    layout, num_layers = job.layout, job.workload.num_layers
+    arguments: dict[str, object] = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
         "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
@@ -76,53 +73,57 @@ def strategy(job: PlannedJob) -> dict[str, object]:
         "sequence_parallel": layout.sequence_parallel,
     }
     if job.workload.num_experts:
-        found |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": 1}
-    if layout.pp > 1 and layout.vpp == 1 and job.workload.num_layers % layout.pp:
-        most = -(-job.workload.num_layers // layout.pp)
-        found["num_layers_in_last_pipeline_stage"] = job.workload.num_layers - most * (layout.pp - 1)
-    if 0 < layout.shard < layout.dp * layout.cp and layout.zero:
-        found["num_distributed_optimizer_instances"] = layout.dp * layout.cp // layout.shard
+        arguments |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": 1}
+    if layout.pp > 1 and layout.vpp == 1 and num_layers % layout.pp:
+        layers_per_stage = -(-num_layers // layout.pp)
+        arguments["num_layers_in_last_pipeline_stage"] = num_layers - layers_per_stage * (layout.pp - 1)
+    replicas = layout.dp * layout.cp
+    if layout.zero and 0 < layout.shard < replicas:
+        arguments["num_distributed_optimizer_instances"] = replicas // layout.shard
     if layout.zero >= 2:
-        found |= {"fsdp": "megatron", "save_ckpt_format": "fsdp_dtensor"}
-    return found
+        arguments |= {"fsdp": "megatron", "save_ckpt_format": "fsdp_dtensor"}
+    return arguments
 
 
 def ddp(job: PlannedJob) -> dict[str, object]:
-    """Fields of Megatron's `DistributedDataParallelConfig`."""
+    """Return the fields of Megatron's `DistributedDataParallelConfig`."""
     zero = job.layout.zero
-    found: dict[str, object] = {
+    fields: dict[str, object] = {
         "use_distributed_optimizer": zero >= 1,
         "overlap_grad_reduce": True,
         "overlap_param_gather": zero >= 1,
     }
     if zero >= 2:
-        found["data_parallel_sharding_strategy"] = "optim_grads" if zero == 2 else "optim_grads_params"
-    return found
+        fields["data_parallel_sharding_strategy"] = "optim_grads" if zero == 2 else "optim_grads_params"
+    return fields
 
 
 def optimizer(job: PlannedJob) -> dict[str, object]:
-    """Fields of Megatron's `OptimizerConfig`."""
+    """Return the fields of Megatron's `OptimizerConfig`."""
     if not job.layout.offload:
         return {}
     return {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0, "use_precision_aware_optimizer": True}
 
 
 def model(job: PlannedJob) -> dict[str, object]:
-    """Fields of Megatron's `TransformerConfig`."""
+    """Return the fields of Megatron's `TransformerConfig`."""
     if job.layout.recompute == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return {"recompute_granularity": "selective" if job.layout.recompute == "selective" else None}
 
 
 def unexpressed(job: PlannedJob) -> tuple[str, ...]:
-    """What NeMo has no setting for."""
-    layout, notes = job.layout, []
-    if job.workload.name not in RECIPES:
-        notes.append(f"NeMo 2.7.3 has no recipe of {job.workload.name}: name one of the same shape in the import")
-    if layout.schedule == "zero-bubble" and layout.pp > 1:
-        notes.append("NeMo has no zero-bubble schedule: this runs 1F1B, whose bubble is longer than predicted")
-    if layout.schedule == "gpipe" and layout.pp > 1:
-        notes.append("NeMo has no GPipe schedule: this runs 1F1B")
-    if job.precision not in PRECISIONS:
-        notes.append(f"NeMo's recipes have no {job.precision}: the recipe's own precision stays")
-    return tuple(notes)
+    """Return a note for each part of the plan that NeMo has no setting for."""
+    layout = job.layout
+    is_piped = layout.pp > 1
+    notes = {
+        f"NeMo 2.7.3 has no recipe of {job.workload.name}: name one of the same shape in the import": (
+            job.workload.name not in RECIPES
+        ),
+        "NeMo has no zero-bubble schedule: this runs 1F1B, whose bubble is longer than predicted": (
+            is_piped and layout.schedule == "zero-bubble"
+        ),
+        "NeMo has no GPipe schedule: this runs 1F1B": is_piped and layout.schedule == "gpipe",
+        f"NeMo's recipes have no {job.precision}: the recipe's own precision stays": job.precision not in PRECISIONS,
+    }
+    return tuple(note for note, applies in notes.items() if applies)

@@ -16,7 +16,7 @@ MODELS = {
     "qwen3-30b-a3b": ("qwen3", "qwen3_30b_a3b"),
     "deepseek-v3": ("deepseek_v3", "deepseek_v3_671b"),
 }
-_CHOSEN = ("${MODULE:?name a module of torchtitan}", "${CONFIG:?name one of its configs}")
+_CHOSEN = ('"${MODULE:?name a module of torchtitan}"', '"${CONFIG:?name one of its configs}"')
 
 
 def emit(job: PlannedJob) -> tuple[Emitted, ...]:
@@ -24,26 +24,24 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
     module, config = MODELS.get(job.workload.name, _CHOSEN)
     groups = [
         " ".join([*torchrun_words(job), "-m torchtitan.train"]),
-        f'--module "{module}" --config "{config}"'
-        if module.startswith("$")
-        else f"--module {module} --config {config}",
+        f"--module {module} --config {config}",
         *(f"--{name} {value}" if value else f"--{name}" for name, value in settings(job).items()),
     ]
-    text = script(job, TARGET, notes, {}, groups)
-    # A subcommand of tyro comes after all options of the parser that it belongs to: what is added goes before it.
-    text = text.replace('"$@"\n', f'"$@" \\\n  activation-checkpoint:{job.layout.recompute}\n')
+    # A subcommand of tyro comes after all options of the parser that it belongs to: added arguments precede it.
+    subcommand = f"activation-checkpoint:{job.layout.recompute}"
+    text = script(job, TARGET, notes, {}, groups, after_arguments=(subcommand,))
     return (Emitted(path="torchtitan_plan.sh", text=text, notes=notes),)
 
 
 def settings(job: PlannedJob) -> dict[str, str]:
-    """Option -> value; the value of a switch is empty."""
+    """Return option -> value; the value of a switch is empty."""
     layout = job.layout
     is_piped = layout.pp > 1
-    replica = layout.micro_batch * layout.num_micro_batches
-    shards = layout.zero >= 1
-    group = _shard_degree(layout) if shards else 1
-    found = {
-        "training.local_batch_size": str(replica if is_piped else layout.micro_batch),
+    is_sharded = layout.zero >= 1
+    sequences_per_replica = layout.micro_batch * layout.num_micro_batches
+    group = _shard_degree(layout) if is_sharded else 1
+    options = {
+        "training.local_batch_size": str(sequences_per_replica if is_piped else layout.micro_batch),
         "training.global_batch_size": str(job.global_batch),
         "training.seq_len": str(job.seq),
         "training.steps": "20",
@@ -53,32 +51,39 @@ def settings(job: PlannedJob) -> dict[str, str]:
         "parallelism.pipeline_parallel_degree": str(layout.pp),
         "parallelism.context_parallel_degree": str(layout.cp),
     }
-    if shards:
-        found["parallelism.fsdp_reshard_after_forward"] = "always" if layout.zero >= 3 else "never"
+    if is_sharded:
+        options["parallelism.fsdp_reshard_after_forward"] = "always" if layout.zero >= 3 else "never"
     if layout.tp > 1 and not layout.sequence_parallel:
-        found["parallelism.no_enable_sequence_parallel"] = ""
+        options["parallelism.no_enable_sequence_parallel"] = ""
     if job.workload.num_experts:
-        found["parallelism.expert_parallel_degree"] = str(layout.ep)
+        options["parallelism.expert_parallel_degree"] = str(layout.ep)
     if is_piped:
-        chunks = 2 if layout.schedule == "zero-bubble" else layout.vpp
-        found["parallelism.pipeline_parallel_schedule"] = _schedule(job)
-        found["parallelism.pipeline_parallel_microbatch_size"] = str(layout.micro_batch)
-        found["parallelism.pipeline_parallel_layers_per_stage"] = str(
-            max(1, -(-job.workload.num_layers // (layout.pp * chunks)))
-        )
-        found["parallelism.pipeline_parallel_first_stage_less_layers"] = "0"
-        found["parallelism.pipeline_parallel_last_stage_less_layers"] = "0"
+        options |= _pipeline(job)
     if is_piped or layout.ep > 1:
-        found["training.disable_cuda_graphs"] = ""  # torchtitan refuses them with a pipeline, and with most EP
+        options["training.disable_cuda_graphs"] = ""  # torchtitan refuses them with a pipeline, and with most EP
     if layout.offload:
-        found["training.enable_cpu_offload"] = ""
+        options["training.enable_cpu_offload"] = ""
     if job.precision == "fp32":
-        found["training.mixed_precision_param"] = "float32"
-    return found
+        options["training.mixed_precision_param"] = "float32"
+    return options
+
+
+def _pipeline(job: PlannedJob) -> dict[str, str]:
+    """Return the options of the pipeline."""
+    layout = job.layout
+    chunks_per_stage = 2 if layout.schedule == "zero-bubble" else layout.vpp
+    layers_per_chunk = max(1, -(-job.workload.num_layers // (layout.pp * chunks_per_stage)))
+    return {
+        "parallelism.pipeline_parallel_schedule": _schedule(job),
+        "parallelism.pipeline_parallel_microbatch_size": str(layout.micro_batch),
+        "parallelism.pipeline_parallel_layers_per_stage": str(layers_per_chunk),
+        "parallelism.pipeline_parallel_first_stage_less_layers": "0",
+        "parallelism.pipeline_parallel_last_stage_less_layers": "0",
+    }
 
 
 def _shard_degree(layout: Layout) -> int:
-    """Of the data-parallel ranks; torchtitan shards over those of context parallelism, too."""
+    """Return over how many data-parallel ranks states are sharded; torchtitan adds those of context parallelism."""
     group = layout.shard // layout.cp if layout.shard else layout.dp
     return group if group and layout.dp % group == 0 else layout.dp
 
@@ -90,25 +95,22 @@ def _schedule(job: PlannedJob) -> str:
 
 
 def unexpressed(job: PlannedJob) -> tuple[str, ...]:
-    """What torchtitan has no option for."""
-    layout, notes = job.layout, []
-    if job.workload.name not in MODELS:
-        notes.append(f"torchtitan 0.3.0 has no config of {job.workload.name}: set MODULE and CONFIG to one of the size")
-    if layout.zero in (1, 2):
-        notes.append(
-            f"torchtitan has no ZeRO-{layout.zero}: FSDP that keeps parameters after forward shards gradients too and "
-            "gathers once a micro-batch"
-        )
-    if layout.shard and _shard_degree(layout) * layout.cp != layout.shard:
-        notes.append(f"groups of {layout.shard} ranks that shard are not whole ones of CP: all replicas shard")
-    if layout.offload:
-        whole = "parameters and gradients go with it" if layout.zero else "without FSDP it offloads nothing"
-        notes.append(f"torchtitan does not offload the optimizer alone: {whole}")
-    if layout.schedule == "zero-bubble" and layout.pp > 1:
-        notes.append(
-            "torch's zero-bubble schedules need two chunks a stage: ZBVZeroBubble with two in place of one chunk; "
-            "torch.compile must be off"
-        )
-    if job.precision in ("fp8", "fp4", "fp16"):
-        notes.append(f"{job.precision} is no option of torchtitan 0.3.0 but part of a config: this trains in bf16")
-    return tuple(notes)
+    """Return a note for each part of the plan that torchtitan has no option for."""
+    layout = job.layout
+    has_other_groups = bool(layout.shard) and _shard_degree(layout) * layout.cp != layout.shard
+    offloaded = "parameters and gradients go with it" if layout.zero else "without FSDP it offloads nothing"
+    notes = {
+        f"torchtitan 0.3.0 has no config of {job.workload.name}: set MODULE and CONFIG to one of the size": (
+            job.workload.name not in MODELS
+        ),
+        f"torchtitan has no ZeRO-{layout.zero}: FSDP that keeps parameters after forward shards gradients too and "
+        "gathers once per micro-batch": layout.zero in (1, 2),
+        f"groups of {layout.shard} ranks that shard are not multiples of CP: all replicas shard": has_other_groups,
+        f"torchtitan does not offload the optimizer alone: {offloaded}": layout.offload,
+        "torch's zero-bubble schedules need two chunks per stage: ZBVZeroBubble with two in place of one chunk; "
+        "torch.compile must be off": layout.schedule == "zero-bubble" and layout.pp > 1,
+        f"{job.precision} is not an option of torchtitan 0.3.0 but part of a config: this trains in bf16": (
+            job.precision in ("fp8", "fp4", "fp16")
+        ),
+    }
+    return tuple(note for note, applies in notes.items() if applies)

@@ -1,4 +1,4 @@
-"""What the targets for frameworks share: each change is set, or it is said that the framework has no setting for it."""
+"""Shared by the targets for frameworks: each change is set, or a note says that the framework has no setting for it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any
 from flatout.records.change import Change
 from flatout.records.tuning import Tuning
 
-Setter = Callable[[Change, dict[str, Any]], str | None]  # sets it, and may return what must be known of it
+Settings = dict[str, Any]
+Setter = Callable[[Change, Settings], str | None]  # sets the change, and may return a note on it
 
 
-def settings(tuning: Tuning, setters: dict[str, Setter], framework: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The settings, and a note for each change without one."""
-    found: dict[str, Any] = {}
+def settings(tuning: Tuning, setters: dict[str, Setter], framework: str) -> tuple[Settings, tuple[str, ...]]:
+    """Return the settings, and a note for each change without one."""
+    values: Settings = {}
     notes = []
     for change in tuning.changes.changes:
         setter = setters.get(change.knob.name)
         if setter is not None:
-            note = setter(change, found)
-            if note:
-                notes.append(f"{change.name}: {note}")
+            note = setter(change, values)
         elif change.environment:
-            notes.append(f"{change.name}: by the environment, see tuned.env")
+            note = "by the environment, see tuned.env"
         else:
-            notes.append(f"{change.name}: {framework} has no setting for it; use `flatout run` or the snippet")
-    return found, tuple(notes)
+            note = f"{framework} has no setting for it; use `flatout run` or the snippet"
+        if note:
+            notes.append(f"{change.name}: {note}")
+    return values, tuple(notes)

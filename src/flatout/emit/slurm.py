@@ -1,8 +1,8 @@
-"""A batch script for `sbatch`: what was tuned, around an `srun` of the user's command.
+"""A batch script for `sbatch`: an `srun` of the user's command with the tuned changes.
 
-Partition, account and time limit are the site's, so they are left to the command line of `sbatch`; where each trial was
-a Slurm job, its options are here, but for its time limit, which is that of a trial. The agents of torchrun on several
-nodes meet on the first one, whichever Slurm gives.
+Partition, account and time limit belong to the site, so they are left to the command line of `sbatch`. If each trial
+was a Slurm job, its options are in the script, except the time limit, which was that of a trial. The agents of torchrun
+on several nodes meet on the first one, whichever Slurm gives.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import msgspec
 from flatout.change.launchers import calls
 from flatout.emit.command import script_lines, tuned_command, unplaced
 from flatout.emit.heading import commented
-from flatout.emit.rendezvous import meets, num_nodes, with_own_meeting, with_rendezvous
+from flatout.emit.rendezvous import needs_rendezvous, num_nodes, with_own_rendezvous, with_rendezvous
 from flatout.emit.torchrun import exported
 from flatout.records.tuning import HEAD_NODE, Emitted, Tuning
 
+SHELL_OPTIONS = "set -euo pipefail\n"
 _HEAD_NODE = 'head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
 # Another job on the first node has another port.
 _PORT = "rdzv_port=$((20000 + SLURM_JOB_ID % 10000))\n"
@@ -29,46 +30,64 @@ _RENDEZVOUS = (
 )
 
 
-# One `flatout run` for the job, around `srun`: it starts all nodes again together, so none may linger in a lost step.
+# One `flatout run` for the job, around `srun`: it restarts all nodes together, so none may linger in a failed step.
 _KEPT_SRUN = ("srun", "--kill-on-bad-exit=1")
 
 
-def emit(tuning: Tuning, *, keeps_meeting: bool = False) -> Emitted:
-    """`keeps_meeting`: where torchrun's agents meet is as the command says, else on the first node."""
+def emit(tuning: Tuning, *, keeps_rendezvous: bool = False, setup: str = "") -> Emitted:
+    """Return the script. With `keeps_rendezvous` torchrun's agents meet where the command says, else on the first node.
+
+    `setup` is shell code that runs first.
+    """
     if tuning.keep and not calls(tuning.command, "srun"):
         tuning = msgspec.structs.replace(tuning, command=(*_KEPT_SRUN, *tuning.command))
+    meets_on_head_node = needs_rendezvous(tuning) and not keeps_rendezvous
+    line = _command_line(tuning, meets_on_head_node=meets_on_head_node)
+    options, notes = _without_time(tuning.sbatch_options)
+    script = ["#!/usr/bin/env bash\n", *(f"#SBATCH {directive}\n" for directive in _directives(tuning, options))]
+    script += [commented(tuning), SHELL_OPTIONS, setup]
+    if not tuning.needs_run:
+        script.append(exported(tuning))
+    if "$head_node" in line:
+        script.append(_HEAD_NODE)
+    if meets_on_head_node:
+        script.append(_PORT)
+    script.append(f"{line}\n")
+    notes += unplaced(tuning, placed=() if tuning.needs_run else ("srun",))
+    return Emitted(path="tuned.sbatch", text="".join(script), notes=tuple(notes))
+
+
+def _command_line(tuning: Tuning, *, meets_on_head_node: bool) -> str:
+    """Return the command as shell code, under `srun`, in which variables are expanded."""
     words = tuned_command(tuning)
     if not calls(tuning.command, "srun"):
         added = () if tuning.needs_run else tuning.changes.launch.get("srun", ())
         words = ("srun", *added, *words)
-    # torchrun starts a host's ranks itself: one task a node. Under srun alone each rank is a task.
-    directives = ["#SBATCH --job-name=flatout-tuned"]
-    if num_nodes(tuning) > 1:
-        directives.append(f"#SBATCH --nodes={num_nodes(tuning)}")
-    if calls(tuning.command, "torchrun"):
-        directives.append("#SBATCH --ntasks-per-node=1")
-    is_met = meets(tuning) and not keeps_meeting
-    if meets(tuning) and keeps_meeting:
-        words = with_own_meeting(words, num_nodes(tuning))
-    if is_met:
+    if meets_on_head_node:
         words = with_rendezvous(words, (f"--nnodes={num_nodes(tuning)}", *_RENDEZVOUS))
-    options, notes = _without_time(tuning.sbatch_options)
-    if options:
-        directives.append(f"#SBATCH {shlex.join(options)}")  # of two the later one counts
+    elif needs_rendezvous(tuning):
+        words = with_own_rendezvous(words, num_nodes(tuning))
     line = script_lines(words).replace(HEAD_NODE, "'\"$head_node\"'")  # a word with braces is quoted
     for word in _RENDEZVOUS:
-        line = line.replace(shlex.quote(word), word.replace("=$", '="$') + '"' if "$" in word else word)
-    exports = "" if tuning.needs_run else exported(tuning)
-    notes += unplaced(tuning, placed=() if tuning.needs_run else ("srun",))
-    meeting = f"{_HEAD_NODE if '$head_node' in line else ''}{_PORT if is_met else ''}"
-    text = "\n".join(("#!/usr/bin/env bash", *directives, "")) + (
-        f"{commented(tuning)}set -euo pipefail\n{exports}{meeting}{line}\n"
-    )
-    return Emitted(path="tuned.sbatch", text=text, notes=tuple(notes))
+        if "$" in word:
+            line = line.replace(shlex.quote(word), word.replace("=$", '="$') + '"')
+    return line
+
+
+def _directives(tuning: Tuning, options: Sequence[str]) -> list[str]:
+    directives = ["--job-name=flatout-tuned"]
+    if num_nodes(tuning) > 1:
+        directives.append(f"--nodes={num_nodes(tuning)}")
+    if calls(tuning.command, "torchrun"):
+        # torchrun starts a host's ranks itself: one task per node. Under srun alone each rank is a task.
+        directives.append("--ntasks-per-node=1")
+    if options:
+        directives.append(shlex.join(options))  # of two the later one counts
+    return directives
 
 
 def _without_time(options: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options but for the time limit, and what to say of that."""
+    """Return the options without the time limit, and a note on that."""
     kept: list[str] = []
     dropped: list[str] = []
     is_value = False
@@ -78,4 +97,6 @@ def _without_time(options: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             kept.append(word)
         is_value = not is_value and word in ("--time", "-t")
-    return kept, [f"left out of it: {shlex.join(dropped)}, which was for a trial"] if dropped else []
+    if not dropped:
+        return kept, []
+    return kept, [f"not in the script: {shlex.join(dropped)}, which was for a trial"]

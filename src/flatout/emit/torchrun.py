@@ -1,4 +1,4 @@
-"""A launch script: the environment, then the user's own command with what was tuned in it."""
+"""A launch script: the environment, then the user's own command with the tuned arguments in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flatout.records.tuning import Emitted, Tuning
 
 
 def emit(tuning: Tuning) -> Emitted:
-    """`flatout run` sets environment and arguments itself, so with patches the line is its alone."""
+    """With patches the script only calls `flatout run`, which sets environment and arguments itself."""
     exports = "" if tuning.needs_patches else exported(tuning)
     words = tuned_command(tuning)
     text = f"#!/usr/bin/env bash\n{commented(tuning)}set -euo pipefail\n{exports}exec {script_lines(words)}\n"
@@ -18,4 +18,5 @@ def emit(tuning: Tuning) -> Emitted:
 
 
 def exported(tuning: Tuning) -> str:
-    return "".join(f"export {n}={shlex.quote(v)}\n" for n, v in sorted(tuning.changes.environment.items()))
+    variables = sorted(tuning.changes.environment.items())
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables)

@@ -1,4 +1,4 @@
-"""Emitted files against what is on disk: a diff to show, and writing only where asked."""
+"""Compare emitted files with those on disk: show a diff, and write only if asked."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ _HINT = "give another folder with --out"
 
 
 def diff(emitted: Emitted, folder: Path) -> str:
-    """The unified diff from what is there (nothing, where the file does not exist); empty where nothing changes."""
+    """Return the unified diff from the file on disk, or from nothing; empty if nothing changes. Raises OutputError."""
     path = folder / emitted.path
+    is_there = path.exists()
     try:
-        old = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        old = path.read_text(encoding="utf-8").splitlines(keepends=True) if is_there else []
     except (OSError, UnicodeDecodeError):
-        raise OutputError(f"{path} is there and is no text that can be read, so no difference can be shown") from None
+        raise OutputError(f"{path} exists and cannot be read as text, so no difference can be shown") from None
     new = emitted.text.splitlines(keepends=True)
-    before = str(path) if old or path.exists() else "/dev/null"
+    before = str(path) if is_there else "/dev/null"
     lines = difflib.unified_diff(old, new, fromfile=before, tofile=str(path))
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def write(emitted: Emitted, folder: Path, *, force: bool = False) -> Path:
-    """OutputError where a file of other text is there and `force` is not given. Written whole or not at all."""
+    """Write the file, complete or not at all. Raises OutputError if a file with other text exists, without `force`."""
     path = folder / emitted.path
     if not force and path.exists() and diff(emitted, folder):
         raise OutputError(f"{path} exists and differs", hint="look at the diff, then add --force to overwrite it")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(emitted.text, encoding="utf-8")
-        beside.replace(path)
+        partial.write_text(emitted.text, encoding="utf-8")
+        partial.replace(path)
     except OSError as error:
         with suppress(OSError):
-            beside.unlink()
+            partial.unlink()
         if folder.exists() and not folder.is_dir():
             raise OutputError(f"{folder} is a file; {path.name} is written into a folder", hint=_HINT) from None
         raise OutputError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}", hint=_HINT) from None

@@ -9,7 +9,7 @@ import msgspec
 
 from flatout.emit import kubernetes
 from flatout.emit.command import CONFIG
-from flatout.emit.rendezvous import own_meeting
+from flatout.emit.rendezvous import own_rendezvous
 from flatout.errors import UsageError
 from flatout.submit.job import JobRequest, Prepared
 from flatout.submit.unsupported import unsupported_notes
@@ -28,7 +28,7 @@ def prepare(request: JobRequest) -> Prepared:
         gpus=request.gpus_per_node,
         limit_s=round(request.time_s) if request.time_s is not None else None,
         labels={_QUEUE_LABEL: request.queue} if request.queue is not None else None,
-        keeps_meeting=_keeps_rendezvous(request),
+        keeps_rendezvous=_keeps_rendezvous(request),
     )
     file = request.folder / manifest.path
     apply = shlex.join(["kubectl", "apply", "-f", str(file)])
@@ -50,7 +50,7 @@ def _keeps_rendezvous(request: JobRequest) -> bool:
     A rendezvous that the agents host is found by a name that leads to a pod and is known before there is one: the
     JobSet's name of its first pod, or that of a service (`NAME.NAMESPACE.svc`). A pod's address is unknown before.
     """
-    own = own_meeting(request.tuning)
+    own = own_rendezvous(request.tuning)
     if own is None:
         return False
     is_local = _is_local(own.host)
@@ -85,7 +85,7 @@ def _keep_in_a_pod(request: JobRequest) -> tuple[str, ...]:
 
 def _notes(request: JobRequest) -> list[str]:
     notes = unsupported_notes(request, "a JobSet has", supported=("--time",))
-    own = own_meeting(request.tuning)
+    own = own_rendezvous(request.tuning)
     first_pod = kubernetes.first_pod(request.name)
     if own is not None and not own.is_store and not own.host.startswith(first_pod):
         notes.append(f"torchrun's rendezvous is `{own.word}`: the service must lead to the first pod")

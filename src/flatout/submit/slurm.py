@@ -11,13 +11,12 @@ import shlex
 import shutil
 
 from flatout.emit import slurm as emitted
-from flatout.emit.rendezvous import own_meeting
+from flatout.emit.rendezvous import own_rendezvous
 from flatout.errors import InputError, UsageError
 from flatout.launch.slurm import job_number, run_sbatch
 from flatout.submit.job import JobRequest, Prepared
 
 _CHOOSES_NODES = ("--nodelist", "-w", "--nodefile", "-F")
-_SET = "set -euo pipefail\n"
 _SAVE_EXIT_CODE = """\
 rm -f "$exit_code_file"
 tell_exit_code() { echo "$?" > "$exit_code_file" || true; }
@@ -29,12 +28,11 @@ _CPUS = '[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_
 
 def prepare(request: JobRequest) -> Prepared:
     """Prepare the script and the command. Raises UsageError for a rendezvous on a node that Slurm may not give."""
-    job = emitted.emit(request.tuning, keeps_meeting=_keeps_rendezvous(request))
     output = request.folder / "output.log"
     code_file = request.folder / "exit_code"
+    setup = f"exit_code_file={shlex.quote(str(code_file))}\n{_SAVE_EXIT_CODE}{_CPUS}"
+    job = emitted.emit(request.tuning, keeps_rendezvous=_keeps_rendezvous(request), setup=setup)
     script_file = request.folder / "job.sbatch"
-    beginning = f"{_SET}exit_code_file={shlex.quote(str(code_file))}\n{_SAVE_EXIT_CODE}{_CPUS}"
-    script = job.text.replace(_SET, beginning, 1)
     escaped_output = str(output).replace("%", "%%")
     command = ["sbatch", "--parsable", *_options(request), f"--output={escaped_output}"]
 
@@ -44,12 +42,12 @@ def prepare(request: JobRequest) -> Prepared:
                 "`--to slurm` needs sbatch, which was not found",
                 hint="run it where jobs are submitted, e.g. on a login node",
             )
-        return job_number(run_sbatch(command, os.environ, script))
+        return job_number(run_sbatch(command, os.environ, job.text))
 
     return Prepared(
         scheduler="slurm",
         shown=shlex.join([*command, str(script_file)]),
-        files={script_file: script},
+        files={script_file: job.text},
         output=output,
         exit_code_file=code_file,
         notes=(*job.notes, *_notes(request)),
@@ -60,7 +58,7 @@ def prepare(request: JobRequest) -> Prepared:
 
 def _keeps_rendezvous(request: JobRequest) -> bool:
     """Return whether the user's own rendezvous stays."""
-    own = own_meeting(request.tuning)
+    own = own_rendezvous(request.tuning)
     if own is None:
         return False
     is_pinned = any(option.startswith(_CHOOSES_NODES) for option in request.options)
