@@ -64,7 +64,7 @@ torch.optim.SGD(model.parameters(), lr=0.1).step()
         (["--knob", "batch={8}:--batch={}"], "the knob `batch` is semantic"),
         (
             ["--knob", "a/exact={8}:--batch={}", "--knob", "a/exact={9}:--other={}"],
-            "each `--knob` needs a name of its own, but got `a` twice",
+            "each `--knob` needs its own name, but got `a` twice",
         ),
         (
             ["--knob", "a/exact={8}:--batch={}", "--knob", "b/exact={9}:--batch {}"],

@@ -103,7 +103,7 @@ def test_a_pod_and_a_ray_job_have_no_srun() -> None:
     made = tuning(command=("srun", "-N", "2", "torchrun", "--nnodes=2", "t.py"), machine=MACHINE)
     for emitted in (kubernetes.emit(made), ray_job.emit(made)):
         assert "srun" not in emitted.text.replace("srun -N 2", "")
-        assert any(note.startswith("left out of the command: srun -N 2;") for note in emitted.notes)
+        assert any(note.startswith("removed from the command: srun -N 2;") for note in emitted.notes)
 
 
 def test_a_ray_job_asks_for_its_gpus_and_says_what_it_cannot() -> None:

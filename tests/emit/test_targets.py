@@ -186,7 +186,7 @@ def test_a_job_file_has_the_options_with_which_its_trials_were_jobs_but_for_thei
     options = ("--partition=gpu", *times, "--gpus-per-node=8", "--comment=a b", "--time=7", "--nodes", "2")
     found = slurm.emit(tuning(*changes("nccl-sockets=2x2+8"), sbatch_options=options))
     assert "#SBATCH --partition=gpu --gpus-per-node=8 '--comment=a b' --nodes 2\n" in found.text
-    assert found.notes == ("left out of it: --time 10 -t5 --time=7, which was for a trial",)
+    assert found.notes == ("not in the script: --time 10 -t5 --time=7, which was for a trial",)
 
 
 @pytest.mark.parametrize("names", [("nccl-sockets=2x2+8",), PATCHED], ids=["environment", "patches"])

@@ -109,7 +109,7 @@ def test_a_change_that_was_not_shown_by_itself_is_named_in_a_comment() -> None:
     made = tuning(*changes("nccl-sockets=2x2+8", "ddp-bucket=200"))
     doubtful = (made.each[0], msgspec.structs.replace(made.each[1], is_shown_alone=False))
     text = tuned_toml.emit(msgspec.structs.replace(made, each=doubtful)).text
-    line = "# Not shown to bring anything by themselves, only together with others: ddp-bucket=200\n"
+    line = "# Measured only together with others, effect alone unknown: ddp-bucket=200\n"
     assert line in text
     assert "Not shown" not in tuned_toml.emit(made).text
 

@@ -110,9 +110,8 @@ def worker_counts(facts: JobFacts) -> tuple[int, ...]:
 
     A rank with one core still gets one worker: it can read while the training computes.
     """
-    if facts.cores_allowed is None:
+    if facts.cores_per_rank is None:
         return ()
-    cores_per_rank = int(facts.cores_allowed / (facts.ranks_per_host or facts.num_ranks or 1))
-    most = min(max(cores_per_rank - 1, 1), MAX_WORKERS)
+    most = min(max(int(facts.cores_per_rank) - 1, 1), MAX_WORKERS)
     counts = dict.fromkeys((most, most // 2, most // 4, min(2, most)))
     return tuple(count for count in counts if count >= 1 and count != facts.loader_workers)

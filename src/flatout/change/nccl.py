@@ -142,7 +142,4 @@ def changes(facts: JobFacts) -> Iterator[Change]:
 
 def _has_cores(facts: JobFacts, threads: int) -> bool:
     """Whether each rank has a core for each socket thread; assumed if the cores are unknown."""
-    if facts.cores_allowed is None:
-        return True
-    cores_per_rank = facts.cores_allowed / (facts.ranks_per_host or facts.num_ranks or 1)
-    return threads <= max(cores_per_rank, 2)
+    return facts.cores_per_rank is None or threads <= max(facts.cores_per_rank, 2)

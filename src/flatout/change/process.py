@@ -86,11 +86,11 @@ KNOBS = (BIND, TORCHRUN_NUMA, SRUN_BINDING, THREADS, THREADS_CPU)
 
 
 def changes(facts: JobFacts) -> Iterator[Change]:
-    ranks = facts.ranks_per_host or facts.num_ranks or 1
-    cores = facts.cores_allowed or 0.0
-    if (facts.num_numa_nodes or 0) >= 2:
+    has_numa_nodes = facts.num_numa_nodes is not None and facts.num_numa_nodes >= 2
+    has_own_cores = facts.cores_per_rank is not None and facts.cores_per_rank >= 1
+    if has_numa_nodes:
         yield setting(BIND, "numa", patch="bind_cores", by="numa")
-    if ranks > 1 and cores >= ranks:
+    if has_own_cores and facts.ranks_on_host > 1:
         yield setting(BIND, "exclusive", patch="bind_cores", by="exclusive")
     yield setting(TORCHRUN_NUMA, "node", launch={"torchrun": ("--numa-binding=node",)})
     yield setting(SRUN_BINDING, "cores", launch={"srun": ("--cpu-bind=cores",)})
@@ -101,8 +101,8 @@ def changes(facts: JobFacts) -> Iterator[Change]:
 
 def thread_counts(facts: JobFacts) -> tuple[int, ...]:
     """Return the numbers of threads per rank to try: its share of the allowed cores, and half of that share."""
-    if facts.cores_allowed is None:
+    if facts.cores_per_rank is None:
         return ()
-    share = max(int(facts.cores_allowed / (facts.ranks_per_host or facts.num_ranks or 1)), 1)
+    share = max(int(facts.cores_per_rank), 1)
     counts = dict.fromkeys((share, share // 2))
     return tuple(count for count in counts if count >= 1 and count != facts.threads_per_rank)

@@ -1,7 +1,7 @@
-"""A configuration file for `accelerate launch --config_file`, of what it knows.
+"""A configuration file for `accelerate launch --config_file`, with the changes that it has fields for.
 
-Fields are those of `accelerate.commands.config.ClusterConfig` (1.15). DDP's own keywords are not among them: they are
-given in the code, as `DistributedDataParallelKwargs`, and said in the notes.
+Fields are those of `accelerate.commands.config.ClusterConfig` (1.15). DDP's keywords are not among them: the notes show
+how to set them in the code, as `DistributedDataParallelKwargs`.
 """
 
 from __future__ import annotations
@@ -9,38 +9,38 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.emit.heading import commented
-from flatout.emit.settings import Setter, settings
+from flatout.emit.settings import Setter, Settings, settings
 from flatout.emit.yaml_text import yaml_text
 from flatout.records.change import Change
 from flatout.records.tuning import Emitted, Tuning
 
 
-def _autocast(change: Change, found: dict[str, Any]) -> str | None:
+def _autocast(change: Change, values: Settings) -> str | None:
     del change
-    found["mixed_precision"] = "bf16"
+    values["mixed_precision"] = "bf16"
     return None
 
 
-def _compile(change: Change, found: dict[str, Any]) -> str | None:
-    found["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": change.value}
+def _compile(change: Change, values: Settings) -> str | None:
+    values["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": change.value}
     return None
 
 
-def _binding(change: Change, found: dict[str, Any]) -> str | None:
+def _binding(change: Change, values: Settings) -> str | None:
     del change
-    found["enable_cpu_affinity"] = True
+    values["enable_cpu_affinity"] = True
     return None
 
 
-def _ddp(change: Change, found: dict[str, Any]) -> str:
-    del found
+def _ddp(change: Change, values: Settings) -> str:
+    del values
     assert change.patch is not None
     words = ", ".join(f"{name}={value!r}" for name, value in change.patch.parameters.items())
     return f"in the code: Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({words})])"
 
 
-def _hook(change: Change, found: dict[str, Any]) -> str:
-    del found
+def _hook(change: Change, values: Settings) -> str:
+    del values
     if change.value == "bf16":
         return "in the code: DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)"
     if change.value.startswith("powersgd"):
@@ -50,14 +50,14 @@ def _hook(change: Change, found: dict[str, Any]) -> str:
     return "Accelerate has no setting for it; use `flatout run`"
 
 
-def _no_sync(change: Change, found: dict[str, Any]) -> str:
-    del found
+def _no_sync(change: Change, values: Settings) -> str:
+    del values
     passes = f"Accelerator(gradient_accumulation_steps={change.value})"
     return f"in the code: {passes}, and `with accelerator.accumulate(model)`"
 
 
-def _non_blocking(change: Change, found: dict[str, Any]) -> str:
-    del change, found
+def _non_blocking(change: Change, values: Settings) -> str:
+    del change, values
     return "in the code: Accelerator(dataloader_config=DataLoaderConfiguration(non_blocking=True))"
 
 
@@ -76,20 +76,26 @@ _SETTERS: dict[str, Setter] = {
 
 
 def emit(tuning: Tuning) -> Emitted:
-    found, notes = settings(tuning, _SETTERS, "Accelerate")
-    ranks = tuning.machine.get("num_ranks", "1")
-    hosts = tuning.machine.get("num_hosts", "1")
+    values, notes = settings(tuning, _SETTERS, "Accelerate")
+    num_ranks = _count(tuning, "num_ranks")
     is_cpu = tuning.machine.get("device") == "cpu"
     several = "MULTI_CPU" if is_cpu else "MULTI_GPU"
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": several if ranks.isdigit() and int(ranks) > 1 else "NO",
-        "num_processes": int(ranks) if ranks.isdigit() else 1,
-        "num_machines": int(hosts) if hosts.isdigit() else 1,
+        "distributed_type": several if num_ranks > 1 else "NO",
+        "num_processes": num_ranks,
+        "num_machines": _count(tuning, "num_hosts"),
         "mixed_precision": "no",
         "use_cpu": is_cpu,
-        **found,
+        **values,
     }
-    if config["distributed_type"] == "MULTI_CPU":  # without MPI it starts one rank, and says nothing
-        notes += (f"accelerate launch starts {ranks} ranks on the CPU by MPI only (`mpirun_config`), torchrun without",)
+    if config["distributed_type"] == "MULTI_CPU":  # without MPI it starts one rank, without an error message
+        how = "by MPI only (`mpirun_config`), torchrun without"
+        notes += (f"accelerate launch starts {num_ranks} ranks on the CPU {how}",)
     return Emitted(path="accelerate.yaml", text=commented(tuning) + yaml_text(config), notes=notes)
+
+
+def _count(tuning: Tuning, name: str) -> int:
+    """Return a number of the machine, 1 if it is unknown."""
+    text = tuning.machine.get(name, "1")
+    return int(text) if text.isdigit() else 1

@@ -5,43 +5,43 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.emit.heading import commented
-from flatout.emit.settings import Setter, settings
+from flatout.emit.settings import Setter, Settings, settings
 from flatout.records.change import Change
 from flatout.records.tuning import Emitted, Tuning
 
 
-def _autocast(change: Change, found: dict[str, Any]) -> str | None:
+def _autocast(change: Change, values: Settings) -> str | None:
     del change
-    found.setdefault("trainer", {})["precision"] = "bf16-mixed"
+    values.setdefault("trainer", {})["precision"] = "bf16-mixed"
     return None
 
 
-def _benchmark(change: Change, found: dict[str, Any]) -> str | None:
+def _benchmark(change: Change, values: Settings) -> str | None:
     del change
-    found.setdefault("trainer", {})["benchmark"] = True
+    values.setdefault("trainer", {})["benchmark"] = True
     return None
 
 
-def _no_sync(change: Change, found: dict[str, Any]) -> str:
-    found.setdefault("trainer", {})["accumulate_grad_batches"] = int(change.value)
-    return "with automatic optimization Lightning leaves out the early reductions by itself"
+def _no_sync(change: Change, values: Settings) -> str:
+    values.setdefault("trainer", {})["accumulate_grad_batches"] = int(change.value)
+    return "with automatic optimization Lightning omits the early reductions itself"
 
 
-def _ddp(change: Change, found: dict[str, Any]) -> str | None:
+def _ddp(change: Change, values: Settings) -> str | None:
     assert change.patch is not None
-    found.setdefault("strategy", {}).update(change.patch.parameters)
+    values.setdefault("strategy", {}).update(change.patch.parameters)
     return None
 
 
-def _hook(change: Change, found: dict[str, Any]) -> str | None:
+def _hook(change: Change, values: Settings) -> str | None:
     if change.value != "bf16":
         return "give DDPStrategy your own ddp_comm_hook and ddp_comm_state"
-    found.setdefault("strategy", {})["ddp_comm_hook"] = "default_hooks.bf16_compress_hook"
+    values.setdefault("strategy", {})["ddp_comm_hook"] = "default_hooks.bf16_compress_hook"
     return None
 
 
-def _loader(change: Change, found: dict[str, Any]) -> str:
-    del found
+def _loader(change: Change, values: Settings) -> str:
+    del values
     assert change.patch is not None
     words = ", ".join(f"{name}={value!r}" for name, value in change.patch.parameters.items())
     return f"in your train_dataloader(): DataLoader(..., {words})"
@@ -63,8 +63,8 @@ _SETTERS: dict[str, Setter] = {
 
 
 def emit(tuning: Tuning) -> Emitted:
-    found, notes = settings(tuning, _SETTERS, "Lightning")
-    strategy: dict[str, Any] = found.get("strategy", {})
+    values, notes = settings(tuning, _SETTERS, "Lightning")
+    strategy: dict[str, Any] = values.get("strategy", {})
     hook = strategy.pop("ddp_comm_hook", None)
     words = [f"{name}={value!r}" for name, value in strategy.items()]
     words += [f"ddp_comm_hook={hook}"] if hook else []
@@ -73,7 +73,7 @@ def emit(tuning: Tuning) -> Emitted:
         lines.append("from lightning.pytorch.strategies import DDPStrategy")
     if hook:
         lines.append("from torch.distributed.algorithms.ddp_comm_hooks import default_hooks")
-    keywords = [f"{name}={value!r}" for name, value in found.get("trainer", {}).items()]
+    keywords = [f"{name}={value!r}" for name, value in values.get("trainer", {}).items()]
     keywords += [f"strategy=DDPStrategy({', '.join(words)})"] if words else []
     body = "".join(f"        {keyword},\n" for keyword in keywords)
     lines += ["", "", "def make_trainer(**yours):", "    tuned = dict(", f"{body}    )"]

@@ -13,12 +13,12 @@ from flatout.units import num_bytes, percent, seconds
 
 def heading(job: PlannedJob, target: str, notes: Iterable[str] = ()) -> list[str]:
     """Return the lines without a comment sign. `target` names the tool and its version."""
-    layout = job.layout
-    low, high = job.step_time_interval_s
+    layout, (low, high) = job.layout, job.step_time_interval_s
+    micro_batches = f"micro-batch {layout.micro_batch} x {layout.num_micro_batches}"
     lines = [
         f"Written by flatout {__version__}: {job.workload.name} on {job.cluster.num_gpus} x {job.cluster.gpu}, "
         f"for {target}",
-        f"Layout: {_degrees(layout)}; micro-batch {layout.micro_batch} x {layout.num_micro_batches}, {layout.schedule}, "
+        f"Layout: {_degrees(layout)}; {micro_batches}, {layout.schedule}, "
         f"recompute {layout.recompute}, {job.precision}",
         f"Predicted, not measured: {seconds(job.step_time_s)} per step ({seconds(low)} to {seconds(high)}), "
         f"{num_bytes(job.memory_bytes)} per GPU, out of memory with a probability of "

@@ -1,12 +1,13 @@
 """The changes as lines for the user's own code, so that no patch is needed. The file is Python, and does nothing.
 
-One function a patch of `change.patches`; a patch without one would be an error of ours, which a test looks for.
+There is one function per patch of `change.patches`; a test checks that none is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from flatout.emit.command import argument_notes
 from flatout.emit.heading import commented
 from flatout.records.change import Patch, Scalar
 from flatout.records.tuning import Emitted, Tuning
@@ -22,12 +23,10 @@ def emit(tuning: Tuning) -> Emitted:
         lines += [f"os.environ[{name!r}] = {value!r}" for name, value in sorted(changes.environment.items())]
         parts.append("\n".join(lines) + "\n")
     parts += ["\n".join(SNIPPETS[patch.name](patch)) + "\n" for patch in changes.patches]
-    notes = [f"{' '.join(words)}: an argument of {launcher}" for launcher, words in changes.launch.items()]
-    notes += [f"{' '.join(word)}: an argument of the script" for each in changes.arguments for word in each.words]
     body = "\n\n".join(parts)
     if not changes.patches and not changes.environment:
-        body = "# Nothing of it is set in the code.\n"
-    return Emitted(path="tuned_snippet.py", text=commented(tuning) + body, notes=tuple(notes))
+        body = "# None of the changes is set in the code.\n"
+    return Emitted(path="tuned_snippet.py", text=commented(tuning) + body, notes=tuple(argument_notes(changes)))
 
 
 def keywords(parameters: Mapping[str, Scalar]) -> str:
@@ -41,7 +40,7 @@ def _function(name: str, *body: str) -> Lines:
 def _dataloader(patch: Patch) -> Lines:
     return _function(
         "make_loader(dataset, **yours)",
-        "# Your own keywords, with these exchanged or added.",
+        "# Your own keywords, with these replaced or added.",
         f"return torch.utils.data.DataLoader(dataset, **(yours | dict({keywords(patch.parameters)})))",
     )
 
@@ -66,7 +65,7 @@ def _ddp(patch: Patch) -> Lines:
 def _ddp_no_sync(patch: Patch) -> Lines:
     return _function(
         "accumulate(ddp_model, batches, loss_of)",
-        f"# One step of {patch.parameters['passes']} passes: gradients are reduced in the last one only.",
+        f"# One step of {patch.parameters['passes']} passes: gradients are reduced in the last pass only.",
         "for number, batch in enumerate(batches, 1):",
         "    is_last = number == len(batches)",
         "    with contextlib.nullcontext() if is_last else ddp_model.no_sync():",
@@ -122,7 +121,7 @@ def _fsdp2(patch: Patch) -> Lines:
 def _fsdp2_no_sync(patch: Patch) -> Lines:
     return _function(
         "accumulate(fsdp_model, batches, loss_of)",
-        f"# One step of {patch.parameters['passes']} passes: gradients are reduced in the last one only.",
+        f"# One step of {patch.parameters['passes']} passes: gradients are reduced in the last pass only.",
         "for number, batch in enumerate(batches, 1):",
         "    fsdp_model.set_requires_gradient_sync(number == len(batches))",
         "    loss_of(fsdp_model, batch).backward()",

@@ -1,7 +1,8 @@
-"""`tuned.toml`: the winning changes, each with what was measured of it, written and read back.
+"""`tuned.toml`: the accepted changes, each with its measurement, written and read back.
 
-Reading gives the changes of the catalogue by their knob's name; the user's own arguments come back as they were stored.
-What does not fit the schema, the catalogue's ranges or its fence is an InputError of one line.
+Reading returns the changes of the catalogue by the names of their knobs; the user's own arguments are read as they were
+stored. A file that does not fit the schema, the catalogue's ranges or its forbidden settings is an InputError of one
+line.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from flatout.change.setting import setting
 from flatout.emit.heading import commented
 from flatout.errors import InputError, UsageError
 from flatout.records.change import SAFETIES, Argument, Change, ChangeSet, JobFacts, Knob, Patch
+from flatout.records.prediction import Prediction
 from flatout.records.tuning import Emitted, TunedChange, Tuning
 from flatout.records.verdict import Verdict
 
@@ -29,7 +31,7 @@ VERSION = 1
 _HINT = "a tuned.toml is what `flatout tune` writes"
 
 
-# For these the catalogue gives every kind of change.
+# Jobs for which the catalogue has every kind of change.
 _HOST = JobFacts(num_ranks=2, ranks_per_host=2, num_hosts=1, cores_allowed=64.0, num_numa_nodes=2, threads_per_rank=1)
 _ANY_JOB = tuple(msgspec.structs.replace(_HOST, device=device) for device in ("cuda", "cpu"))
 
@@ -70,7 +72,7 @@ class _StoredChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the file holds, as read; `change_set` is what a job is started with."""
+    """The content of the file; `change_set` is what a job is started with."""
 
     schema: str
     version: int
@@ -84,7 +86,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     change: tuple[_StoredChange, ...] = ()
 
     def change_set(self, facts: JobFacts | None = None) -> ChangeSet:
-        """InputError in one line where a change is unknown, out of its range, fenced off, or contradicts another."""
+        """Return the changes merged. Raises InputError with one line for a change that the catalogue does not allow."""
         changes = [_change(stored) for stored in self.change]
         try:
             return combine(changes, facts if facts is not None else _as_tuned(changes))
@@ -93,7 +95,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
 
 def emit(tuning: Tuning) -> Emitted:
-    """The command must have its secrets masked already."""
+    """Return the file. Secrets in the command must be masked already."""
     each = {tuned.change.name: tuned for tuned in tuning.each}
     stored = Tuned(
         schema=SCHEMA,
@@ -111,19 +113,19 @@ def emit(tuning: Tuning) -> Emitted:
 
 
 def read(path: Path) -> Tuned:
-    """InputError in one line where the file is missing or is not what `emit` writes."""
+    """Read the file. Raises InputError with one line if it is missing or is not what `emit` writes."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", hint=_HINT) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no TOML: {error}", hint=_HINT) from None
-    if found.get("schema") != SCHEMA:
-        raise InputError(f'{path} must begin with `schema = "{SCHEMA}"`, but has {found.get("schema")!r}', hint=_HINT)
-    if found.get("version") != VERSION:
-        raise InputError(f"{path} has version {found.get('version')!r}, and this flatout reads {VERSION}")
+        raise InputError(f"{path} is not valid TOML: {error}", hint=_HINT) from None
+    if content.get("schema") != SCHEMA:
+        raise InputError(f'{path} must begin with `schema = "{SCHEMA}"`, but has {content.get("schema")!r}', hint=_HINT)
+    if content.get("version") != VERSION:
+        raise InputError(f"{path} has version {content.get('version')!r}, and this flatout reads {VERSION}")
     try:
-        tuned = msgspec.convert(found, Tuned)
+        tuned = msgspec.convert(content, Tuned)
     except msgspec.ValidationError as error:
         raise InputError(f"{path}: {error}") from None
     try:
@@ -134,7 +136,7 @@ def read(path: Path) -> Tuned:
 
 
 def _stored(change: Change, tuned: TunedChange | None) -> _StoredChange:
-    prediction = tuned.prediction if tuned is not None else None
+    verdict, prediction = (tuned.verdict, tuned.prediction) if tuned is not None else (None, None)
     return _StoredChange(
         name=change.name,
         knob=change.knob.name,
@@ -146,11 +148,15 @@ def _stored(change: Change, tuned: TunedChange | None) -> _StoredChange:
         launch=change.launch,
         patch=_StoredPatch(name=change.patch.name, parameters=change.patch.parameters) if change.patch else None,
         arguments=change.argument.words if change.argument else (),
-        measured=_verdict(tuned.verdict if tuned is not None else None),
-        predicted=_StoredPrediction(speedup=prediction.speedup, interval=(prediction.low, prediction.high))
-        if prediction is not None
-        else None,
+        measured=_verdict(verdict),
+        predicted=_prediction(prediction),
     )
+
+
+def _prediction(prediction: Prediction | None) -> _StoredPrediction | None:
+    if prediction is None:
+        return None
+    return _StoredPrediction(speedup=prediction.speedup, interval=(prediction.low, prediction.high))
 
 
 def _verdict(verdict: Verdict | None) -> _StoredVerdict | None:
@@ -168,15 +174,8 @@ def _verdict(verdict: Verdict | None) -> _StoredVerdict | None:
 
 
 def _change(stored: _StoredChange) -> Change:
-    knob = next((knob for knob in KNOBS if knob.name == stored.knob), None)
-    if knob is None:
-        if stored.family != ARGUMENTS:
-            raise InputError(f"there is no knob `{stored.knob}` in this version's catalogue")
-        knob = _own_knob(stored)
-    elif stored.safety != knob.safety:
-        raise InputError(f"`{stored.name}` is {knob.safety}, and not {stored.safety}, in this version's catalogue")
-    elif foreign := _foreign(stored):
-        raise InputError(f"`{stored.name}` may not set {foreign}: the catalogue's change does not")
+    """Return the change, with its knob of the catalogue. Raises InputError if the catalogue does not allow it."""
+    knob = _knob(stored)
     patch = Patch(name=stored.patch.name, parameters=stored.patch.parameters) if stored.patch else None
     change = setting(
         knob,
@@ -190,14 +189,27 @@ def _change(stored: _StoredChange) -> Change:
     return msgspec.structs.replace(change, patch=patch)
 
 
+def _knob(stored: _StoredChange) -> Knob:
+    knob = next((knob for knob in KNOBS if knob.name == stored.knob), None)
+    if knob is None and stored.family == ARGUMENTS:
+        return _own_knob(stored)
+    if knob is None:
+        raise InputError(f"there is no knob `{stored.knob}` in this version's catalogue")
+    if stored.safety != knob.safety:
+        raise InputError(f"`{stored.name}` is {knob.safety}, and not {stored.safety}, in this version's catalogue")
+    if foreign := _foreign(stored):
+        raise InputError(f"`{stored.name}` may not set {foreign}: the catalogue's change does not")
+    return knob
+
+
 def _foreign(stored: _StoredChange) -> str | None:
-    """A variable or a launcher's words that the catalogue never sets for this knob: a file may be anybody's."""
-    known = [change for facts in _ANY_JOB for change in all_changes(facts) if change.knob.name == stored.knob]
-    variables = {name for change in known for name in change.environment}
-    unknown = sorted(stored.environment.keys() - variables)
-    if unknown:
-        return f"the variable {unknown[0]}"
-    if stored.launch and stored.launch not in [change.launch for change in known]:
+    """Return a variable or launcher words that the catalogue never sets for this knob: the file may be anybody's."""
+    of_knob = [change for facts in _ANY_JOB for change in all_changes(facts) if change.knob.name == stored.knob]
+    variables = {name for change in of_knob for name in change.environment}
+    foreign_variables = sorted(stored.environment.keys() - variables)
+    if foreign_variables:
+        return f"the variable {foreign_variables[0]}"
+    if stored.launch and stored.launch not in [change.launch for change in of_knob]:
         return "words of a launcher"
     return None
 
@@ -224,7 +236,7 @@ def _own_knob(stored: _StoredChange) -> Knob:
 
 
 def _as_tuned(changes: list[Change]) -> JobFacts:
-    """What a change requires and is not among the changes was the script's own when it was tuned."""
+    """Return facts in which the script sets what the changes require: it did so when they were tuned."""
     required = {name for change in changes for name in change.knob.requires}
     return JobFacts(
         loader_workers=1 if "dataloader-workers" in required else None,
@@ -234,7 +246,7 @@ def _as_tuned(changes: list[Change]) -> JobFacts:
 
 
 def _toml(table: dict[str, Any]) -> str:
-    """Plain values first, then a table each, then each change as `[[change]]`."""
+    """Write plain values first, then one table for each dictionary, then each change as `[[change]]`."""
     plain = {name: value for name, value in table.items() if not isinstance(value, dict) and name != "change"}
     lines = [f"{_key(name)} = {_value(value)}" for name, value in plain.items() if value is not None]
     for name, value in table.items():
@@ -254,7 +266,7 @@ def _value(value: Any) -> str:
         return "{ " + ", ".join(_pairs(value)) + " }" if value else "{}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_value(each) for each in value) + "]"
-    # Texts and numbers of JSON are those of TOML, but for the delete character.
+    # Texts and numbers are written as in JSON, except the delete character.
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 

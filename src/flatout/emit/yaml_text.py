@@ -1,14 +1,15 @@
-"""Plain data as block YAML. Every text is written as JSON does, which is valid YAML, so that nothing is misread."""
+"""Write plain data as block YAML. Texts are quoted as in JSON, which is valid YAML, so that none is misread."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeGuard
 
 Value = str | int | float | bool | None | Sequence["Value"] | Mapping[str, "Value"]
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
-_MEANS_SOMETHING = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+_KEYWORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
 def yaml_text(value: Mapping[str, Value]) -> str:
@@ -20,11 +21,16 @@ def _mapping(value: Mapping[str, Value], indent: str) -> Iterator[str]:
         if isinstance(each, Mapping) and each:
             yield f"{indent}{_scalar(name)}:"
             yield from _mapping(each, indent + "  ")
-        elif isinstance(each, Sequence) and not isinstance(each, str) and each:
+        elif _is_list(each):
             yield f"{indent}{_scalar(name)}:"
             yield from _sequence(each, indent)
         else:
             yield f"{indent}{_scalar(name)}: {_scalar(each)}"
+
+
+def _is_list(value: Value) -> TypeGuard[Sequence[Value]]:
+    """Whether it is a sequence with items: an empty one is written as a scalar."""
+    return isinstance(value, Sequence) and not isinstance(value, str) and bool(value)
 
 
 def _sequence(value: Sequence[Value], indent: str) -> Iterator[str]:
@@ -38,6 +44,6 @@ def _sequence(value: Sequence[Value], indent: str) -> Iterator[str]:
 
 
 def _scalar(value: Value) -> str:
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _MEANS_SOMETHING:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _KEYWORDS:
         return value
     return json.dumps(value)

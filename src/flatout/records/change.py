@@ -152,3 +152,13 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_deterministic: bool | None = None  # the script asks for deterministic algorithms
     reshards_after_forward: bool | None = None
     environment: dict[str, str] = {}  # that the job is started with
+
+    @property
+    def ranks_on_host(self) -> int:
+        """The ranks of one host; all ranks if the hosts are unknown."""
+        return self.ranks_per_host or self.num_ranks or 1
+
+    @property
+    def cores_per_rank(self) -> float | None:
+        """The share of the allowed cores; None if these are unknown."""
+        return self.cores_allowed / self.ranks_on_host if self.cores_allowed is not None else None
