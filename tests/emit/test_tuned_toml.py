@@ -68,7 +68,7 @@ def test_an_empty_tuning_is_a_file_too(tmp_path: Path) -> None:
     [
         ('schema = "flatout/tuned"', 'schema = "other"', "must begin with `schema"),
         ("version = 1", "version = 2", "has version 2, and this flatout reads 1"),
-        ("version = 1", "version = ", "is no TOML"),
+        ("version = 1", "version = ", "is not valid TOML"),
         ("[[change]]", "[[changes]]", "unknown field `changes`"),
         ('knob = "ddp-bucket"', 'knob = "ddp-barrel"', "there is no knob `ddp-barrel`"),
         ("bucket_cap_mb = 200", "bucket_cap_mb = 99999", "does not take bucket_cap_mb = 99999"),

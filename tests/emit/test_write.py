@@ -39,7 +39,7 @@ def test_a_file_that_differs_is_overwritten_only_where_asked(tmp_path: Path) -> 
 def test_what_is_no_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "tuned.env").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(OutputError, match="no text"):
+    with pytest.raises(OutputError, match="cannot be read as text"):
         diff(NEW, tmp_path)
 
 

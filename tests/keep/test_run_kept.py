@@ -241,7 +241,10 @@ def test_a_mistake_before_the_first_step_is_not_tried_again(tmp_path: Path) -> N
     ("options", "what"),
     [
         (["--max-restarts=2", "--", "no-such-command"], "error: the command `no-such-command` was not found"),
-        (["--hang-after=soon", "--", "true"], "error: `--hang-after` must be auto, off or a duration from 1s"),
+        (
+            ["--hang-after=soon", "--", "true"],
+            "error: `--hang-after` must be auto or off, or must be a duration from 1s",
+        ),
         (["--max-restarts=1", "--resume-arg=-r", "--", "true"], "error: `--resume-arg` is added once there is a check"),
         (["--resume-arg=-r", "--checkpoint=c.pt", "--", "true"], "error: `--resume-arg` is added on restarts"),
         (

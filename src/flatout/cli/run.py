@@ -28,7 +28,7 @@ def _parse_hang_after(text: str) -> HangAfter:
     try:
         return HangAfter(True, parse_duration(text, least_s=1.0))
     except InvalidValue as error:
-        raise InvalidValue(f"must be auto, off or {error.message.removeprefix('must be ')}") from None
+        raise InvalidValue(f"must be auto or off, or {error.message}") from None
 
 
 def run(
