@@ -12,6 +12,8 @@ import pytest
 from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.records.diagnosis import Diagnosis
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 JOB = Path(__file__).parents[1] / "jobs" / "gloo_job.py"
 
 

@@ -17,6 +17,8 @@ from flatout.doctor.secrets import without_secrets
 from flatout.errors import InputError
 from flatout.records.snapshot import Output, Snapshot
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def doctor(*arguments: str | Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

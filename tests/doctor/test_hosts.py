@@ -17,6 +17,8 @@ from tests.slurm import SlurmLab, free_port
 from flatout.errors import UsageError
 from flatout.launch.hosts import host_names, on_hosts, way_to
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def doctor(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ)

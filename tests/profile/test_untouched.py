@@ -14,10 +14,12 @@ from tests.profile.runs import job, profiling, recorded, run, torchrun, words
 
 from flatout.profile import read_recording
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 STEPS = 60
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def plain() -> tuple[str, str]:
     done = run(job("--steps", STEPS, "--workers", 1))
     assert done.returncode == 0

@@ -15,6 +15,8 @@ from tests.slurm import SlurmLab
 from flatout.cli import main
 from flatout.read.sacct import parse_sacct
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 # Prints its arguments as JSON, one line; ends with the code in its first argument.
 PROGRAM = "import json, os, sys; print(json.dumps([sys.argv[2:], os.getcwd()]), flush=True); sys.exit(int(sys.argv[1]))"
 WORDS = ["two  blanks", "it's", '"quoted"', "$HOME `id` \\", "", "line\nbreak", "--dry-run", "*", "ümlaut", "a" * 120]

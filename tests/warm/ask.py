@@ -31,8 +31,8 @@ _MAX_FILES = 200
 _OPTIONS_WITHOUT_EFFECT = {"-B", "-u"}  # -u has one, which `become` knows
 # Read by Python, by the C library or by torch's libraries while they start, so a process that has started is too late.
 _AT_START = re.compile(
-    r"PYTHON(?!PATH$|UNBUFFERED$|DONTWRITEBYTECODE$|WARNINGS$)|LD_|MALLOC_|GLIBC_|OMP_(?!NUM_THREADS$)|KMP_|GOMP_|MKL_"
-    r"|PYTORCH_|TORCH_LOGS|TORCHDYNAMO_|TORCHINDUCTOR_"
+    r"PYTHON(?!PATH$|UNBUFFERED$|DONTWRITEBYTECODE$|WARNINGS$)|LD_|MALLOC_|GLIBC_|KMP_|GOMP_"
+    r"|(OMP|MKL)_(?!NUM_THREADS$)|PYTORCH_|TORCH_LOGS|TORCHDYNAMO_|TORCHINDUCTOR_"
 )
 _LIMITS = [number for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
 
@@ -167,13 +167,14 @@ def _needs_fresh_python(variables: dict[str, str]) -> bool:
 def _python_words(words: list[str], executables: list[bytes], folder: str) -> list[str]:
     """The command as words for a Python, which begins with its options; empty where it is not for this Python."""
     program = next((path for path in map(os.fsdecode, executables) if os.path.exists(os.path.join(folder, path))), "")
-    bin_folder = os.path.dirname(sys.executable)
-    if os.path.dirname(program) != bin_folder:
+    is_python = os.path.basename(program).startswith("python")
+    if is_python and os.path.dirname(program) != os.path.dirname(sys.executable):
         return []
-    if not os.path.basename(program).startswith("python"):
-        if not _is_python_script(program):
+    if not is_python:
+        begin = _what_it_starts(os.path.join(folder, program)) if program else []
+        if not begin:
             return []
-        words = [sys.executable, program, *words[1:]]
+        words = [*begin, *words[1:]]
     rest = words[1:]
     while rest and rest[0] in _OPTIONS_WITHOUT_EFFECT:
         rest = rest[1:]
@@ -189,9 +190,18 @@ def _python_words(words: list[str], executables: list[bytes], folder: str) -> li
     return words if is_worth_it else []
 
 
-def _is_python_script(program: str) -> bool:
+def _what_it_starts(program: str) -> list[str]:
+    """The words of a program that is a script of this Python, or one of `sh` that calls a module of this Python."""
+    if not os.path.isfile(program) or not os.access(program, os.R_OK | os.X_OK):
+        return []
     with open(program, "rb") as file:
-        return file.readline().strip() == b"#!" + os.fsencode(sys.executable)
+        start = file.read(500)
+    if start.partition(b"\n")[0].strip() == b"#!" + os.fsencode(sys.executable):
+        return [sys.executable, program]
+    called = re.fullmatch(rb'#!/bin/sh\nexec (\S+) -m ([\w.]+) "\$@"\n', start)
+    if called is not None and os.fsdecode(called[1]) == sys.executable:
+        return [sys.executable, "-m", os.fsdecode(called[2])]
+    return []
 
 
 def _only_restores_signals(preexec: Callable[[], object]) -> bool:
