@@ -1,7 +1,7 @@
 """Checkpoints that cost a step little and are whole or absent: `Checkpointer`.
 
 Runs in the user's training process: the standard library and torch only, and `flatout.errors`. Tensors are safetensors,
-the rest is JSON; nothing that is read is executed. `scripted` is for checkpoints that a script writes by itself, and
+the rest is JSON; nothing that is read is executed. `scripted` is for checkpoints that a script writes on its own, and
 needs no torch, which is therefore imported with `Checkpointer` only.
 """
 

@@ -1,7 +1,7 @@
 """The thread that writes a rank's checkpoints: its part to each folder, and where it leads one, the commit.
 
-In: `PendingCheckpoint`s, each with a copy of the state in host memory. Out: folders as `store` describes them, and
-what failed, until
+In: `PendingCheckpoint`s, each with a copy of the state in host memory. Out: folders as `store` describes them, and the
+failures, until
 the ranks tell each other. Nothing here is a collective: the other ranks' parts are known by their files.
 """
 
@@ -38,7 +38,7 @@ class PendingCheckpoint:
 
 
 class Background:
-    """`shared`: the folder of all ranks. `on_saved` is told, on this thread, the step of what was committed."""
+    """`shared`: the folder of all ranks. `on_saved` is called, on this thread, with each committed step."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Background:
         self._shared = shared
         self._keep, self._keep_every, self._timeout_s = keep, keep_every, timeout_s
         self._warn, self._on_saved = warn, on_saved
-        self.failures: deque[list[str]] = deque()  # token and reason, until the ranks have told each other
+        self.failures: deque[list[str]] = deque()  # token and reason, until the ranks have exchanged them
         self.given_up: set[str] = set()  # tokens of which a part will not come
         self._ends_at: float | None = None  # where an error ends the training: until then, parts are waited for
         # The last one that was used comes first: the second has no memory until it is needed.
@@ -152,7 +152,7 @@ class Background:
     ) -> bool:
         try:
             function(store, job)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on and hears of it
+        except Exception as error:  # noqa: BLE001 - whatever it is, the training continues and reports it
             reason = f"step {job.step} was not saved to {store.folder}: {_line(error)}"
             store.fail(job.step, job.token, _line(error))
             if store.is_leader:

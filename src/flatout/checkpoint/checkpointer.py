@@ -1,4 +1,4 @@
-"""`Checkpointer`: saves a training in the background, and goes on from the last good checkpoint.
+"""`Checkpointer`: saves a training in the background, and resumes from the last good checkpoint.
 
     ckpt = Checkpointer("ckpt", model=model, optimizer=optimizer, scheduler=scheduler, every_s=600)
     start = ckpt.resume()
@@ -93,7 +93,7 @@ class Checkpointer:
         self._pid = os.getpid()
         self._pace = CheckpointTimer()
         self._num_saved = 0
-        self._newest = 0  # step of this training that was saved, or gone on from
+        self._newest = 0  # step of this training that was saved, or resumed from
         self._has_begun = False  # what is in the folder has been looked at
         self._is_closed = False
         self.last_saved: int | None = None  # the step of the last checkpoint that this rank knows to be committed
@@ -145,7 +145,7 @@ class Checkpointer:
     def save(self, step: int, *, wait: bool = False) -> bool:
         """Save now. It returns as soon as the state is copied; with `wait`, when it has been written.
 
-        False if it was left out: an earlier one is still being written and `when_busy` is "skip", or memory is short.
+        False if it was skipped: an earlier one is still being written and `when_busy` is "skip", or memory is short.
         """
         began = time.perf_counter()
         step = _step(step)
@@ -216,12 +216,12 @@ class Checkpointer:
         if failures and self._on_error == "raise" and not self._background.is_ending:
             raise CheckpointError(failures[0][1])
 
-    # Going on.
+    # Resuming.
 
     def resume(self) -> int:
         """Put the training back to the last good checkpoint; its step, or 0 if there is none.
 
-        A damaged one is told, and the one before it is taken. Raises CheckpointError where the training is another one.
+        A damaged one is reported, and the one before it is used. CheckpointError where the training is another one.
         """
         self.wait()
         refused: list[str] = []
@@ -410,7 +410,7 @@ class Checkpointer:
 
 
 def _training(model: Any, optimizer: Any, scheduler: Any, data: Any, state: Mapping[str, Any] | None) -> Training:
-    """Checked at once, so that what cannot be saved is told before the first step rather than after the first hour."""
+    """Check at once, so that what cannot be saved is reported before the first step, not after the first hour."""
     optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer} if optimizer else {}
     named = {"scheduler": scheduler, "data": data}
     stateful = {name: value for name, value in named.items() if value is not None} | dict(state or {})

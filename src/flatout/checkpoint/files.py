@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside, brought to the disk (fsync), renamed; each with size and CRC-32.
+"""Files that are complete or absent: written under another name, flushed (fsync), renamed; each with size and CRC-32.
 
 zlib's CRC-32 finds every flipped bit and all but one in 4 billion other damages, and is faster than blake2b
 (`benchmarks/checkpoint_stall.py` gives both rates); it does not guard against someone who alters a file on purpose.
@@ -43,7 +43,7 @@ def write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> dict[str, int]:
-    """The same for JSON, with a checksum of its own at its end.
+    """Write JSON in the same way, with its own checksum at the end.
 
     In one go and without indentation, which Python's encoder in C does: it is the training's interpreter.
     """

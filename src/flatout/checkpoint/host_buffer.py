@@ -30,7 +30,7 @@ class HostBuffer:
             return
         cudart: Any = torch.cuda.cudart()
         if int(cudart.cudaHostRegister(self.tensor.data_ptr(), num_bytes, _PORTABLE)) == 0:
-            # Before the memory can be mapped anew for something else; at the exit the driver does it by itself.
+            # Before the memory can be mapped again for something else; at the exit the driver does it.
             weakref.finalize(self, _unpin, cudart, self.tensor).atexit = False
             return
         # The next kernel launched by this thread would report that error: be it one of ours.

@@ -87,7 +87,7 @@ class Lock:
         return True
 
     def _remove(self, owner: dict[str, Any]) -> None:
-        """Take away the lock of this dead owner; if another job was quicker, its lock is put back."""
+        """Remove the lock of this dead owner; if another job was quicker, its lock is restored."""
         aside = self._path.with_name(f".{NAME}.{self._me['token']}.old")
         with suppress(FileNotFoundError):
             os.rename(self._path, aside)
@@ -151,7 +151,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _renewed_ns(path: Path) -> int | None:
     try:
-        with path.open() as file:  # opening asks the file server, where a stat may be told from memory
+        with path.open() as file:  # opening asks the file server, while a stat can be answered from a cache
             return os.fstat(file.fileno()).st_mtime_ns
     except OSError:
         return None

@@ -1,6 +1,6 @@
-"""The ranks of the job, and short messages between them: JSON, in a process group of our own, never in the background.
+"""The ranks of the job, and short messages between them: JSON, in a separate process group, never in the background.
 
-In: torch.distributed as the script has set it up, or nothing, which makes one rank. A group of its own (gloo, on the
+In: torch.distributed as the script has set it up, or nothing, which makes one rank. A separate group (gloo, on the
 CPU) keeps these messages from mixing with the training's collectives, whatever these are doing.
 """
 

@@ -5,7 +5,7 @@ asked, as when a launcher takes down those that a failed rank has left, or where
 was already being written in the background is brought to its end in either case.
 
 The signal's own action would end the process in the middle of a write, and Python's handlers run on the main thread,
-which may be inside a collective for ever: so a thread hears of it. It tells the other ranks, in the store through which
+which may be inside a collective for ever: so a thread handles it. It notifies the others, in the store through which
 torch set up the job, the last step that this one had ended. The last of all is the step after the highest of these: no
 rank has ended it, and each can come to it, as none waits for another before it.
 
@@ -46,7 +46,7 @@ class PreemptionHandler:
     def __init__(self, rank: int, world_size: int, flush: Callable[[float], object]) -> None:
         self._rank, self._world_size, self._flush = rank, world_size, flush
         self._asked, self._settled = threading.Event(), threading.Event()
-        self._ended_step: int | None = None  # the last one that this rank has ended; None: it tells of none
+        self._ended_step: int | None = None  # the last one that this rank has ended; None: it reports none
         self._last: int | None = None  # the one to save; None: there is none
         self._store = _store() if world_size > 1 else None
         self._is_asked = mmap.mmap(-1, 1)  # the same for forked children: `_asked` as a byte
@@ -88,7 +88,7 @@ class PreemptionHandler:
             self._forget()
 
     def _hear(self, number: int, _: object) -> None:
-        """On the main thread, when it comes to it: where an event loop has taken the descriptor, only this tells."""
+        """On the main thread, when it comes to it: if an event loop has the descriptor, only this notices it."""
         ends = self._ends
         if ends is not None:
             with suppress(OSError):
@@ -184,7 +184,7 @@ def die() -> None:
 
 
 def _store() -> Any:
-    """A connection of our own to the job's store, which outlives its ranks where an agent has it; None without one."""
+    """Return a separate connection to the job's store, which outlives its ranks where an agent has it; else None."""
     with suppress(Exception):
         store = torch.distributed.distributed_c10d._get_default_store()
         store = store.clone() if hasattr(store, "clone") else store

@@ -11,7 +11,7 @@ from flatout.errors import FlatoutError
 
 
 class CheckpointError(FlatoutError):
-    """A checkpoint cannot be saved, or this job cannot go on from it."""
+    """A checkpoint cannot be saved, or this job cannot resume from it."""
 
     def __str__(self) -> str:
         text = super().__str__()

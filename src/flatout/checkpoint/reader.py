@@ -75,7 +75,7 @@ class Saved:
         return next((name for name in self.own if self.tensors[name]["kind"] == "parameter"), None)
 
     def check_covers(self, destinations: Mapping[str, Any]) -> None:
-        """Raises DamagedError unless all that lies here of these tensors is in the files; unknown names pass.
+        """Raise DamagedError unless all parts of these tensors that are here are in the files; unknown names pass.
 
         A host's folder has only what its ranks had, and torch's planner leaves alone what it finds no part for.
         """
@@ -180,7 +180,7 @@ class _Files:
         data, places, begin = self._open[file]
         tensor = view(data, places[key], begin)
         if described["dtype"].startswith("complex"):
-            # Copied first: torch takes it that a complex128 lies at a multiple of 16 bytes, and crashes where not.
+            # Copied first: torch assumes that a complex128 is at a multiple of 16 bytes, and crashes otherwise.
             return torch.view_as_complex(tensor.clone())
         return tensor
 
@@ -191,7 +191,7 @@ _Box = tuple[Sequence[int], Sequence[int]]  # offsets and sizes
 
 
 def _boxes(tensor: Any) -> list[_Box]:
-    """Which parts of the whole tensor lie here."""
+    """Return the parts of the whole tensor that are here."""
     if not hasattr(tensor, "device_mesh"):
         return [((0,) * tensor.dim(), tensor.shape)]
     if tensor.device_mesh.get_coordinate() is None:

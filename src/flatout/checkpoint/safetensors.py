@@ -2,7 +2,7 @@
 
 A file is 8 bytes of header length (little-endian), a JSON header padded with spaces to a multiple of 8, and the bytes
 of all tensors, one after the other without gaps. In: names, dtypes and shapes. Out: a `Layout`, which says where in the
-data each tensor lies, so that a snapshot can be copied straight to its place; and views of a file that is read.
+data each tensor is, so that a snapshot can be copied straight to its place; and views of a file that is read.
 Nothing in such a file can be executed.
 """
 
@@ -22,7 +22,7 @@ from flatout.checkpoint.problems import DamagedError
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _LENGTH_BYTES = 8
 
-# The format's name of each dtype; those that this torch does not have are left out.
+# The format's name of each dtype; those that this torch does not have are omitted.
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, attribute)
     for name, attribute in (
@@ -51,7 +51,7 @@ COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one tensor lies in the data of a file, in bytes."""
+    """The place of one tensor in the data of a file, in bytes."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -1,9 +1,9 @@
-"""Checkpoints that a script writes by itself, with torch.save, to one file: which copy of it is whole.
+"""Checkpoints that a script writes on its own, with torch.save, to one file: which copy of it is complete.
 
 In: the path of the file. `inside.checkpoints.safe_save` keeps the file before it as `NAME.previous`, and the sizes and
-checksums of both in `NAME.checksums`. Out: the path with a whole file, put back from the previous one if the last is
+checksums of both in `NAME.checksums`. Out: the path with a complete file, restored from the previous one if the last is
 torn.
-Nothing is unpickled and torch is not needed: torch.save writes a zip archive, whose parts have checksums of their own,
+Nothing is unpickled and torch is not needed: torch.save writes a zip archive, whose parts have their own checksums,
 so that a file is checked that was written without Flatout too.
 """
 
@@ -51,7 +51,7 @@ def damage_of(path: Path) -> str | None:
         known = _checksums(path)
         if known and _measure(path) in known:
             return None
-        # Else it may still be whole: written since without Flatout. An archive shows that by itself.
+        # Else it can still be complete: written since without Flatout. An archive shows that itself.
         if not zipfile.is_zipfile(path):
             return "is not what was written: its checksum differs" if known else "is torn, or no file of torch.save"
         with zipfile.ZipFile(path) as archive:

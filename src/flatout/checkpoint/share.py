@@ -1,7 +1,7 @@
 """Which rank writes what: each byte once, spread over the ranks, whatever of it is sharded and whatever is replicated.
 
 In: this rank's tensors. Out: its `Item`s, and of these the ones that it writes. A sharded tensor (DTensor) says itself
-which part lies here; of its replicas one writes. A plain tensor that several ranks have is written by the least loaded
+which part is here; of its replicas one writes. A plain tensor that several ranks have is written by the least loaded
 of them, if it is the same there; where its values differ (batch statistics, a home-made tensor parallelism) each rank
 writes and gets back its own. The ranks compare what they have once, and again when it has changed.
 """
@@ -45,7 +45,7 @@ class Item:
 
 
 def items_of(collected: Collected) -> tuple[list[Item], dict[str, str]]:
-    """The parts that lie here; and the names of tensors that are the same memory as another one."""
+    """Return the parts that are here, and the names of tensors that share the memory of another one."""
     items, aliases = [], {}
     seen: dict[tuple[object, ...], str] = {}
     for name, tensor in collected.tensors.items():
@@ -120,7 +120,7 @@ def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Sharing:
-    """What the ranks have agreed on; asked anew at each save, compared anew when any rank's tensors are others."""
+    """What the ranks have agreed on; asked again at each save, compared again when any rank's tensors differ."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers

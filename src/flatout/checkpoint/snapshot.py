@@ -1,7 +1,7 @@
 """A copy of this rank's tensors in host memory, laid out as the file that it becomes.
 
 In: items. Out: a `Buffer`, whose bytes no later step changes. The copy is made before `fill` returns on the CPU; from a
-GPU it goes to pinned memory on a stream of its own, which begins when the work queued before is done and which the
+GPU it goes to pinned memory on a separate stream, which begins when the work queued before is done and which the
 training's next kernels wait for, and the writer thread waits for its event. Nothing waits for the device in the
 foreground.
 """
@@ -21,7 +21,7 @@ from flatout.checkpoint.share import Item
 
 
 class FileImage:
-    """The content of one file: items, where they lie, and memory for them."""
+    """The content of one file: items, their places, and memory for them."""
 
     def __init__(self, keys: dict[str, Item], metadata: dict[str, str]) -> None:
         self.layout = _layout(keys, metadata)
@@ -80,7 +80,7 @@ class Buffer:
                 torch.cuda.current_stream(stream.device).wait_stream(stream)
 
     def wait(self) -> float:
-        """Until the copy has arrived; for how many seconds a GPU was kept from other work. In the background."""
+        """Wait until the copy has arrived; return the seconds for which a GPU was kept from other work."""
         copying_s = 0.0
         for begun, ended in self._copies:
             with torch.cuda.device(ended.device):  # else this thread makes itself a context on the first GPU

@@ -133,7 +133,7 @@ def destinations(training: Training, saved: Mapping[str, Mapping[str, Any]]) -> 
 def restore(
     training: Training, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, is_own: bool
 ) -> None:
-    """Put back what was not read in place; `is_own`: these values are this rank's, with its random state.
+    """Restore what was not read in place; `is_own`: these values are this rank's, with its random state.
 
     `tensors` has those of `destinations` and those of the values.
     """
@@ -203,7 +203,7 @@ def _optimizer_state(
 
 
 def _optimizer_values(optimizer: Any, name: str, names: Mapping[int, str], own: dict[str, torch.Tensor]) -> Any:
-    """What is no tensor in its state, by parameter; an entry for each parameter that has a state."""
+    """Return the values of its state that are not tensors, by parameter; one entry per parameter with a state."""
     return {
         of: {
             key: encode(value, f"{name}.{of}.{key}", own)

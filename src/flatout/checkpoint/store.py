@@ -5,7 +5,7 @@
     step-000001200/                a checkpoint; the name appears when all in it is on the disk
         manifest.json              all files with their sizes and CRC-32, written last
         rank00000.safetensors      this rank's part of the tensors
-        rank00000.json             which parts these are, and what is no tensor
+        rank00000.json             which parts these are, and everything else
     .partial-step-1300-5f3a/       one that is being written, or that was interrupted
 
 In the shared folder all ranks write, and the first commits. In a local folder the ranks of a host do, and the first of
@@ -91,7 +91,7 @@ class Store:
         return sum(one["bytes"] for one in written.values())
 
     def fail(self, step: int, token: str, reason: str) -> None:
-        """Tell the leader, if that can be written, that this rank's part will not come."""
+        """Notify the leader, if that can be written, that this rank's part will not come."""
         folder = self.partial(step, token)
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ class Store:
                 self._set_aside(self.path(step))
 
     def refuse_after(self, step: int, *, is_forgetting: bool) -> None:
-        """Put aside what is newer than the step that the training goes on from: it cannot be used, or is not to be.
+        """Set aside what is newer than the step that the training resumes from: it cannot or must not be used.
 
         `is_forgetting`: remove what was put aside before, for a small and fast disk.
         """

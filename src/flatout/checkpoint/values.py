@@ -1,4 +1,4 @@
-"""What is no tensor, as JSON: numbers, text, containers, and a few types by name. Nothing else, and nothing executable.
+"""Values that are not tensors, as JSON: numbers, text, containers, and a few named types; nothing executable.
 
 In: a state dict's values. Out: JSON, and the tensors in it apart, under the names by which the JSON refers to them.
 `{"$": TYPE, ..}` marks what JSON has no form for. A value of any other type is refused by name, type and a way out.

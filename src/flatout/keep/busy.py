@@ -15,7 +15,7 @@ _COUNTERS = ("read_chars", "write_chars", "read_bytes", "write_bytes")
 
 class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
-    moved_bytes: int | None  # None: the kernel does not tell
+    moved_bytes: int | None  # None: the kernel does not report it
 
     def busy_cores(self, before: ProcessUsage, elapsed_s: float) -> float:
         return (self.cpu_s - before.cpu_s) / elapsed_s if elapsed_s > 0 else 0.0

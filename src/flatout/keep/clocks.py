@@ -54,7 +54,7 @@ class ClockWatch:
 def _lost(gpu: Mapping[str, Any]) -> float | None:
     try:
         clock_hz, highest_hz, reasons = gpu["sm_clock_hz"], gpu["max_sm_clock_hz"], gpu["throttle"]
-    except KeyError:  # the driver does not tell
+    except KeyError:  # the driver does not report it
         return None
     if "uuid" not in gpu or highest_hz <= 0:
         return None

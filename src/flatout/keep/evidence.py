@@ -1,7 +1,7 @@
-"""What there is to know of an attempt that ended: from the launcher, the ranks' own notes and heartbeats, the kernel.
+"""Collect what is known of an ended attempt: from the launcher, the ranks' own notes and heartbeats, the kernel.
 
 In: how the first process ended, the folder of the attempt's heartbeats, the host's counters before and after. Out:
-`Evidence`, which `rules` then judges. Nothing here is a guess: what is not known is None or empty.
+`Evidence`, which `rules` then judges. Nothing here is a guess: unknown values are None or empty.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None
     signal: int | None
     was_asked_to_end: bool = False  # by a signal of the user or the scheduler
-    cause: str | None = None  # as a scheduler tells: `Ended.cause`
+    cause: str | None = None  # as a scheduler reports it: `Ended.cause`
     reason: str = ""
     hang: Hang | None = None
     failures: tuple[Failure, ...] = ()  # the first one first; those of peers that went away last
-    killed: tuple[int, ...] = ()  # ranks that ended without a word
+    killed: tuple[int, ...] = ()  # ranks that ended without an error message
     num_oom_kills: int | None = None  # of the kernel while the job ran, in this cgroup or on this host
     xids: tuple[int, ...] = ()
     num_ranks: int = 0
     num_steps: int = 0  # of this attempt
-    step: int | None = None  # of the whole training; None: not known
+    step: int | None = None  # of the whole training; None: unknown
     host: str | None = None  # where it failed
     flight_records: tuple[str, ...] = ()  # files that NCCL's watchdog wrote
 
@@ -84,14 +84,14 @@ def read_failures(folder: Path) -> tuple[Failure, ...]:
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=Failure))
         except (OSError, msgspec.DecodeError):
-            continue  # cut short by the end of its process
+            continue  # truncated by the end of its process
     return tuple(sorted(found, key=lambda failure: (failure.is_of_peers, failure.unix_s)))
 
 
 def failures_of(folder: Path, pulses: Sequence[HeartbeatSample]) -> tuple[Failure, ...]:
-    """Of the job's ranks, and not of what ran beside or before them.
+    """Return the failures of the job's ranks, not of what ran next to or before them.
 
-    A launcher may have started ranks again by itself: what ended the attempt is of those of the last time. A process
+    A launcher may have restarted ranks on its own: the failures of the last start count. A process
     without torch that bears the number of a rank which was seen is another program.
     """
     processes = {(pulse.hostname, pulse.pid) for pulse in pulses}
@@ -102,7 +102,7 @@ def failures_of(folder: Path, pulses: Sequence[HeartbeatSample]) -> tuple[Failur
 
 
 def _ended_it(failure: Failure, ended: Ended) -> bool:
-    """Of a process that never had torch it is not known to be a rank: the job must have ended as by its failure."""
+    """Whether the job ended by this failure; a process that never had torch might not be a rank."""
     codes = (1, 2) if failure.exception in _CODE_2 else (1,)  # Python's own, and a launcher's for all of its ranks'
     return failure.has_torch or ended.code in codes
 
@@ -111,15 +111,15 @@ class Death(NamedTuple):
     """How a rank's process ended, as far as it was seen from outside."""
 
     at: float  # seconds of any clock, when it was first seen to have ended
-    signal: int | None  # 0: by none; None: not known, as its parent had asked the kernel before
+    signal: int | None  # 0: by none; None: unknown, because its parent had reaped it before
 
 
 def killed_ranks(
     pulses: Sequence[HeartbeatSample], failures: Sequence[Failure], deaths: Mapping[str, Death]
 ) -> tuple[int, ...]:
-    """Ranks that ended without a word, the first ones only: the launcher then kills the others, which is no evidence.
+    """Return the ranks that ended without an error message, the first ones only: the launcher then kills the others.
 
-    Where one was ended by something else than the launcher's own signal, those that it may have ended are passed over.
+    Where one was ended by something else than the launcher's own signal, those that it may have ended are skipped.
     `deaths`: by the process's name.
     """
     told = {(failure.hostname, failure.pid) for failure in failures}

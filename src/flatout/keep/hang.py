@@ -1,6 +1,6 @@
-"""Whether a job hangs, which rank is missing, and from which collective: pulses and stacks -> `Hang`.
+"""Detect whether a job hangs, which rank is missing, and from which collective: heartbeats and stacks -> `Hang`.
 
-A silent job is no hang by itself. Its ranks' stacks are asked for, three times in two seconds: a rank whose stack
+Silence alone is not a hang. The ranks' stacks are asked for, three times in two seconds: a rank whose stack
 changes, that computes, or that reads or writes is slow, not stuck, and so are those that wait for it. What is left
 hangs. Whoever has begun fewer collectives than the others of its group is late: they wait for it.
 """
@@ -53,7 +53,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
     late: tuple[int, ...]  # empty: all are in the same collective, and it does not end
     group: str | None
     sequence: int | None  # of the collective that does not end
-    operation: str | None  # what it is, where torch's flight recorder tells
+    operation: str | None  # its name, where torch's flight recorder has it
     silence_s: float
     limit_s: float
     step: int
@@ -103,7 +103,7 @@ class HangWatch:
         flight: Callable[[Sequence[HeartbeatSample]], Sequence[FlightRecord]] = lambda pulses: (),
         others: Callable[[], Sequence[PeerStatus]] = lambda: (),
     ) -> None:
-        """`others`: what the job's other nodes tell of their ranks."""
+        """`others` returns what the job's other nodes report of their ranks."""
         self._patience = patience
         self._ask = ask
         self._work = work
@@ -115,7 +115,7 @@ class HangWatch:
         self._next_s = 0.0
 
     def look(self, now: float, ranks: Sequence[HeartbeatSample], *, is_failing: bool = False) -> Hang | None:
-        """Call it a few times a second; a hang is told once. `is_failing`: a rank has told of an error of its own."""
+        """Call it a few times per second; a hang is reported once. `is_failing`: a rank has reported an error."""
         silences = {pulse.name: self._patience.silence_s(now, pulse) for pulse in ranks}
         present = [pulse for pulse in ranks if not pulse.has_ended]
         longest = max((silences[pulse.name] for pulse in present), default=0.0)
@@ -161,7 +161,7 @@ class HangWatch:
     ) -> Hang | None:
         stacks = looks[-1][1]
         waiting = [pulse for pulse in ranks if pulse.is_alive and _waits(pulse, stacks.get(pulse.name))]
-        if not waiting and any(not pulse.is_alive for pulse in ranks):  # who is left has work of its own
+        if not waiting and any(not pulse.is_alive for pulse in ranks):  # the remaining ranks have their own work
             ranks = [pulse for pulse in ranks if pulse.is_alive]
         if not ranks:
             return None

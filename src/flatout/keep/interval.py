@@ -2,7 +2,7 @@
 
 In: `Costs` in seconds, nodes, and a `FailureRate`, a Gamma distribution: a published rate to begin with, and the job's
 own failures and node-days, which soon outweigh it. Out: the interval with the highest expected goodput over that
-distribution, the closed forms of Young, Daly and NVIDIA beside it, and what a better write time, detection, restart or
+distribution, the closed forms of Young, Daly and NVIDIA, and what a better write time, detection, restart or
 failure rate would be worth, in GPU-hours and money. Nothing is measured or saved here.
 
 Goodput is the part of the job's time that its work would have taken without failures and checkpoints. Failures come at
@@ -79,10 +79,10 @@ class FailureRate:
         return float(low), float(high)
 
     def rates_per_s(self, num_nodes: int) -> NDArray[np.float64]:
-        """Of the whole job: equally probable ones, the middles of so many parts of the distribution."""
+        """Return equally probable rates of the whole job, the middles of equal parts of the distribution."""
         middles = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
         rates = gammaincinv(self.failures, middles) / self.node_days
-        rates *= self.mean / rates.mean()  # the middles of the outermost parts leave out a little of the mean
+        rates *= self.mean / rates.mean()  # the middles of the outermost parts lack a little of the mean
         return np.asarray(rates * num_nodes / DAY_S, dtype=np.float64)
 
 
@@ -200,7 +200,7 @@ def best_interval(costs: Costs, rate: FailureRate, num_nodes: int) -> Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:
-    """What halving one of the four would bring, the interval chosen anew, over `hours` of the job."""
+    """The gain from halving one of the four costs, with the interval chosen again, over `hours` of the job."""
 
     name: str  # "write time", "detection time", "restart time" or "failure rate"
     value: float  # now; seconds, or failures per 1,000 node-days

@@ -2,7 +2,7 @@
 
 A line of `seconds` has the devices' time since the one before, in nanoseconds by class; of `steps_ns`, the time of
 steps, each class of `within` was looked for in `known_ns`. What was written stays true if the writer is killed at any
-time: a line that was cut short is passed over, and the next writer begins a new one.
+time: a truncated line is skipped, and the next writer begins a new one.
 
     {"schema": "flatout/ledger", "version": 1, "event": "run", "unix_s": .., "command": "..", "num_devices": 2 | null,
      "gpu": ".." | null, "node": "n1", "process": [7, 812], "job": "slurm-7" | null, "start": 1 | null,
@@ -46,7 +46,7 @@ class HeldError(OutputError):
 
 
 class LedgerFile:
-    """Adds lines to a ledger. `clean` is applied to each text in them, to mask what is not to be told.
+    """Adds lines to a ledger. `clean` is applied to each text in them, to mask secrets.
 
     The lines of two runs at once could not be told apart: a ledger is one's alone while it is open, until its process
     ends, however that happens. A file system without locks holds nobody off.
@@ -99,7 +99,7 @@ class LedgerFile:
 
 
 def _is_taken(file: int) -> bool:
-    """Whether it is ours from here on: a lock of the open file, which no child of ours has after its `exec`."""
+    """Take the lock of the open file, which no child process has after its `exec`; return whether it is ours."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -137,7 +137,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     num_attempts: int
     num_hangs: int
     num_failures: int
-    num_not_the_jobs: int  # failures and hangs that are not known to be the job's own
+    num_not_the_jobs: int  # failures and hangs that may not be the job's own
     num_unfinished: int  # runs without an end: they run, or their writer was killed
     num_bad_lines: int
     num_devices: int | None
@@ -149,7 +149,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     known_ns: Mapping[str, Mapping[str, int]] = {}  # of it, by class and by what it is known from
     not_known: Mapping[str, str] = {}  # why a class is known in less, or not at all
     away_s: float = 0.0  # between starts of one job by its scheduler, when it had no devices: in no class
-    num_nodes: int = 1  # each with a `flatout run` and a ledger of its own
+    num_nodes: int = 1  # each with its own `flatout run` and ledger
     saving: Mapping[str, Any] | None = None  # the last choice of an interval, see `saving`
 
     @property

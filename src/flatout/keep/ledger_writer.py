@@ -1,4 +1,4 @@
-"""Keeps the ledger of a run while it runs: what `supervise` tells -> lines."""
+"""Write the ledger of a run while it runs: the calls of `supervise` -> lines."""
 
 from __future__ import annotations
 

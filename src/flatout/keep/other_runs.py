@@ -1,4 +1,4 @@
-"""Jobs of other `flatout run`s on this host: no second job writes to the same checkpoints beside one that runs.
+"""Jobs of other `flatout run`s on this host: no second job writes to the checkpoints of one that runs.
 
 A `flatout run` that gets SIGKILL leaves its job running, unwatched: a job of days is not ended because its watch is.
 Each writes what it is into its own folder, which its job's processes name in their environment, so that the next one

@@ -1,4 +1,4 @@
-"""Masks in texts what is not to be told: what looks like a token, and where it is asked for, the names of hosts."""
+"""Mask secrets in texts: what looks like a token, and on request the names of hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a script that saves to a file of its own can resume from it: whether it is whole, and what to say of it.
+"""Whether a script that saves to its own file can resume from it: whether it is complete, and what to report.
 
 Checkpoints of scripts are verified and kept by `flatout.checkpoint`, whose function the caller gives; without it, a
 file that is there and not empty counts.

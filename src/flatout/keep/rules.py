@@ -1,6 +1,6 @@
 """What a failure is, whose fault, and whether to start again: `Evidence` -> `Judgement`, by one table.
 
-The first rule that fits decides. `restart` is what the failure deserves by itself; the budget, and the same failure at
+The first rule that fits decides. `restart` is what the failure alone calls for; the budget, and the same failure at
 the same step for the second time, which is the user's bug whatever it is, are the supervisor's.
 """
 
@@ -50,7 +50,7 @@ _DEVICE_LOST = re.compile(r"ECC|fallen off the bus|no CUDA-capable device|device
 
 
 ASKED = "it was asked to end by a signal"
-_HAS_WAITED = "RendezvousTimeoutError"  # as long as torchrun was told to
+_HAS_WAITED = "RendezvousTimeoutError"  # as long as torchrun's timeout
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     restarts: bool
     says: str  # one line
     leaves_host: bool = False  # this host should not be used again
-    is_of_peers: bool = False  # its ranks lost those of other nodes: the cause, if there is another, is told there
+    is_of_peers: bool = False  # its ranks lost those of other nodes: the cause, if there is another, is reported there
     awaits_peers: bool = False  # the launcher's agents on other nodes are not there yet, or not gone yet
     key: str = ""  # the same for the same failure
 

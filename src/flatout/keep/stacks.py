@@ -52,7 +52,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
         return next((frame for frame in self.frames if frame.is_users), None)
 
     def depth(self) -> int:
-        """How many calls lie between the user's own code and where it is."""
+        """Return the number of calls between the user's own code and the innermost frame."""
         return next((depth for depth, frame in enumerate(self.frames) if frame.is_users), len(self.frames))
 
 

@@ -71,7 +71,7 @@ class Restarts:
         self._farthest = -1
         self._num_in_vain = 0
         self._num_own = 0  # failures of this host in a row
-        self._has_started = earlier is not None  # then it may come again by itself: not known to be a mistake
+        self._has_started = earlier is not None  # then the failure may be temporary, not a mistake of the user
         self._failed_at_start = ""  # the key
         self._awaits_since: float | None = None
         self._clock = clock
@@ -90,7 +90,7 @@ class Restarts:
         else:
             self._awaits_since = None
         failure = (judgement.key, step)
-        is_of_others = judgement.is_of_peers and self._others_go_on  # who are left out by themselves
+        is_of_others = judgement.is_of_peers and self._others_go_on  # which are excluded by the launcher
         if (
             step is not None and failure in self._seen and not is_of_others
         ):  # of a job whose steps are not seen, it may be another one
@@ -233,7 +233,7 @@ def keep_alive(
         progress.ends(done.ranks)
         if is_failure:
             fault = {"user": " (the job's own)", "machine": " (the machine's)", "network": " (the network's)"}
-            if judgement.rule != "hang":  # told when it was found
+            if judgement.rule != "hang":  # reported when it was detected
                 say(f"attempt {attempt + 1} failed: {judgement.says}{fault.get(judgement.fault, '')}")
             say(decision.why)
         if done.left:

@@ -33,13 +33,13 @@ class Reservation:
         self._masks = []
 
     def nodes_with_left(self, gpus: int) -> int:
-        """Return the mask of nodes on which that many GPUs are left free; all of them, for a job of many nodes."""
+        """Return the mask of nodes on which enough GPUs are left free; all of them, for a job of many nodes."""
         if not self._masks:
             self._masks = self._masks_by_gpus()
         return self._masks[min(gpus, len(self._masks) - 1)]
 
     def _masks_by_gpus(self) -> list[int]:
-        """Return for each number of GPUs the nodes with at least that many, and last the nodes with all of theirs."""
+        """Return for each number of GPUs the nodes with as many or more left, and last those with all of theirs."""
         width = max(self._capacity, default=0)
         masks = [0] * (width + 2)
         for node, gpus in enumerate(self._gpus_left):
