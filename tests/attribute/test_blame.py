@@ -142,15 +142,18 @@ def test_a_rank_that_had_its_next_bucket_ready_was_not_level() -> None:
 
 
 def test_a_rank_whose_next_bucket_follows_after_some_microseconds_was_not_level() -> None:
-    """As above, and the host launches the second all-reduce only 12 us after the first one ended."""
+    """Rank 1 is late by 300 us of loading. Both compute 400 us, rank 0 all of it before its first bucket is reduced.
+
+    Rank 0's second bucket begins 12 us after the first ended, as its host launches; rank 1 computes 210 us before it.
+    """
     early, late = (TraceBuilder(rank).step(1, 0, 1000) for rank in (0, 1))
     early.launch("gemm", 0, 5, 5, 400).collective("allreduce", 6, 200, 355).collective("allreduce", 560, 567, 343)
-    late.data_loading(0, 300).launch("gemm", 300, 5, 305, 400)
-    late.collective("allreduce", 306, 505, 50).collective("allreduce", 307, 710, 200)
+    late.data_loading(0, 300).launch("gemm", 300, 5, 305, 190).launch("gemm", 306, 4, 560, 210)
+    late.collective("allreduce", 311, 500, 55).collective("allreduce", 313, 775, 135)
     charges = blame(early, late)
-    # Exposed are [405, 505) of the first and [567, 710) of the second: late since the loading, and by nothing else.
-    assert sum(charges.values()) == pytest.approx(100 + 143)
-    assert charges[0, 1, "data_loading"] > 230
+    # Exposed are [405, 500) of the first and [567, 775) of the second.
+    assert sum(charges.values()) == pytest.approx(95 + 208)
+    assert charges[0, 1, "data_loading"] > 280
 
 
 def test_a_common_collective_is_found_behind_hundreds_of_others() -> None:

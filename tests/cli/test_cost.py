@@ -74,7 +74,7 @@ def test_one_json_object_with_lines_that_sum(
         "reason": "",
     }
     assert total["total"]["kg_co2"]["value"] == pytest.approx(total["total"]["kwh"]["value"] * 0.031)
-    assert said["left_out"] == [{"line": 6, "reason": "the row is cut short, or is no row"}]
+    assert said["left_out"] == [{"line": 6, "reason": "the row is truncated, or is not a row"}]
     assert (said["num_rows"], said["num_steps"]) == (6, 1)
 
 
@@ -87,7 +87,7 @@ def test_as_text_it_says_what_is_not_known_and_what_to_type_next(
     assert "lost GPU-hours by cause: preempted 4.00" in said
     assert "kg CO2 unknown: the grid is unknown (--region)" in said
     assert "1 of 6 rows were skipped" in said
-    assert "line 6: the row is cut short" in said
+    assert "line 6: the row is truncated" in said
     assert said.splitlines()[-1] == f"next: flatout cost jobs {jobs} --usage usage.csv"
     assert [line for line in said.splitlines()[:-1] if len(line) > 80] == []
 

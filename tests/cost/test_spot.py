@@ -277,7 +277,7 @@ def test_public_events_and_samples_are_read(public: Path) -> None:
     ("text", "message"),
     [
         ("", "is empty"),
-        ("{}", "is no trace of spot instances"),
+        ("{}", "is not a trace of spot instances"),
         ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "a gap above 0"),
         ('{"metadata": {"gap_seconds": 60}, "data": []}', "a gap above 0 and data"),
         ('{"metadata": {"gap_seconds": 60}, "data": [-1]}', "counts of 0 or more"),

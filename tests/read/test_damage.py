@@ -59,12 +59,12 @@ class TestOneBadEvent:
     def test_bad_utf8_in_a_name(self, read: Read, text: str) -> None:
         table = read(text.encode().replace(b"gemm", b"ge\xff\xfemm", 1))
         assert table.num_events == NUM_X and "ge\ufffd\ufffdmm" in table.names
-        assert problems(table) == "2 bytes that are no UTF-8 were replaced"
+        assert problems(table) == "2 bytes that are not UTF-8 were replaced"
 
     def test_unescaped_quotes_in_a_name(self, read: Read, text: str) -> None:
         table = read(edited(text, ("gemm", 'ge{"device": "cpu"}mm')))
         assert table.num_events == NUM_X and 'ge{"device": "cpu"}mm' in table.names
-        assert problems(table) == "1 event of broken JSON was mended"
+        assert problems(table) == "1 event of broken JSON was repaired"
         row = table.names.index('ge{"device": "cpu"}mm')
         (at,) = (table.name == row).nonzero()[0]
         assert table.kind[at] == Kind.KERNEL and table.correlation[at] == 1 and table.stream[at] == 7
@@ -127,7 +127,7 @@ def test_thousands_of_bad_events_do_not_take_forever(read: Read) -> None:
     text = json.dumps(small_trace(small_events(3000)))
     table = read(text.replace('"gemm"', '"ge"mm"'))
     assert table.num_events == 6 * 3000
-    assert problems(table) == "3,000 events of broken JSON were mended"
+    assert problems(table) == "3,000 events of broken JSON were repaired"
 
 
 def test_entries_that_are_no_events(read: Read) -> None:
@@ -193,7 +193,7 @@ def test_truncated_anywhere(write: Write, text: str, compress: bool) -> None:
         table = read_trace(source_of(write(text[:length], "cut.json.gz" if compress else "cut.json")))
         num_whole = text[:length].count('"ph": "X"' if text is PRETTY else '"ph":"X"')
         assert num_whole - 1 <= table.num_events <= num_whole
-        assert "cut short" in problems(table)
+        assert "truncated" in problems(table)
         assert set(table.start_ns.tolist()) <= set(good.start_ns.tolist())
         assert set(table.duration_ns.tolist()) <= set(good.duration_ns.tolist())
 
@@ -231,7 +231,7 @@ def test_a_top_level_list_without_its_end(read: Read) -> None:
     text = json.dumps(small_events())
     table = read(text[:-1])  # the Trace Event Format allows it
     assert table.num_events == sum(e["ph"] == "X" for e in small_events())
-    assert "cut short" in problems(table)
+    assert "truncated" in problems(table)
 
 
 @pytest.mark.parametrize(

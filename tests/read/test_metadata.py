@@ -94,7 +94,7 @@ def test_the_log_of_the_profiler(read: Read) -> None:
         "INFO:... Record counts: Out-of-range = 4181, Blocklisted runtime = 5, GPU stopped early? = 0",
         "INFO:... nothing",
     ]
-    assert problems(read(small_trace(INFO=log))) == "the profiler left out 4,181 events outside its recording window"
+    assert problems(read(small_trace(INFO=log))) == "the profiler excluded 4,181 events outside its recording window"
     log = ["WARNING:... Dropped 12 activity records", "WARNING:... Dropped 3 activity records"]
     assert "dropped 15 GPU records" in problems(read(small_trace(WARNING=log)))
     log = ["INFO:... Out-of-range = 0, Blocklisted runtime = 5, GPU stopped early? = 1"]

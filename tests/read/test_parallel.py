@@ -106,7 +106,7 @@ def test_every_way_of_reading_gives_the_same_table(
     assert_same_table(read_trace(source_of(path), num_workers=2), whole)
     assert_same_table(read_tolerantly(path, monkeypatch, one_by_one=False), whole)
     assert_same_table(read_tolerantly(path, monkeypatch, one_by_one=True), whole)
-    assert "could not be read" not in problems(whole) and "mended" not in problems(whole)
+    assert "could not be read" not in problems(whole) and "repaired" not in problems(whole)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -115,7 +115,7 @@ def test_damage_in_several_processes_is_counted_once(write: Callable[..., Path])
     path = write(text)
     one, two = read_trace(source_of(path)), read_trace(source_of(path), num_workers=2)
     assert_same_table(one, two)
-    assert problems(one) == problems(two) == "500 events of broken JSON were mended"
+    assert problems(one) == problems(two) == "500 events of broken JSON were repaired"
 
 
 @pytest.mark.usefixtures("small_blocks")

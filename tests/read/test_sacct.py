@@ -76,7 +76,7 @@ def test_a_public_sample_with_bytes_that_are_no_utf8_is_read(samples: Path) -> N
     assert [each.job.encode() for each in found.attempts] == [line[place] for line in lines if b"." not in line[place]]
     assert found.num_rows == len(lines)
     assert sum(each.gpu_seconds for each in found.attempts) == 99 * 8 + 7212 * 1
-    assert "no UTF-8" in found.notes[0]
+    assert "not UTF-8" in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_last_column_may_have_line_breaks() -> None:
     ("damage", "line", "reason"),
     [
         (row()[:40], 2, "columns"),
-        ("sacct: error: slurmdbd is slow", 2, "cut short, or is no row"),
+        ("sacct: error: slurmdbd is slow", 2, "truncated, or is not a row"),
         (row() + "|more", 2, "10 columns, and the header 9"),
         (row(JobName="a|b"), 2, "10 columns, and the header 9"),
         (row("7x"), 2, "a JobID must be as 12"),

@@ -111,7 +111,7 @@ def test_the_folder_is_removed_after_an_error(tmp_path: Path) -> None:
     [
         (lambda path: None, "does not exist"),
         (lambda path: path.mkdir(), "holds no trace"),
-        (lambda path: os.mkfifo(path), "is no file, folder or archive"),
+        (lambda path: os.mkfifo(path), "is not a file, folder or archive"),
         (lambda path: (path.mkdir(), (path / "info.json").write_text("{}")), "holds no trace"),
         (lambda path: path.symlink_to(path.parent / "nowhere"), "does not exist"),
     ],

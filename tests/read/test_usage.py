@@ -28,7 +28,7 @@ def test_a_cell_may_be_empty_and_columns_may_be_missing(tmp_path: Path) -> None:
         ("job,checkpoint_interval_s\n1,0\n", "line 2: checkpoint_interval_s must be seconds above 0"),
         ("job,power_w\n1,3\n1,4\n", "line 3: job 1 is there twice"),
         ("job,power_w\n,3\n", "line 2: `job` is empty"),
-        ('job,power_w\n"1,3\n', "is no CSV"),
+        ('job,power_w\n"1,3\n', "is not valid CSV"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -2,10 +2,10 @@
 
 For each wait the late rank's time since both ranks were last level is compared with the waiting rank's, part by
 part; what the late rank spent more is in proportion the cause (negative excess is clipped). Ranks are level when a
-collective ends and neither is computing then nor has computed ahead: from then on both do the same work. Comparing
+collective ends and neither is computing then nor has computed ahead: after that both do the same work. Comparing
 since the last collective instead would be wrong, because a rank that waits hidden computes ahead meanwhile, and the
 late rank's ordinary work would look like excess. At a step's start lateness from before keeps the cause that it had
-then. Where the late rank's excess is itself waiting, the charge goes on to whom it waited for, and why.
+then. Where the late rank's excess is itself waiting, the charge passes to the rank that it waited for, and why.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flatout.records.job import Arrivals, Match, Pipeline
 from flatout.records.timeline import NUM_PARTS, RankTimeline, Segments
 
 BEFORE_WINDOW = "before_window"
-# Gaps shorter than this lie between kernels and tell nothing.
+# Shorter gaps are ordinary gaps between kernels.
 MIN_LEVEL_NS = 20_000
 MAX_LOOK_BACK = 512  # level collectives to search for a common one; a step has fewer
 MIN_STAGE_EXCESS = 1.03  # of equal stages the slowest computes up to 3 % longer than the next
@@ -183,7 +183,7 @@ class BlameBook:
         """Add what the late rank spent more on, from `since` (cumulative parts of both) to its arrival.
 
         Gathered weights do not depend on the compute before: the late rank may have computed, before it arrived, what
-        the waiting one computes hidden beside its wait. There that counts as the waiting rank's own.
+        the waiting one computes hidden during its wait. There that counts as the waiting rank's own.
         """
         spent_waiting = self._at_start[waiting][kernels[0]] - since[0]
         if self._matches[int(self._arrival[waiting].match[kernels[0]])].operation in PREFETCHED:
@@ -255,11 +255,11 @@ class BlameBook:
         return None
 
     def _step_of(self, rank: int, time_ns: int) -> int:
-        """Row of the step of the rank that holds the time, -1 in the lead-in."""
+        """Return the row of the rank's step at that time, -1 before the first step."""
         return int(np.searchsorted(self._step_starts[rank], time_ns, side="right")) - 1
 
     def _step_rows(self, waiting: int, late: int, row: int) -> tuple[int, int] | None:
-        """That step's row on both ranks; None in the lead-in, or where the late rank has no step of its number."""
+        """Return the step's row on both ranks; None before the first step, or if the late rank lacks that step."""
         if row < 0:
             return None
         other = self._step_row[late].get(self._timelines[waiting].steps[row].number)

@@ -69,7 +69,7 @@ def communication_kernels(table: EventTable, work: GpuWork, is_comm: Flags) -> C
 
 
 def _recorded_before_launch(table: EventTable, work: GpuWork, rows: NDArray[np.int64]) -> dict[int, list[int]]:
-    """Return the rows of `table.collectives` that the host recorded for kernels without arguments of their own.
+    """Return the rows of `table.collectives` that the host recorded for kernels that lack arguments.
 
     Those are what the launching thread recorded since its previous communication launch.
     """

@@ -21,7 +21,7 @@ class GpuWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     event: NDArray[np.int64]  # row of the event table
     start_ns: Times
     end_ns: Times
-    launch: NDArray[np.int64]  # row of the launching RUNTIME event, NULL where it has none of its own
+    launch: NDArray[np.int64]  # row of the launching RUNTIME event, NULL where the work itself has none
     launched_ns: Times  # BEFORE_RECORDING where launched before it
     launch_end_ns: Times
     is_linked: Flags

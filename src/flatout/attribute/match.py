@@ -22,7 +22,7 @@ from flatout.records.job import Match
 from flatout.records.timeline import BEFORE_RECORDING, CommunicationCall, RankTimeline
 
 NAMELESS = "?"  # the group of kernels of which no group was recorded
-MIN_COMMON_ENDS = 8  # to tell groups by them
+MIN_COMMON_ENDS = 8  # needed to recognise groups by them
 MAX_GROUPS_SHOWN = 4
 MAX_END_SPREAD_NS = 50_000  # of the ends of one collective: 10-42 us on one host
 
@@ -47,7 +47,7 @@ _CallOfRank = dict[int, CommunicationCall]  # of one collective
 
 
 def match_kernels(timelines: Sequence[RankTimeline]) -> tuple[list[Match], list[Quality]]:
-    """Match the communication of all ranks; what cannot be matched is left out and noted."""
+    """Match the communication of all ranks; what cannot be matched is excluded and noted."""
     if len(timelines) < 2:
         return _single(timelines), []
     present = {t.rank for t in timelines}

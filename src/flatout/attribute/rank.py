@@ -1,6 +1,6 @@
 """One rank's events -> its window, its steps and the part that each moment went to.
 
-Exposed communication stays unsplit here: how much of it was waiting only the other ranks can tell (`split.py`).
+Exposed communication stays unsplit here: how much of it was waiting shows only in the other ranks' traces (`split.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIN_UNLINKED_SHARE = 0.25  # a host that runs a whole step ahead of three record
 def attribute_rank(table: EventTable, rank: int | None = None, *, with_track: bool = False) -> RankTimeline:
     """Give every nanosecond of the rank's window to one part; `rank` overrides what the trace says of itself.
 
-    `with_track` keeps what a replay needs beside it: each launch and each kernel.
+    `with_track` also keeps what a replay needs: each launch and each kernel.
     """
     work = link_launches(table)
     marks = host_steps(table)
@@ -150,7 +150,7 @@ def _quality(work: GpuWork, *, has_steps: bool, has_gpu: bool, has_launches: boo
         found.append(
             Quality(
                 problem="the trace has no ProfilerStep marks",
-                effect="costs are for the whole recording, not for a step; the lead-in cannot be told apart",
+                effect="costs are of the recording, not per step; the time before the first step cannot be separated",
             )
         )
     if not has_gpu and has_launches:
@@ -175,7 +175,7 @@ def _quality(work: GpuWork, *, has_steps: bool, has_gpu: bool, has_launches: boo
             found.append(
                 Quality(
                     problem=f"{unlinked:,} of {len(work):,} GPU events were launched before the recording",
-                    effect="they are counted as work; what launched them is not known",
+                    effect="they are counted as work; what launched them is unknown",
                 )
             )
     return found

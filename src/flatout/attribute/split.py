@@ -2,7 +2,7 @@
 
 In: timelines and matches on the common clock. Out: when each kernel stopped waiting, segments with the split parts.
 
-A kernel waits until the last rank that it needs has arrived, and transfers from then on. Who is needed: everyone, in
+A kernel waits until the last rank that it needs has arrived, and then transfers. Who is needed: everyone, in
 a collective that combines all; the root, for the others of a broadcast or scatter (the root needs nobody); everyone,
 for the root of a reduce or gather (the others need nobody); the partner, in a send and receive.
 """

@@ -1,8 +1,8 @@
 """Unpack the traces of a tar archive into a folder, trusting nothing in it.
 
-In: `.tar`, `.tar.gz`, `.tar.xz` (told by content). Out: regular files below the folder. An archive with an absolute
+In: `.tar`, `.tar.gz`, `.tar.xz` (by content). Out: regular files below the folder. An archive with an absolute
 path, `..`, a link, a device or a sparse file is refused as a whole; so is one that grows beyond the limits, which are
-counted while unpacking. Members that are no traces are skipped; of a damaged archive, what comes before the damage
+counted while unpacking. Members that are not traces are skipped; of a damaged archive, what comes before the damage
 is kept.
 """
 
@@ -100,7 +100,7 @@ def _check(path: Path, member: tarfile.TarInfo) -> None:
 
 
 def _refusal(path: Path, what: str) -> InputError:
-    return InputError(f"{path} must hold only files and folders of its own, but has {what}", hint=_HINT)
+    return InputError(f"{path} must hold only files and folders inside it, but has {what}", hint=_HINT)
 
 
 def _is_hidden(name: str) -> bool:

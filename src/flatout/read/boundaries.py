@@ -22,7 +22,7 @@ def last_boundary(text: bytes) -> tuple[int, int] | None:
     while True:
         following = len(text)
         for match in reversed(list(_BOUNDARY.finditer(text, max(0, len(text) - window)))):
-            # An object without a phase is no event, but part of one.
+            # An object without a phase is not an event, but part of one.
             if text.find(b'"ph"', match.end(), following) >= 0:
                 return match.start() + 1, match.end()
             following = match.start()

@@ -1,6 +1,6 @@
 """The arguments of a collective as the record of them, whatever types the profiler wrote them in.
 
-In: `args` of a kernel or of `record_param_comms`. Out: `CollectiveArgs`, None for what is absent or cut short.
+In: `args` of a kernel or of `record_param_comms`. Out: `CollectiveArgs`, None for what is absent or truncated.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def as_integer(value: Any) -> int | None:
 
 
 def as_ranks(value: Any) -> tuple[int, ...] | None:
-    """`[0, 1]` or the text "[0, 1]"; None if empty, or cut short by the profiler ("[0, 1, ...]")."""
+    """`[0, 1]` or the text "[0, 1]"; None if empty, or truncated by the profiler ("[0, 1, ...]")."""
     if isinstance(value, str):
         value = [] if "..." in value else re.findall(r"-?\d+", value)
     if not isinstance(value, list) or not value:

@@ -36,7 +36,7 @@ from flatout.records.events import COLUMNS, GPU_WORK, NULL, CollectiveArgs, Kind
 _IS_ON_DEVICE = np.zeros(256, np.bool_)
 _IS_ON_DEVICE[[*GPU_WORK, Kind.GPU_ANNOTATION, Kind.SYNC, MTIA_DEVICE]] = True
 
-# Python functions tell where the host waits for data or writes a checkpoint; the rest is most of the file and unused.
+# Python functions show where the host waits for data or writes a checkpoint; the rest is most of the file and unused.
 # torch/utils/checkpoint.py is activation recomputation, not a checkpoint.
 _KEPT_PYTHON = re.compile(
     r"torch/utils/data/|data_?loader|dataset|torch/serialization\.py\(\d+\): _?(?:legacy_)?save"

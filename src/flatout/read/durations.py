@@ -1,7 +1,7 @@
 """Repair durations that cannot be right.
 
 In: the columns of a table, sorted by time. Out: durations that are not negative and not absurd, and how many were
-changed. Overlap on one stream alone is no error (programmatic dependent launch, CUDA graphs); what is repaired is a
+changed. Overlap on one stream alone is not an error (programmatic dependent launch, CUDA graphs); what is repaired is a
 duration out of proportion to everything around it, as counters that overflow leave behind (ROCm: TraceLens issue 669).
 """
 
@@ -34,9 +34,9 @@ _MIN_MARK_MEDIANS = 10
 class Repairs(msgspec.Struct, frozen=True, kw_only=True):
     num_negative: int = 0  # negative or missing
     num_clipped: int = 0
-    clipped_ns: int = 0  # by how much in all
+    clipped_ns: int = 0  # by how much in total
     num_marks: int = 0  # marks of steps that were cut
-    marks_ns: int = 0  # by how much in all
+    marks_ns: int = 0  # by how much in total
 
     @property
     def any(self) -> bool:
@@ -81,7 +81,7 @@ def repair_durations(columns: dict[str, NDArray[Any]], is_mark: NDArray[np.bool_
 def _cut_marks(columns: dict[str, NDArray[Any]], marks: NDArray[np.int64]) -> tuple[int, int]:
     """Cut marks of steps that reach far beyond the next one of their thread, or the last beyond all other events.
 
-    Kineto now and then writes a span with a corrupt end. How many were cut, and by how much in all.
+    Kineto now and then writes a span with a corrupt end. How many were cut, and by how much in total.
     """
     start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
     num_cut, cut_ns = 0, 0

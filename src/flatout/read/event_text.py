@@ -100,7 +100,7 @@ class EventText:
         if _REPORT_OF_OURS.match(text):
             return InputError(f"{name} is a report of Flatout, not a trace", hint=EXPORT_HINT)
         if text.lstrip()[:1] == b"{":
-            return InputError(f'{name} is no trace: it has no list "traceEvents"', hint=EXPORT_HINT)
+            return InputError(f'{name} is not a trace: it has no list "traceEvents"', hint=EXPORT_HINT)
         if text.startswith(_OTHER_ARCHIVES):
             return InputError(
                 f"{name} is compressed in a way that is not read",

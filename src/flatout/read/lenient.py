@@ -1,9 +1,9 @@
-"""Save what can be saved of event text that is no valid JSON, or whose fields have other types than expected.
+"""Save what can be saved of event text that is not valid JSON, or whose fields have other types than expected.
 
-In: the text of some events, without the brackets around them. Out: the events, with decimal times. What was mended or
+In: the text of some events, without the brackets around them. Out: the events, with decimal times. What was repaired or
 lost is counted by the keys of `quality.DAMAGE`. Three attempts, each slower and more tolerant than the one before:
 
-1. valid JSON with odd types (`"ts": "12.5"`, entries that are no objects): decode without types and convert;
+1. valid JSON with odd types (`"ts": "12.5"`, entries that are not objects): decode without types and convert;
 2. characters that JSON forbids (control characters, bad UTF-8, `inf`, `nan`): replace them and decode again;
 3. anything else: cut the text where events begin, decode each alone, and read the fields of those that still fail.
 """
@@ -92,7 +92,7 @@ def _decode_one_by_one(text: bytes, damage: Counter[str]) -> list[Any]:
             value, num_joined = _joined(text, heads[index], ends[index : index + _MAX_JOINED])
         if value is None:
             value = _mended(piece) or (None if _is_unfinished(piece, text) else _visible_fields(piece))
-            damage["unreadable" if value is None else "mended"] += 1
+            damage["unreadable" if value is None else "repaired"] += 1
         if value is not None:
             values.append(value)
         index += num_joined
@@ -122,7 +122,7 @@ def _mended(piece: bytes) -> Any:
 
 
 def _is_open(piece: bytes) -> bool:
-    """More braces open than close, not counting those in texts (where quotes are too damaged to tell, all count)."""
+    """More braces open than close, not counting those in texts (where quotes are too damaged, all count)."""
     bare = _TEXT.sub(b"", piece)
     if b'"' in bare:
         bare = piece

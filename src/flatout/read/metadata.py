@@ -99,7 +99,7 @@ def _decode(text: bytes) -> _Raw:
 
 
 def _look_up(head: bytes, tail: bytes) -> _Raw:
-    """Each key on its own: the shortest prefix after `"key":` that is JSON by itself."""
+    """Each key on its own: the shortest prefix after `"key":` that is JSON alone."""
     raw = _Raw()
     for field, key in zip(_Raw.__struct_fields__, _Raw.__struct_encode_fields__, strict=True):
         for text in (head, tail):
@@ -161,7 +161,7 @@ def _log_quality(raw: _Raw) -> list[Quality]:
     if out_of_range:
         quality.append(
             Quality(
-                problem=f"the profiler left out {out_of_range:,} events outside its recording window",
+                problem=f"the profiler excluded {out_of_range:,} events outside its recording window",
                 effect="work at the edges of the window may lack its launch or its kernel",
             )
         )
@@ -177,7 +177,7 @@ def _log_quality(raw: _Raw) -> list[Quality]:
         quality.append(
             Quality(
                 problem="the profiler stopped recording the GPU early: its buffers were full",
-                effect="GPU work is missing from there on, so idle time is overstated",
+                effect="GPU work after that is missing, so idle time is overstated",
             )
         )
     return quality

@@ -2,7 +2,7 @@
 
 In: a `TraceSource`. Out: every event of every phase and category, with its fields as JSON text, in file order.
 `read_trace` keeps what an analysis needs; this keeps all, is slower, and is asked only where a trace is written back.
-One block of text is in memory at once. What no JSON parser takes is mended by `lenient`, as for the analysis.
+One block of text is in memory at once. What no JSON parser takes is repaired by `lenient`, as for the analysis.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _HALF = re.compile(
 
 
 class Originals:
-    """The events of one file; each iteration reads it anew."""
+    """The events of one file; each iteration reads it again."""
 
     def __init__(self, source: TraceSource, *, base_ns: int = 0, earliest_ns: int | None = None) -> None:
-        """`base_ns` is added to all times. Before `earliest_ns` lies no event: such a time is none (a clamped 0)."""
+        """`base_ns` is added to all times. No event is before `earliest_ns`: such a time is none (a clamped 0)."""
         self.metadata: Fields = {}  # what stands around the events; empty before an iteration and where damaged
         self._source = source
         self._base_ns = base_ns
@@ -94,7 +94,7 @@ def _fields(block: bytes) -> list[Fields]:
 
 
 def _around(text: EventText) -> Fields:
-    """The keys beside `traceEvents`."""
+    """Return the keys other than `traceEvents`."""
     if not text.head:
         return {}
     try:
@@ -122,7 +122,7 @@ def _kind(code: int) -> Kind | None:
 
 
 def _ns(raw: msgspec.Raw | None) -> int | None:
-    """Microseconds in decimals, written as a number or a text, to whole nanoseconds; None where that is no time."""
+    """Microseconds in decimals, written as a number or a text, to whole nanoseconds; None where that is not a time."""
     if raw is None:
         return None
     text = bytes(raw).strip(b'"')

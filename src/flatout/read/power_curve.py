@@ -3,7 +3,7 @@
     dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power
 
 as Zeus has them: W, s, W. Every other column is part of the configuration. `dataset`, `network`, `model` and `workload`
-say what is trained; where none of them is there, each configuration is a workload of its own.
+say what is trained; where none of them is there, each configuration is a separate workload.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_power_curve(path: Path) -> tuple[PowerSample, ...]:
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
     except (csv.Error, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` is no CSV: {error}") from None
+        raise InputError(f"`{path}` is not valid CSV: {error}") from None
     if not samples:
         raise InputError(f"`{path}` has a header and no measurement")
     return samples

@@ -17,12 +17,12 @@ _TIME_IS_IDLE = "their time shows as idle or unattributed"
 # damage counted while decoding: problem ({} is the number), effect
 DAMAGE: Mapping[str, tuple[str, str]] = {
     "unreadable": ("{} events could not be read: the JSON is broken there", _TIME_IS_IDLE),
-    "mended": ("{} events of broken JSON were mended", "their times are right; some of their arguments may be lost"),
+    "repaired": ("{} events of broken JSON were repaired", "their times are right; some arguments may be lost"),
     "text time": ("{} events have their times written as text", "none: they were read as numbers"),
-    "no time": ("{} events have no usable start time and were left out", _TIME_IS_IDLE),
-    "no object": ('{} entries of "traceEvents" are no events and were left out', "none, unless they were meant to be"),
+    "no time": ("{} events have no usable start time and were skipped", _TIME_IS_IDLE),
+    "no object": ('{} entries of "traceEvents" are not events and were skipped', "none, unless they were meant to be"),
     "control character": ("{} control characters in texts were replaced by spaces", "names only; times are right"),
-    "bad utf-8": ("{} bytes that are no UTF-8 were replaced", "names only; times are right"),
+    "bad utf-8": ("{} bytes that are not UTF-8 were replaced", "names only; times are right"),
     "no number": ("{} values are infinite or not a number and count as absent", "times are right where they are given"),
     "oversized id": ("{} ids do not fit into 64 bits and count as absent", "some events lose their link to others"),
     "no name": ("{} events have no name", 'they are counted as "(no name)" and classified by their category alone'),
@@ -38,7 +38,7 @@ def damage_quality(damage: Counter[str], unknown_categories: set[str], dropped: 
     for category in sorted(unknown_categories):
         label = f"the category {category!r}" if category else "no category"
         count = dropped[category or "no category"]
-        problem = f"{{}} events of {label}, which no known profiler writes, were left out"
+        problem = f"{{}} events of {label}, which no known profiler writes, were skipped"
         notes.append(Quality(problem=_count(problem, count), effect="whatever they recorded is missing"))
     return notes
 
@@ -57,7 +57,7 @@ def duration_quality(repairs: Repairs) -> list[Quality]:
             Quality(
                 problem=_count("{} marks of steps (ProfilerStep) last far into what follows them", repairs.num_marks),
                 effect="they were cut at the next step, or at the end of all other events: "
-                f"{units.seconds(repairs.marks_ns / units.NS_PER_S)} less in all",
+                f"{units.seconds(repairs.marks_ns / units.NS_PER_S)} less in total",
             )
         )
     if repairs.num_clipped:
@@ -65,7 +65,7 @@ def duration_quality(repairs: Repairs) -> list[Quality]:
             Quality(
                 problem=_count("{} events have an impossible duration", repairs.num_clipped),
                 effect="they were cut at the next start on their stream, or at the last start of the trace: "
-                f"{units.seconds(repairs.clipped_ns / units.NS_PER_S)} less in all",
+                f"{units.seconds(repairs.clipped_ns / units.NS_PER_S)} less in total",
             )
         )
     return notes
@@ -88,7 +88,7 @@ _SINGULAR = {
     "follows them": "follows it",
     "events": "event",
     "entries": "entry",
-    "are no events": "is no event",
+    "are not events": "is not an event",
     "characters": "character",
     "bytes that are": "byte that is",
     "values are": "value is",

@@ -16,19 +16,19 @@ from flatout.records.events import Quality, TraceMeta
 
 # rank-3, rank3_, rank_3, worker3_step, Rank 3
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_. ]?(\d+)(?!\d)", re.IGNORECASE)
-# trace_3.json: a number that is only believed where it tells all files of a job apart
+# trace_3.json: a number that is only believed where it distinguishes all files of a job
 _NUMBER_AT_END = re.compile(r"(?:^|\D)(\d+)(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 _MAX_RANK = 1 << 20
 _HINT = "give one recording a rank, or say which is which: --rank FILE=N"
 
 
 class RankAssignment(msgspec.Struct, frozen=True, kw_only=True):
-    ranks: tuple[int | None, ...]  # parallel to the files; None: a copy of another one, to be left out
+    ranks: tuple[int | None, ...]  # parallel to the files; None: a copy of another one, to be excluded
     quality: tuple[Quality, ...] = ()
 
 
 def rank_in_name(name: str) -> int | None:
-    """The rank that a file name states, or else the folder it lies in."""
+    """The rank that a file name states, or else its folder."""
     for part in re.split(r"[/\\]", name)[:-3:-1]:
         match = _RANK_IN_NAME.search(part)
         if match is not None and int(match[1]) < _MAX_RANK:
@@ -92,7 +92,7 @@ def _copies(metas: Sequence[TraceMeta], ranks: list[int | None], quality: list[Q
             quality.append(
                 Quality(
                     problem=f"{meta.path} has the same events as {metas[first].path}",
-                    effect="it was read as a copy and left out",
+                    effect="it was recognised as a copy and excluded",
                     rank=ranks[index],
                 )
             )
@@ -106,7 +106,7 @@ def _use_names(
     given: Mapping[str, int],
     quality: list[Quality],
 ) -> None:
-    """Where the files contradict each other, believe their names if these tell all of them apart."""
+    """Where the files contradict each other, believe their names if these distinguish all of them."""
     named = [given.get(metas[i].path, given.get(_last_part(metas[i].path), rank_in_name(metas[i].path))) for i in files]
     if None in named or len(set(named)) < len(named):
         return

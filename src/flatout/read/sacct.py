@@ -6,9 +6,9 @@ In: text with a header that names the columns, in any order and with any other c
 `--delimiter` as they come; plain or gzip. Needed are JobID, State, AllocTRES (or AllocGRES with AllocNodes), and one of
 ElapsedRaw, Elapsed, or Start with End. With -D, Slurm gives a row for each attempt of a job that was requeued.
 
-Out: an attempt for each row of a job. A job's steps are its own time again, so they are counted and left out. Names and
-comments may have line breaks and bytes that are no UTF-8. A row that cannot be read whole is left out, with its line
-and the reason: no field is ever guessed, and a row without its numbers is not a row of zeros.
+Out: an attempt for each row of a job. A job's steps are its own time again, so they are counted and excluded. Names and
+comments may have line breaks and bytes that are not UTF-8. A row that cannot be read completely is excluded, with its
+line and the reason: no field is ever guessed, and a row without its numbers is not a row of zeros.
 """
 
 from __future__ import annotations
@@ -194,13 +194,13 @@ class _Table:
                 num_shared += bool(not found.num_gpus and _SHARED.search(self._text(fields, "alloctres") or ""))
         notes = []
         if num_undecoded:
-            notes.append(f"{num_undecoded:,} rows have bytes that are no UTF-8; they stand in names as \ufffd")
+            notes.append(f"{num_undecoded:,} rows have bytes that are not UTF-8; they appear in names as \ufffd")
         if num_moved and self._delimiter == "|":
             notes.append("a name or comment with `|` in it moves the columns: sacct --delimiter='@@' keeps them apart")
         if num_shared:
             notes.append(
                 f"{num_shared:,} attempts held shares of GPUs (gres/shard or gres/mps), which are not counted: how many"
-                " shares a GPU has is not told"
+                " shares a GPU has is unknown"
             )
         if num_without:
             notes.append(
@@ -243,7 +243,7 @@ class _Table:
                 b"\n" in field and not is_text
                 for field, is_text in zip(line.split(delimiter), self._is_text, strict=True)
             ):
-                yield place + 1, _NoRow("the row is cut short, or is no row", has_moved_columns=False)
+                yield place + 1, _NoRow("the row is truncated, or is not a row", has_moved_columns=False)
                 place += 1
                 continue
             while self._is_text[-1] and end < len(lines) and lines[end].strip() and delimiter not in lines[end]:
@@ -287,7 +287,7 @@ class _Table:
             submit_s=self._value(fields, "submit", time_s),
             eligible_s=self._value(fields, "eligible", time_s),
             start_s=start_s,
-            end_s=end_s if is_over else None,  # squeue tells when a running one must end
+            end_s=end_s if is_over else None,  # squeue shows when a running one must end
             time_limit_s=self._time_limit_s(fields),
             exit_code=exit_code,
             signal=signal,
@@ -306,7 +306,7 @@ class _Table:
         if elapsed is None:
             if start_s is None:
                 return 0.0  # it has not begun
-            raise ValueError("how long it ran is not told: it has no ElapsedRaw, no Elapsed and no End")
+            raise ValueError("how long it ran is unknown: it has no ElapsedRaw, no Elapsed and no End")
         return elapsed
 
     def _gpus(self, fields: Sequence[str], elapsed_s: float) -> tuple[float, dict[str, float]]:
@@ -319,10 +319,10 @@ class _Table:
         if gres is not None:
             num_nodes = self._value(fields, "allocnodes", _count)
             if num_nodes is None:
-                raise ValueError("AllocGRES is of one node, and AllocNodes is not told")
+                raise ValueError("AllocGRES is of one node, and AllocNodes is missing")
             return gpus_of_gres(gres, num_nodes)
         if tres is None and elapsed_s and "alloctres" in self._position:
-            raise ValueError("it ran, and AllocTRES is empty: how many GPUs it had is not told")
+            raise ValueError("it ran, and AllocTRES is empty: how many GPUs it had is unknown")
         return 0.0, {}
 
     def _time_limit_s(self, fields: Sequence[str]) -> float | None:

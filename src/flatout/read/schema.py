@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from flatout.records.events import NULL, Kind
 
-# What decoding raises on text that is no JSON, or on types other than declared.
+# What decoding raises on text that is not JSON, or on types other than declared.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, DecimalException)
 
 # Kinds that only the reader knows; `table` resolves them by name, once per distinct name.

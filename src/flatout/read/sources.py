@@ -2,7 +2,7 @@
 
 In: files, folders and archives. Out: `TraceSource`s, which can be sent to another process. Archives are unpacked into
 a private folder that is removed at the end of the `with` block. Folders are searched one level down; other JSON files
-that lie beside traces (settings, reports of Flatout) are passed over.
+next to traces (settings, reports of Flatout) are skipped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _sources(path: Path, stack: ExitStack, limits: Limits) -> list[TraceSource]:
         if not path.exists():
             raise InputError(f"{path} does not exist", hint="check the path")
         if not path.is_file():
-            raise InputError(f"{path} is no file, folder or archive", hint=_HINT)
+            raise InputError(f"{path} is not a file, folder or archive", hint=_HINT)
         if _is_archive(path):
             return _in_archive(path, stack, limits)
         return [_source(path, str(path))]
@@ -98,7 +98,7 @@ def _repeated(path: Path, name: str) -> Quality:
 def _damaged(path: Path, problem: str) -> Quality:
     return Quality(
         problem=f"{path} is a damaged archive: {problem}",
-        effect="traces behind the damage are missing, so waiting for their ranks cannot be told from transfer",
+        effect="traces behind the damage are missing, so waiting for their ranks cannot be separated from transfer",
     )
 
 
@@ -114,7 +114,7 @@ def _files(folder: Path, notes: list[Quality]) -> Iterator[Path]:
                 )
         except OSError as error:
             problem = f"{child} cannot be read: {error.strerror or error}"
-            notes.append(Quality(problem=problem, effect="this folder was left out"))
+            notes.append(Quality(problem=problem, effect="this folder was skipped"))
 
 
 def _in_folder(
@@ -132,12 +132,12 @@ def _in_folder(
 
 
 def _source(path: Path, name: str) -> TraceSource:
-    name = name.encode("utf-8", "backslashreplace").decode()  # a name that is no UTF-8 has no form in JSON
+    name = name.encode("utf-8", "backslashreplace").decode()  # a name that is not UTF-8 has no form in JSON
     return TraceSource(path=str(path), name=name, size_bytes=path.stat().st_size, rank_hint=rank_in_name(name))
 
 
 def _may_be_trace(path: Path, limits: Limits) -> bool:
-    """Whether a file that only lies beside others should be read: not if it is whole and has no events.
+    """Whether a file that is only next to others should be read: not if it is complete and has no events.
 
     A file that is empty, damaged or unreadable is kept, so that the reader says what is wrong with it.
     """

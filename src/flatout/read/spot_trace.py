@@ -34,7 +34,7 @@ def read_spot_trace(path: Path) -> SpotTrace:
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError:
-        raise InputError(f"`{path}` is no text, and so no trace of spot instances", hint=_HINT) from None
+        raise InputError(f"`{path}` is not text, and so not a trace of spot instances", hint=_HINT) from None
     if text.lstrip().startswith("{"):
         steps, end_s = _json(path, text)
     else:
@@ -56,7 +56,7 @@ def _json(path: Path, text: str) -> tuple[list[tuple[float, int]], float]:
     try:
         found = msgspec.json.decode(text, type=_Availability)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"`{path}` is no trace of spot instances: {error}", hint=_HINT) from None
+        raise InputError(f"`{path}` is not a trace of spot instances: {error}", hint=_HINT) from None
     gap_s = found.metadata.gap_seconds
     if not gap_s > 0 or not found.data:
         raise InputError(f"`{path}` must have a gap above 0 and data, but has {gap_s:g} and {len(found.data)} values")

@@ -189,7 +189,7 @@ def _by_first_use(codes: NDArray[np.int32], keys: list[Any]) -> tuple[NDArray[np
 
 
 def _with_ranks(collective: CollectiveArgs, group_ranks: Mapping[str, tuple[int, ...]]) -> CollectiveArgs:
-    """The group's ranks from the metadata where the event has them cut short, as PyTorch does above 30."""
+    """The group's ranks from the metadata where the event has them truncated, as PyTorch does above 30."""
     ranks = group_ranks.get(collective.group_name or "")
     if collective.group_ranks is not None or ranks is None or len(ranks) != collective.group_size:
         return collective

@@ -29,7 +29,7 @@ _TYPICAL_RATIO = 12  # of a trace to its gzip file
 
 
 def read_trace(source: TraceSource, *, num_workers: int = 1) -> EventTable:
-    """Read a trace; with `num_workers` above 1 and a large file, that many processes decode it."""
+    """Read a trace; with `num_workers` above 1 and a large file, N processes decode it."""
     if num_workers > 1 and _is_large(source):
         from flatout.read import workers  # the imports cost more than a small file
 
@@ -69,7 +69,7 @@ def _is_large(source: TraceSource) -> bool:
 def _cut_short(text: EventText, stream: ByteStream) -> tuple[Quality, ...]:
     if text.is_cut_short:
         why = stream.problem or "the file ends inside the list of events"
-        problem = f"the trace is cut short after {units.num_bytes(text.num_bytes)}: {why}"
+        problem = f"the trace is truncated after {units.num_bytes(text.num_bytes)}: {why}"
         effect = "events behind it are missing, and so is metadata that stood behind the events"
     elif stream.problem is not None:
         problem = f"behind the last event, {stream.problem}"

@@ -6,7 +6,7 @@
 
 `busy_share` is the mean share of the time in which the job's GPUs did something, from 0 to 1, as
 DCGM_FI_DEV_GPU_UTIL / 100 over the job's time. `power_w` is the mean of one GPU. A cell may be empty:
-then it is not known. Columns but `job` may be left out, and others are ignored.
+then the value is unknown. All columns but `job` are optional, and others are ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_usage(path: Path) -> dict[str, Usage]:
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
     except (csv.Error, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` is no CSV: {error}") from None
+        raise InputError(f"`{path}` is not valid CSV: {error}") from None
     return found
 
 

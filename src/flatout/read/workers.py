@@ -67,7 +67,7 @@ class _Worker:
     def stop(self) -> None:
         self.tasks.close()
         self.results.close()
-        self.process.terminate()  # has ended by itself unless something went wrong
+        self.process.terminate()  # has already ended unless something went wrong
         self.process.join()
         self.process.close()
 
@@ -132,7 +132,7 @@ def _start(num_workers: int, memory: mmap.mmap) -> list[_Worker]:
         others = [end for end in ends if end not in (tasks, results)]
         process = context.Process(target=_work, args=(memory, tasks, results, others), daemon=True)
         with warnings.catch_warnings():
-            # Python 3.12 warns of forking beside other threads. The child only parses and fills arrays, and takes no
+            # Python 3.12 warns of forking while other threads run. The child only parses and fills arrays, and takes no
             # lock that a thread of numpy's could hold.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()

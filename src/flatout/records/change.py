@@ -1,6 +1,6 @@
 """One thing that can be set from outside a job, how it is set, and what it does to the training.
 
-A `Knob` is what can be turned; a `Change` is a knob at one value. `change/` has the catalogue, `inside/` applies the
+A `Knob` is what can be set; a `Change` is a knob at one value. `change/` has the catalogue, `inside/` applies the
 patches, `trial/` and `emit/` the rest. `JobFacts` is all that the catalogue asks about a job and its machine.
 """
 
@@ -59,7 +59,7 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True):
     needs: tuple[Need, ...] = ()
     valid: ValidRange = ValidRange()
     excludes: tuple[str, ...] = ()  # knobs; it holds in both directions
-    requires: tuple[str, ...] = ()  # knobs that must be turned too, by the script or by us
+    requires: tuple[str, ...] = ()  # knobs that must be set too, by the script or by us
     combines_with: tuple[str, ...] = ()  # knobs that are worth trying together with it
     gates: tuple[Gate, ...] = ("loss",)  # what a trial must pass before its speed counts
     doc: str  # what it does, what it costs, when it is wrong
@@ -112,7 +112,7 @@ class ChangeSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a job and its machine. None: not known, and what needs it is not proposed."""
+    """Facts of a job and its machine. None: unknown, and what needs it is not proposed."""
 
     num_ranks: int | None = None
     ranks_per_host: int | None = None

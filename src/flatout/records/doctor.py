@@ -40,7 +40,7 @@ class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologyNode(msgspec.Struct, frozen=True, kw_only=True):
-    id: str  # PCI address, or a name that is no address: `NUMA 0`, `GPU0`
+    id: str  # PCI address, or a name that is not an address: `NUMA 0`, `GPU0`
     kind: NodeKind
     name: str
     parent: str | None = None  # id of the node nearer to the CPU

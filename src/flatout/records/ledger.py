@@ -23,7 +23,7 @@ class LedgerClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerLever(msgspec.Struct, frozen=True, kw_only=True):
-    """What halving one cost of failures would bring in 30 days, the interval of checkpoints chosen again."""
+    """What halving one cost of failures would bring in 30 days, with the checkpoint interval chosen again."""
 
     name: str  # "write time", "detection time", "restart time" or "failure rate"
     value: float  # now; seconds, or failures per 1,000 node-days

@@ -113,11 +113,11 @@ class PlannedLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     layout: Layout
     step_time_s: float
-    step_time_interval_s: tuple[float, float]  # nine in ten
+    step_time_interval_s: tuple[float, float]  # 90 % interval
     tokens_per_s_per_gpu: float
     mfu: float
     gpu_hours_per_billion_tokens: float = 0.0  # what it costs, but for the price
-    memory_bytes: float  # of the fullest rank
+    memory_bytes: float  # of the rank using most memory
     out_of_memory_probability: float
     parts_s: dict[str, float]  # sums to step_time_s
     memory_parts_bytes: dict[str, float]  # sums to memory_bytes
@@ -160,7 +160,7 @@ class SourceAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     repeated_rows: int
     repeats_differ_by: float | None
     bias: float | None  # mean of predicted / measured - 1
-    coverage_90: float | None  # share of rows inside their interval of nine in ten
+    coverage_90: float | None  # share of rows inside their 90 % interval
     memory_rows: int
     memory_mape: float | None
     out_of_memory_rows: int

@@ -27,7 +27,7 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the first layout of a plan."""
+    """Details of the best layout of a plan."""
 
     gpu: str
     gpu_memory_bytes: int

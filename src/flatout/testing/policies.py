@@ -67,7 +67,7 @@ def _phases(draw: random.Random, duration: float) -> tuple[float, ...]:
 
 
 def drawn_cluster() -> Cluster:
-    """Nodes of two types in domains, wide enough for each team's widest job on nodes of its own."""
+    """Nodes of two types in domains, wide enough for each team's widest job on separate nodes."""
     slow = [Node(name=f"s{n}", num_gpus=4, gpu_type="slow", domain=f"d{n // 3}") for n in range(9)]
     return Cluster(nodes=(*slow, *(Node(name=f"f{n}", num_gpus=4, gpu_type="fast", domain="f") for n in range(3))))
 

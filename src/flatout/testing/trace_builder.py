@@ -276,11 +276,11 @@ class TraceBuilder:
         return self._work(Kind.KERNEL, name, start, duration, stream, correlation=number)
 
     def gpu_annotation(self, name: str, start: float, duration: float, *, stream: int = COMPUTE_STREAM) -> Self:
-        """The copy of a host annotation on the device's timeline; it is no work."""
+        """The copy of a host annotation on the device's timeline; it is not work."""
         return self._work(Kind.GPU_ANNOTATION, name, start, duration, stream)
 
     def gpu_sync(self, start: float, duration: float, *, stream: int = COMPUTE_STREAM) -> Self:
-        """A synchronisation drawn on the device's timeline; it is no work."""
+        """A synchronisation drawn on the device's timeline; it is not work."""
         return self._work(Kind.SYNC, "Stream Sync", start, duration, stream)
 
     # --- what comes out
