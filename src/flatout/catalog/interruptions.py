@@ -12,7 +12,7 @@ _FILE = Path(__file__).with_name("interruptions.toml")
 
 
 class InterruptionRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of one cluster."""
+    """The rate of interruptions that one cluster published."""
 
     name: str
     per_1000_node_days: float
