@@ -88,7 +88,7 @@ def test_an_nccl_log_is_added(tmp_path: Path) -> None:
         (["some.json"], "go with `--hosts`"),
         (["--data", "missing"], "must be a folder"),
         (["--capture", "-", "--html", "page.html"], "goes with no other output"),
-        (["--hosts", "a,b", "--via", "ssh", "--flatout", "'x"], "is no command"),
+        (["--hosts", "a,b", "--via", "ssh", "--flatout", "'x"], "is not a valid command"),
     ],
 )
 def test_a_mistake_is_one_line_and_no_traceback(arguments: list[str], said: str) -> None:

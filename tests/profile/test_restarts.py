@@ -74,6 +74,16 @@ def test_attempts_are_replaced_with_the_recording_and_nothing_else_is(restarted:
 
 LOOP = ["bash", "-c", 'for turn in 1 2 3; do FLATOUT_TEST_TURN=$turn "$@" && exit; done', "loop"]
 
+WARM_LOOP = [
+    sys.executable,
+    "-c",
+    "import os, subprocess, sys\n"
+    "for turn in '123':\n"
+    "    done = subprocess.run(sys.argv[1:], env={**os.environ, 'FLATOUT_TEST_TURN': turn})\n"
+    "    if done.returncode == 0:\n"
+    "        break\n",
+]
+
 
 def steps_of(folder: Path) -> dict[str, int]:
     """Rows by file, of all attempts."""
@@ -99,7 +109,7 @@ def test_a_torchrun_that_a_loop_starts_again_does_not_mix_its_ranks(tmp_path: Pa
     """Rank 1 of the first one is ended before it was recorded: its place stays empty."""
     out = tmp_path / "r"
     ranks = [*torchrun("--steps", 60, "--end", "early-in-turn-1")]
-    done = run([*profiling(out, "--warmup", "12"), *LOOP, *ranks])
+    done = run([*profiling(out, "--warmup", "12"), *WARM_LOOP, *ranks])
     assert done.returncode == 0, done.stderr
     steps = steps_of(out)
     assert {name: count for name, count in steps.items() if name.startswith("attempts")} == {
