@@ -114,43 +114,62 @@ def _train_jobs(teams: Teams) -> Iterator[JobTable]:
 
 
 def _problems(teams: Teams) -> Iterator[str]:
-    flavors = {flavor.name: flavor for flavor in teams.flavors}
+    """Yield each broken rule, in the order in which an operator should fix them."""
+    yield from _problems_of_names(teams)
+    yield from _problems_of_labels(teams)
+    if not teams.flavors or not teams.teams:
+        yield "there must be a flavor and a team"
+    for flavor in teams.flavors:
+        yield from _problems_of_flavor(flavor, teams)
+    for team in teams.teams:
+        yield from _problems_of_team(team, teams)
+    for job in teams.jobs:
+        yield from _problems_of_job(job, teams)
+
+
+def _problems_of_names(teams: Teams) -> Iterator[str]:
     named = [("cluster", teams.cluster.name)]
     for kind, records in (("flavor", teams.flavors), ("team", teams.teams), ("job", teams.jobs)):
-        named.extend((kind, each.name) for each in records)
-        names = [each.name for each in records]
+        names = [record.name for record in records]
+        named.extend((kind, name) for name in names)
         yield from (f"two of the {kind}s are named `{name}`" for name in names if names.count(name) > 1)
     named.extend(("priority", name) for name in teams.priorities)
     named.extend(("namespace", team.namespace) for team in teams.teams if team.namespace is not None)
     for kind, name in named:
         if not _NAME.fullmatch(name):
             yield f"a {kind}'s name must be lower-case letters, digits and hyphens, at most 52, but is `{name}`"
-    labels = (*teams.cluster.topology, *(label for flavor in teams.flavors for label in flavor.node_labels))
+
+
+def _problems_of_labels(teams: Teams) -> Iterator[str]:
+    topology = teams.cluster.topology
+    labels = (*topology, *(label for flavor in teams.flavors for label in flavor.node_labels))
     yield from (f"`{label}` is not a valid node label" for label in labels if not _LABEL.fullmatch(label))
-    if HOST_LABEL in teams.cluster.topology:
-        yield f"topology must not name {HOST_LABEL}: it is its narrowest level in any case"
-    if not teams.flavors or not teams.teams:
-        yield "there must be a flavor and a team"
-    for flavor in teams.flavors:
-        if min(flavor.nodes, flavor.gpus_per_node, flavor.cpus_per_node, flavor.memory_gib_per_node) < 1:
-            yield f"flavor {flavor.name}: nodes, GPUs, CPUs and memory must be at least 1"
-        if teams.cluster.topology and not flavor.node_labels:
-            yield f"flavor {flavor.name}: with a topology, node_labels must name its nodes"
-        promised = sum(team.gpus.get(flavor.name, 0) for team in teams.teams)
-        if promised > flavor.nodes * flavor.gpus_per_node:
-            yield (
-                f"flavor {flavor.name}: the teams' quotas must be at most {flavor.nodes} * {flavor.gpus_per_node} ="
-                f" {flavor.nodes * flavor.gpus_per_node} GPUs, but are {promised}"
-            )
-    for team in teams.teams:
-        for limits in (team.gpus, team.borrow, team.lend):
-            for name, number in limits.items():
-                if name not in flavors or number < 0:
-                    yield f"team {team.name}: `{name} = {number}` must be a flavor and a number of GPUs"
-        if not 0 < team.weight <= 1e9:  # nor is `nan`
-            yield f"team {team.name}: its weight must be more than 0, and at most 1e9, but is {team.weight}"
-    for job in teams.jobs:
-        yield from _problems_of_job(job, teams)
+    if HOST_LABEL in topology:
+        yield f"topology must not name {HOST_LABEL}: it is the narrowest level in any case"
+
+
+def _problems_of_flavor(flavor: FlavorTable, teams: Teams) -> Iterator[str]:
+    if min(flavor.nodes, flavor.gpus_per_node, flavor.cpus_per_node, flavor.memory_gib_per_node) < 1:
+        yield f"flavor {flavor.name}: nodes, GPUs, CPUs and memory must be at least 1"
+    if teams.cluster.topology and not flavor.node_labels:
+        yield f"flavor {flavor.name}: with a topology, node_labels must name its nodes"
+    num_gpus = flavor.nodes * flavor.gpus_per_node
+    quotas = sum(team.gpus.get(flavor.name, 0) for team in teams.teams)
+    if quotas > num_gpus:
+        yield (
+            f"flavor {flavor.name}: the teams' quotas must be at most {flavor.nodes} * {flavor.gpus_per_node} ="
+            f" {num_gpus} GPUs, but are {quotas}"
+        )
+
+
+def _problems_of_team(team: TeamTable, teams: Teams) -> Iterator[str]:
+    flavors = {flavor.name for flavor in teams.flavors}
+    for limits in (team.gpus, team.borrow, team.lend):
+        for name, number in limits.items():
+            if name not in flavors or number < 0:
+                yield f"team {team.name}: `{name} = {number}` must be a flavor and a number of GPUs"
+    if not 0 < team.weight <= 1e9:  # nor is `nan`
+        yield f"team {team.name}: its weight must be more than 0, and at most 1e9, but is {team.weight}"
 
 
 def _problems_of_job(job: JobTable, teams: Teams) -> Iterator[str]:
