@@ -35,7 +35,7 @@ from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.predict.calibrate import REFERENCE, Calibration, calibrate
 from flatout.predict.predict import predict_together, situation_of
 from flatout.records.change import JobFacts
-from flatout.records.prediction import NoPrediction, Outcome
+from flatout.records.prediction import NoPrediction, PredictionRecord
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 # A step of the two-GPU job without a fault: `g_straggler_small` has 6 ms of matrix products more, 45.08 ms in all.
@@ -251,10 +251,10 @@ def _wide(facts: JobFacts) -> list[Any]:
     return found
 
 
-def as_outcome(row: dict[str, Any]) -> Outcome:
+def as_outcome(row: dict[str, Any]) -> PredictionRecord:
     """A job's pairs are one tuning."""
     low, high = row["interval"]
-    return Outcome(
+    return PredictionRecord(
         family=row["family"],
         change="+".join(row["changes"]),
         predicted=row["predicted_speedup"],
@@ -266,7 +266,7 @@ def as_outcome(row: dict[str, Any]) -> Outcome:
     )
 
 
-def held_out(outcomes: list[Outcome], reference: list[Outcome]) -> dict[str, Any]:
+def held_out(outcomes: list[PredictionRecord], reference: list[PredictionRecord]) -> dict[str, Any]:
     """Coverage of pairs that are not behind the width."""
     width = calibrate((), reference)
     found = [
@@ -281,7 +281,7 @@ def held_out(outcomes: list[Outcome], reference: list[Outcome]) -> dict[str, Any
     }
 
 
-def leave_one_job_out(outcomes: list[Outcome]) -> dict[str, Any]:
+def leave_one_job_out(outcomes: list[PredictionRecord]) -> dict[str, Any]:
     """Coverage of intervals, and errors after learning, each of jobs that nothing was learned of."""
     inside, widths, plain, of_others, again = [], [], [], [], []
     for job in dict.fromkeys(each.date for each in outcomes):

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from flatout.predict.calibrate import calibrate, reference_outcomes
-from flatout.records.prediction import Outcome
+from flatout.records.prediction import PredictionRecord
 
 RESULTS = Path(__file__).parent / "results"
 HISTORIES = ("none", "same job", "other jobs", "both")
@@ -45,14 +45,16 @@ GOLDEN: dict[str, dict[str, Any]] = {
 Errors = dict[str, list[float]]  # by history
 
 
-def error(outcome: Outcome, history: Sequence[Outcome]) -> float:
+def error(outcome: PredictionRecord, history: Sequence[PredictionRecord]) -> float:
     """Of the predicted speedup over the measured one, relative and absolute."""
     model = (outcome.predicted, outcome.low or 0.0, outcome.high or 0.0)
     said = calibrate(history, ()).of(outcome.family, outcome.change, model)
     return abs(said.speedup / outcome.measured - 1)
 
 
-def of_repeated(outcomes: Sequence[tuple[Outcome, Sequence[float]]], others: Sequence[Outcome]) -> Errors:
+def of_repeated(
+    outcomes: Sequence[tuple[PredictionRecord, Sequence[float]]], others: Sequence[PredictionRecord]
+) -> Errors:
     """Of each pair the measured ratios: each is left out once. Of `others`, pairs, those of its job are not used."""
     found: Errors = {name: [] for name in (*HISTORIES, REPEATED)}
     for outcome, ratios in outcomes:
@@ -66,7 +68,7 @@ def of_repeated(outcomes: Sequence[tuple[Outcome, Sequence[float]]], others: Seq
     return found
 
 
-def of_sequence(tunings: Sequence[tuple[str, Sequence[Outcome]]]) -> Errors:
+def of_sequence(tunings: Sequence[tuple[str, Sequence[PredictionRecord]]]) -> Errors:
     """Tunings in their order, each with its job's name: what comes later is no history."""
     found: Errors = {name: [] for name in HISTORIES}
     for place, (job, outcomes) in enumerate(tunings):
@@ -78,7 +80,9 @@ def of_sequence(tunings: Sequence[tuple[str, Sequence[Outcome]]]) -> Errors:
     return found
 
 
-def _add(found: Errors, outcome: Outcome, same: Sequence[Outcome], others: Sequence[Outcome]) -> None:
+def _add(
+    found: Errors, outcome: PredictionRecord, same: Sequence[PredictionRecord], others: Sequence[PredictionRecord]
+) -> None:
     """Where there is no such history, its error is that of none."""
     for name, history in zip(HISTORIES, ((), same, others, [*others, *same]), strict=True):
         found[name].append(error(outcome, history))
@@ -89,13 +93,13 @@ def row(what: str, errors: Errors, average: Callable[[Sequence[float]], float]) 
     return {"what": what, "num": len(errors["none"]), **averages}
 
 
-def repeated(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Outcome, Sequence[float]]]:
+def repeated(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, PredictionRecord, Sequence[float]]]:
     """`cpu` or `gpu`, the pair, and the ratios of its three repetitions; of pairs without repetitions none."""
     for one in rows:
         if one["predicted_speedup"] is None:
             continue
         low, high = one["interval"]
-        outcome = Outcome(
+        outcome = PredictionRecord(
             family=one["family"],
             change="+".join(one["changes"]),
             predicted=one["predicted_speedup"],
@@ -109,7 +113,7 @@ def repeated(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Outcome, Seq
         yield "cpu" if one["kind"] == "cpu" else "gpu", outcome, (ends[0], outcome.measured, ends[1]) if ends else ()
 
 
-def golden() -> list[tuple[str, Sequence[Outcome]]]:
+def golden() -> list[tuple[str, Sequence[PredictionRecord]]]:
     """The recorded tunings gone through again; of the one for memory no time is predicted."""
     from tests.tune.test_golden import gone_through
 
@@ -123,9 +127,9 @@ def golden() -> list[tuple[str, Sequence[Outcome]]]:
     return found
 
 
-def tunings_of(file: Path) -> list[tuple[str, Sequence[Outcome]]]:
+def tunings_of(file: Path) -> list[tuple[str, Sequence[PredictionRecord]]]:
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return [(line["job"], msgspec.convert(line["outcomes"], list[Outcome])) for line in lines]
+    return [(line["job"], msgspec.convert(line["outcomes"], list[PredictionRecord])) for line in lines]
 
 
 def table() -> dict[str, dict[str, Errors]]:

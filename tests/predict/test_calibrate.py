@@ -11,18 +11,18 @@ from msgspec.structs import replace
 from tests.predict.jobs import change, reducing_job, situation
 
 from flatout.predict.calibrate import Calibration, calibrate, conformal, median_absolute_error, reference_outcomes
-from flatout.predict.history import outcome as as_outcome
+from flatout.predict.history import prediction_record
 from flatout.predict.predict import predict
-from flatout.records.prediction import NOMINAL, Outcome, Prediction
+from flatout.records.prediction import NOMINAL, Prediction, PredictionRecord
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "predict_error.json"
-Job = dict[str, Outcome]  # by its change
+Job = dict[str, PredictionRecord]  # by its change
 
 
 def outcome(
     predicted: float, measured: float, family: str = "nccl", *, doubt: float = 0.2, tuning: str = "1", change: str = "c"
-) -> Outcome:
-    return Outcome(
+) -> PredictionRecord:
+    return PredictionRecord(
         family=family,
         change=change,
         predicted=predicted,
@@ -34,7 +34,7 @@ def outcome(
     )
 
 
-def job(rng: np.random.Generator, biases: dict[str, float], name: str, job_sd: float = 0.4) -> list[Outcome]:
+def job(rng: np.random.Generator, biases: dict[str, float], name: str, job_sd: float = 0.4) -> list[PredictionRecord]:
     """A job's changes, one a family: off by the family's bias and by what is the job's own, in units of the doubt."""
     found = []
     for family, bias in biases.items():
@@ -44,7 +44,9 @@ def job(rng: np.random.Generator, biases: dict[str, float], name: str, job_sd: f
     return found
 
 
-def again(rng: np.random.Generator, tuned: Sequence[Outcome], name: str, noise: float = 0.03) -> list[Outcome]:
+def again(
+    rng: np.random.Generator, tuned: Sequence[PredictionRecord], name: str, noise: float = 0.03
+) -> list[PredictionRecord]:
     """The same job, tuned again: another recording and another measurement."""
     found = []
     for each in tuned:
@@ -56,17 +58,17 @@ def again(rng: np.random.Generator, tuned: Sequence[Outcome], name: str, noise: 
     return found
 
 
-def corrected(found: Sequence[Outcome], calibration: Calibration) -> list[Outcome]:
+def corrected(found: Sequence[PredictionRecord], calibration: Calibration) -> list[PredictionRecord]:
     fresh = []
     for each in found:
         assert each.low is not None
         assert each.high is not None
         said = calibration.of(each.family, each.change, (each.predicted, each.low, each.high))
-        fresh.append(Outcome(**{**_fields(each), "predicted": said.speedup}))
+        fresh.append(PredictionRecord(**{**_fields(each), "predicted": said.speedup}))
     return fresh
 
 
-def _fields(each: Outcome) -> dict[str, object]:
+def _fields(each: PredictionRecord) -> dict[str, object]:
     return {name: getattr(each, name) for name in each.__struct_fields__}
 
 
@@ -92,7 +94,7 @@ def test_errors_of_a_job_that_is_tuned_again_go_down_each_time() -> None:
     for seed in range(100):
         rng = np.random.default_rng(seed)
         first = job(rng, biases(rng, 0.3), "0")
-        history: list[Outcome] = []
+        history: list[PredictionRecord] = []
         for number, found in enumerate(errors):
             now = again(rng, first, str(number))
             found.append(median_absolute_error(corrected(now, calibrate(history, ()))))
@@ -109,7 +111,7 @@ def test_in_a_sequence_of_tunings_of_all_kinds_later_errors_are_smaller() -> Non
         rng = np.random.default_rng(seed)
         off = biases(rng, 0.5)
         jobs = [job(rng, off, f"job{n}") for n in range(4)]
-        history: list[Outcome] = []
+        history: list[PredictionRecord] = []
         for number in range(12):
             name = f"tuning{number}"
             now = again(rng, jobs[rng.integers(4)], name) if number % 2 else job(rng, off, name)
@@ -161,7 +163,7 @@ def test_a_family_never_seen_is_not_corrected() -> None:
 
 
 def test_lines_of_older_versions_have_no_interval_and_count() -> None:
-    old = Outcome(family="nccl", change="c", predicted=2.0, measured=1.5, machine="m", date="d")
+    old = PredictionRecord(family="nccl", change="c", predicted=2.0, measured=1.5, machine="m", date="d")
     assert calibrate([old], ()).of("nccl", "c", (2.0, 1.8, 2.2)).speedup < 2.0
 
 
@@ -173,7 +175,7 @@ def test_scaled_intervals_hold_what_they_say_on_jobs_not_seen(num: int, tail: st
     for seed in range(150):
         rng = np.random.default_rng(seed)
 
-        def one(n: int, rng: np.random.Generator = rng) -> Outcome:
+        def one(n: int, rng: np.random.Generator = rng) -> PredictionRecord:
             off = rng.normal() if tail == "normal" else rng.standard_t(3)
             predicted, doubt = math.exp(rng.uniform(0, 1)), rng.uniform(0.05, 0.3)
             return outcome(predicted, predicted * math.exp(1.2 * doubt * off), doubt=doubt, tuning=str(n))
@@ -218,11 +220,11 @@ def test_a_correction_is_applied_and_undone_for_the_history() -> None:
     assert isinstance(found, Prediction)
     assert found.speedup < plain.speedup
     assert found.num_behind == len(reference_outcomes()) + 10
-    kept = as_outcome(found, 1.5, "m", "d")
+    kept = prediction_record(found, 1.5, "m", "d")
     assert (kept.predicted, kept.low, kept.high) == pytest.approx((plain.speedup, plain.low, plain.high))
 
 
-def noisy(found: Sequence[Outcome], rng: np.random.Generator, sd: float) -> list[Outcome]:
+def noisy(found: Sequence[PredictionRecord], rng: np.random.Generator, sd: float) -> list[PredictionRecord]:
     """The same, from a single trial each."""
     return [replace(one, measured=one.measured * math.exp(rng.normal(0, sd)), sd=sd) for one in found]
 

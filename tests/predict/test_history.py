@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import InputError, OutputError
-from flatout.predict.history import append_history, outcome, read_history
+from flatout.predict.history import append_history, prediction_record, read_history
 from flatout.records.prediction import Prediction
 
 PREDICTION = Prediction(change="ddp-bucket=100", family="ddp", speedup=1.5, low=1.2, high=1.8, how="", correction=0.75)
@@ -13,7 +13,7 @@ PREDICTION = Prediction(change="ddp-bucket=100", family="ddp", speedup=1.5, low=
 
 def test_what_is_appended_is_read_back_without_its_correction(tmp_path: Path) -> None:
     path = tmp_path / "new" / "history.jsonl"
-    first = outcome(PREDICTION, 1.4, "4 x H200", "2026-11-28")
+    first = prediction_record(PREDICTION, 1.4, "4 x H200", "2026-11-28")
     append_history(path, [first])
     append_history(path, [first, first])
     found = read_history(path)
@@ -24,7 +24,7 @@ def test_what_is_appended_is_read_back_without_its_correction(tmp_path: Path) ->
 
 def test_damaged_lines_are_counted_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    good = outcome(PREDICTION, 1.4, "m", "d")
+    good = prediction_record(PREDICTION, 1.4, "m", "d")
     append_history(path, [good])
     with path.open("ab") as file:
         file.write(b'\xff\xfe not json\n\n{"family": "ddp"}\n[1]\n')
@@ -45,4 +45,4 @@ def test_a_folder_is_no_history(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         read_history(tmp_path)
     with pytest.raises(OutputError, match="cannot be written"):
-        append_history(tmp_path, [outcome(PREDICTION, 1.0, "m", "d")])
+        append_history(tmp_path, [prediction_record(PREDICTION, 1.0, "m", "d")])

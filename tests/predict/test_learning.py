@@ -10,13 +10,13 @@ import pytest
 from benchmarks import predict_learning
 from benchmarks.predict_learning import TUNINGS, error, of_repeated, of_sequence, repeated, row, tunings_of
 
-from flatout.records.prediction import Outcome
+from flatout.records.prediction import PredictionRecord
 
 RESULTS = Path(predict_learning.__file__).parent / "results"
 
 
-def outcome(change: str, measured: float, job: str, predicted: float = 1.5) -> Outcome:
-    return Outcome(
+def outcome(change: str, measured: float, job: str, predicted: float = 1.5) -> PredictionRecord:
+    return PredictionRecord(
         family="nccl", change=change, predicted=predicted, measured=measured, machine="gpu", date=job,
         low=predicted / 1.3, high=predicted * 1.3,
     )  # fmt: skip

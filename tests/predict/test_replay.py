@@ -9,7 +9,7 @@ from tests.diagnose.conftest import Diagnose
 from tests.diagnose.test_known_causes import ALL
 from tests.predict.jobs import attributed, loading_job, reducing_job, situation
 
-from flatout.predict.replay import Replay
+from flatout.predict.replay import TraceReplayer
 from flatout.predict.situation import Situation
 from flatout.records.change import JobFacts
 from flatout.records.track import Spent
@@ -18,7 +18,7 @@ from flatout.records.track import Spent
 @pytest.mark.parametrize("name", ALL)
 def test_a_replay_without_a_change_takes_as_long_as_the_recording(known: Diagnose, name: str) -> None:
     job = known(name).job
-    replay = Replay(job)
+    replay = TraceReplayer(job)
     begins = replay.step_begins_ns(replay.edits())
     origin = min(track.origin_ns for track in replay.tracks.values())
     for timeline in job.timelines:
@@ -57,7 +57,7 @@ def test_the_host_waits_for_the_work_that_a_synchronising_call_waited_for() -> N
 
 def test_a_collective_begins_when_the_last_rank_has_arrived() -> None:
     job = attributed(*reducing_job(passes=1, reduce_us=50, late_us=(0, 200)))
-    replay = Replay(job)
+    replay = TraceReplayer(job)
     seen_s = replay.step_s(replay.edits())
     edits = replay.edits()
     late = replay.tracks[1].work != 3
@@ -70,7 +70,7 @@ def test_a_collective_begins_when_the_last_rank_has_arrived() -> None:
 
 def test_ranks_that_wait_for_a_collective_nobody_else_has_go_on() -> None:
     first, second = reducing_job(passes=2, reduce_us=50)
-    replay = Replay(attributed(first, second))
+    replay = TraceReplayer(attributed(first, second))
     edits = replay.edits()
     assert replay.step_s(edits) > 0
 
@@ -78,8 +78,8 @@ def test_ranks_that_wait_for_a_collective_nobody_else_has_go_on() -> None:
 def test_a_wait_for_work_that_is_launched_later_holds_up_nothing() -> None:
     """On the CPU a call may seem to wait for a collective that another thread begins after it."""
     job = attributed(*reducing_job(passes=1, reduce_us=50, late_us=(0, 200)))
-    expected_s = Replay(job).step_s(Replay(job).edits())
-    replay = Replay(job)
+    expected_s = TraceReplayer(job).step_s(TraceReplayer(job).edits())
+    replay = TraceReplayer(job)
     for rank, track in replay.tracks.items():
         waits = track.waits_for.copy()
         waits[0] = len(track.work) - 1

@@ -1,4 +1,4 @@
-"""A grid or a cloud region -> grams of CO2 equivalent a kWh, the average of a year, from `carbon.toml`."""
+"""A grid or a cloud region -> grams of CO2 equivalent per kWh, the average of a year, from `carbon.toml`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Grids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class GridCarbon(msgspec.Struct, frozen=True, kw_only=True):
-    """What a kWh of this grid emitted, averaged over `year`."""
+    """The emissions per kWh of a grid, averaged over `year`."""
 
     zone: str
     name: str
@@ -43,12 +43,15 @@ class GridCarbon(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grid_carbon(region: str) -> GridCarbon:
-    """By the grid's code, its name or a cloud region on it, in any case. UsageError with the nearest names."""
+    """Return the grid with this code or name, or of this cloud region, in any case.
+
+    UsageError with the nearest names: it is unknown.
+    """
     found = _by_name().get(region.strip().casefold())
     if found is None:
         near = difflib.get_close_matches(region.strip().casefold(), _by_name(), n=3, cutoff=0.5)
         raise UsageError(
-            f"no grid is known as `{region}`",
+            f"no grid is called `{region}`",
             hint=f"nearest: {', '.join(near)}" if near else "give a country as `FR` or a cloud region as `us-east-1`",
         )
     return found
@@ -56,7 +59,7 @@ def grid_carbon(region: str) -> GridCarbon:
 
 @cache
 def all_grids() -> tuple[GridCarbon, ...]:
-    """Every grid of the catalogue, in the order of the file."""
+    """Return every grid of the catalogue, in the order of the file."""
     found = msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8")), _Grids)
     return tuple(
         GridCarbon(

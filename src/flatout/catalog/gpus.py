@@ -35,13 +35,13 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def gpu_facts(reported_name: str) -> GpuFacts | None:
-    """The facts of the GPU that reports this name; None where the name is unknown or fits several GPUs."""
+    """Return the facts of the GPU that reports this name; None: the name is unknown or fits several GPUs."""
     return _by_reported_name().get(_folded(reported_name))
 
 
 @cache
 def all_gpu_facts() -> tuple[GpuFacts, ...]:
-    """Every GPU of the catalogue, in the order of the file."""
+    """Return every GPU of the catalogue, in the order of the file."""
     entries = msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8"))["gpu"], list[_Entry])
     return tuple(
         GpuFacts(
@@ -68,7 +68,7 @@ def _by_reported_name() -> dict[str, GpuFacts]:
 
 
 def _folded(reported_name: str) -> str:
-    """Drivers before 2021 left out the leading "NVIDIA"."""
+    """Return the name in one case, without the leading "NVIDIA", which drivers before 2021 omitted."""
     return " ".join(reported_name.casefold().split()).removeprefix("nvidia ")
 
 

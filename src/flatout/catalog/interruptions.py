@@ -52,5 +52,5 @@ class Interruptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 @cache
 def interruptions() -> Interruptions:
-    """The catalogue's."""
+    """Return the rates of the catalogue."""
     return msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8")), Interruptions)

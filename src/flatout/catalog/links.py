@@ -65,7 +65,7 @@ def all_nics() -> tuple[Nic, ...]:
 
 
 def nic_by_hca_type(hca_type: str) -> Nic | None:
-    """The adapter that the kernel calls so in `/sys/class/infiniband/*/hca_type`; None where it is unknown."""
+    """Return the adapter with this `/sys/class/infiniband/*/hca_type`; None: it is unknown."""
     return next((nic for nic in all_nics() if hca_type.strip() in nic.hca_types), None)
 
 

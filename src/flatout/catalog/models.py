@@ -15,6 +15,6 @@ _FILE = Path(__file__).with_name("models.toml")
 
 @cache
 def all_models() -> dict[str, Workload]:
-    """Every named model, in the order of the file."""
+    """Return every named model, in the order of the file."""
     entries = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     return {name: msgspec.convert({"name": name, **entry}, Workload) for name, entry in entries.items()}

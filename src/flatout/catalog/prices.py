@@ -1,7 +1,7 @@
-"""What a GPU-hour, a kWh and a data centre's overhead cost, from `prices.toml` or a user's file of the same form.
+"""Prices of a GPU-hour, a kWh and a data centre's overhead, from `prices.toml` or a user's file of the same form.
 
 In: a GPU's name as a catalogue, a driver, a trace or Slurm's gres has it. Out: a `Price`, a range with its source and
-date; None where nothing is known, never another GPU's price. No money is computed here: that is `flatout.cost`.
+date; None if the GPU is unknown, never another GPU's price. No money is computed here: that is `flatout.cost`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILE = Path(__file__).with_name("prices.toml")
 Terms = Literal["on-demand", "reserved", "spot"]
 TERMS: tuple[Terms, ...] = ("on-demand", "reserved", "spot")
 
-# What people and Slurm's gres types call a GPU without saying which of its forms: the form that training clusters have.
+# Names that people and Slurm's gres types use for a GPU without its form -> the form that training clusters have.
 _SHORT_NAMES = {
     "v100": "V100 SXM2 16GB",
     "v100-32gb": "V100 SXM2 32GB",
@@ -54,7 +54,7 @@ _MIG_SLICE = re.compile(r"-?\b[1-7]g[.-]\d+gb.*$")
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A number that differs from place to place: `low` <= `typical` <= `high`, and where they come from."""
+    """A number that differs from place to place: `low` <= `typical` <= `high`, with their source."""
 
     low: float
     typical: float
@@ -75,9 +75,9 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """A user's entries first, then the catalogue's."""
 
     gpus: tuple[Price, ...]
-    electricity: Range  # USD a kWh
+    electricity: Range  # USD per kWh
     pue: Range
-    host: Range  # energy of a GPU server over that of its GPUs
+    host: Range  # energy of a GPU server over its GPUs'
     busy_power_share: Range  # of the vendor's power limit
     idle_power_share: Range
 
@@ -89,7 +89,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_named(name: str) -> GpuFacts | None:
-    """The GPU of this name, a catalogue's, a driver's or Slurm's: `h100`, `nvidia_h100_80gb_hbm3`, `a100_1g.10gb`."""
+    """Return the GPU called `name` by the catalogue, a driver or Slurm, e.g. `h100` or `nvidia_h100_80gb_hbm3`."""
     folded = name.strip().casefold()
     by_name = {facts.name.casefold(): facts for facts in all_gpu_facts()}
     if folded in by_name:
@@ -104,7 +104,7 @@ def gpu_named(name: str) -> GpuFacts | None:
 
 @cache
 def _by_gres_type() -> dict[str, GpuFacts]:
-    """slurmd's autodetection writes the driver's name in lower case with `_` for blanks."""
+    """Return GPUs by slurmd's autodetected names: the driver's in lower case with `_` for blanks."""
     return {
         re.sub(r"[\s_]+", "-", reported.casefold()).removeprefix("nvidia-").removeprefix("amd-"): facts
         for facts in all_gpu_facts()
@@ -114,7 +114,7 @@ def _by_gres_type() -> dict[str, GpuFacts]:
 
 @cache
 def all_prices() -> Prices:
-    """The catalogue's."""
+    """Return the prices of the catalogue."""
     return msgspec.convert(_renamed(tomllib.loads(_FILE.read_text(encoding="utf-8"))), Prices)
 
 
@@ -153,12 +153,12 @@ def read_prices(path: Path) -> Prices:
 
 
 def exactly(value: float, source: str) -> Range:
-    """What the user says that it is."""
+    """Return a number that the user gives as its own range."""
     return Range(low=value, typical=value, high=value, provenance="measured", source=source)
 
 
 def _filled(entry: object) -> object:
-    """A single `typical`, or a number, is its own range; what a user says is given, and no seller's list price."""
+    """Complete an entry of a user: a number, or a `typical` alone, is its own range, and not a seller's list price."""
     if isinstance(entry, int | float) and not isinstance(entry, bool):
         entry = {"typical": entry}
     if not isinstance(entry, dict) or "typical" not in entry:

@@ -29,6 +29,6 @@ class System(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @cache
 def all_systems() -> dict[str, System]:
-    """Every system by each of its aliases."""
+    """Return every system by each of its aliases."""
     entries = msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8"))["system"], list[System])
     return {alias: entry for entry in entries for alias in entry.aliases}

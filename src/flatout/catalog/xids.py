@@ -1,4 +1,4 @@
-"""The number of an Xid -> what NVIDIA calls it, and whether a job causes it by itself, from `xids.toml`."""
+"""The number of an Xid -> NVIDIA's name for it, and whether a job's own work causes it, from `xids.toml`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Xids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def xid_name(number: int) -> str | None:
-    """None where the catalogue has none."""
+    """Return NVIDIA's name for the Xid; None: the catalogue does not have it."""
     entry = _xids().xid.get(number)
     return entry.name if entry is not None else None
 

@@ -1,18 +1,17 @@
 """History -> corrections and widths of intervals: how far measured speedups were off, in units of the replay's doubt.
 
-An outcome's score is log(measured / predicted) over the half of the replayed interval on that side: 1 is its end. So
-what a family is learned to be off by moves a prediction that is unsure more than one that is sure of itself.
+A record's score is log(measured / predicted) over the half of the replayed interval on that side: 1 is its end. So the
+error learned for a family moves an unsure prediction more than a sure one.
 
 *Correction*: a family's mean score over tunings, shrunk toward 0 (empirical Bayes, a normal prior): one tuning counts
-for less than a third, and tunings that contradict each other for little. An outcome of the same change with about the
-same prediction is most likely the same job, tuned again: what it was off by beyond its family counts by n / (n + 1).
-An outcome of a single trial has noise of its own: it counts as the part of an outcome that its noise leaves of what
-jobs differ by (the weight of a measurement with a known variance beside that of the prior).
+for less than a third, and tunings that contradict each other for little. A record of the same change with about the
+same prediction is most likely the same job, tuned again: its error beyond its family's counts by n / (n + 1). A record
+of a single trial is noisy, so it counts less: by the weight of a measurement with a known variance against the prior's.
 
 *Width*: split conformal prediction (Vovk et al., 2005; Angelopoulos and Bates, arXiv:2107.07511): the interval is
 scaled by the score that `NOMINAL` of the reference pairs and of the history stay within, corrected by the others. It
-holds `NOMINAL` of new outcomes where those are like the old ones. An outcome's own noise is taken out of its score by
-the variances: where both are normal, that leaves the score at `NOMINAL` a little too large, never too small.
+holds `NOMINAL` of new records where those are like the old ones. A record's own noise is taken out of its score by the
+variances: where both are normal, that leaves the score at `NOMINAL` a little too large, never too small.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from flatout.records.prediction import NOMINAL, Outcome
+from flatout.records.prediction import NOMINAL, PredictionRecord
 
-MAX_SCORE = 2.0  # a wild outcome counts as this much
-BETWEEN_JOBS_SD = 0.6  # of the scores of a family's jobs, before anything is known
-BETWEEN_FAMILIES_SD = 0.25  # of families' means
+MAX_SCORE = 2.0  # an outlier counts as this much
+BETWEEN_JOBS_SD = 0.6  # standard deviation of the scores of a family's jobs, before any record
+BETWEEN_FAMILIES_SD = 0.25  # standard deviation of families' means
 PRIOR_WEIGHT = 3.0  # tunings that the prior of BETWEEN_JOBS_SD is worth
-ALIKE = 0.1  # of the log speedup
-MIN_OWN = 20  # scores of a family from which on its own width counts
+ALIKE = 0.1  # predictions whose log speedups differ by less are about the same
+MIN_OWN = 20  # with at least as many scores, a family has its own width
 MAX_OUTCOMES = 400  # the newest; older versions of torch and of Flatout predict other things
 MIN_HALF_WIDTH = math.log(1.03)  # steps differ by as much anyway
-DEFAULT_EFFECT = 0.3  # half width of outcomes that have no interval, of the log speedup
+DEFAULT_EFFECT = 0.3  # half width of records without an interval, as a share of the log speedup
 REFERENCE = Path(__file__).parent / "reference.jsonl"
 Model = tuple[float, float, float]  # speedup, low, high
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
-    """A prediction with what was learned in it."""
+    """A prediction, corrected and with the interval that the history teaches."""
 
     speedup: float
     low: float
@@ -64,7 +63,7 @@ class _Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What is learned from a history; from an empty one only the width, from the reference pairs."""
+    """Corrections and widths from a history; an empty one teaches only the width, from the reference pairs."""
 
     scores: tuple[_Score, ...] = ()  # of the history
     residuals: tuple[tuple[str, float], ...] = ()  # family and absolute score, of the reference and the history
@@ -83,7 +82,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def width(self, family: str) -> tuple[float, int]:
-        """What the replayed interval is scaled by, and from how many outcomes that is."""
+        """Return what the replayed interval is scaled by, and how many records are behind it."""
         own = [value for name, value in self.residuals if name == family]
         values = own if len(own) >= MIN_OWN else [value for _, value in self.residuals]
         return conformal(values), len(values)
@@ -92,8 +91,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         return sum(score.family == family for score in self.scores)
 
 
-def calibrate(history: Iterable[Outcome], reference: Iterable[Outcome] | None = None) -> Calibration:
-    """Works on any history, an empty one too."""
+def calibrate(history: Iterable[PredictionRecord], reference: Iterable[PredictionRecord] | None = None) -> Calibration:
+    """Learn from a history, which may be empty."""
     scores = tuple(map(_score, [each for each in history if each.predicted > 0 and each.measured > 0][-MAX_OUTCOMES:]))
     shipped = tuple(map(_score, reference if reference is not None else reference_outcomes()))
     residuals = [(score.family, abs(score.value)) for score in shipped]
@@ -105,26 +104,26 @@ def calibrate(history: Iterable[Outcome], reference: Iterable[Outcome] | None = 
 
 
 @cache
-def reference_outcomes() -> tuple[Outcome, ...]:
-    """Pairs that the project measured itself; `benchmarks/predict_error.py` writes them."""
-    return tuple(msgspec.json.decode(line, type=Outcome) for line in REFERENCE.read_bytes().splitlines())
+def reference_outcomes() -> tuple[PredictionRecord, ...]:
+    """Return the pairs that the project measured itself; `benchmarks/predict_error.py` writes them."""
+    return tuple(msgspec.json.decode(line, type=PredictionRecord) for line in REFERENCE.read_bytes().splitlines())
 
 
 def conformal(values: Sequence[float]) -> float:
-    """The value that `NOMINAL` of future ones stay within, if they come as these did; of too few the largest."""
+    """Return the value that `NOMINAL` of future ones stay within, if they are like these; of too few, the largest."""
     if not values:
         return 1.0
     place = math.ceil((len(values) + 1) * NOMINAL)
     return sorted(values)[min(place, len(values)) - 1]
 
 
-def median_absolute_error(history: Iterable[Outcome]) -> float | None:
-    """Of the predicted speedup over the measured one, as a share; None without outcomes."""
+def median_absolute_error(history: Iterable[PredictionRecord]) -> float | None:
+    """Return the error of the predicted speedup over the measured one, as a share; None without records."""
     errors = [abs(outcome.predicted / outcome.measured - 1.0) for outcome in history if outcome.measured > 0]
     return float(np.median(errors)) if errors else None
 
 
-def _score(outcome: Outcome) -> _Score:
+def _score(outcome: PredictionRecord) -> _Score:
     predicted = math.log(outcome.predicted)
     up, down = _half_widths(outcome.predicted, outcome.low, outcome.high)
     off = math.log(outcome.measured) - predicted
@@ -140,7 +139,7 @@ def _score(outcome: Outcome) -> _Score:
 
 
 def _half_widths(speedup: float, low: float | None, high: float | None) -> tuple[float, float]:
-    """Upward and downward, in the logarithm."""
+    """Return the half widths upward and downward, in the logarithm."""
     if low is None or high is None or low <= 0:
         usual = MIN_HALF_WIDTH + DEFAULT_EFFECT * abs(math.log(speedup))
         return usual, usual
@@ -148,8 +147,8 @@ def _half_widths(speedup: float, low: float | None, high: float | None) -> tuple
 
 
 def _shift(scores: Sequence[_Score], family: str, change: str, log_predicted: float) -> float:
-    """The score that is to be expected."""
-    by_tuning: dict[str, list[tuple[float, float]]] = defaultdict(list)  # values, and what they weigh
+    """Return the expected score."""
+    by_tuning: dict[str, list[tuple[float, float]]] = defaultdict(list)  # values and weights
     alike = []
     for score in scores:
         if score.family != family:
@@ -161,10 +160,10 @@ def _shift(scores: Sequence[_Score], family: str, change: str, log_predicted: fl
     if not by_tuning:
         return 0.0
     means = np.array([_mean(values) for values in by_tuning.values()])
-    # A tuning counts once, however many changes it tried; less where all that it says is noisy.
+    # A tuning counts once, however many changes it tried; less where all of its records are noisy.
     weights = np.array([max(weight for _, weight in values) for values in by_tuning.values()])
     count, middle = float(weights.sum()), float(np.average(means, weights=weights))
-    # A few tunings say little of how much jobs differ, so the prior counts as some more of them.
+    # A few tunings show little of how much jobs differ, so the prior counts as some more of them.
     squares = float((weights * (means - middle) ** 2).sum()) + PRIOR_WEIGHT * BETWEEN_JOBS_SD**2
     between_jobs = squares / (max(count - 1, 0.0) + PRIOR_WEIGHT)
     of_family = middle * count / (count + between_jobs / BETWEEN_FAMILIES_SD**2)

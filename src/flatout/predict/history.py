@@ -1,6 +1,7 @@
-"""Outcomes of past tunings as JSON lines, appended only: what `calibrate` learns from. The caller says where it lies.
+"""Predictions of past tunings with what was measured, as JSON lines, appended only: what `calibrate` learns from.
 
-Predictions are kept as they were replayed, before a correction, so that corrections are never learned twice.
+In and out: a path that the caller chooses. Predictions are kept as they were replayed, before a correction, so that
+corrections are never learned twice.
 """
 
 from __future__ import annotations
@@ -12,21 +13,26 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError, OutputError
-from flatout.records.prediction import Outcome, Prediction
+from flatout.records.prediction import Prediction, PredictionRecord
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    outcomes: tuple[Outcome, ...] = ()
+    """The readable lines of a history."""
+
+    outcomes: tuple[PredictionRecord, ...] = ()
     num_damaged: int = 0  # lines that could not be read
 
 
-def outcome(prediction: Prediction, measured: float, machine: str, date: str, *, sd: float = 0.0) -> Outcome:
-    speedup = prediction.speedup / prediction.correction
-    likely, low, high = prediction.model if prediction.model is not None else (speedup, None, None)
-    return Outcome(
+def prediction_record(
+    prediction: Prediction, measured: float, machine: str, date: str, *, sd: float = 0.0
+) -> PredictionRecord:
+    """Return the history's record of a prediction and its measured speedup; `sd`: noise of log(measured)."""
+    replayed = (prediction.speedup / prediction.correction, None, None)
+    predicted, low, high = prediction.model or replayed
+    return PredictionRecord(
         family=prediction.family,
         change=prediction.change,
-        predicted=likely,
+        predicted=predicted,
         measured=measured,
         machine=machine,
         date=date,
@@ -37,7 +43,7 @@ def outcome(prediction: Prediction, measured: float, machine: str, date: str, *,
 
 
 def read_history(path: Path) -> History:
-    """What is there; a path that does not exist yet is an empty history."""
+    """Read the history; a path that does not exist yet is an empty one. InputError: the file is unreadable."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -49,25 +55,25 @@ def read_history(path: Path) -> History:
         if not line.strip():
             continue
         try:
-            found = msgspec.json.decode(line, type=Outcome)
+            record = msgspec.json.decode(line, type=PredictionRecord)
         except msgspec.DecodeError:
             num_damaged += 1
             continue
-        if found.predicted > 0 and found.measured > 0 and found.sd >= 0:
-            outcomes.append(found)
+        if record.predicted > 0 and record.measured > 0 and record.sd >= 0:
+            outcomes.append(record)
         else:
             num_damaged += 1
     return History(outcomes=tuple(outcomes), num_damaged=num_damaged)
 
 
-def append_history(path: Path, outcomes: Iterable[Outcome]) -> None:
-    """Each outcome is a line, written at once, so that two tunings may append to one file."""
+def append_history(path: Path, outcomes: Iterable[PredictionRecord]) -> None:
+    """Append a line per record, all in one write, so that two tunings can append to one file."""
     text = b"".join(msgspec.json.encode(each) + b"\n" for each in outcomes)
     if not text:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A line that was cut short by a crash must not take the next one with it.
+        # A line that a crash truncated must not spoil the next one.
         prefix = b"\n" if _ends_within_a_line(path) else b""
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:

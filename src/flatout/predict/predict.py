@@ -1,6 +1,6 @@
-"""A change -> what it would bring to an attributed job: the middle of three replays, and the others as its interval.
+"""A change -> the speedup that it would bring to an attributed job: the middle of three replays, and an interval.
 
-What is no model's is no number: `NoPrediction` says why, and the bound from the findings stays all that is known.
+Without a model there is no number: `NoPrediction` gives the reason, and only the bound from the findings is known.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from flatout.records.change import Change, JobFacts
 from flatout.records.job import JobAttribution
 from flatout.records.prediction import NoPrediction, Prediction
 
-UNSURE_EFFECT = 0.15  # of the logarithm of the gain: durations that depend on what runs beside them are not replayed
-UNSURE = 0.03  # of the speedup: what steps differ by anyway
+UNSURE_EFFECT = 0.15  # share of the log speedup: durations that depend on concurrent work are not replayed
+UNSURE = 0.03  # share of the speedup: steps differ by as much anyway
 MAX_SAVED_SHARE = 0.99  # of the step
-UNKNOWN_DILATION = 0.1  # more, where the recorder's cost is not known
+UNKNOWN_DILATION = 0.1  # added where the recorder's cost is unknown
 
 
 def situation_of(
     job: JobAttribution, facts: JobFacts, untraced_step_s: float | None = None
 ) -> Situation | NoPrediction:
-    """The job ready for `predict`; with the untraced step time host times are scaled to it."""
+    """Prepare the job for `predict`; with the untraced step time, host times are scaled to it."""
     try:
         return Situation(job, facts, untraced_step_s)
     except ValueError as error:
@@ -32,9 +32,9 @@ def situation_of(
 
 
 def predict(situation: Situation, change: Change, calibration: Calibration | None = None) -> Prediction | NoPrediction:
-    """What the change would bring, never above what the findings allow (`Change.predicted_speedup`, see `_bound`).
+    """Predict a change's speedup, never above what the findings allow (`Change.predicted_speedup`, see `_bound`).
 
-    Its interval may reach above: what a finding costs is itself known from a few steps under the recorder.
+    Its interval can reach above: the cost of a finding is itself known from only a few steps under the recorder.
     """
     return predict_together(situation, (change,), calibration, bound=change.predicted_speedup)
 
@@ -46,9 +46,9 @@ def predict_together(
     *,
     bound: float | None = None,
 ) -> Prediction | NoPrediction:
-    """What several changes would bring at once: one replay with all of them, since they share what they save.
+    """Predict the speedup of several changes together: one replay with all of them, since their savings overlap.
 
-    Changes that have no model count as bringing nothing, and are named; if none has one, there is no prediction.
+    Changes without a model count as no gain, and are named; if none has one, there is no prediction.
     """
     found: list[Scenarios] = []
     left_out: list[str] = []
@@ -56,7 +56,7 @@ def predict_together(
         model = MODELS.get(change.knob.name)
         scenarios = model(situation, change) if model is not None else "there is no model of it"
         if isinstance(scenarios, str):
-            left_out.append(scenarios if len(changes) == 1 else f"{change.name} is left out: {scenarios}")
+            left_out.append(scenarios if len(changes) == 1 else f"{change.name} is not included: {scenarios}")
         else:
             found.append(scenarios)
     name = " + ".join(change.name for change in changes)
@@ -106,7 +106,7 @@ def predict_all(
     untraced_step_s: float | None = None,
     calibration: Calibration | None = None,
 ) -> dict[str, Prediction | NoPrediction]:
-    """By the change's name."""
+    """Predict each change alone; the result is by the change's name."""
     situation = situation_of(job, facts, untraced_step_s)
     if isinstance(situation, NoPrediction):
         return {change.name: _none(change, situation.reason) for change in changes}
@@ -114,10 +114,10 @@ def predict_all(
 
 
 def _bound(situation: Situation, found: Sequence[Scenarios], bound: float | None) -> float | None:
-    """The findings' bound, which is of the traced step, for the untraced one: as many seconds of a shorter step.
+    """Return the findings' bound, which is of the traced step, for the untraced one: as many seconds of a shorter step.
 
-    Of a job that waits for its loader's workers the trace shows too little waiting, since the recorder fills the wait
-    with its own work. What bounds it is the time that the GPU computes.
+    A job that waits for its loader's workers shows too little waiting in the trace, since the recorder fills the wait
+    with its own work. There the bound is the time that the GPU computes.
     """
     if bound is None:
         return None
@@ -141,7 +141,7 @@ def _of_situation(situation: Situation) -> tuple[str, ...]:
     if situation.pace_s:
         found.append("loader workers set the pace, so how much the recorder prolongs host work does not show")
     elif not situation.is_untraced_known:
-        found.append("host times are those under the recorder: the step without it is not known")
+        found.append("host times are those under the recorder: the step without it is unknown")
     elif situation.is_dilation_hidden:
         found.append(f"how much the recorder prolongs host work does not show: by {1 / HIDDEN_HOST_SCALE - 1:.0%}")
     elif situation.error > 0.02:

@@ -5,7 +5,7 @@ the work that it waits for has ended. GPU work begins when it was launched, when
 another stream before it has ended, each with the delay that was seen. A collective transfers from when the last rank
 that it needs has arrived. Nothing is drawn at random: without an edit the recording comes out.
 
-Not modelled: communication kernels that slow compute beside them, caches, clocks.
+Not modelled: communication kernels that slow concurrent compute, caches, clocks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from flatout.records.job import JobAttribution, Match
 from flatout.records.track import HOST_WORK, Node, RankTrack
 
-LAUNCH_NS = 3_000  # at least so long from a launching call to its work; less is seen where clocks differ
+LAUNCH_NS = 3_000  # least time from a launching call to its work; less is observed where clocks differ
 FROM_ROOT, TO_ROOT = {"broadcast", "scatter"}, {"reduce", "gather"}
 Floats = NDArray[np.float64]
 Place = tuple[int, int]  # rank and row of its work
 
 
 class Edit(msgspec.Struct, kw_only=True, eq=False):
-    """What may be changed of one rank before its replay; as made by `Replay.edits`, nothing is."""
+    """One rank's times, which a model changes before the replay; `TraceReplayer.edits` returns the recorded ones."""
 
     spent_ns: Floats  # shape (nodes, Spent)
     duration_ns: Floats  # of each work; of a collective only its transfer
@@ -38,7 +38,7 @@ Edits = dict[int, Edit]
 
 
 class _Delays(msgspec.Struct, frozen=True, eq=False):
-    """As seen: from the launch, from the end of the work before on the stream, from that of another stream's."""
+    """Observed delays: after the launch, after the previous work on the stream, after another stream's work."""
 
     launch: list[float]
     gap: list[float]
@@ -46,8 +46,8 @@ class _Delays(msgspec.Struct, frozen=True, eq=False):
     previous: list[int]  # row of the work before on the stream, -1: none
 
 
-class Replay:
-    """All ranks of a job, ready to be replayed many times."""
+class TraceReplayer:
+    """All ranks of a job, to be replayed any number of times."""
 
     def __init__(self, job: JobAttribution) -> None:
         self.tracks: dict[int, RankTrack] = {t.rank: t.track for t in job.timelines if t.track is not None}
@@ -58,7 +58,7 @@ class Replay:
         self.num_forced = 0  # collectives of the last replay whose partners never came
 
     def edits(self, host_scale: float = 1.0) -> Edits:
-        """Everything as it was recorded; host work, which the profiler prolongs, times `host_scale`."""
+        """Return all times as recorded; host work, which the profiler prolongs, is multiplied by `host_scale`."""
         result = {}
         for rank, track in self.tracks.items():
             spent = track.spent_ns.astype(np.float64)
@@ -72,12 +72,12 @@ class Replay:
         return result
 
     def step_s(self, edits: Edits) -> float:
-        """The mean step over ranks and whole steps."""
+        """Replay, and return the mean step over ranks and complete steps."""
         begins = self.step_begins_ns(edits)
         return float(np.mean([(at[-1] - at[0]) / (len(at) - 1) for at in begins.values()])) / 1e9
 
     def step_begins_ns(self, edits: Edits) -> dict[int, Floats]:
-        """By rank, where each step begins and the last one ends, on the common clock."""
+        """Replay, and return by rank where each step begins and the last one ends, on the common clock."""
         origin = min(track.origin_ns for track in self.tracks.values())
         runs = {
             rank: _Run(track, self._delays[rank], edits[rank], self._needs[rank], track.origin_ns - origin)
@@ -87,12 +87,12 @@ class Replay:
         return {rank: _begins(self.tracks[rank], run) for rank, run in runs.items()}
 
     def seen_step_s(self, job: JobAttribution) -> float:
-        """The mean step that the traces show."""
+        """Return the mean step in the traces."""
         spans = [t.steps for t in job.timelines if t.rank in self.tracks]
         return float(np.mean([(steps[-1].end_ns - steps[0].start_ns) / len(steps) for steps in spans])) / 1e9
 
     def _all_needs(self, matches: Sequence[Match]) -> dict[int, dict[int, list[Place]]]:
-        """By rank and row of its work: the works of other ranks that must have begun before it transfers."""
+        """Return by rank and row of its work: the works of other ranks that must have begun before it transfers."""
         result: dict[int, dict[int, list[Place]]] = {rank: {} for rank in self.tracks}
         for match in matches:
             places = {rank: self._rows[rank].get(kernel, -1) for rank, kernel in match.kernels.items()}
@@ -103,7 +103,7 @@ class Replay:
         return result
 
     def _transfers(self, job: JobAttribution, rank: int) -> Floats:
-        """Durations, and of collectives of which it is known when the others arrived only what comes after."""
+        """Return durations; for collectives with known arrivals of the others, only the time after the last one."""
         track, arrivals = self.tracks[rank], job.arrivals[rank]
         duration = (track.end_ns - track.start_ns).astype(np.float64)
         comm = np.flatnonzero(track.communication >= 0)
@@ -138,7 +138,7 @@ class _Run:
         self.marks: list[float] = []
         self.stuck: int | None = None
         self.first = 0
-        for row in range(num):  # launched before the first step: as it was
+        for row in range(num):  # launched before the first step: as recorded
             if self.launched_by[row] >= 0:
                 break
             self.start[row] = float(track.start_ns[row]) + self.offset
@@ -146,7 +146,7 @@ class _Run:
             self.first = row + 1
 
     def go(self, runs: Mapping[int, _Run]) -> Generator[None]:
-        """Runs until the end, and yields where it must wait for another rank."""
+        """Run until the end, and yield where the rank must wait for another one."""
         now, row, num = self.offset, self.first, len(self.duration)
         start, end, launch = self.start, self.end, self.delays.launch
         previous, gap, after_delay = self.delays.previous, self.delays.gap, self.delays.after
@@ -205,7 +205,7 @@ class _Run:
         return self.stuck is not None and self.start[self.stuck] is not None
 
     def force(self) -> bool:
-        """Ends what it is stuck at: a collective as if all had arrived, a wait for work of later at once."""
+        """End what the rank is stuck at: a collective as if all had arrived, a wait for later work at once."""
         if self.stuck is None or self.end[self.stuck] is not None:
             return False
         arrived = self.start[self.stuck]
@@ -214,7 +214,7 @@ class _Run:
 
 
 def _run_all(runs: Mapping[int, _Run]) -> int:
-    """Lets every rank run; returns how many collectives had to be ended without their partners."""
+    """Run every rank; return how many collectives had to be ended without their partners."""
     active = {rank: run.go(runs) for rank, run in runs.items()}
     forced = 0
     before: dict[int, tuple[int | None, int]] = {}
@@ -233,7 +233,7 @@ def _run_all(runs: Mapping[int, _Run]) -> int:
 
 
 def _begins(track: RankTrack, run: _Run) -> Floats:
-    """Each mark, or the end of the last work launched before it where that is later; the last: the end of all."""
+    """Return each mark, or the end of the last work launched before it if that is later; the last is the end of all."""
     ends = np.array([end if end is not None else 0.0 for end in run.end])
     reach = np.maximum.accumulate(ends) if len(ends) else ends
     marks = np.flatnonzero(track.node == Node.MARK)
@@ -264,7 +264,7 @@ def _rows_of_kernels(track: RankTrack) -> dict[int, int]:
 
 
 def _delays(track: RankTrack) -> _Delays:
-    """The delay behind whatever held each work last, as seen; behind the others the usual one."""
+    """Return the observed delay after whatever held each work last, and the usual one after the others."""
     num = len(track.work)
     previous = _previous(track.stream)
     start = track.start_ns

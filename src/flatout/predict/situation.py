@@ -8,16 +8,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.predict.replay import Edits, Replay
+from flatout.predict.replay import Edits, TraceReplayer
 from flatout.records.change import JobFacts
 from flatout.records.job import JobAttribution
 from flatout.records.timeline import CommunicationCall, RankTimeline
 from flatout.records.track import GpuWorkKind, Node, RankTrack, Spent
 
-MIN_HOST_SCALE = 0.3  # host time without the recorder over with it; 0.55 is the least seen
+MIN_HOST_SCALE = 0.3  # host time without the recorder over with it; 0.55 is the least observed
 HALVINGS = 8
-# Where the GPU, the network or loader workers set the pace, the step does not show it: the median of twelve jobs that
-# do show it, and about the least and the most of them (0.48 to 0.80).
+# Where the GPU, the network or loader workers set the pace, the step does not show the recorder's cost: the median of
+# twelve jobs that do, and about the least and the most of them (0.48 to 0.80).
 HIDDEN_HOST_SCALE = 0.68
 HIDDEN_RANGE = {"likely": HIDDEN_HOST_SCALE, "worst": 0.80, "best": 0.50}
 SAME_STEPS = 0.1  # traced and untraced steps that differ by more than the recorder can explain are other steps
@@ -28,9 +28,9 @@ SINGLE_PROCESS = "_SingleProcess"
 
 
 class Scenarios(msgspec.Struct, frozen=True, kw_only=True):
-    """One change as an edit with one uncertain number in it, that is replayed at three values."""
+    """One change as an edit with one uncertain number, which is replayed at three values."""
 
-    apply: Callable[[Edits, float], float | None]  # edits in place; may return seconds that a step takes at least
+    apply: Callable[[Edits, float], float | None]  # edits in place; can return the least seconds of a step
     likely: float
     worst: float
     best: float
@@ -40,14 +40,14 @@ class Scenarios(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Situation:
-    """What the models of `families` work on. Raises ValueError with the reason where nothing can be replayed."""
+    """A job as the models of `families` use it. Raises ValueError with the reason where nothing can be replayed."""
 
     def __init__(self, job: JobAttribution, facts: JobFacts, untraced_step_s: float | None = None) -> None:
         if not job.timelines or any(t.track is None for t in job.timelines):
             raise ValueError("the traces mark no steps")
         self.job, self.facts = job, facts
         self.timelines: dict[int, RankTimeline] = {t.rank: t for t in job.timelines}
-        self.replay = Replay(job)
+        self.replay = TraceReplayer(job)
         self.tracks: dict[int, RankTrack] = self.replay.tracks
         self.seen_step_s = self.replay.seen_step_s(job)
         self.num_steps = max(min(track.num_steps for track in self.tracks.values()), 1)
@@ -71,14 +71,14 @@ class Situation:
         return self.replay.edits(self.host_scales[scenario])
 
     def step_in(self, scenario: str) -> float:
-        """The step without a change."""
+        """Return the step without a change."""
         scale_ = self.host_scales[scenario]
         if scale_ not in self._steps_s:
             self._steps_s[scale_] = max(self.replay.step_s(self.edits(scenario)), self.pace_s)
         return self._steps_s[scale_]
 
     def busy_s(self) -> float:
-        """Seconds a step that a GPU computes, of the rank that computes most: no step is shorter."""
+        """Return the seconds per step that the GPU of the busiest rank computes: no step is shorter."""
         most = 0.0
         for track in self.tracks.values():
             own = (track.work != GpuWorkKind.COMMUNICATION) & (track.launched_by >= 0)
@@ -93,10 +93,10 @@ class Situation:
         return share > CLEAR_WAIT_SHARE or (share > MIN_WAIT_SHARE and self.seen_step_s < (1 + SAME_STEPS) * known_s)
 
     def _host_scale(self, untraced_step_s: float | None) -> float | None:
-        """Host time without the recorder, so that the replayed step is the untraced one; None: the step hides it.
+        """Return the scale of host time that makes the replayed step the untraced one; None: the step hides it.
 
-        Where no host time could be the difference, the traced steps were others (a checkpoint is in only some), and
-        nothing is scaled.
+        Where no scale explains the difference, the traced steps were different ones (a checkpoint is in only some),
+        and nothing is scaled.
         """
         if untraced_step_s is None:
             return 1.0
@@ -116,21 +116,21 @@ class Situation:
                 high = middle
         return (low + high) / 2
 
-    # What the models ask.
+    # For the models.
 
     def works(self, *kinds: GpuWorkKind) -> dict[int, NDArray[np.int64]]:
-        """Rows of these kinds that were launched in the steps, by rank."""
+        """Return the rows of these kinds that were launched in the steps, by rank."""
         return {
             rank: np.flatnonzero(np.isin(track.work, kinds) & (track.launched_by >= 0))
             for rank, track in self.tracks.items()
         }
 
     def spent_s(self, spent: Spent) -> float:
-        """Host seconds a step, of the rank that spends most."""
+        """Return the host seconds per step of the rank that spends most."""
         return max(float(t.spent_ns[:, spent].sum()) for t in self.tracks.values()) / self.num_steps / 1e9
 
     def calls(self, rank: int, *operations: str) -> Iterator[tuple[int, CommunicationCall]]:
-        """Rows of the rank's collectives with what they carry, in the order of launch; those inside steps."""
+        """Yield the rows of the rank's collectives inside steps, with their calls, in the order of launch."""
         track, timeline = self.tracks[rank], self.timelines[rank]
         by_kernel: dict[int, CommunicationCall] = {}
         for call in timeline.communication.calls:
@@ -141,14 +141,14 @@ class Situation:
                 yield row, call
 
     def steps_of(self, rank: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The step, from 0, in which each work was launched."""
+        """Return the step, from 0, in which each work was launched."""
         track = self.tracks[rank]
         marks = np.flatnonzero(track.node == Node.MARK)
         return np.asarray(np.searchsorted(marks, track.launched_by[rows], side="right") - 1)
 
 
 def remove(edits: Edits, rank: int, rows: NDArray[np.int64]) -> None:
-    """Takes GPU work out. The host time of its launch stays: whoever removes it, too, scales `spent_ns`."""
+    """Remove GPU work. The host time of its launch stays; to remove that too, scale `spent_ns`."""
     edits[rank].is_there[rows] = False
     edits[rank].duration_ns[rows] = 0.0
 

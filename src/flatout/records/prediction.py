@@ -32,7 +32,7 @@ class NoPrediction(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class PredictionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction and what a trial measured: one line of the history."""
 
     family: str

@@ -19,8 +19,8 @@ from flatout.launch import Launcher, LocalLauncher, SlurmLauncher
 from flatout.launch.guard import end_marked
 from flatout.launch.slurm import job_name
 from flatout.predict.calibrate import Calibration, calibrate
-from flatout.predict.history import append_history, outcome, read_history
-from flatout.records.prediction import Outcome
+from flatout.predict.history import append_history, prediction_record, read_history
+from flatout.records.prediction import PredictionRecord
 from flatout.records.tuning import TIMES, TuneResult, Tuning
 from flatout.report.command import masked_command
 from flatout.secrets import MASK
@@ -196,7 +196,7 @@ def learn(result: TuneResult, path: Path) -> None:
             append_history(path, outcomes)
 
 
-def outcomes_of(result: TuneResult) -> list[Outcome]:
+def outcomes_of(result: TuneResult) -> list[PredictionRecord]:
     """Return each predicted change's measured speedup with its noise: from its pairs if it has any, else its trial.
 
     Changes that lost the screening are included: without them only changes that looked good would be learned from,
@@ -208,7 +208,7 @@ def outcomes_of(result: TuneResult) -> list[Outcome]:
     machine, date = result.tuning.machine.get("device", ""), result.tuning.date
     pair_sd = result.floor.pair_sd(result.num_steps) if result.floor is not None else 0.0
     in_pairs = [
-        outcome(
+        prediction_record(
             tried.prediction,
             tried.verdict.mean_speedup,
             machine,
@@ -222,7 +222,7 @@ def outcomes_of(result: TuneResult) -> list[Outcome]:
         and tried.outcome != "unsafe"
     ]
     alone = [
-        outcome(screened.prediction, screened.speedup, machine, date, sd=screened.sd)
+        prediction_record(screened.prediction, screened.speedup, machine, date, sd=screened.sd)
         for screened in result.screened_alone
     ]
     return [*in_pairs, *alone]

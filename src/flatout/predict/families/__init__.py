@@ -1,7 +1,7 @@
 """How each change edits the replay, one file a family of the catalogue: `MODELS` is knob name -> model.
 
-A model takes the situation and the change, and gives `Scenarios`, or a text that says why there is none. The numbers
-in it that no trace can show are priors; each is named with where it comes from, and `calibrate` corrects them from use.
+A model takes the situation and the change, and returns `Scenarios`, or a text with the reason why there is none. The
+numbers that no trace can show are priors; each is named with its origin, and `calibrate` corrects them from use.
 """
 
 from __future__ import annotations

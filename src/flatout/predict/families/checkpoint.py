@@ -16,8 +16,8 @@ def background(situation: Situation, change: Change) -> Scenarios | str:
         likely=0.05,
         worst=0.3,
         best=0.0,
-        how="what a checkpoint takes beside its copies to the host is done in the background",
-        assumption="the thread that writes does not slow the training, and is done before the next checkpoint",
+        how="all of a checkpoint except its copies to the host runs in the background",
+        assumption="the thread that writes does not slow the training, and finishes before the next checkpoint",
     )
 
 

@@ -25,8 +25,10 @@ class CollectiveCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fitted(situation: Situation, *operations: str) -> CollectiveCost | None:
-    """From the transfers of all ranks; None where no size is known. The shortest of a collective counts: the others
-    wait for what their own compute holds up."""
+    """Fit the transfers of all ranks; None where no size is known.
+
+    The shortest of a collective counts: the others wait for what their own compute delays.
+    """
     sizes, transfers = [], []
     seen = situation.edits()
     for rank in situation.tracks:

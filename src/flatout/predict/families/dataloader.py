@@ -1,4 +1,4 @@
-"""The DataLoader: batches made beside the steps, and copies that are faster or wait for nothing."""
+"""The DataLoader: batches made during the steps, and copies that are faster or wait for nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flatout.predict.situation import SINGLE_PROCESS, Scenarios, Situation, scal
 from flatout.records.change import Change
 from flatout.records.track import GpuWorkKind, Node, Spent
 
-HAND_OVER_S = 0.5e-3  # to take a finished batch from a worker
+HAND_OVER_S = 0.5e-3  # taking a finished batch from a worker
 PINNED_BYTES_PER_S = 40e9  # prior: host to device over PCIe 5 x16, 50 GB/s by design; PCIe 4: 25
 
 
 def workers(situation: Situation, change: Change) -> Scenarios | str:
-    """A step takes at least what one batch costs over the workers; the loader's time in the step goes."""
+    """A step takes at least the cost of a batch over the workers; the loader's time in the step goes."""
     asked = int(change.value)
     facts = situation.facts
     cost_s = _batch_s(situation)
@@ -42,14 +42,14 @@ def workers(situation: Situation, change: Change) -> Scenarios | str:
         likely=1.1,
         worst=1.7,  # workers share memory bandwidth and cores
         best=at_once / asked,  # workers that wait for storage take no core
-        how=f"a batch costs {cost_s * 1e3:.1f} ms; {at_once:g} workers make batches beside the steps",
+        how=f"a batch costs {cost_s * 1e3:.1f} ms; {at_once:g} workers make batches during the steps",
         assumptions=("a batch costs a worker what it costs the training process",),
         frees_pace=True,
     )
 
 
 def _batch_s(situation: Situation) -> float | str:
-    """Seconds of work that the batches of one step cost one process, of the slowest rank."""
+    """Return the seconds of work that one step's batches cost one process, on the slowest rank."""
     seen_s = situation.spent_s(Spent.DATA_LOADING)
     if seen_s <= 0:
         return "no time of the trace is the loader's"
@@ -57,7 +57,7 @@ def _batch_s(situation: Situation) -> float | str:
     if situation.facts.loader_workers == 0 or any(SINGLE_PROCESS in name for name in names):
         return seen_s
     if situation.facts.loader_workers is None:
-        return "how many workers make batches now is not known"
+        return "the present number of workers is unknown"
     if not situation.pace_s:
         return "the workers keep up, so the trace does not show what a batch costs"
     return situation.pace_s * situation.facts.loader_workers
@@ -103,12 +103,12 @@ def pin_memory(situation: Situation, change: Change) -> Scenarios | str:
         worst=0.4,
         best=1.4,
         how=f"copies from pageable memory run at {pinned / 1e9:.0f} GB/s",
-        assumptions=("the batches come from the DataLoader: other pageable tensors stay as they are",),
+        assumptions=("the batches come from the DataLoader: other pageable tensors do not change",),
     )
 
 
 def _pinned_rate(situation: Situation) -> float:
-    """Bytes a second of the pinned copies in the trace where there are large ones, else a prior."""
+    """Return the rate of the pinned copies in the trace if there are large ones, otherwise a prior."""
     rows = situation.works(GpuWorkKind.COPY_TO_DEVICE)
     best = 0.0
     for rank, track in situation.tracks.items():
@@ -144,13 +144,13 @@ def non_blocking(situation: Situation, change: Change) -> Scenarios | str:
         worst=0.0,
         best=1.0,
         how="the host does not wait for copies to the device",
-        assumptions=("what is copied is in pinned memory",),
+        assumptions=("the copied tensors are in pinned memory",),
     )
 
 
 def persistent(situation: Situation, change: Change) -> str:
     del situation, change
-    return "the start of an epoch is in no recording of a few steps"
+    return "a recording of a few steps does not contain the start of an epoch"
 
 
 MODELS = {

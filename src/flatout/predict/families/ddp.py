@@ -94,7 +94,7 @@ def without_early_reductions(situation: Situation, change: Change, operation: st
         likely=1.0,
         worst=0.9,
         best=1.0,
-        how="reductions before the last pass of a step are left out",
+        how="reductions before the last pass of a step are skipped",
         assumptions=("the script takes gradients only after the last pass",),
     )
 

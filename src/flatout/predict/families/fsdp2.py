@@ -1,4 +1,4 @@
-"""FSDP2: gathers that are left out, begin earlier, or reductions of the last pass only."""
+"""FSDP2: gathers that are skipped or begin earlier, and reductions of the last pass only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def keep_gathered(situation: Situation, change: Change) -> Scenarios | str:
         likely=1.0,
         worst=0.5,
         best=1.0,
-        how="the later half of each step's all-gathers is left out",
+        how="the later half of each step's all-gathers is skipped",
         assumptions=("each unit is gathered once for forward and once for backward",),
     )
 

@@ -23,7 +23,7 @@ def _ratios(
     assumption: str,
     host: float = 1.0,
 ) -> Scenarios | str:
-    """Kernels of each kind times its ratio to the power of the uncertain factor: 0 is no gain, 1 the likely one."""
+    """Multiply kernels of each kind by its ratio to the power of the uncertain factor: 0: no gain, 1: the likely."""
     rows = {kind: situation.works(kind) for kind in ratios}
     if not sum(len(r) for found in rows.values() for r in found.values()):
         return "the trace has no GPU kernel that it works on"
@@ -46,7 +46,7 @@ def tf32(situation: Situation, change: Change) -> Scenarios | str:
         {GpuWorkKind.PLAIN_MATMUL: 0.2},
         worst=0.4,
         best=1.3,
-        how="matrix products in fp32 run on tensor cores",
+        how="fp32 matrix multiplications run on tensor cores",
         assumption="a prior: on H100 TF32 has 7 times the rate of fp32, and gets there in part",
     )
 
@@ -59,7 +59,7 @@ def autocast(situation: Situation, change: Change) -> Scenarios | str:
         {GpuWorkKind.PLAIN_MATMUL: 0.12, GpuWorkKind.MATMUL: 1.0 if has_plain else 0.55, GpuWorkKind.OTHER: 0.85},
         worst=0.3,
         best=1.3,
-        how="matrix products run in bf16, other kernels move fewer bytes",
+        how="matrix multiplications run in bf16, other kernels move fewer bytes",
         assumption="a prior: bf16 has 15 times the rate of fp32 on H100 and twice that of TF32; casts take time",
         host=1.1,
     )
@@ -72,7 +72,7 @@ def compile_(situation: Situation, change: Change) -> Scenarios | str:
         {GpuWorkKind.OTHER: 0.6, GpuWorkKind.COPY_ON_DEVICE: 0.8, GpuWorkKind.SET: 0.5},
         worst=0.1,
         best=1.8,
-        how="kernels between matrix products are fused, and the host launches fewer",
+        how="kernels between matrix multiplications are fused, and the host launches fewer",
         assumption="a prior: torchtitan reports 1.16 times the tokens on 8 H100",
         host=0.3 if graphs else 0.65,
     )

@@ -33,7 +33,7 @@ def sockets(situation: Situation, change: Change) -> Scenarios | str:
 def _by_size(
     situation: Situation, *, large: float, worst: float, best: float, how: str, assumption: str
 ) -> Scenarios | str:
-    """Transfers times a ratio that goes from 1 for small messages to `large` for large ones."""
+    """Multiply transfers by a ratio from 1 for small messages to `large` for large ones."""
     sizes = {
         rank: [(row, float(call.num_bytes)) for row, call in situation.calls(rank) if call.num_bytes]
         for rank in situation.tracks
@@ -96,7 +96,7 @@ def no_nvls(situation: Situation, change: Change) -> Scenarios | str:
 
 
 def max_ctas(situation: Situation, change: Change) -> Scenarios | str:
-    """Compute that ran beside communication gets cores back; transfers may take longer."""
+    """Compute during communication gets SMs back; transfers take longer."""
     del change
     beside = {}
     for rank, track in situation.tracks.items():
@@ -112,7 +112,7 @@ def max_ctas(situation: Situation, change: Change) -> Scenarios | str:
         inside = (at >= 0) & (reach[np.maximum(at, 0)] > track.start_ns[kernels]) if len(comm) else kernels < 0
         beside[rank] = kernels[inside]
     if not sum(len(rows) for rows in beside.values()):
-        return "no compute of the trace ran beside communication"
+        return "no compute of the trace ran during communication"
     transfers = situation.works(GpuWorkKind.COMMUNICATION)
 
     def apply(edits: Edits, ratio: float) -> None:
@@ -125,8 +125,8 @@ def max_ctas(situation: Situation, change: Change) -> Scenarios | str:
         likely=0.96,
         worst=1.0,
         best=0.85,
-        how="compute beside communication gets cores back, and transfers take longer",
-        assumptions=("a prior: compute runs 9-32 % longer beside a collective that waits",),
+        how="compute during communication gets SMs back, and transfers take longer",
+        assumptions=("a prior: compute runs 9-32 % longer during a collective that waits",),
     )
 
 

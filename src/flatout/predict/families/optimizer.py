@@ -12,7 +12,7 @@ from flatout.records.track import RankTrack, Spent
 
 # GPU time of fused over foreach AdamW on one H200: 4.9 -> 1.7 ms (the catalogue's own measurement).
 FUSED_GPU = 0.35
-# Of the host's time in AccumulateGrad: 2.6 ms a step where gradients are added, 0.6 where they are stored (a model of
+# Of the host's time in AccumulateGrad: 2.6 ms per step where gradients are added, 0.6 where they are stored (a model of
 # 148 tensors, traced).
 CALLS_GONE = 0.8
 
@@ -30,13 +30,13 @@ def foreach(situation: Situation, change: Change) -> Scenarios | str:
 def _few_kernels(
     situation: Situation, *, likely: float, worst: float, best: float, host: float, word: str
 ) -> Scenarios | str:
-    """All of a step's optimizer kernels are one that takes a share of their time, and the host a share of its own."""
+    """Replace a step's optimizer kernels by one that takes a share of their time; the host's time shrinks too."""
     rows = {rank: _of_phase(track, Spent.OPTIMIZER) for rank, track in situation.tracks.items()}
     if not sum(len(r) for r in rows.values()):
         return "the trace marks no optimizer step that launches work"
     per_step = max(len(r) for r in rows.values()) / situation.num_steps
     if per_step < 5:
-        return f"the optimizer launches {per_step:.0f} kernels a step: it is fused already"
+        return f"the optimizer launches {per_step:.0f} kernels per step: it is fused already"
 
     def apply(edits: Edits, factor: float) -> None:
         for rank, mine in rows.items():
@@ -55,8 +55,8 @@ def _few_kernels(
         likely=likely,
         worst=worst,
         best=best,
-        how=f"{per_step:.0f} optimizer kernels a step become few {word} ones",
-        assumptions=(f"{word} kernels take {likely:.0%} of the GPU time, and the host {host:.0%} of its own",),
+        how=f"{per_step:.0f} optimizer kernels per step become few {word} ones",
+        assumptions=(f"{word} kernels take {likely:.0%} of the GPU time, and the host {host:.0%} of its time",),
     )
 
 

@@ -18,7 +18,7 @@ def binding(situation: Situation, change: Change) -> Scenarios | str:
         likely=0.97,
         worst=1.03,
         best=0.85,
-        how="host work runs on cores of its own",
+        how="host work runs on dedicated cores",
         assumption="a prior: PyTorch's documentation of NUMA binding says 1-10 % in practice",
     )
 
@@ -40,7 +40,7 @@ def threads_cpu(situation: Situation, change: Change) -> Scenarios | str:
     """Amdahl's law between the threads now and then."""
     now = situation.facts.threads_per_rank
     if now is None:
-        return "how many threads a rank has now is not known"
+        return "the present number of threads per rank is unknown"
     ratio = _amdahl(int(change.value)) / _amdahl(now)
     return host_time(
         situation,
