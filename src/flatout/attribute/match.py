@@ -26,7 +26,6 @@ MIN_COMMON_ENDS = 8  # needed to recognise groups by them
 MAX_GROUPS_SHOWN = 4
 MAX_END_SPREAD_NS = 50_000  # of the ends of one collective: 10-42 us on one host
 
-COLLECTIVE = "collective"  # the kind of a queue; of sends and receives it is "source->target"
 SIZED = {"all_reduce", "all_gather", "reduce_scatter"}  # all ranks pass as many elements
 
 
@@ -39,7 +38,7 @@ class _Queued(NamedTuple):
 
 class _QueueKey(NamedTuple):
     group: str
-    kind: str
+    pair: tuple[int, int] | None  # the rank that sends and the one that receives; None: collectives of the group
 
 
 _Queues = dict[int, list[_Queued]]  # by rank
@@ -58,9 +57,9 @@ def match_kernels(timelines: Sequence[RankTimeline]) -> tuple[list[Match], list[
             queues[key][timeline.rank] = queue
     matches: list[Match] = []
     quality: list[Quality] = []
-    for (group, kind), by_rank in queues.items():
-        if kind != COLLECTIVE:
-            matches += _match_pair(group, kind, by_rank)
+    for (group, pair), by_rank in queues.items():
+        if pair is not None:
+            matches += _match_pair(group, pair, by_rank)
             continue
         is_guessed = group == NAMELESS and len(by_rank) > 2
         parts = _groups_by_ends(by_rank, timelines) if is_guessed else [by_rank]
@@ -122,7 +121,7 @@ def _queues_of(timeline: RankTimeline) -> dict[_QueueKey, list[_Queued]]:
         if group is None and len(stream_groups) == 1:
             # A kernel without arguments belongs to the only group that the other kernels of its stream name.
             group, ranks = next(iter(stream_groups))
-        key = _QueueKey(_group_key(group, ranks), _kind_of(call, timeline.rank))
+        key = _QueueKey(_group_key(group, ranks), _pair_of(call, timeline.rank))
         launched_ns = int(kernels.launched_ns[call.kernel])
         if launched_ns == BEFORE_RECORDING:
             launches[key].append((False, int(kernels.start_ns[call.kernel]), call))
@@ -136,14 +135,14 @@ def _queues_of(timeline: RankTimeline) -> dict[_QueueKey, list[_Queued]]:
     return queues
 
 
-def _kind_of(call: CommunicationCall, rank: int) -> str:
+def _pair_of(call: CommunicationCall, rank: int) -> tuple[int, int] | None:
     if call.peer is None:
-        return COLLECTIVE
+        return None
     if call.operation == "send":
-        return f"{rank}->{call.peer}"
+        return rank, call.peer
     if call.operation == "recv":
-        return f"{call.peer}->{rank}"
-    return COLLECTIVE
+        return call.peer, rank
+    return None
 
 
 @functools.cache
@@ -272,19 +271,18 @@ def _is_numbered(queue: Sequence[_Queued]) -> bool:
     return None not in numbers and len(set(numbers)) == len(numbers)
 
 
-def _match_pair(group: str, pair: str, by_rank: _Queues) -> Iterator[Match]:
-    source, target = (int(rank) for rank in pair.split("->"))
+def _match_pair(group: str, pair: tuple[int, int], by_rank: _Queues) -> Iterator[Match]:
     for calls in _side_by_side(by_rank):
         yield Match(
             operation="send_recv",
             group=group,
             kernels={rank: call.kernel for rank, call in calls.items()},
-            members=(source, target),
+            members=pair,
             root=None,
             num_bytes=next(iter(calls.values())).num_bytes,
-            is_complete={source, target} <= set(calls),
+            is_complete=set(pair) <= set(calls),
             is_pipeline=True,
-            source=source,
+            source=pair[0],
         )
 
 
