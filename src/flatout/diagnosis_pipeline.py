@@ -1,7 +1,7 @@
 """The diagnosis of a job: read its traces, attribute its time, and name what costs it.
 
 In: trace files, folders, archives, or the folder of a recording. Out: a `Diagnosed`. This module composes the stages
-`read`, `attribute` and `diagnose` and holds no rule of its own.
+`read`, `attribute` and `diagnose` and contains no rules itself.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ def test_the_last_good_one_is_taken_and_why_is_told(
     step, weights = resumed(tmp_path / "ckpt")
     assert step == 2 and same(weights, good)
     told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(told) == 1 and "step 3" in told[0] and name in told[0] and "going on from step 2 instead" in told[0]
+    assert len(told) == 1 and "step 3" in told[0] and name in told[0] and "resuming from step 2 instead" in told[0]
 
 
 def test_if_none_can_be_used_it_does_not_begin_anew(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ class Odd:
 def test_what_is_no_data_is_refused_in_one_line(value: Any) -> None:
     with pytest.raises(CheckpointError) as caught:
         encode({"deep": [1, value]}, "scheduler", {})
-    assert "`scheduler.deep.1` is a " in str(caught.value) and "leave it out" in str(caught.value)
+    assert "`scheduler.deep.1` is a " in str(caught.value) and "omit it" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -103,10 +103,10 @@ def test_the_next_run_names_the_job_that_runs_on_and_starts_none(folder: Folder)
     line, hint = errors.splitlines()
     shared = f"checkpoint {folder.path / 'ckpt.pt'}"
     assert line == (
-        f"error: a job whose `flatout run` was killed still runs, unwatched, with the same {shared}: "
+        f"error: a job whose `flatout run` was killed still runs, unmonitored, with the same {shared}: "
         f"process {job.pid}, sh -c 'echo up; exec sleep 300'"
     )
-    assert hint == f"hint: --take-over ends it and goes on from its checkpoint; `kill {job.pid}` only ends it"
+    assert hint == f"hint: --take-over ends it and resumes from its checkpoint; `kill {job.pid}` only ends it"
     job.kill()
     until(lambda: not job.is_running() or job.status() == psutil.STATUS_ZOMBIE)
     code, errors = folder.run("--ledger=b.jsonl", "--checkpoint=ckpt.pt", command=["touch", "started"])
@@ -159,7 +159,7 @@ def test_a_ledger_that_another_run_writes_is_refused_until_that_one_is_gone(fold
         assert errors.splitlines() == [
             f"error: another `flatout run` (process {first.pid} on {os.uname().nodename}) adds to the ledger {name}, "
             "and no two may at once",
-            "hint: --ledger ANOTHER_FILE, or an existing folder, in which each has a ledger of its own",
+            "hint: --ledger ANOTHER_FILE, or an existing folder, where each run has its own ledger",
         ]
     folder.kill_watch(first)  # its job lives, and has no part in the lock
     code, errors = folder.run("--ledger=a.jsonl", command=["touch", "started"])
@@ -213,7 +213,7 @@ def test_what_a_job_left_in_order_is_in_nobodys_way(folder: Folder) -> None:
         code, errors = folder.run("--ledger=a.jsonl", "--checkpoint=c.pt", command=command)
         assert code == 0
         (line,) = errors.splitlines()
-        assert line.startswith("flatout: the command has ended, and has left running, unwatched from here on: process ")
+        assert line.startswith("flatout: the command exited and left running, unmonitored: process ")
         assert line.endswith("(sleep 300)")
 
 

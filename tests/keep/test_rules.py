@@ -156,7 +156,7 @@ def test_the_budget_is_kept_and_pauses_grow_while_nothing_is_gained() -> None:
     decisions = [restarts.decide(killed, step) for step in (10, 5, 4, 30)]
     assert [decision.restarts for decision in decisions] == [True, True, True, False]
     assert [decision.pause_s for decision in decisions[:3]] == [1.0, 2.0, 4.0]
-    assert "all 3 restarts are spent" in decisions[3].why
+    assert "all 3 restarts are used" in decisions[3].why
 
 
 def test_host_names_are_masked_and_words_that_contain_them_are_not() -> None:
@@ -234,7 +234,7 @@ def test_an_elastic_job_does_without_a_node_that_fails_three_times_in_a_row_and_
     failing, other = Restarts(9, others_go_on=True), Restarts(9, others_go_on=True)
     decisions = [failing.decide(killed, step) for step in (10, 20, 30)]
     assert [one.restarts for one in decisions] == [True, True, False]
-    assert decisions[-1].why == "this host failed 3 times in a row: the launcher is elastic, and the others go on"
+    assert decisions[-1].why == "this host failed 3 times in a row: the launcher is elastic, and the others continue"
     assert all(other.decide(lost, step).restarts for step in (10, 20, 30, 30, 30)), "who fails is left out by itself"
     between = Restarts(9, others_go_on=True)
     assert all(between.decide(one, step).restarts for step, one in enumerate([killed, killed, lost, killed, killed]))

@@ -142,7 +142,7 @@ def test_a_killed_rank_is_named_and_the_job_resumes_by_its_own_flag_to_the_same_
     assert done.returncode == 0, done.stderr
     (failure,) = events(lines, "failure")
     assert (failure["rule"], failure["step"]) == ("killed", 23)
-    assert failure["says"] == "rank 1 ended without a word, as by a SIGKILL or a crash"
+    assert failure["says"] == "rank 1 ended without an error message, as by a SIGKILL or a crash"
     uninterrupted = dict(losses(whole))
     assert dict(losses(tmp_path)) == uninterrupted, "the curve goes on as if nothing had been"
     steps = [step for step, _ in losses(tmp_path)]

@@ -112,8 +112,8 @@ def test_a_killed_rank_is_told_on_both_nodes_and_both_start_again_once(
         waited = [line for line in job.events(node.name, "failure") if line["awaits_peers"]]
         assert len(begun) - len(waited) == 2
         assert "flatout: restart 1 of 3" in node.said() and "flatout: restart 2 of 3" not in node.said()
-    assert "flatout: attempt 1 failed: rank 1 ended without a word, as by a SIGKILL or a crash" in n2.said()
-    assert "; on n2: rank 1 ended without a word, as by a SIGKILL or a crash" in n1.said()[1]
+    assert "flatout: attempt 1 failed: rank 1 ended without an error message, as by a SIGKILL or a crash" in n2.said()
+    assert "; on n2: rank 1 ended without an error message, as by a SIGKILL or a crash" in n1.said()[1]
     assert dict(job.losses()) == uninterrupted
     both = report(capfd, monkeypatch, job.books)
     assert (both["nodes"], both["num_devices"], both["runs"]) == (2, 2, 1)

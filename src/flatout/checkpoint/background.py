@@ -2,7 +2,7 @@
 
 In: `PendingCheckpoint`s, each with a copy of the state in host memory. Out: folders as `store` describes them, and the
 failures, until
-the ranks tell each other. Nothing here is a collective: the other ranks' parts are known by their files.
+the ranks exchange them. Nothing here is a collective: the other ranks' parts are known by their files.
 """
 
 from __future__ import annotations

@@ -235,13 +235,13 @@ class Checkpointer:
             self._load(saved, step)
             if self._peers.is_leader:
                 for line in refused:
-                    self._warn(f"{line}; going on from step {step} instead")
+                    self._warn(f"{line}; resuming from step {step} instead")
             self._start_from(step)
             return step
         if refused:
             raise CheckpointError(
                 f"no checkpoint can be used: {'; '.join(refused)}",
-                hint="to begin anew, use another folder or remove it",
+                hint="to start from scratch, use another folder or remove this one",
             )
         self._start_from(0)
         return 0
@@ -281,7 +281,7 @@ class Checkpointer:
             if saved.world_size != world_size and (name := saved.own_parameter()):
                 raise CheckpointError(
                     f"`{name}` differed among the {saved.world_size} ranks that saved it, now there are {world_size}",
-                    hint=f"go on with {saved.world_size} ranks, or shard it with DTensors",
+                    hint=f"continue with {saved.world_size} ranks, or shard it with DTensors",
                 )
             tensors = saved.read(destinations(self._training, saved.trained()))
             restore(self._training, saved.values, tensors, is_own=saved.has_own)
@@ -431,7 +431,7 @@ def _step(step: Any) -> int:
     except TypeError:
         number = -1
     if number < 0:
-        raise CheckpointError(f"a step is a whole number from 0 on, but got {step!r}")
+        raise CheckpointError(f"a step is a non-negative integer, but got {step!r}")
     return number
 
 

@@ -61,7 +61,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DamagedError(f"{path.name}: {error.strerror}") from error
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise DamagedError(f"{path.name} is no whole JSON") from error
+        raise DamagedError(f"{path.name} is not complete JSON") from error
     if checksum != zlib.crc32(_text(value)):
         raise DamagedError(f"{path.name}: its checksum differs")
     return value  # type: ignore[no-any-return]

@@ -70,7 +70,7 @@ def _parts(name: str, tensor: Any, kind: str) -> list[Item]:
     chunks = tensor.__create_chunk_list__()
     local = _checked(name, tensor.to_local().detach())
     if len(chunks) != 1 or list(chunks[0].sizes) != list(local.shape):
-        raise CheckpointError(f"`{name}` is sharded into parts that are no blocks, which a checkpoint cannot hold")
+        raise CheckpointError(f"`{name}` is sharded into parts that are not blocks, which a checkpoint cannot hold")
     # The replica that writes: another one for each name, so that the work is spread.
     number = zlib.crc32(name.encode())
     is_written_here = all(
@@ -106,7 +106,7 @@ def _whole(name: str, tensor: Any, kind: str, *, is_own: bool = False) -> Item:
 
 def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        hint = "save its plain tensors by a state_dict() of your own"
+        hint = "save its plain tensors through your own state_dict()"
         raise CheckpointError(f"`{name}` is a {type(tensor).__qualname__}, which a checkpoint cannot hold", hint=hint)
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         what = "on the meta device, without values" if tensor.device.type == "meta" else f"{tensor.layout}"

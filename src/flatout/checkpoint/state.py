@@ -49,14 +49,14 @@ def check(training: Training) -> None:
     for module in training.model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             raise CheckpointError(
-                "the model is wrapped in FullyShardedDataParallel, whose flat parameters have no names of their own",
+                "the model is wrapped in FullyShardedDataParallel, whose flat parameters lack their own names",
                 hint="use torch.distributed.fsdp.fully_shard instead (FSDP2)",
             )
     for name, value in training.stateful.items():
         if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
             raise CheckpointError(
                 f"`{name}` is a {type(value).__qualname__} without state_dict() and load_state_dict()",
-                hint="give an object that has both, or leave it out",
+                hint="give an object that has both, or omit it",
             )
 
 

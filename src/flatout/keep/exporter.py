@@ -1,8 +1,8 @@
 """`python -m flatout.keep.exporter LEDGER ADDRESS PORT`: a ledger and the ranks' step times for Prometheus.
 
-A process beside `flatout run`, which reads what that one writes: a scrape never holds up the watch over the job. It
-ends when its standard input does, which is when its parent ends, however that happens. Labels are few: the class of
-time, the rank's number on this host.
+It runs as a separate process and reads what `flatout run` writes, so that a scrape never delays the monitoring of the
+job. It exits when its standard input closes, that is, when its parent ends for any reason. Labels are few: the class
+of time and the rank's number on this host.
 """
 
 from __future__ import annotations

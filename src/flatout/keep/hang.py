@@ -170,8 +170,8 @@ class HangWatch:
         calls = {pulse.name: collective_of(stacks.get(pulse.name)) for pulse in ranks}
         if not missing:
             missing = {pulse.name for pulse in ranks if not _waits(pulse, stacks.get(pulse.name))}
-        # All wait here. Who is missing is on another node, where it may get on with a long evaluation: that is for the
-        # node to judge. What nobody tells of, no step's patience explains.
+        # All ranks here wait. The missing rank is on another node, where it may be in a long evaluation: that node
+        # judges it. A rank that no node reports on is not covered by the hang timeout of any step.
         num_known = len(ranks) + len(elsewhere)
         is_elsewhere = not missing and max(pulse.world_size for pulse in ranks) > len(ranks)
         if is_elsewhere and (elsewhere and not all(rank.waits for rank in elsewhere)):

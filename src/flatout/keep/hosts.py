@@ -1,8 +1,8 @@
 """Excluding a host that failed, by the means of the user's launcher: command and environment -> the next command.
 
 torchrun's elastic agents (`--nnodes=2:4`) continue without a host that does not come back. Within a Slurm allocation
-that has more nodes than `srun` requests, `srun --exclude` starts on the others. Nothing else is tried: Flatout has no
-rendezvous of its own making.
+that has more nodes than `srun` requests, `srun --exclude` starts on the others. Nothing else is tried: Flatout
+implements no rendezvous itself.
 """
 
 from __future__ import annotations

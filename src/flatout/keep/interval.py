@@ -28,9 +28,9 @@ _NUM_QUANTILES = 64
 class Costs:
     """Measured, in seconds.
 
-    `stall_s`: how long a checkpoint keeps the training waiting. `write_s`: from its beginning until it is committed,
-    which is no stall if it is written in the background, but work that a failure takes along. `detect_s`: from a
-    failure until it is noticed. `restart_s`: from then until the first new step begins.
+    `stall_s`: how long a checkpoint blocks the training. `write_s`: from its beginning until it is committed; this does
+    not block the training if the checkpoint is written in the background, but a failure meanwhile loses it. `detect_s`:
+    from a failure until it is noticed. `restart_s`: from then until the first new step begins.
     """
 
     stall_s: float

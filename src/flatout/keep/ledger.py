@@ -38,7 +38,7 @@ _HEAD_BYTES = 4096
 _HINT = "a ledger is what `flatout run --ledger FILE` writes"
 _IMPOSSIBLE = 1 << 63  # ns: three centuries, in one line
 _NO_STEPS = "No step was seen in which it could be"
-_NOT_YET = "Before DDP's first timed exchange nothing tells it"  # a line without a reason: by its end it was known
+_NOT_YET = "Unknown before DDP's first timed exchange"  # a line without a reason: by its end it was known
 
 
 class HeldError(OutputError):
@@ -120,18 +120,18 @@ def _held(path: Path, file: int) -> HeldError:
     os.close(file)
     return HeldError(
         f"{holder} adds to the ledger {path}, and no two may at once",
-        hint="--ledger ANOTHER_FILE, or an existing folder, in which each has a ledger of its own",
+        hint="--ledger ANOTHER_FILE, or an existing folder, where each run has its own ledger",
     )
 
 
 def _is_other(head: bytes) -> bool:
-    """What begins a file is no ledger's. A damaged ledger is one: it must not keep a job from being started again."""
+    """True if the file is not a ledger. A damaged ledger is still one: it must not keep a job from being restarted."""
     line = head.lstrip(b"\0\n").partition(b"\n")[0]
     return bool(line) and not _BEGINS.startswith(line) and not (line.startswith(b"{") and b'"event"' in line)
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all runs in a ledger, or of those that a filter has left."""
+    """The totals of all runs in a ledger, or of the runs that a filter selects."""
 
     num_runs: int
     num_attempts: int
@@ -158,12 +158,12 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def goodput(self) -> float | None:
-        """The share of the allocated time in which new steps were made; None: of no time is known what it was."""
+        """The share of the allocated time in which new steps were made; None if no time could be classified."""
         is_known = self.allocated_ns > self.ns.get("unknown", 0)
         return self.ns.get("productive", 0) / self.allocated_ns if is_known else None
 
     def known_share(self, name: str) -> float | None:
-        """Of the steps' time, in how much one of the classes of `within` was looked for; None: there was no step."""
+        """The share of the steps' time in which a class inside the steps was measured; None if there was no step."""
         known_ns = sum(self.known_ns.get(name, {}).values())
         return min(known_ns / self.steps_ns, 1.0) if self.steps_ns else None
 

@@ -91,7 +91,7 @@ def _added(
         failures=tuple(text for one in all_of for text in one.failures),
         steps_ns=sum(one.steps_ns for one in all_of),
         known_ns=_known(all_of),
-        # One without steps knows of none, which is no reason for those of the others: it comes first.
+        # Totals without steps come first, so that their reason does not replace those of the others.
         not_known={
             name: why for one in sorted(all_of, key=lambda one: one.steps_ns > 0) for name, why in one.not_known.items()
         },

@@ -1,8 +1,8 @@
 """Jobs of other `flatout run`s on this host: no second job writes to the checkpoints of one that runs.
 
-A `flatout run` that gets SIGKILL leaves its job running, unwatched: a job of days is not ended because its watch is.
-Each writes what it is into its own folder, which its job's processes name in their environment, so that the next one
-finds them as long as one lives. Only processes of this user on this host are seen.
+A `flatout run` that gets SIGKILL leaves its job running, unmonitored: a job of days does not end because its monitor is
+killed. Each run describes itself in its own folder, which its job's processes name in their environment, so that the
+next run finds them as long as one of them lives. Only processes of this user on this host are seen.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         return (
-            f"a job whose `flatout run` was killed still runs, unwatched, with the same {self.shared}: "
+            f"a job whose `flatout run` was killed still runs, unmonitored, with the same {self.shared}: "
             f"process {self.pid}, {self.about.command}"
         )
 
@@ -111,16 +111,16 @@ def refuse(other: Other) -> InputError:
     if other.is_watched:
         return InputError(
             f"another `flatout run` (process {about.pid}) keeps a job on the same {other.shared}: {about.command}",
-            hint=f"end it first (kill {about.pid}), or give this job checkpoints of its own",
+            hint=f"end it first (kill {about.pid}), or give this job its own checkpoint path",
         )
     return InputError(
         other.describe(),
-        hint=f"--take-over ends it and goes on from its checkpoint; `kill {other.pid}` only ends it",
+        hint=f"--take-over ends it and resumes from its checkpoint; `kill {other.pid}` only ends it",
     )
 
 
 def end(other: Other) -> None:
-    """End a job that nobody watches: asked to, and made to after half a minute. Raises InputError where it does not."""
+    """End an unmonitored job: SIGTERM, then SIGKILL after half a minute. Raises InputError if it still does not end."""
 
     def is_meant(environment: Mapping[str, str]) -> bool:
         folder = environment.get(Variable.HEARTBEAT)

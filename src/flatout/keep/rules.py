@@ -146,7 +146,9 @@ def _before_what(evidence: Evidence) -> str:
 def _says_killed(evidence: Evidence) -> str:
     if evidence.killed:
         ranks = ", ".join(str(rank) for rank in evidence.killed)
-        return f"rank{'s' * (len(evidence.killed) > 1)} {ranks} ended without a word, as by a SIGKILL or a crash"
+        return (
+            f"rank{'s' * (len(evidence.killed) > 1)} {ranks} ended without an error message, as by a SIGKILL or a crash"
+        )
     return f"the command was ended by {_signal_name(evidence.signal)}"
 
 
@@ -192,7 +194,7 @@ RULES: tuple[Rule, ...] = (
         fits=lambda e: bool(e.num_oom_kills and (e.killed or e.signal == signal.SIGKILL)) or e.cause == "out_of_memory",
         fault="user",
         restarts=True,
-        says=lambda e: "the kernel ended a process for want of host memory: fewer loader workers or more memory",
+        says=lambda e: "the OOM killer ended a process: use fewer loader workers or more host memory",
     ),
     Rule(
         name="hang",

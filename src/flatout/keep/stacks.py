@@ -41,7 +41,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the main thread, the innermost frame first; `text` has all threads, as `faulthandler` writes them."""
+    """The stack of the main thread, innermost frame first; `text` has all threads, as `faulthandler` writes them."""
 
     pid: int
     frames: tuple[Frame, ...]

@@ -129,21 +129,21 @@ class StepBreakdown:
         typical = self._typical(self._ranks[0].rank)
         if typical is not None:
             if typical[1] is None:
-                found[WAIT] = f"Not all ranks that DDP exchanges with are seen here: it is inside {COMMUNICATION}"
+                found[WAIT] = f"Not all ranks of the DDP exchange are visible here: it is inside {COMMUNICATION}"
         elif recorded is not None and recorded.num_ranks == world_size:
             if recorded.wait is None:
-                found[WAIT] = f"The recording has not the traces of all ranks: it is inside {COMMUNICATION}"
+                found[WAIT] = f"The recording lacks the traces of some ranks: it is inside {COMMUNICATION}"
         else:
-            why = "Before DDP's first timed exchange, and without one DDP for all, nothing tells it but a --recording"
+            why = "Before DDP's first timed exchange, or without one DDP for all ranks, only a --recording shows it"
             if recorded is not None:
                 why = f"The recording is of {recorded.num_ranks} ranks, and the job has {world_size}"
             found[WAIT] = found[COMMUNICATION] = why
         if not any(pulse.has_gpu for pulse in self._ranks):
             found[THROTTLED] = "No rank uses a GPU"
         elif self._clocks is None:
-            found[THROTTLED] = f"The GPUs' clocks were not seen: {self._no_clocks}"
+            found[THROTTLED] = f"The GPUs' clocks could not be read: {self._no_clocks}"
         elif all(pulse.gpu is None for pulse in self._ranks):
-            found[THROTTLED] = "Torch does not tell which GPU a rank uses"
+            found[THROTTLED] = "Torch does not report which GPU a rank uses"
         else:
-            found[THROTTLED] = "NVML did not tell the clocks of all ranks' GPUs all the time"
+            found[THROTTLED] = "NVML did not report the clocks of all ranks' GPUs all the time"
         return found

@@ -84,7 +84,7 @@ class Restarts:
             self._awaits_since = self._clock() if self._awaits_since is None else self._awaits_since
             if self._clock() - self._awaits_since < _PEERS_PATIENCE_S:
                 return Decision(
-                    restarts=True, why="waits for the other nodes: no restart is spent", pause_s=_PEERS_PAUSE_S
+                    restarts=True, why="waits for the other nodes: no restart is used", pause_s=_PEERS_PAUSE_S
                 )
             step = None  # nor is it twice the same failure of the job
         else:
@@ -107,16 +107,14 @@ class Restarts:
         self._num_own = 0 if judgement.is_of_peers else self._num_own + 1
         if self._others_go_on and (judgement.leaves_host or self._num_own >= _FAILS_AGAIN):
             why = (
-                "this host is left out" if judgement.leaves_host else f"this host failed {self._num_own} times in a row"
+                "this host is excluded" if judgement.leaves_host else f"this host failed {self._num_own} times in a row"
             )
-            return Decision(restarts=False, why=f"{why}: the launcher is elastic, and the others go on")
+            return Decision(restarts=False, why=f"{why}: the launcher is elastic, and the others continue")
         if judgement.leaves_host and self.machine_code is not None:
-            why = f"the machine is at fault: the scheduler is told by code {self.machine_code} to take another one"
+            why = f"the machine is at fault: exit code {self.machine_code} asks the scheduler for another one"
             return Decision(restarts=False, why=why, goes_on=True)
         if self.num >= self._most:
-            spent = (
-                f"all {self._most} restarts are spent" if self._most else "no restart was asked for (--max-restarts)"
-            )
+            spent = f"all {self._most} restarts are used" if self._most else "no restart was asked for (--max-restarts)"
             return Decision(restarts=False, why=spent)
         self._num_in_vain = 0 if step is not None and step > self._farthest else self._num_in_vain + 1
         self._farthest = max(self._farthest, -1 if step is None else step)
@@ -237,7 +235,7 @@ def keep_alive(
                 say(f"attempt {attempt + 1} failed: {judgement.says}{fault.get(judgement.fault, '')}")
             say(decision.why)
         if done.left:
-            say(f"the command has ended, and has left running, unwatched from here on: process {', '.join(done.left)}")
+            say(f"the command exited and left running, unmonitored: process {', '.join(done.left)}")
         if not decision.restarts:
             is_moved = judgement.leaves_host and decision.goes_on and restarts.machine_code is not None
             return (

@@ -115,7 +115,7 @@ def merged(files: Sequence[Attempts]) -> Attempts:
 
 
 class _NoRow(NamedTuple):
-    """Lines that are no row of the table."""
+    """Lines that are not rows of the table."""
 
     reason: str
     has_moved_columns: bool  # there are too many or too few of them
