@@ -1,6 +1,6 @@
 """The parts of the docs that are made from the code when the site is built, so that they cannot drift from it.
 
-A page holds `<!-- generated: NAME -->` on a line of its own; `on_page_markdown`, which MkDocs calls for each page, puts
+A page holds `<!-- generated: NAME -->` on a separate line; `on_page_markdown`, which MkDocs calls for each page, puts
 the Markdown of `GENERATORS[NAME]` there.
 """
 

@@ -65,7 +65,7 @@ def test_what_most_hosts_have_is_told_once_and_each_host_has_its_own() -> None:
     assert [row.all("code")[0].text for row in odd.all("tbody")[0].all("tr")] == ["nccl-peer-to-peer"]
     assert "turned off: NCCL_P2P_LEVEL=LOC" in odd.text
     assert "run nvidia-smi -r" in odd.text
-    assert "No check of its own fails or warns" in well.text
+    assert "No check fails or warns on this host alone" in well.text
     assert "As on most hosts: swap" in well.text
     assert "4 GiB of swap" not in found.section("hosts").text
 

@@ -29,7 +29,7 @@ def ceilings_text(ceilings: Ceilings, *, style: TextStyle) -> str:
         told = f"other processes kept {others:.1f} cores busy meanwhile, so that the ceilings are of a busy machine"
         lines += style.wrapped(told, label="note: ")
     if ceilings.wrong:
-        lines += ["", style.bold("WRONG RESULTS: their speeds are left out")]
+        lines += ["", style.bold("WRONG RESULTS: their speeds are omitted")]
         for wrong in ceilings.wrong:
             lines += style.wrapped(
                 f"{wrong.name} {wrong.what}, {_ranks(wrong.ranks)}: {wrong.reason}", indent="  ", label=""
@@ -92,7 +92,7 @@ def _rate(value: float, unit: str) -> str:
 
 
 def _collectives(ceilings: Ceilings, style: TextStyle) -> list[str]:
-    """Of each curve the fit, and the highest rate that was reached."""
+    """Show the fit and the highest measured rate of each curve."""
     curves: dict[tuple[str, str | None, tuple[int, ...]], list[Measurement]] = {}
     for one in ceilings.measurements:
         if one.name in _COLLECTIVES:
@@ -152,7 +152,7 @@ def _latencies(ceilings: Ceilings, style: TextStyle) -> list[str]:
 
 
 def _links(measurements: Iterable[Measurement], style: TextStyle) -> list[str]:
-    """Of each GPU the PCIe link that was read while copies ran: alike ones on one line, the bad ones first."""
+    """Show each GPU's PCIe link as read while copies ran: equal links on one line, slow ones first."""
     told: dict[int, LoadedLink | None] = {}
     for one in measurements:
         if one.name in _PINNED:

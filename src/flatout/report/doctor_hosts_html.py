@@ -1,7 +1,7 @@
 """A HostsReport as one self-contained HTML file: hosts unlike the others first, then facts, and each host's findings.
 
-What most hosts have is told once, not at each of them, so that the page of a thousand hosts can be read. No script, no
-outside reference; texts from the machines are hostile, and the template escapes all of them.
+A finding that most hosts share is shown once instead of at each host, so that a page of a thousand hosts is readable.
+No script, no outside reference; texts from the machines are hostile, and the template escapes all of them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _name(report: DoctorReport) -> str:
 
 
 def _domain(names: Sequence[str]) -> str:
-    """`.cluster.example.org`, where all names end with it and none is without a name of its own."""
+    """`.cluster.example.org`, if all names end with it and each has a host part before it."""
     ends = [name.partition(".")[1] + name.partition(".")[2] for name in names]
     return ends[0] if len(names) > 1 and len(set(ends)) == 1 and len(ends[0]) > 1 else ""
 

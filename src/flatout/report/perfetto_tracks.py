@@ -36,7 +36,7 @@ class Tracks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _Seen:
-    """A few numbers per event, collected in one pass over the events."""
+    """Counts and places of the events, collected in one iteration."""
 
     def __init__(self, events: Iterable[OriginalEvent]) -> None:
         self.places: dict[Place, int] = {}

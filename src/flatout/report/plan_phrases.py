@@ -22,7 +22,7 @@ STEP_PARTS: dict[str, tuple[str, str, str]] = {
         "p2",
         "exposed gradient reduction and parameter gathering",
     ),
-    "optimizer": ("optimizer", "p6", "Adam's pass over the states of this rank"),
+    "optimizer": ("optimizer", "p6", "Adam's update of the states of this rank"),
     "offload": ("offload", "p4", "states and activations to the host's memory and back"),
     "jitter": ("jitter", "p12", "waiting for the slowest of many ranks"),
 }
