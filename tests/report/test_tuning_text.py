@@ -80,13 +80,13 @@ def test_no_ratio_is_printed_without_an_interval_unless_that_is_said() -> None:
 
 
 def test_what_won_has_prediction_measurement_and_interval() -> None:
-    won = section(text_of(builder.better()), "What won")
+    won = section(text_of(builder.better()), "Accepted changes")
     assert re.search(r"nccl-sockets=2x2x8 +exact +2.90x \(2.20-3.60\) +2.71x \(2.66-2.76\)", won)
-    assert re.search(r"all, against the job as it came +3.21x \(3.13-3.29\)", won)
+    assert re.search(r"all, against the baseline +3.21x \(3.13-3.29\)", won)
 
 
 def test_changes_that_were_confirmed_together_share_a_row() -> None:
-    won = section(text_of(builder.better()), "What won")
+    won = section(text_of(builder.better()), "Accepted changes")
     assert re.search(r"ddp-bucket-mb=100 \+ +exact +unknown +1.18x \(1.15-1.21\)\n  optimizer-fused\n", won)
     assert "measured only together" in won
 
@@ -96,11 +96,11 @@ def test_changes_that_were_predicted_together_show_that_and_no_part_of_them_does
     together = next(one for one in result.tried if len(one.changes) == 2)
     known = msgspec.structs.replace(together, prediction=builder.prediction(together.name, 1.25, 1.1, 1.4))
     tried = tuple(known if one is together else one for one in result.tried)
-    won = section(text_of(msgspec.structs.replace(result, tried=tried)), "What won")
+    won = section(text_of(msgspec.structs.replace(result, tried=tried)), "Accepted changes")
     assert re.search(r"ddp-bucket-mb=100 \+ +exact +1.25x \(1.10-1.40\) +1.18x \(1.15-1.21\)\n  optimizer-fused\n", won)
     report = json.loads(tuning_json(msgspec.structs.replace(result, tried=tried), ["flatout"]))
     parts = [one for one in report["changes"] if one["measured_in"] is not None]
-    assert [one["predicted_speedup"] for one in parts] == [None, None], "of each by itself it is not known"
+    assert [one["predicted_speedup"] for one in parts] == [None, None], "the prediction for each alone is unknown"
     assert next(one for one in report["tried"] if one["name"] == together.name)["predicted_speedup"] == 1.25
 
 
@@ -115,9 +115,9 @@ def test_an_unsafe_change_is_called_unsafe_and_has_no_speed() -> None:
 
 def test_nothing_better_is_a_normal_end_with_the_next_safety_class() -> None:
     text = text_of(builder.nothing())
-    assert text.startswith("No change helps: nothing was better than the job as it came\n")
+    assert text.startswith("No change helps: nothing was better than the baseline\n")
     assert "flatout tune --allow rounding -- torchrun" in text
-    assert "What won" not in text
+    assert "Accepted changes" not in text
 
 
 def test_a_budget_that_ended_says_nothing_of_what_was_not_reached() -> None:
@@ -131,14 +131,14 @@ def test_a_budget_that_ended_says_nothing_of_what_was_not_reached() -> None:
 
 def test_what_was_not_shown_by_itself_is_said() -> None:
     made = builder.better()
-    assert "Not shown by itself" not in text_of(made)
+    assert "Not shown alone" not in text_of(made)
     each = [
         msgspec.structs.replace(one, is_shown_alone=one.change.name != "optimizer-fused") for one in made.tuning.each
     ]
     made = msgspec.structs.replace(made, tuning=msgspec.structs.replace(made.tuning, each=tuple(each)))
-    assert "Not shown by itself: optimizer-fused." in joined(text_of(made))
+    assert "Not shown alone: optimizer-fused." in joined(text_of(made))
     page = tuning_html(made, ["flatout", "tune"], "out")
-    assert "Not shown by itself: optimizer-fused." in joined(page)
+    assert "Not shown alone: optimizer-fused." in joined(page)
     changes = json.loads(tuning_json(made, ["flatout", "tune"]))["changes"]
     assert {one["name"]: one["is_shown_alone"] for one in changes}["optimizer-fused"] is False
     assert sum(one["is_shown_alone"] for one in changes) == len(changes) - 1
@@ -231,7 +231,7 @@ def test_changes_that_are_worse_together_are_not_to_be_used() -> None:
         "Do not use the changes: all together they are worse, 1.09x slower (1.06-1.11) on 6 fresh pairs"
     )
     assert "flatout run" not in text
-    assert "What won" not in text
+    assert "Accepted changes" not in text
 
 
 def test_with_rounding_allowed_and_nothing_won_the_next_step_is_a_profile() -> None:
@@ -261,7 +261,7 @@ def test_memory_is_told_in_per_cent_and_no_prediction_of_time_is_set_beside_it()
         "44.0 % less peak memory (43.8 % to 44.2 %), confirmed on 6 fresh pairs; 30.9 GiB -> 17.3 GiB"
     )
     assert "1.20x" not in text
-    assert "A step: 254 ms as it came, 239 ms with the changes." in text
+    assert "A step: 254 ms at baseline, 239 ms with the changes." in text
     assert builder.memory().prediction_errors == ()
 
 
@@ -278,12 +278,12 @@ def test_what_is_unknown_is_said_to_be_unknown() -> None:
 
 def test_left_out_pairs_and_resumed_trials_are_told() -> None:
     text = joined(text_of(builder.better()))
-    assert "Left out of it: 1 pair (another process kept 3.1 cores busy)." in text
+    assert "Invalid: 1 pair (another process kept 3.1 cores busy)." in text
     assert "61 trials, 12 of them from the journal, in 9 min 58 s." in text
-    assert "in the order AB BA AB BA AB BA (A: the job as it came)" in text
+    assert "in the order AB BA AB BA AB BA (A: baseline)" in text
     assert "at most 5.0 %" in text
     assert "Predictions were off by 5.9 % (median absolute error of 2 predictions)." in text
-    assert "2 of 2 measured values lie in the predicted interval." in text
+    assert "2 of 2 measured values are in the predicted interval." in text
 
 
 def test_predicted_intervals_are_set_beside_what_they_promise_and_what_that_rests_on() -> None:
@@ -293,8 +293,8 @@ def test_predicted_intervals_are_set_beside_what_they_promise_and_what_that_rest
         msgspec.structs.replace(one, prediction=narrow) if one.name == narrow.change else one for one in result.tried
     ]
     text = joined(text_of(msgspec.structs.replace(result, tried=tuple(tried))))
-    assert "1 of 2 measured values lie in the predicted interval, which is to hold 90" in text
-    assert "going by 25 earlier predictions." in text
+    assert "1 of 2 measured values are in the predicted interval, which should hold 90" in text
+    assert "judging by 25 earlier predictions." in text
 
 
 def test_a_candidate_that_was_not_adopted_shows_its_prediction_beside_its_measurement() -> None:
@@ -339,7 +339,7 @@ def test_a_step_of_more_samples_is_not_set_beside_a_speedup() -> None:
         (builder.verdict("worse", 0.8, 0.75, 0.86), "1.25x slower (1.16-1.33)"),
         (
             builder.verdict("worse", 0.8, 0.75, 0.85, objective="j_per_sample"),
-            "25 % more energy a sample (18 % to 33 %)",
+            "25 % more energy per sample (18 % to 33 %)",
         ),
     ],
 )
@@ -392,15 +392,15 @@ def test_pairs_of_an_undecided_change_that_were_left_out_are_told_with_the_reaso
                             reason="no pairs count, and the first interim analysis is at 4")  # fmt: skip
     one = builder.tried("dataloader-workers=1", "not confirmed", screened=2.1, verdict=found, reason=found.reason)
     text = joined(text_of(msgspec.structs.replace(builder.nothing(), tried=(one,))))
-    assert "(3 pairs left out: others kept 1.2 cores busy)" in re.sub(r"\s+", " ", text)
+    assert "(3 pairs invalid: others kept 1.2 cores busy)" in re.sub(r"\s+", " ", text)
 
 
 def test_a_gain_that_is_quoted_lower_than_the_mean_of_its_pairs_says_so() -> None:
     text = re.sub(r"\s+", " ", joined(text_of(builder.corrected())))
     assert "1.03x faster (1.01-1.10), confirmed on 20 fresh pairs" in text
     assert (
-        "The pairs of what is called better overstate it on average, and that is taken out of the ratio; their plain"
-        " mean is 1.05x faster."
+        "Pairs of changes judged better overstate the difference on average, so the ratio is corrected; the plain mean"
+        " of the pairs is 1.05x faster."
     ) in text
     assert "plain mean" not in joined(text_of(builder.better()))
 
@@ -408,7 +408,7 @@ def test_a_gain_that_is_quoted_lower_than_the_mean_of_its_pairs_says_so() -> Non
 def test_the_error_of_predictions_is_told_with_and_without_what_was_learned_and_beside_single_trials() -> None:
     """Replayed 2.0, corrected to 2.8, measured about 2.7; of a trial alone predicted 1.5, measured 1.2."""
     result = builder.better()
-    assert "without what earlier tunings taught" not in joined(text_of(result))
+    assert "without the history of earlier tunings" not in joined(text_of(result))
     taught = msgspec.structs.replace(builder.prediction("nccl-sockets=2x2x8", 2.8, 2.0, 3.6), correction=1.4)
     assert result.tried[0].verdict is not None
     measured = result.tried[0].verdict.speedup
@@ -423,8 +423,8 @@ def test_the_error_of_predictions_is_told_with_and_without_what_was_learned_and_
     text = joined(text_of(result))
     assert (
         f"Predictions were off by {units.percent(with_it)} (median absolute error of 1 prediction), and"
-        f" {units.percent(without)} without what earlier tunings taught; by 25 % beside one trial each, whose noise is"
-        " in it (median of 1 more)."
+        f" {units.percent(without)} without the history of earlier tunings; by 25 % compared with one trial each,"
+        " whose noise is included (median of 1 more)."
     ) in re.sub(r"\s+", " ", text)
     told = json.loads(tuning_json(result, ["flatout"]))
     assert told["median_prediction_error"] == pytest.approx(with_it)

@@ -1,4 +1,4 @@
-"""How far predictions were off what was measured: with what earlier tunings taught, without it, beside single trials.
+"""The errors of predictions: with and without the history of earlier tunings, and compared with single trials.
 
 In: a `TuneResult`. Out: numbers, and the sentence of the reports.
 """
@@ -19,7 +19,7 @@ def median_error(result: TuneResult) -> float | None:
 
 
 def screening_error(result: TuneResult) -> float | None:
-    """Median absolute error of predictions that only a trial of the screening stands beside."""
+    """Return the median absolute error of the predictions that were measured only in a screening trial."""
     errors = [abs(one.prediction.speedup / one.speedup - 1) for one in result.screened_alone]
     return median(errors) if errors else None
 
@@ -30,28 +30,29 @@ def error_sentence(result: TuneResult) -> str:
     if alone is not None:
         num_alone = len(result.screened_alone)
         num = counted(num_alone, "prediction") if error is None else f"{num_alone} more"
-        in_trials = f"by {units.percent(alone)} beside one trial each, whose noise is in it (median of {num})"
+        in_trials = f"by {units.percent(alone)} compared with one trial each, whose noise is included (median of {num})"
     if error is None:
-        return f"Predictions were off {in_trials}." if in_trials else "No prediction can be set beside a measurement."
+        return (
+            f"Predictions were off {in_trials}." if in_trials else "No prediction has a measurement to compare it with."
+        )
     num_paired = len(result.prediction_errors)
     without = result.prediction_errors_without_history
-    learned = f", and {units.percent(median(without))} without what earlier tunings taught" if without else ""
+    learned = f", and {units.percent(median(without))} without the history of earlier tunings" if without else ""
     text = (
         f"Predictions were off by {units.percent(error)} (median absolute error of"
         f" {counted(num_paired, 'prediction')}){learned}" + (f"; {in_trials}." if in_trials else ".")
     )
     inside, num_paired = in_interval(result)
-    lie = "lies" if num_paired == 1 else "lie"
-    held = f"{inside} of {counted(num_paired, 'measured value')} {lie} in the predicted interval"
+    verb = "is" if num_paired == 1 else "are"
+    held = f"{inside} of {counted(num_paired, 'measured value')} {verb} in the predicted interval"
     behind = max(said.num_behind for said, _ in result.predicted_and_measured)
     if not behind:
         return f"{text} {held}."
-    return (
-        f"{text} {held}, which is to hold {units.percent(NOMINAL)}, going by {counted(behind, 'earlier prediction')}."
-    )
+    history = counted(behind, "earlier prediction")
+    return f"{text} {held}, which should hold {units.percent(NOMINAL)}, judging by {history}."
 
 
 def in_interval(result: TuneResult) -> tuple[int, int]:
-    """How many measured speedups lie in the interval that was predicted, and of how many."""
+    """Return how many measured speedups are in their predicted intervals, and how many were compared."""
     inside = [said.low <= speedup <= said.high for said, speedup in result.predicted_and_measured]
     return sum(inside), len(inside)

@@ -123,32 +123,32 @@ def _percent(share: float) -> str:
 
 
 def _answers(result: TuneResult) -> list[dict[str, str]]:
-    """Two short answers beside the command: how much, and how sure."""
+    """Return two short answers to show with the command: the gain and the verdict."""
     verdict = result.tuning.verdict
     if not result.tuning.changes.changes:
         outcomes = Counter(one.outcome for one in result.tried)
         small = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOME_ORDER if outcomes[name])
         return [
-            {"term": "What won", "big": "nothing", "small": "the job stays as it came"},
-            {"term": "What was tried", "big": str(len(result.tried)), "small": small or "nothing"},
+            {"term": "Accepted changes", "big": "none", "small": "the job stays unchanged"},
+            {"term": "Tried changes", "big": str(len(result.tried)), "small": small or "nothing"},
         ]
     if verdict is None or verdict.speedup is None:
         sure = verdict.reason if verdict is not None else "no pairs were run"
         return [
-            {"term": "What it brings", "big": UNKNOWN, "small": "not measured against the job as it came"},
-            {"term": "How sure", "big": "undecided", "small": sure},
+            {"term": "Gain", "big": UNKNOWN, "small": "not compared with the baseline"},
+            {"term": "Verdict", "big": "undecided", "small": sure},
         ]
     brings = gain(verdict)
     return [
-        {"term": "What it brings", "big": brings.value, "small": brings.interval},
-        {"term": "How sure", "big": verdict.verdict, "small": f"on {counted(verdict.num_pairs, 'fresh pair')}"},
+        {"term": "Gain", "big": brings.value, "small": brings.interval},
+        {"term": "Verdict", "big": verdict.verdict, "small": f"on {counted(verdict.num_pairs, 'fresh pair')}"},
     ]
 
 
 def _before_after(result: TuneResult) -> list[dict[str, object]]:
-    """Bars of the job as it came and as tuned, for a step and for peak memory; the first is what it was tuned for."""
+    """Return bars of the baseline and the tuned job, for step time and peak memory; the objective comes first."""
     has_changes = bool(result.tuning.changes.changes)
-    sides = ("as it came", "tuned") if has_changes else ("as it came",)
+    sides = ("baseline", "tuned") if has_changes else ("baseline",)
     step = (result.baseline_step_s, result.tuned_step_s)
     memory = (result.baseline_peak_memory_bytes, result.tuned_peak_memory_bytes)
     measures = [_bars("A step", sides, step, units.seconds), _bars("Peak memory", sides, memory, units.num_bytes)]
@@ -177,7 +177,7 @@ def _forest(result: TuneResult) -> dict[str, object] | None:
     """Each confirmed change and all together on one axis."""
     rows = [(row.name, row.verdict, False) for row in adopted_rows(result) if _is_drawn(row.verdict)]
     if _is_drawn(result.tuning.verdict):
-        rows.append(("all, against the job as it came", result.tuning.verdict, True))
+        rows.append(("all, against the baseline", result.tuning.verdict, True))
     drawn = [(name, verdict, is_all) for name, verdict, is_all in rows if verdict is not None]
     if not drawn:
         return None
@@ -291,24 +291,24 @@ def _outcomes(left: Sequence[TriedSet]) -> str:
 
 
 def _how(result: TuneResult) -> list[dict[str, str]]:
-    """Terms and texts: pairs, order, looks, noise floor, trials, time, machine."""
+    """Return terms and texts: pairs, order, interim analyses, noise floor, trials, time, machine."""
     verdict = result.tuning.verdict
-    found = [("What counts", f"{OBJECTIVE_WORDS[result.objective]}, as a ratio: above 1 is better.")]
+    found = [("Objective", f"{OBJECTIVE_WORDS[result.objective]}, as a ratio: above 1 is better.")]
     if verdict is not None:
         sentences = final_sentences(verdict)
         found.append(("Final pairs", " ".join(sentences)))
         found.append(("Smallest gain", f"Less than {units.percent(verdict.min_effect)} is not called better or worse."))
     else:
-        found.append(("Final pairs", "None: no set of changes was held against the job as it came."))
+        found.append(("Final pairs", "None: no set of changes was compared with the baseline."))
     found += [
-        ("Trials", f"Fresh processes each, {counted(result.num_steps, 'settled step')}; the warm-up does not count."),
+        ("Trials", f"Fresh processes each, {counted(result.num_steps, 'measured step')}; the warm-up does not count."),
         (
             "Gates",
-            "Losses, first gradients and peak memory of each trial are held against those of the job as it came. What "
-            "differs by more than it may is unsafe.",
+            "Losses, first gradients and peak memory of each trial are compared with those of the baseline. A change "
+            "that exceeds a tolerance is unsafe.",
         ),
         ("Noise floor", noise_sentence(result)),
-        ("Step times", "Means over all trials of that kind. Ratios come from pairs only, so the two differ a little."),
+        ("Step times", "Means over all trials of that kind. Ratios come from pairs only, so they differ slightly."),
         ("End", end_sentence(result)),
     ]
     return [{"term": term, "text": text} for term, text in found]

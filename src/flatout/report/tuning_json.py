@@ -22,7 +22,7 @@ VERSION = 1
 
 
 class AdoptedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the final set. Several that were confirmed only together have no `speedup` of their own."""
+    """A change of the final set. Changes that were confirmed only together have no separate `speedup`."""
 
     name: str  # `dataloader-workers=15`, as in tuned.toml
     safety: Safety
@@ -31,7 +31,7 @@ class AdoptedChange(msgspec.Struct, frozen=True, kw_only=True):
     bound: float | None  # the most that the findings allow
     predicted_speedup: float | None  # of a step's time; null where nothing was predicted
     predicted_interval: tuple[float, float] | None
-    verdict: VerdictName | None  # against what was on before it, on pairs of its own
+    verdict: VerdictName | None  # against the changes applied before it, in separate pairs
     speedup: float | None
     mean_speedup: float | None
     interval: tuple[float, float] | None
@@ -39,7 +39,7 @@ class AdoptedChange(msgspec.Struct, frozen=True, kw_only=True):
     measured_in: str | None  # the name in `tried` of the changes that it was measured together with; null: alone
     is_shown_alone: bool  # false: looked no better than noise in its own trial, and was measured only with others
     environment: dict[str, str]
-    launch: dict[str, tuple[str, ...]]  # by launcher, arguments that are added to its own
+    launch: dict[str, tuple[str, ...]]  # by launcher, additional arguments for it
     patch: Patch | None  # what is set inside the training processes
     arguments: tuple[tuple[str, ...], ...]  # of the script
 
@@ -56,53 +56,53 @@ class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
     bound: float | None  # the most that the findings allow
     predicted_speedup: float | None
     predicted_interval: tuple[float, float] | None
-    screened_speedup: float | None  # an estimate from one trial, no claim
+    screened_speedup: float | None  # an estimate from one trial, not a claim
     verdict: VerdictName | None  # null where no pairs were run, and where it is unsafe
     speedup: float | None
     mean_speedup: float | None
-    interval: tuple[float, float] | None  # null before the first look
+    interval: tuple[float, float] | None  # null before the first interim analysis
     num_pairs: int | None
-    num_void: int | None  # pairs that were left out
+    num_void: int | None  # invalid pairs
 
 
 class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
-    verdict: VerdictName  # of all changes together against the job as it came; `undecided` where that was not measured
-    speedup: float | None  # the cost as it came over the cost with the changes; null where it was not measured
+    verdict: VerdictName  # all changes together against the baseline; `undecided` if that was not measured
+    speedup: float | None  # the baseline cost over the cost with the changes; null if not measured
     mean_speedup: float | None  # the plain mean of the pairs
-    interval: tuple[float, float] | None  # null where it was not measured, or before the first look
-    changes: tuple[AdoptedChange, ...]  # empty: nothing won
+    interval: tuple[float, float] | None  # null if not measured, or before the first interim analysis
+    changes: tuple[AdoptedChange, ...]  # empty: no change was accepted
     num_trials: int
     num_resumed: int  # of them, from the journal of an interrupted tuning
     took_s: float
     ended_by: EndedBy
     why_ended: str  # the same as a sentence
-    is_cut_short: bool  # its budget of time or trials ended it; with a larger one, the same command goes on
+    is_cut_short: bool  # a budget of time or trials ended it; the same command with a larger budget resumes
     budget_s: float | None  # that it was given
     max_trials: int | None  # that it was given; null: any number
     objective: Objective  # the cost that verdicts are on
     allowed_safety: Safety
     num_pairs: int | None  # that `verdict` rests on
-    num_void: int | None  # pairs that were left out of it
+    num_void: int | None  # invalid pairs
     void_reasons: tuple[str, ...]
-    order: str | None  # in which the pairs ran: `AB BA AB BA`, A the job as it came
-    error_rate: float | None  # that `interval` holds to, at all looks together
+    order: str | None  # in which the pairs ran: `AB BA AB BA`, A the baseline
+    error_rate: float | None  # of `interval`, over all interim analyses
     min_effect: float | None  # a smaller gain or loss is not called better or worse
     reason: str | None  # why the verdict is what it is
     job_command: tuple[str, ...]  # the user's command; values that look like secrets are masked
     baseline_step_s: float | None
-    tuned_step_s: float | None  # null where nothing won, and where it was not measured
+    tuned_step_s: float | None  # null if no change was accepted or it was not measured
     baseline_peak_memory_bytes: int | None
     tuned_peak_memory_bytes: int | None
-    num_steps: int  # settled steps of a trial
+    num_steps: int  # measured steps of a trial
     tried: tuple[TriedChange, ...]  # in the order in which they were tried, adopted ones too
     bounds: tuple[Bound, ...]
     noise_floor: NoiseFloor | None
     median_prediction_error: float | None  # relative; null where no prediction has a measurement
     median_prediction_error_without_history: float | None  # of the same as replayed; null where no history changed them
     num_predictions: int  # that have a measurement
-    median_screening_error: float | None  # of predictions with no pairs, beside one trial each, its noise included
+    median_screening_error: float | None  # of predictions without pairs, against one trial each, its noise included
     num_screening_predictions: int
-    num_in_predicted_interval: int  # of them, measured values that lie in it
+    num_in_predicted_interval: int  # measured values that are in it
     machine: dict[str, str]
     versions: dict[str, str]
     date: str
@@ -214,7 +214,7 @@ def _tried(one: TriedSet) -> TriedChange:
 
 
 def _bound(prediction: Prediction | None, of_findings: float | None) -> float | None:
-    """Of the step without the recorder where the prediction has it; the findings' own is of the traced step."""
+    """Return the bound of the step without the recorder if the prediction has it, else that of the traced step."""
     return _finite(prediction.bound if prediction is not None and prediction.bound is not None else of_findings)
 
 

@@ -1,7 +1,7 @@
-"""What the reports of a tuning word alike: the verdict, ratios with their intervals, outcomes, the next command.
+"""Wording that all reports of a tuning share: the verdict, ratios with their intervals, outcomes, the next command.
 
-In: a `TuneResult`. Out: texts. A ratio that has an interval is never worded without it, and the speed of a change that
-failed a gate is not worded at all.
+In: a `TuneResult`. Out: texts. A ratio that has an interval is never shown without it, and the speed of a change
+that failed a gate is never shown.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from flatout.report.phrases import counted
 
 UNKNOWN = "unknown"
 NO_INTERVAL = "no interval"
-TOLD = 0.02  # of a gain: what it is corrected by, where that is more
+TOLD = 0.02  # share of a gain: a larger correction is reported
 LONGEST_REASON = 200  # characters; the JSON has all of it
 
-# As `--objective` has them. Energy of a step is no objective that can be asked for.
+# The values of `--objective`. Energy per step is not among them: a user cannot choose it.
 OBJECTIVE_WORDS: Mapping[Objective, str] = {
     "s_per_sample": "samples/s",
     "s_per_token": "tokens/s",
     "step_s": "steps/s",
     "peak_memory_bytes": "memory",
     "j_per_sample": "energy",
-    "j_per_step": "energy a step",
+    "j_per_step": "energy per step",
 }
 _SAVED: Mapping[Objective, str] = {
     "peak_memory_bytes": "peak memory",
-    "j_per_sample": "energy a sample",
-    "j_per_step": "energy a step",
+    "j_per_sample": "energy per sample",
+    "j_per_step": "energy per step",
 }
 _DEFAULT_OBJECTIVES = ("s_per_sample", "step_s")
 
 OUTCOME_MEANINGS: Mapping[TriedOutcome, str] = {
-    "adopted": "better on pairs of its own, and kept",
-    "not confirmed": "looked better in one trial, and pairs did not bear it out",
-    "not better": "not better in one trial of its own; that is an estimate, no verdict",
-    "not reached": "chosen to be tried, and too little or nothing was run to say what it brings",
-    "unsafe": "does not train what the job trains, or takes too much memory: whatever its speed, it is not used",
+    "adopted": "better in separate trial pairs, and kept",
+    "not confirmed": "looked better in one trial, but the pairs did not confirm it",
+    "not better": "not better in its own trial: an estimate, not a verdict",
+    "not reached": "chosen to be tried, but too few trials or none were run to judge its gain",
+    "unsafe": "changes the training result, or needs too much memory: it is not used, whatever its speed",
     "out of memory": "a rank ran out of device memory",
-    "failed": "the job ended with an error, or did not show what is judged",
-    "not applied": "the setting did not reach the job, so nothing is known of it",
+    "failed": "the job ended with an error, or did not report the judged quantity",
+    "not applied": "the setting did not reach the job, so its effect is unknown",
 }
 OUTCOME_ORDER: tuple[TriedOutcome, ...] = tuple(OUTCOME_MEANINGS)
 _INTERRUPTED: Mapping[TuningStage, str] = {
@@ -61,13 +61,13 @@ _INTERRUPTED: Mapping[TuningStage, str] = {
 
 
 class Adopted(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of what won: a change, or several that were confirmed only together."""
+    """A row of the accepted changes: one change, or several that were confirmed only together."""
 
     changes: tuple[Change, ...]
     verdict: Verdict | None
     prediction: Prediction | None
     bound: float | None
-    not_shown: tuple[str, ...] = ()  # names of changes that looked no better than noise by themselves
+    not_shown: tuple[str, ...] = ()  # names of changes that looked no better than noise alone
 
     @property
     def name(self) -> str:
@@ -95,7 +95,7 @@ def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
             names = [other for other in way.changes if other in final and other not in shown]
             verdict = way.verdict
         prediction = alone.prediction if alone is not None and len(names) == 1 else None
-        if way is not None and sorted(way.changes) == sorted(names):  # of some of them alone it is not known
+        if way is not None and sorted(way.changes) == sorted(names):  # the prediction for a subset is unknown
             prediction = prediction or way.prediction
         shown.update(names)
         bound = way.bound if way is not None and len(names) == 1 else None
@@ -112,18 +112,15 @@ def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
 
 
 def not_shown_sentence(rows: Sequence[Adopted]) -> str:
-    """Which changes ride along, for all that is known; empty: none."""
+    """Name the changes that may gain nothing; empty if there are none."""
     names = [name for row in rows for name in row.not_shown]
     if not names:
         return ""
-    return (
-        f"Not shown by itself: {', '.join(names)}. A trial of its own was no better than noise, so it is not known"
-        " whether it brings something."
-    )
+    return f"Not shown alone: {', '.join(names)}. Its own trial was no better than noise, so it may gain nothing."
 
 
 def not_adopted(result: TuneResult) -> tuple[TriedSet, ...]:
-    """What was tried and is not in the final set: what came furthest first, then as it was tried."""
+    """Return the tried changes outside the final set: by outcome, then in the order of the trials."""
     final = {change.name for change in result.tuning.changes.changes}
     left = [one for one in result.tried if one.outcome != "adopted" or not final.issuperset(one.changes)]
     return tuple(sorted(left, key=lambda one: OUTCOME_ORDER.index(one.outcome)))
@@ -158,7 +155,7 @@ class Estimate(NamedTuple):
 
 
 def ratio_estimate(value: float, interval: tuple[float, float] | None) -> Estimate:
-    """`1.83x (1.79-1.87)`; without an interval it is said that there is none."""
+    """`1.83x (1.79-1.87)`; without an interval, `1.83x (no interval)`."""
     if interval is None:
         return Estimate(ratio(value), NO_INTERVAL)
     digits = _digits((value, *interval))
@@ -174,7 +171,7 @@ def _digits(values: Sequence[float]) -> int:
 
 
 def measured_text(verdict: Verdict | None) -> str:
-    """`1.83x (1.79-1.87)`, or that it is not known."""
+    """`1.83x (1.79-1.87)`, or `unknown`."""
     if verdict is None or verdict.speedup is None:
         return UNKNOWN
     return str(ratio_estimate(verdict.speedup, verdict.interval))
@@ -187,7 +184,7 @@ def predicted_estimate(prediction: Prediction) -> Estimate:
 def predicted_text(prediction: Prediction | None, bound: float | None, objective: Objective) -> str:
     """`1.60x (1.30-1.90)`; where only the bound of the findings is known, `at most 3.70x`.
 
-    Both are of time: of memory and energy nothing is predicted.
+    Both are ratios of time: for memory and energy there is no prediction.
     """
     if objective in _SAVED:
         return UNKNOWN
@@ -233,12 +230,12 @@ def _saving(what: str, speedup: float, interval: tuple[float, float] | None) -> 
 
 
 def headline(result: TuneResult, *, arrow: str = "->") -> str:
-    """The verdict in plain words; its first letter is small. `arrow` stands between a cost before and after."""
+    """Return the verdict as a sentence without its capital. `arrow` stands between a cost before and after."""
     verdict = result.tuning.verdict
     if not result.tuning.changes.changes:
         return _nothing(result)
     if verdict is None:
-        return "not confirmed: the changes were never held against the job as it came"
+        return "not confirmed: the changes were never compared with the baseline"
     if verdict.verdict == "better":
         pairs = f"confirmed on {counted(verdict.num_pairs, 'fresh pair')}"
         costs = before_after(result, arrow=arrow)
@@ -247,7 +244,7 @@ def headline(result: TuneResult, *, arrow: str = "->") -> str:
     if verdict.verdict == "worse":
         return f"do not use the changes: all together they are worse, {gain(verdict)} {on_pairs}"
     if verdict.verdict == "equivalent":
-        return f"no gain: the job with all changes and the job as it came are equivalent, {gain(verdict)} {on_pairs}"
+        return f"no gain: the job with all changes and the baseline are equivalent, {gain(verdict)} {on_pairs}"
     estimate = f", {gain(verdict)} {on_pairs}" if verdict.speedup is not None else ""
     return f"not confirmed: whether all changes together help is undecided{estimate}"
 
@@ -260,7 +257,7 @@ def _nothing(result: TuneResult) -> str:
             return f"no change was tried: {why_ended(result.end)}"
         return "no change helps: none was found to try"
     if outcomes["adopted"]:
-        return "no change is kept: what was better on its own pairs did not pass as a whole"
+        return "no change is kept: changes that were better in separate pairs did not pass together"
     if outcomes and not outcomes["not better"] and not outcomes["not confirmed"]:
         words = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOME_ORDER if outcomes[name])
         if not num_open:
@@ -272,11 +269,11 @@ def _nothing(result: TuneResult) -> str:
         return f"no change is shown to help: {num_undecided} of {len(tried)} stayed undecided{left}"
     if was_cut_short(result):
         return f"no change was shown to help before it ended: {why_ended(result.end)}"
-    return "no change helps: nothing was better than the job as it came"
+    return "no change helps: nothing was better than the baseline"
 
 
 def was_cut_short(result: TuneResult) -> bool:
-    """Whether its budget of time or trials ended it: that says nothing of what was not reached."""
+    """Return whether a budget of time or trials ended the tuning: that shows nothing about changes not reached."""
     return result.is_cut_short
 
 
@@ -292,7 +289,7 @@ Quantity = Literal["step", "memory"]
 
 
 def compared_quantity(result: TuneResult) -> Quantity | None:
-    """Which of the two says what was gained; None where it is unknown, or where neither measures the objective."""
+    """Return the quantity that shows the gain; None if it is unknown, or if neither measures the objective."""
     if result.objective == "peak_memory_bytes":
         is_known = bool(result.baseline_peak_memory_bytes and result.tuned_peak_memory_bytes)
         return "memory" if is_known else None
@@ -336,17 +333,17 @@ def facts(result: TuneResult) -> list[str]:
 
 
 def why(one: TriedSet) -> str:
-    """Why a change was not adopted; of an unsafe one only what it fails by, never its speed."""
+    """Return why a change was not adopted; for an unsafe change only the failed gate, never its speed."""
     reason = one.reason or "no reason is recorded"
     if len(reason) > LONGEST_REASON:
         reason = reason[:LONGEST_REASON].rstrip() + "..."
     if one.outcome == "adopted":
-        return "better on its own pairs, but not in the final set"
+        return "better in separate pairs, but not in the final set"
     verdict = one.verdict
     if one.outcome != "not confirmed" or verdict is None:
         return reason
     if verdict.num_void:
-        reason += f" ({counted(verdict.num_void, 'pair')} left out: {'; '.join(verdict.void_reasons)})"
+        reason += f" ({counted(verdict.num_void, 'pair')} invalid: {'; '.join(verdict.void_reasons)})"
     if verdict.speedup is None:
         return f"{verdict.verdict}: {reason}"
     pairs = counted(verdict.num_pairs, "pair")
@@ -356,12 +353,12 @@ def why(one: TriedSet) -> str:
 def noise_sentence(result: TuneResult) -> str:
     floor = result.floor
     if floor is None:
-        return "The noise floor is unknown: the job as it came was not run often enough."
+        return "The noise floor is unknown: too few baseline trials were run."
     num_steps = result.num_steps
     sd = floor.trial_sd(num_steps)
     size = units.percent(sd) if sd >= 0.0005 else "less than 0.1 %"
     text = (
-        f"Runs of the very same job differ by {size} (standard deviation of a trial "
+        f"Runs of the unchanged job differ by {size} (standard deviation of a trial "
         f"of {counted(num_steps, 'step')}, from {counted(floor.num_trials, 'trial')})"
     )
     if floor.spike_share > 0:
@@ -370,29 +367,32 @@ def noise_sentence(result: TuneResult) -> str:
 
 
 def final_sentences(verdict: Verdict) -> list[str]:
-    """How the final verdict came about; the last is on the interval."""
+    """Explain the final verdict; the last sentence is about the interval."""
     text = f"All changes together: {verdict.verdict}"
     text += f" ({verdict.reason})" if verdict.reason else ""
     text += f", on {counted(verdict.num_pairs, 'fresh pair')}"
     if verdict.order:
-        text += f" in the order {verdict.order} (A: the job as it came)"
+        text += f" in the order {verdict.order} (A: baseline)"
     found = [f"{text}."]
     if verdict.num_void:
-        found.append(f"Left out of it: {counted(verdict.num_void, 'pair')} ({'; '.join(verdict.void_reasons)}).")
+        found.append(f"Invalid: {counted(verdict.num_void, 'pair')} ({'; '.join(verdict.void_reasons)}).")
     if _is_corrected(verdict):
         mean = gain(msgspec.structs.replace(verdict, speedup=verdict.mean_speedup))
         found.append(
-            f"The pairs of what is called {verdict.verdict} overstate it on average, and that is taken out of the "
-            f"ratio; their plain mean is {mean.value}."
+            f"Pairs of changes judged {verdict.verdict} overstate the difference on average, so the ratio is corrected;"
+            f" the plain mean of the pairs is {mean.value}."
         )
     if verdict.interval is not None:
         risk = units.percent(verdict.error_rate)
-        found.append(f"The interval holds at all looks together: it misses the truth with a chance of at most {risk}.")
+        found.append(
+            "The interval is valid over all interim analyses: the probability that it misses the true value is at most"
+            f" {risk}."
+        )
     return found
 
 
 def _is_corrected(verdict: Verdict) -> bool:
-    """By enough to be told."""
+    """Return whether the correction is large enough to be reported."""
     if not verdict.speedup or not verdict.mean_speedup:
         return False
     quoted, mean = abs(math.log(verdict.speedup)), abs(math.log(verdict.mean_speedup))
@@ -400,7 +400,7 @@ def _is_corrected(verdict: Verdict) -> bool:
 
 
 def has_predictions(result: TuneResult) -> bool:
-    """Whether predictions are of what is measured: they are of time."""
+    """Return whether predictions apply to the measured quantity: they are predictions of time."""
     return result.objective not in _SAVED
 
 
@@ -451,12 +451,12 @@ def next_words(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
 
 
 def _same_folder(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
-    """Where its budget ended it, it goes on; what ended by itself is tuned anew."""
+    """Resume in the same folder if a budget ended the tuning; otherwise start a new tuning."""
     return ("--out", str(folder)) if result.is_cut_short and result.request is not None else ()
 
 
 def _more(result: TuneResult) -> tuple[str, ...]:
-    """Twice of what ended it."""
+    """Return twice the budget that ended the tuning."""
     given_s = result.request.budget_s if result.request is not None else 0.0
     num_trials = result.request.max_trials if result.request is not None else None
     words: tuple[str, ...] = ("--budget", f"{max(1, math.ceil(2 * max(result.took_s, given_s) / 60))}m")
@@ -473,7 +473,7 @@ def _as_much(result: TuneResult) -> tuple[str, ...]:
 
 
 def _options(result: TuneResult, safety: Safety) -> tuple[str, ...]:
-    """All that were given, `--allow` as told."""
+    """Return all options of this tuning, with `--allow` for `safety`."""
     given = list(result.request.options) if result.request is not None else []
     if "--allow" in given:
         at = given.index("--allow")
@@ -484,19 +484,19 @@ def _options(result: TuneResult, safety: Safety) -> tuple[str, ...]:
 
 
 def _is_open(result: TuneResult) -> bool:
-    """Whether more time could show more."""
+    """Return whether more time could change the result."""
     if result.tuning.changes.changes:
         return result.tuning.verdict is None or result.tuning.verdict.verdict == "undecided"
     return result.floor is None or was_cut_short(result) or any(is_undecided_gain(one) for one in result.tried)
 
 
 def next_reason(result: TuneResult) -> str:
-    """Why that is the next command, a few words."""
+    """Say in a few words what the next command is for."""
     words = next_words(result, "")
     if words[1] == "run":
         return "run the job with the changes"
     if words[1] == "profile":
         return "see where its time goes"
     if _is_open(result):
-        return "go on with more time" if _same_folder(result, "") else "decide it with more time"
-    return "let changes that round otherwise be tried, too"
+        return "continue with more time" if _same_folder(result, "") else "decide it with more time"
+    return "also try changes that alter rounding"

@@ -1,4 +1,4 @@
-"""A tuning as text for a terminal: what won, what was tried and why not, and how it was measured, in 80 columns.
+"""A tuning as text for a terminal: accepted changes, rejected ones and why, and how they were measured, in 80 columns.
 
 In: a `TuneResult` and the folder of the tuning. Out: a string that ends with the next command to type.
 """
@@ -75,7 +75,7 @@ def _adopted(result: TuneResult, style: TextStyle) -> list[str]:
     rows = adopted_rows(result)
     if not rows:
         return []
-    title = "What won" if is_better(result) else "What was better on pairs of its own"
+    title = "Accepted changes" if is_better(result) else "Better in separate trial pairs"
     cells = [
         [
             row.name,
@@ -85,7 +85,7 @@ def _adopted(result: TuneResult, style: TextStyle) -> list[str]:
         ]
         for row in rows
     ]
-    cells.append(["all, against the job as it came", "", "", _final_text(result.tuning.verdict)])
+    cells.append(["all, against the baseline", "", "", _final_text(result.tuning.verdict)])
     header = ("change", "safety", "predicted", "measured (interval)")
     lines = [_title(title, style), *text_table(header, cells, style=style, flexible=(0,))]
     if any(len(row.changes) > 1 for row in rows):
@@ -102,7 +102,7 @@ def _final_text(verdict: Verdict | None) -> str:
 
 
 def _why(one: TriedSet, result: TuneResult) -> str:
-    """With what was predicted beside what was measured, its interval left to tuning.json and the HTML report."""
+    """Return the reason with the predicted value; its interval is in tuning.json and the HTML report."""
     is_measured = one.screened is not None or (one.verdict is not None and one.verdict.speedup is not None)
     if one.prediction is None or not is_measured or one.outcome == "unsafe" or not has_predictions(result):
         return why(one)
@@ -124,11 +124,11 @@ def _tried(result: TuneResult, style: TextStyle) -> list[str]:
 
 
 def _bounds(result: TuneResult, style: TextStyle) -> list[str]:
-    lines = [_title("What mending a finding wholly could bring", style)]
+    lines = [_title("Maximum speedup from fixing each finding", style)]
     if not result.bounds:
-        return lines + style.wrapped("Unknown: the job as it came shows no finding that gives a bound.")
+        return lines + style.wrapped("Unknown: the baseline has no finding that gives a bound.")
     cells = [[bound.finding, ratio(bound.speedup)] for bound in result.bounds]
-    return lines + text_table(("finding", "a step is faster by at most"), cells, style=style, flexible=(0,))
+    return lines + text_table(("finding", "speedup of a step, at most"), cells, style=style, flexible=(0,))
 
 
 def _measured(result: TuneResult, style: TextStyle) -> list[str]:
@@ -145,7 +145,7 @@ def _measured(result: TuneResult, style: TextStyle) -> list[str]:
 
 
 def _costs(result: TuneResult) -> str:
-    """What the headline does not say of a step and of memory."""
+    """Return the costs of a step and of memory that the headline does not show."""
     costs: tuple[tuple[Quantity, str, str, str], ...] = (
         ("step", "A step", _cost(result.baseline_step_s, units.seconds), _cost(result.tuned_step_s, units.seconds)),
         (
@@ -161,7 +161,7 @@ def _costs(result: TuneResult) -> str:
         if not result.tuning.changes.changes:
             sentences.append(f"{name}: {before}.")
         elif quantity != in_headline:
-            sentences.append(f"{name}: {before} as it came, {after} with the changes.")
+            sentences.append(f"{name}: {before} at baseline, {after} with the changes.")
     return " ".join(sentences)
 
 
@@ -185,7 +185,7 @@ def _next(result: TuneResult, folder: Path | str, style: TextStyle) -> list[str]
 
 
 def command_lines(words: Sequence[str], style: TextStyle) -> list[str]:
-    """A command that can be copied: where it is too long for a line, it goes on behind a backslash."""
+    """Return a command that can be copied; a long one continues on the next line after a backslash."""
     lines = ["  " + style.clean(quoted(words[0]))]
     for word in words[1:]:
         text = style.clean(quoted(word))
