@@ -73,7 +73,7 @@ def test_waiting_for_a_rank_with_a_slow_host_belongs_to_it_too() -> None:
     assert finding.ranks == (1,)
     assert finding.evidence["slowest_rank"] == 1
     assert finding.evidence["others_wait_s"] == {"0": pytest.approx(2000e-6)}
-    assert "the others wait up to 2.00 ms for rank 1" in finding.title
+    assert "other ranks wait up to 2.00 ms per step for rank 1" in finding.title
 
 
 @pytest.mark.parametrize(("later", "is_told"), [(150, False), (300, True)])

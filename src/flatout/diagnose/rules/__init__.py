@@ -1,8 +1,8 @@
-"""One file a finding. Specific rules stand before the general ones that they take seconds from.
+"""The rules, one file per finding. Specific rules come before the general ones, which get the seconds that remain.
 
-A rule is a module with `CODE`, `NAME`, `find(case) -> list[Finding]` and a docstring of five headings: What it means,
+A rule is a module with `CODE`, `NAME`, `find(case) -> list[Finding]` and a docstring with five headings: What it means,
 Why it costs, Evidence, Change to try, When this is wrong. `flatout explain` and the docs are made from the docstring.
-`HOST_EVIDENCE`, where a rule has it, names what a recording of the hosts can add to its finding (`host_evidence.py`).
+An optional `HOST_EVIDENCE` lists the functions of `host_evidence.py` that add host measurements to the finding.
 """
 
 from __future__ import annotations

@@ -1,23 +1,24 @@
 """Device memory is allocated and freed in every step.
 
 What it means
-    The steady loop calls `cudaMalloc` and `cudaFree` (or their kin). PyTorch's caching allocator should need them
-    only in the first steps.
+    After the first steps, the training loop still calls `cudaMalloc` and `cudaFree` or similar functions. PyTorch's
+    caching allocator should need them only in the first steps.
 
 Why it costs
-    Freeing device memory waits for the GPU to finish, and the calls themselves take milliseconds. The host loses its
-    lead, and the GPU runs dry again and again until the host is ahead.
+    Freeing device memory waits until the GPU has finished its work, and each call takes milliseconds. The host loses
+    its lead, and the GPU runs out of work until the host is ahead again.
 
 Evidence
-    Calls and host time a step, the idle time inside them, and the lost lead: the host-bound idle time that would be
-    hidden without the calls, if the host is else fast enough.
+    Calls and host time per step, the idle time inside the calls, and the lost lead: the host-bound idle time that would
+    be hidden without the calls, provided the host is otherwise fast enough.
 
 Change to try
-    Remove `torch.cuda.empty_cache()` from the loop; `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` where memory
-    is fragmented; less peak memory where the allocator frees to make room.
+    Remove `torch.cuda.empty_cache()` from the loop. If memory is fragmented, set
+    `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. If the allocator frees cached blocks because memory is full,
+    reduce peak memory.
 
 When this is wrong
-    A recording of the first steps shows the allocator filling its pool, which ends by itself.
+    A recording of the first steps shows the allocator filling its pool, which stops after a few steps.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def find(case: Case) -> list[Finding]:
         code=CODE,
         name=NAME,
         title=(
-            f"device memory is allocated and freed in every step on {rank_words(ranks, len(case.ranks))}:"
-            f" {num_calls:.0f} calls cost {seconds(cost)}, {share_words(case, cost)}"
+            f"device memory is repeatedly allocated and freed on {rank_words(ranks, len(case.ranks))}:"
+            f" {num_calls:.0f} calls {case.period} cost {seconds(cost)}, {share_words(case, cost)}"
         ),
         ranks=ranks,
         cost_s=cost,

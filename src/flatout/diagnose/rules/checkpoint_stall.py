@@ -1,26 +1,27 @@
 """A rank writes a checkpoint while the training waits.
 
 What it means
-    The GPU of a rank stands still while its host writes a checkpoint, and the other ranks wait for that rank at
-    the next collective. In a trace their waiting looks like communication.
+    The GPU of a rank is idle while its host writes a checkpoint, and the other ranks wait for that rank at the next
+    collective. In a trace their waiting looks like communication.
 
 Why it costs
-    `torch.save` copies the state to the host and then serialises and writes it, all in the training loop. Every rank
-    of the job pays for it, not only the one that writes.
+    `torch.save` copies the state to the host, then serialises and writes it, all in the training loop. Every rank of
+    the job waits, not only the one that writes.
 
 Evidence
-    The idle time of the writing rank (`checkpoint_s`), its copies to the host (`copies_s`), how long the others wait
-    for it, and the steps in which it happened. In a plain trace a checkpoint is recognised by more than 64 MiB of
-    pageable device-to-host copies in a series, followed by a host that does nothing the profiler sees.
+    The idle time of the writing rank (`checkpoint_s`), its copies to the host (`copies_s`), the ranks that wait for it,
+    and the steps in which it happened. In a plain trace a checkpoint is recognised by a series of pageable
+    device-to-host copies, more than 64 MiB in total, followed by a time in which the profiler sees no activity of the
+    host.
 
 Change to try
-    Write in the background (`torch.distributed.checkpoint.async_save`, or a thread after a copy to pinned memory);
-    write sharded instead of on one rank; write less often.
+    Write in the background (`torch.distributed.checkpoint.async_save`, or a thread after a copy to pinned memory),
+    write sharded instead of on one rank, or write less often.
 
 When this is wrong
-    Large tensors fetched to the host for another reason (evaluation results, a debug dump) look the same. The cost is
-    a mean over the recorded steps: if a checkpoint falls among three steps but is written every thousand, the true
-    cost is smaller by that ratio.
+    Large tensors that are copied to the host for another reason (evaluation results, a debug dump) look the same. The
+    cost is a mean over the recorded steps: if one of three recorded steps has a checkpoint but the job writes one every
+    thousand steps, the true cost is smaller by that ratio.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
 """The GPU waits for the next batch.
 
 What it means
-    The GPU is idle while a training thread is inside the DataLoader's `__next__`. With no worker processes the batch
-    is made there; with workers, the loop waits for them.
+    The GPU is idle while a training thread is inside the DataLoader's `__next__`. Without worker processes the batch is
+    prepared there; with workers, the loop waits for them.
 
 Why it costs
-    All of that time the GPU does nothing, and with several ranks the slowest loader sets the pace of all.
+    The GPU does nothing during this time, and with several ranks the slowest loader sets the pace of all.
 
 Evidence
-    Idle seconds a step in the loader of each rank, how long the others wait for the slowest one, and the loader's
-    kind: `_SingleProcessDataLoaderIter` has no worker processes, `_MultiProcessingDataLoaderIter` has some.
+    Idle seconds per step in each rank's loader, how long the other ranks wait for the slowest one, and the type of the
+    loader: `_SingleProcessDataLoaderIter` has no worker processes, `_MultiProcessingDataLoaderIter` has at least one.
 
 Change to try
-    `num_workers` (from the cores that this process may use), `pin_memory=True`, `prefetch_factor`,
-    `persistent_workers=True`; then cheaper decoding and faster storage.
+    Set `num_workers` (up to the cores that this process may use), `pin_memory=True`, `prefetch_factor` and
+    `persistent_workers=True`. Then make decoding cheaper and storage faster.
 
 When this is wrong
-    The first batch of an epoch starts the workers and is slow once: a recording that begins there shows more than the
-    job pays. The recorder itself slows Python code in the training process, workers excepted.
+    The first batch of an epoch is slow because it starts the workers: a recording that begins there overestimates the
+    cost. The recorder also slows Python code in the training process, though not in the workers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def find(case: Case) -> list[Finding]:
         cost_s=cost,
         evidence=evidence,
         changes=(
-            ("DataLoader(num_workers=N) with N from the cores this process may use" if single else "more workers"),
+            ("DataLoader(num_workers=N), N up to the cores this process may use" if single else "more workers"),
             "DataLoader(pin_memory=True, persistent_workers=True, prefetch_factor=4)",
             "cheaper decoding or augmentation, data on faster storage",
         ),
@@ -74,7 +74,7 @@ def find(case: Case) -> list[Finding]:
 
 
 def _last_rank(case: Case) -> int | None:
-    """The rank that the others wait for by its loading, if any."""
+    """Return the rank whose data loading the others wait for longest, if any."""
     part = PART_NAMES[Part.DATA_LOADING]
     waits: dict[int, float] = {}
     for (_, late, name), s in case.blamed.items():

@@ -1,23 +1,24 @@
-"""Sharded parameters are gathered in the open: compute waits for the weights (FSDP).
+"""All-gathers of sharded parameters are exposed: compute waits for the weights (FSDP).
 
 What it means
-    An all-gather of parameters is being transferred while no kernel computes.
+    An all-gather of parameters is in transfer while no kernel computes.
 
 Why it costs
-    FSDP gathers each layer's weights before its forward and again before its backward. Prefetching hides a gather
-    behind the compute of the layer before; where there is too little compute, or no prefetch, the GPU waits.
+    FSDP gathers each layer's weights before its forward pass and again before its backward pass. Prefetching hides an
+    all-gather behind the compute of the previous layer; with too little compute, or without prefetching, the GPU waits.
 
 Evidence
-    Exposed and total seconds a step of parameter all-gathers, their number and bytes. Its cost is what can be saved:
-    the backward gathers, which `reshard_after_forward=False` leaves out, and of the rest what compute could hide.
+    Exposed and total seconds per step of parameter all-gathers, their number and their bytes. The cost is what can be
+    saved: the all-gathers of the backward pass, which `reshard_after_forward=False` avoids, and the part of the others
+    that compute could hide.
 
 Change to try
-    `reshard_after_forward=False` where memory allows; prefetch (`set_modules_to_forward_prefetch`,
-    `set_modules_to_backward_prefetch`); larger or smaller wrapping units; sharding within a node only (HSDP).
+    Set `reshard_after_forward=False` if memory allows; prefetch (`set_modules_to_forward_prefetch`,
+    `set_modules_to_backward_prefetch`); try larger or smaller wrapping units; shard within a node only (HSDP).
 
 When this is wrong
-    All-gathers of activations (tensor or sequence parallelism) cannot be prefetched. The first gather of a step has
-    nothing to hide behind.
+    All-gathers of activations (tensor or sequence parallelism) cannot be prefetched. The first all-gather of a step has
+    no compute to hide behind.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def find(case: Case) -> list[Finding]:
         exposed.append(mine)
         total.append(case.per_step(float((kernels.end_ns[rows] - until[rows]).sum()) / 1e9))
         hidden_already = max(total[-1] - mine, 0.0)
-        # Half of the gathers are those before backward; of the other half compute can hide what it does not yet.
+        # Half of the gathers come before backward. Of the other half, the compute that hides nothing yet can hide more.
         spare_compute = max(float(case.own[row, Part.COMPUTE]) - hidden_already, 0.0)
         saved.append(mine / 2 + min(mine / 2, spare_compute))
         counts.append(len(rows))
@@ -63,7 +64,7 @@ def find(case: Case) -> list[Finding]:
         name=NAME,
         title=(
             f"compute waits for sharded weights: {seconds(float(np.mean(exposed)))} {case.period} of all-gathers are"
-            f" exposed, about {seconds(cost)} ({share_words(case, cost)}) can be saved"
+            f" exposed, of which about {seconds(cost)} ({share_words(case, cost)}) can be saved"
         ),
         ranks=tuple(t.rank for t in case.ranks),
         cost_s=cost,
@@ -92,5 +93,5 @@ def _gathers(timeline: RankTimeline) -> list[int]:
 
 
 def _is_sharded(timeline: RankTimeline) -> bool:
-    """Gradients are reduce-scattered: the mark of sharded training, which tensor parallelism in inference lacks."""
+    """True if gradients are reduce-scattered, as in sharded training but not in inference with tensor parallelism."""
     return any(call.operation == "reduce_scatter" for call in timeline.communication.calls)

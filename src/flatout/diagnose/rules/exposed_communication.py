@@ -1,24 +1,24 @@
 """Transfer over the network or the links between GPUs is not hidden behind compute.
 
 What it means
-    Only communication kernels run, and every rank that is needed has arrived: data is really being moved.
+    Only communication kernels run, and every participating rank has arrived, so data is being transferred.
 
 Why it costs
-    The GPU's compute units stand still meanwhile. Either the transfer is too slow for the amount of data (slow
-    transport, small messages) or it begins too late to overlap.
+    The GPU's compute units are idle meanwhile. Either the transfer is too slow for the amount of data (slow transport,
+    small messages), or it begins too late to overlap with compute.
 
 Evidence
-    Exposed and total transfer a step, by operation; bytes; and the bus bandwidth that large collectives reached
-    (nccl-tests' definition). Compare it with what the link should give: tens of GB/s for a good network, hundreds
-    for NVLink; a few GB/s means sockets.
+    Exposed and total transfer time per step, by operation; bytes; and the bus bandwidth that large collectives reached
+    (as nccl-tests defines it). Compare it with what the link should reach: tens of GB/s for a good network, hundreds
+    for NVLink. A few GB/s indicate TCP sockets.
 
 Change to try
-    First see that the transport is the intended one (`NCCL_DEBUG=INFO`); then the settings of that transport, larger
-    gradient buckets, overlap; then fewer bytes (bf16 gradients, `rounding`).
+    First check that NCCL uses the intended transport (`NCCL_DEBUG=INFO`). Then tune the settings of that transport, use
+    larger gradient buckets or more overlap, or send fewer bytes (bf16 gradients, `rounding`).
 
 When this is wrong
-    Where other ranks' traces are missing, waiting and transfer cannot be told apart and the finding is inconclusive:
-    a late rank may be the cause. Transfer beside another rank's compute on the same link is slower than alone.
+    If the traces of other ranks are missing, waiting and transfer cannot be told apart and the finding is inconclusive:
+    a late rank may be the cause. A transfer is slower while the compute of another rank uses the same link.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "reduce": lambda n: 1.0,
 }
 ON_GPU = (
-    "see which transport is used: NCCL_DEBUG=INFO (sockets where NVLink or InfiniBand was meant?)",
+    "check which transport is used: NCCL_DEBUG=INFO (TCP sockets instead of NVLink or InfiniBand?)",
     "the transport's own settings, e.g. NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD, NCCL_MIN_NCHANNELS",
 )
-ON_CPU = ("see which network is used: GLOO_SOCKET_IFNAME",)
+ON_CPU = ("check which network interface is used: GLOO_SOCKET_IFNAME",)
 MIN_BANDWIDTH_BYTES = 2**20  # smaller messages show latency, not bandwidth
 
 
@@ -61,7 +61,7 @@ def find(case: Case) -> list[Finding]:
     if cost <= 0:
         return []
     is_known = unsplit < 0.5 * cost
-    is_split = bool(case.own[:, [Part.TRANSFER, Part.WAIT, Part.BUBBLE]].sum() > 0)  # 0 would be unknown, not nothing
+    is_split = bool(case.own[:, [Part.TRANSFER, Part.WAIT, Part.BUBBLE]].sum() > 0)  # else 0 means unknown
     total = _total_transfer(case)
     bandwidth = bus_bandwidth(case)
     title = f"{seconds(cost)} of communication {case.period} ({share_words(case, cost)}) is not hidden behind compute"
@@ -69,8 +69,8 @@ def find(case: Case) -> list[Finding]:
         title += f"; large collectives reach {bandwidth / 1e9:.3g} GB/s"
     if not is_known:
         alone = len(case.ranks) < 2 or bool(case.job.missing_ranks)
-        title += "; without the other ranks' traces" if alone else "; as it cannot be matched between the ranks"
-        title += " it may be waiting or transfer"
+        title += "; without the other ranks' traces" if alone else "; because it cannot be matched between the ranks"
+        title += ", it may be waiting or transfer"
     evidence = {
         "exposed_transfer_s": float(case.own[:, Part.TRANSFER].mean()) if is_split else None,
         "exposed_unsplit_s": float(case.own[:, Part.COMMUNICATION_UNSPLIT].mean()),
@@ -100,7 +100,7 @@ def find(case: Case) -> list[Finding]:
 
 
 def bus_bandwidth(case: Case) -> float | None:
-    """Median bus bandwidth of the collectives that carry the most bytes, in bytes/s; None where none is known."""
+    """Return the median bus bandwidth of the collectives with the most bytes, in bytes/s; None if unknown."""
     rates = []
     for match in case.job.matches:
         factor = BUS_FACTOR.get(match.operation)
@@ -120,7 +120,7 @@ def bus_bandwidth(case: Case) -> float | None:
 
 
 def _total_transfer(case: Case) -> float:
-    """Mean over ranks of the seconds a step in which any kernel transfers, hidden or not."""
+    """Return the transfer time of all kernels, hidden or not: the mean over the ranks, in seconds per step."""
     sums = []
     for timeline in case.ranks:
         arrival = case.job.arrivals[timeline.rank]
@@ -136,7 +136,7 @@ def _by_operation(case: Case) -> dict[str, float]:
         operations = {call.kernel: call.operation for call in timeline.communication.calls}
         for kernel in np.flatnonzero(timeline.communication.start_ns >= timeline.first_step_ns):
             sums[operations[int(kernel)]] += float(exposed[kernel]) / 1e9 / len(case.ranks)
-    # Collectives without an event of their own kind (functional ones on the CPU) have no operation.
+    # Collectives without a separate event type (functional ones on the CPU) have no operation.
     exposed = case.own[:, [Part.TRANSFER, Part.COMMUNICATION_UNSPLIT]].sum() / max(len(case.ranks), 1)
     by_operation = {name: case.per_step(s) for name, s in sums.items()}
     by_operation["other"] = float(exposed) - sum(by_operation.values())

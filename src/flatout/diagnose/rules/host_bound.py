@@ -1,23 +1,23 @@
-"""The host cannot launch work as fast as the GPU does it.
+"""The host cannot launch work as fast as the GPU finishes it.
 
 What it means
     The GPU is idle while the launching threads run Python and launch operators.
 
 Why it costs
-    Each operator takes the host 5 to 50 us however small its kernel is. With small batches or models, many small
-    operators, or a slow or disturbed CPU, the GPU waits for its next instruction.
+    Each operator takes the host 5 to 50 us, however small its kernel is. With small batches or models, many small
+    operators, or a slow or busy CPU, the GPU waits for the next launch.
 
 Evidence
-    Idle seconds a step as traced, what the recorder itself is likely to have added to them (it slows the host), host
-    events and launches a step, and on which ranks.
+    Idle seconds per step as traced, the estimated share that the recorder added (it slows the host), host events and
+    launches per step, and the ranks affected.
 
 Change to try
-    Bind each process to cores near its GPU, and leave it enough of them; fused optimizers; CUDA graphs or
-    `torch.compile`, which launch many kernels at once (rounding); a larger batch (semantic).
+    Bind each process to enough cores near its GPU; use fused optimizers; use CUDA graphs or `torch.compile`, which
+    launch many kernels at once (rounding); use a larger batch (semantic).
 
 When this is wrong
-    The recorder makes hosts look slower: compare with an untraced step time. A rank whose host alone is late may share
-    its cores with another process.
+    The recorder makes hosts look slower: compare with an untraced step time. If the host of only one rank is late,
+    another process may be using its cores.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def find(case: Case) -> list[Finding]:
     if waited:
         longest = max(waited.values())
         if longest >= 0.02 * case.step_s:
-            title += f"; the others wait up to {seconds(longest)} for rank {slowest}"
+            title += f"; other ranks wait up to {seconds(longest)} {case.period} for rank {slowest}"
     num_syncs = case.per_step(sum(c.count for c in facts.sync_calls.values()))
     if num_syncs >= MIN_SYNCS_TOLD:
         title += f"; {num_syncs:.0f} synchronising calls {case.period}"
@@ -82,7 +82,7 @@ def find(case: Case) -> list[Finding]:
             "gpu_compute_s": float(case.own[case.row[slowest], Part.COMPUTE]),
         },
         changes=(
-            "bind each process to cores near its GPU, and leave it enough of them",
+            "bind each process to enough cores near its GPU",
             "fused or foreach optimizer, fewer Python calls in the loop",
             "CUDA graphs or torch.compile (rounding)",
             "a larger batch (semantic)",

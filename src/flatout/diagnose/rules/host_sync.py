@@ -1,24 +1,24 @@
-"""The host stops to wait for the GPU, and then the GPU waits for the host.
+"""The host waits for the GPU, and then the GPU waits for the host.
 
 What it means
-    A synchronising call (`.item()`, a copy to the host, `torch.cuda.synchronize()`) drained the GPU's queue; until
-    the host has launched again, the GPU is idle.
+    A synchronising call (`.item()`, a copy to the host, `torch.cuda.synchronize()`) drained the GPU's queue. The GPU is
+    idle until the host has launched new work.
 
 Why it costs
-    The time inside the call is not the cost: the GPU works then. The cost is the lead that the host had and lost. A
-    host that is fast enough would be ahead all the time without the calls.
+    The time inside the call is not the cost, since the GPU works meanwhile. The cost is the lead over the GPU that the
+    host loses: without the calls, a fast enough host would always be ahead.
 
 Evidence
-    Calls a step by the operator that makes them, host time inside them, idle time after they drained the queue, and
-    the host-bound idle time that would be hidden without them, if the host is else fast enough.
+    Calls per step by the operator that makes them, host time inside them, idle time after they drained the queue, and
+    the host-bound idle time that would be hidden without them, provided the host is otherwise fast enough.
 
 Change to try
-    Fetch the loss every N steps, or keep it on the device; replace `.item()` on gradients by tensor arithmetic;
+    Fetch the loss every N steps, or keep it on the device; replace `.item()` on gradients by tensor arithmetic; use
     `non_blocking=True` with pinned memory.
 
 When this is wrong
-    If the host is slower than the GPU anyway, removing the calls gains little: that is `host-bound`, and only the idle
-    time right after the calls is counted here.
+    If the host is slower than the GPU anyway, removing the calls gains little. Such a job is `host-bound`, and only the
+    idle time right after the calls is counted here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flatout.units import seconds
 
 CODE = "F06"
 NAME = "host-sync"
-MIN_CALLS = 2  # a step: one, at its end, costs a lead once
+MIN_CALLS = 2  # per step: a single call, at its end, costs the lead only once
 
 
 def find(case: Case) -> list[Finding]:
@@ -51,7 +51,7 @@ def find(case: Case) -> list[Finding]:
         name=NAME,
         title=(
             f"{num_calls:.0f} synchronising calls {case.period} on {rank_words(ranks, len(case.ranks))}"
-            f" ({', '.join(name for name, _ in most[:2])}) let the GPU run dry: {seconds(cost)},"
+            f" ({', '.join(name for name, _ in most[:2])}) drain the GPU's queue: {seconds(cost)},"
             f" {share_words(case, cost)}"
         ),
         ranks=ranks,

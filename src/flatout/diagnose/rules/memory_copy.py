@@ -1,23 +1,24 @@
-"""Copies between host and device, or on the device, hold up everything else.
+"""Copies between host and device, or on the device, block all other work.
 
 What it means
     Only copies run on the GPU: no kernel computes or communicates meanwhile.
 
 Why it costs
-    A copy from pageable memory goes through a staging buffer at a fraction of the link's rate and blocks the host
-    until it is done, so that the host also loses its lead over the GPU.
+    A copy from pageable memory goes through a staging buffer at a fraction of the link's rate. It blocks the host until
+    it is done, so the host also loses its lead over the GPU.
 
 Evidence
-    Exposed seconds a step, bytes by direction, how much of it is pageable, the host time inside those calls, and the
-    idle time that comes from the lead which the host loses in them.
+    Exposed seconds per step, bytes by direction, pageable bytes, the host time inside those calls, and the idle time
+    caused by the lead that the host loses in them.
 
 Change to try
-    `pin_memory=True` in the DataLoader and `.to(device, non_blocking=True)`; keep on the device what is used again.
+    Use `pin_memory=True` in the DataLoader and `.to(device, non_blocking=True)`; keep data that is used again on the
+    device.
 
 When this is wrong
-    Copies that are part of a checkpoint are reported there. A copy that runs beside compute costs little and is not
-    counted; whether it could be hidden depends on the data being there earlier. The lost lead is counted without what
-    the recorder itself is likely to have cost; where the untraced step is not known, that is an estimate.
+    Copies that are part of a checkpoint are reported as `checkpoint-stall`. A copy that overlaps with compute costs
+    little and is not counted; whether an exposed copy could overlap depends on the data being available earlier. The
+    lost lead excludes the cost of the recorder, which is only an estimate if the untraced step time is unknown.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def find(case: Case) -> list[Finding]:
     if not is_worth_telling(case, copies_s):
         return []
     ranks = case.ranks_with_most(Part.MEMORY_COPY)
-    # Of those that copy, the rank that the others wait for: on these the calls also last as long as they wait.
+    # Of the ranks that copy, the one that the others wait for: on the waiting ranks the calls also include the wait.
     rank = case.busiest_rank(*HOST_PARTS, Part.MEMORY_COPY, among=ranks)
     facts = case.facts(rank)
     pageable = case.per_step(facts.pageable_bytes)
@@ -44,7 +45,7 @@ def find(case: Case) -> list[Finding]:
     own_copies_s = float(case.own[case.row[rank], Part.MEMORY_COPY])
     lost_lead = case.claim_lost_lead(rank, blocked_s=blocked_s - own_copies_s) if pageable else 0.0
     cost = copies_s + lost_lead
-    title = f"copies hold up the GPU on {rank_words(ranks, len(case.ranks))}: {cost_words(case, cost)}"
+    title = f"copies block the GPU on {rank_words(ranks, len(case.ranks))}: {cost_words(case, cost)}"
     if pageable:
         title += f"; {num_bytes(pageable)} {case.period} are pageable and block the host for {seconds(blocked_s)}"
     return finding(
@@ -64,7 +65,7 @@ def find(case: Case) -> list[Finding]:
         },
         changes=(
             "DataLoader(pin_memory=True) and tensor.to(device, non_blocking=True)",
-            "keep on the device what is used again",
+            "keep data that is used again on the device",
         ),
         safety="exact",
         confidence="medium" if lost_lead and case.recorder.source == "assumed" else "high",

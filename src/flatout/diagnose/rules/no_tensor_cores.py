@@ -1,22 +1,22 @@
-"""Matrix products run on the ordinary cores, at a fraction of the GPU's rate.
+"""Matrix multiplications run without tensor cores, at a fraction of the GPU's rate.
 
 What it means
-    The kernels of matrix products and convolutions have no tensor-core instructions: fp32 with TF32 switched off.
+    The kernels of matrix multiplications and convolutions have no tensor-core instructions: fp32 with TF32 turned off.
 
 Why it costs
-    Tensor cores compute TF32 several times, and bf16 or fp16 up to fifteen times, as fast as fp32 runs on the
-    ordinary cores.
+    Tensor cores compute TF32 several times, and bf16 or fp16 up to fifteen times, as fast as the ordinary cores compute
+    fp32.
 
 Evidence
-    Seconds a step in such kernels, their names, and the peak rates of this GPU: the vendor's, or those that `flatout
-    bench` measured on it (`peaks_from`). The cost assumes half of their ratio, at most eightfold.
+    Seconds per step in such kernels, their names, and the peak rates of this GPU: the vendor's, or those that `flatout
+    bench` measured (`peaks_from`). The estimated speedup is half the ratio of the peaks, limited to a factor of eight.
 
 Change to try
-    `torch.set_float32_matmul_precision("high")` (TF32), or `torch.autocast` with bf16 or fp16.
+    Set `torch.set_float32_matmul_precision("high")` (TF32), or use `torch.autocast` with bf16 or fp16.
 
 When this is wrong
-    Where full fp32 is needed for the numbers. GPUs without tensor cores, and AMD's matrix cores, which run fp32 too,
-    are not judged. Small products may be bound by memory and gain less.
+    The job may need full fp32 precision. GPUs without tensor cores are not judged, nor are AMD's matrix cores, which
+    also compute fp32. Small matrix multiplications may be memory-bound and gain less.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def find(case: Case) -> list[Finding]:
         name=NAME,
         title=(
             f"matrix multiplications run without tensor cores: {seconds(plain_s)} {case.period}"
-            f" ({share_words(case, plain_s)}), which {dtype} would cut to about {seconds(plain_s / speedup)}"
+            f" ({share_words(case, plain_s)}), which {dtype} would reduce to about {seconds(plain_s / speedup)}"
         ),
         ranks=ranks,
         cost_s=cost,
@@ -76,7 +76,7 @@ def find(case: Case) -> list[Finding]:
 
 
 def _changes(dtype: str) -> tuple[str, ...]:
-    """What uses tensor cores on a GPU whose mildest tensor-core type this is."""
+    """Return the changes that use tensor cores; `dtype` is the most precise type that these cores support."""
     tf32 = 'torch.set_float32_matmul_precision("high") (TF32)'
     half = "torch.autocast with float16 and a GradScaler"
     brain = "torch.autocast with bfloat16"
@@ -86,7 +86,10 @@ def _changes(dtype: str) -> tuple[str, ...]:
 def _speedup(
     device: str | None, measured: Mapping[str, float] | None
 ) -> tuple[float | None, str, dict[str, float] | None]:
-    """Assumed speedup on this GPU, the mildest type that brings it, and the peaks; None without tensor cores."""
+    """Return the assumed speedup on this GPU, the most precise type that gives it, and the peaks.
+
+    The speedup is None without tensor cores.
+    """
     facts = gpu_facts(device) if device else None
     peaks = measured or (None if facts is None else facts.peak_flops_per_s)
     if peaks is None:

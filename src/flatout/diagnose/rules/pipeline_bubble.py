@@ -1,22 +1,23 @@
-"""Pipeline stages stand idle while the pipeline fills and drains.
+"""Pipeline stages are idle while the pipeline fills and drains.
 
 What it means
-    A rank waits in a send or receive of the pipeline, within the idle time that an ideal schedule of that shape has.
-    Waiting beyond it is blamed on the stage that was late.
+    A rank waits in a send or receive of the pipeline, for no longer than an ideal schedule with the same number of
+    stages and microbatches would be idle. Any longer waiting is attributed to the stage that was late.
 
 Why it costs
-    With p stages and m microbatches a step, (p - 1) / (m + p - 1) of each stage's time is idle in GPipe and in 1F1B.
+    With p stages and m microbatches per step, each stage is idle for (p - 1) / (m + p - 1) of the time in GPipe and in
+    1F1B.
 
 Evidence
-    Stages, microbatches, the theoretical share and the measured one.
+    The number of stages and of microbatches, the theoretical idle share and the measured one.
 
 Change to try
-    More microbatches a step (the global batch kept: smaller ones); an interleaved or zero-bubble schedule; fewer
-    stages.
+    Use more, smaller microbatches per step (the global batch stays the same), an interleaved or zero-bubble schedule,
+    or fewer stages.
 
 When this is wrong
-    The shape is read from the sends and receives: an interleaved schedule sends more often than it has microbatches
-    and is then given too small a bubble, and its rest is called waiting.
+    The number of microbatches is derived from the sends and receives. An interleaved schedule sends more often than it
+    has microbatches, so its bubble is underestimated and the remainder is reported as waiting.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""The same gradients are reduced in every accumulation pass, although only the last needs it.
+"""The same gradients are reduced in every accumulation pass, although only the last pass needs it.
 
 What it means
-    A step has several forward and backward passes (gradient accumulation), and the same buckets are reduced across
-    the ranks after each of them.
+    A step has several forward and backward passes (gradient accumulation), and the same buckets are reduced across the
+    ranks after each of them.
 
 Why it costs
-    Gradients add up locally; reducing them once, after the last pass, gives the same sum. With k passes, (k - 1) / k
-    of the gradient traffic is needless.
+    Gradients accumulate locally; reducing them once, after the last pass, gives the same sum. With k passes, (k - 1) /
+    k of the gradient traffic is redundant.
 
 Evidence
-    Passes and reductions a step; each pass reduces as many elements as the last.
+    Passes and reductions per step; each pass reduces as many elements as the last one.
 
 Change to try
-    `with model.no_sync():` around all passes but the last (DistributedDataParallel);
-    `set_requires_gradient_sync(False)` (FSDP2, at the price of unsharded gradients in memory).
+    Run all passes but the last under `with model.no_sync():` (DistributedDataParallel) or with
+    `set_requires_gradient_sync(False)` (FSDP2, which then keeps unsharded gradients in memory).
 
 When this is wrong
-    A model that is stepped after each pass is not accumulating. With FSDP the reduction of each pass may be wanted,
-    to save memory.
+    A model that is updated after each pass does not accumulate gradients. With FSDP, reducing in each pass can be
+    intended, to save memory.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def find(case: Case) -> list[Finding]:
         name=NAME,
         title=(
             f"the same gradients are reduced {passes} times {case.period}, once per pass: {passes - 1} of {passes} are"
-            f" needless, {cost_words(case, cost)}"
+            f" redundant, {cost_words(case, cost)}"
         ),
         ranks=tuple(t.rank for t in case.ranks),
         cost_s=cost,
@@ -78,7 +78,7 @@ def find(case: Case) -> list[Finding]:
 
 
 def passes_per_step(timeline: RankTimeline) -> int:
-    """Passes between two optimizer steps, by the wrapper's forward calls or the losses' gradients."""
+    """Return the passes between two optimizer steps, from the wrapper's forward calls or the losses' gradients."""
     facts = timeline.facts
     assert facts is not None
     optimizer_steps = facts.num_optimizer_steps or len(timeline.steps)
@@ -86,13 +86,13 @@ def passes_per_step(timeline: RankTimeline) -> int:
 
 
 def _reductions(timeline: RankTimeline) -> list[CommunicationCall]:
-    """Those whose sizes are known; of a job that records no sizes (gloo), all."""
+    """Return the reductions of known size, or all of them if the job records no sizes (gloo)."""
     found = [call for call in timeline.communication.calls if call.operation in REDUCTIONS]
     return [call for call in found if call.num_elements is not None] or found
 
 
 def _needless(timeline: RankTimeline, passes: int) -> NDArray[np.int64]:
-    """Kernels of those passes, the last of each step apart, that reduce as much as the last; else none."""
+    """Return the kernels of all passes but each step's last; none unless all passes reduce as much as the last."""
     none = np.zeros(0, dtype=np.int64)
     facts = timeline.facts
     if passes < 2 or facts is None or facts.num_passes % passes:
@@ -102,7 +102,7 @@ def _needless(timeline: RankTimeline, passes: int) -> NDArray[np.int64]:
     for call in _reductions(timeline):
         launched_in = int(facts.communication_pass[call.kernel])
         if launched_in >= 0:
-            elements[launched_in] += call.num_elements or 1  # without sizes, as many reductions
+            elements[launched_in] += call.num_elements or 1  # without sizes, count the reductions
             kernels.append((call.kernel, launched_in))
     by_step = elements.reshape(-1, passes)
     last = by_step[:, -1]

@@ -1,23 +1,23 @@
-"""Many small kernels do what a few could: an optimizer that updates tensor by tensor, above all.
+"""Many small kernels do the work of a few, typically in an optimizer that updates one tensor at a time.
 
 What it means
-    The optimizer launches several kernels for each parameter tensor, or long runs of kernels of a few microseconds
-    follow each other.
+    The optimizer launches several kernels for each parameter tensor, or there are long runs of kernels that take a few
+    microseconds each.
 
 Why it costs
-    Each launch takes the host microseconds, and each kernel reads and writes memory that a fused one would touch
+    Each launch takes the host microseconds, and each kernel reads and writes memory that a fused kernel would access
     once. For the same model on one H200, an unfused AdamW took 4.9 ms of GPU time and a fused one 1.7 ms.
 
 Evidence
-    Launches a step inside the optimizer with their GPU and host time, and short kernels in dense runs.
+    Launches per step inside the optimizer with their GPU and host time, and short kernels in dense runs.
 
 Change to try
-    `fused=True` (or `foreach=True`) in the optimizer; `torch.compile` for the rest (rounding).
+    Set `fused=True` (or `foreach=True`) in the optimizer; use `torch.compile` for the rest (rounding).
 
 When this is wrong
-    An optimizer that has no fused form. Savings are estimated from AdamW's; other optimizers may save less. Where the
-    host sets the pace, recording makes each launch look dearer than it is: host time is counted without what the
-    recorder is likely to have cost.
+    The optimizer may have no fused implementation. Savings are estimated from AdamW; other optimizers may save less. On
+    a host-bound job, recording makes each launch look more expensive than it is: the estimated cost of the recorder is
+    subtracted from the host time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def find(case: Case) -> list[Finding]:
         launches.append(case.per_step(facts.num_optimizer_launches))
     if not gpu:
         return []
-    # Where the host sets the pace its share of idle is saved; else the GPU's time. Never both.
+    # On a host-bound job, its share of the idle time is saved; otherwise GPU time is. Never both.
     traced = case.host_traced_s
     kept = case.available(Part.HOST_LAUNCH) / traced if traced > 0 else 0.0
     from_host = float(np.mean(host)) * kept

@@ -1,25 +1,25 @@
 """One rank is late, and the others wait for it.
 
 What it means
-    A rank arrives last at the collectives because it computes longer, or for a reason that the trace does not show.
-    A late rank whose cause has a finding of its own (data loading, checkpoint, host) is reported there.
+    A rank arrives last at the collectives because it computes longer, or for a reason that the trace does not show. If
+    another finding covers the cause (data loading, checkpoint, host), the late rank is reported there.
 
 Why it costs
-    All ranks of the group go at the pace of the last one.
+    All ranks of the group wait for the last one.
 
 Evidence
-    The part on which the late rank spent more since all were last level (`cause`), how long each other rank waits for
-    it, and in how many steps it was the last.
+    The part of the step that made the rank late (`cause`): where it took longer than the others since all ranks were
+    last in sync. Also how long each other rank waits for it, and in how many collectives and steps it arrived last.
 
 Change to try
-    Look at that GPU (clocks, temperature, another process, ECC retirement) and at what that rank does more than the
-    others (uneven layers, an extra task on rank 0); exchange it with a spare.
+    Check that GPU (clocks, temperature, other processes, retired memory) and what that rank does in addition to the
+    others' work (uneven layers, an extra task on rank 0). Replace it with a spare.
 
 When this is wrong
-    With a single recorded step, ranks whose recording began at different times look late: if the lateness equals the
-    spread of the step's starts, the finding is inconclusive. A rank that computes only a little longer is
-    under-charged: the others compute beside their waiting, which slows their kernels by 9-32 %, and hides as much of
-    the difference.
+    With a single recorded step, ranks whose recordings began at different times look late: if the lateness equals the
+    spread of the step's start times, the finding is inconclusive. The cost of a rank that is only slightly slower is
+    underestimated: the others compute while their communication kernels wait, which slows their compute by 9 to 32 %
+    and hides as much of the difference.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def find(case: Case) -> list[Finding]:
     for rank in case.late_ranks():
         cost = case.claim_lateness(rank, case.lateness(rank))
         if not is_worth_telling(case, cost):
-            continue  # a job of a thousand ranks has hundreds of such
+            continue  # a job of a thousand ranks has hundreds of them
         causes = case.straggling_causes(rank)
         cause = next(iter(causes), "unattributed")
         skew = step_start_spread_s(case)
@@ -62,7 +62,7 @@ def find(case: Case) -> list[Finding]:
             title = f"rank {rank} is slower in {cause.replace('_', ' ')}"
         title += f": other ranks wait up to {seconds(cost)} {case.period}, {share_words(case, cost)}"
         if is_skew:
-            title += "; a single step whose starts differ as much: the cause is inconclusive"
+            title += "; with a single step, whose start times differ as much, the cause is inconclusive"
         result += finding(
             case,
             code=CODE,
@@ -81,8 +81,8 @@ def find(case: Case) -> list[Finding]:
                 "step_start_spread_s": skew,
             },
             changes=(
-                f"look at the GPU and the node of rank {rank}: clocks, temperature, other processes",
-                "look at what that rank does more than the others",
+                f"check the GPU and the node of rank {rank}: clocks, temperature, other processes",
+                "check what that rank does in addition to the others' work",
             ),
             safety="exact",
             confidence="inconclusive"
@@ -93,13 +93,13 @@ def find(case: Case) -> list[Finding]:
 
 
 def step_start_spread_s(case: Case) -> float | None:
-    """How far apart the ranks begin their first step; None without steps."""
+    """Return the time between the first and the last rank's start of their first step; None without steps."""
     starts = [t.window_start_ns for t in case.ranks if t.steps]
     return float(np.ptp(np.array(starts, dtype=np.int64))) / 1e9 if len(starts) > 1 else None
 
 
 def _slowest_by_step(case: Case) -> dict[int, int]:
-    """For each step the rank that others waited longest for."""
+    """Return for each step the rank that others waited for longest."""
     waits: dict[int, dict[int, float]] = {}
     for piece in case.job.slices:
         if piece.step is not None:
@@ -109,7 +109,7 @@ def _slowest_by_step(case: Case) -> dict[int, int]:
 
 
 def _num_last_arrivals(case: Case) -> Counter[int]:
-    """In how many matched collectives each rank arrived last."""
+    """Count the matched collectives in which each rank arrived last."""
     starts = {t.rank: t.communication.start_ns for t in case.ranks}
     return Counter(
         max(match.kernels, key=lambda rank: int(starts[rank][match.kernels[rank]]))

@@ -1,23 +1,23 @@
 """Ranks get unequal amounts of data, so some compute longer than others.
 
 What it means
-    In the same step the ranks' inputs have different sizes (sequence lengths, say), and the ranks with more compute
+    Within a step, the ranks' inputs differ in size (e.g. in sequence length), and the ranks with more data compute
     longer.
 
 Why it costs
-    All ranks wait for the one with the most work. Which rank that is changes from step to step, so no rank looks
-    slow on average.
+    All ranks wait for the one with the most work. Which rank that is changes from step to step, so no rank looks slow
+    on average.
 
 Evidence
     Input elements of each rank and step (from the recorded shapes), compute seconds of each, and how often the rank
-    with more data was the one that computed longer. The cost is the most loaded rank's compute over the mean.
+    with the most data was also the slowest. The cost is the compute time of the slowest rank in excess of the mean.
 
 Change to try
     Sample batches by length (bucketing), pack sequences, or balance by tokens instead of samples.
 
 When this is wrong
-    Needs shapes in the trace (`record_shapes=True`). Work that grows faster than the input (attention) is more
-    uneven than the input sizes say.
+    The finding needs shapes in the trace (`record_shapes=True`). Work that grows faster than the input (attention) is
+    less balanced than the input sizes suggest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def find(case: Case) -> list[Finding]:
     agreement = float((heaviest == slowest)[uneven].mean())
     if agreement < MIN_AGREEMENT:
         return []
-    # Equal work differs between ranks too, by what communication beside it takes: only uneven steps count.
+    # Equal work also differs between ranks, because overlapping communication slows it: only uneven steps count.
     cost = float(np.where(uneven, compute.max(axis=0) - compute.mean(axis=0), 0).mean())
     _claim(case, cost, float(np.where(uneven, np.ptp(compute, axis=0), 0).mean()))
     ranks = tuple(case.ranks[i].rank for i in sorted(set(heaviest[uneven].tolist())))
@@ -74,7 +74,7 @@ def find(case: Case) -> list[Finding]:
             "heavier_is_slower_share": agreement,
         },
         changes=(
-            "batches by length (bucketing), or packed sequences",
+            "sample batches by length (bucketing), or pack sequences",
             "balance by tokens instead of samples",
         ),
         safety="semantic",
@@ -83,7 +83,7 @@ def find(case: Case) -> list[Finding]:
 
 
 def _claim(case: Case, cost_s: float, spread_s: float) -> None:
-    """Take the lateness that the uneven work explains, all of it, although balancing saves only `cost_s`."""
+    """Claim all lateness that the uneven work explains, although balancing saves only `cost_s`."""
     left = spread_s
     for rank in case.late_ranks():
         left -= case.claim_lateness(rank, left)
@@ -91,7 +91,7 @@ def _claim(case: Case, cost_s: float, spread_s: float) -> None:
 
 
 def _elements(case: Case) -> NDArray[np.float64] | None:
-    """Input elements by rank and step, None where any is not recorded."""
+    """Return the input elements by rank and step; None if any is missing from the recording."""
     if len(case.ranks) < 2 or not case.num_steps:
         return None
     rows = []
@@ -104,7 +104,7 @@ def _elements(case: Case) -> NDArray[np.float64] | None:
 
 
 def _compute(case: Case) -> NDArray[np.float64]:
-    """Compute seconds by rank and step."""
+    """Return the compute seconds by rank and step."""
     return np.array(
         [
             [case.job.segments[t.rank].between_ns(s.start_ns, s.end_ns)[Part.COMPUTE] / 1e9 for s in t.steps]
