@@ -1,4 +1,4 @@
-"""Where the time went -> named findings, each with evidence, cost, changes to try and how safe they are.
+"""Attributed time -> named findings, each with evidence, cost, changes to try and their safety.
 
-`find.diagnose` runs the rules in `rules/`, one file a finding. `case.Case` holds what they ask.
+`find.diagnose` runs the rules in `rules/`, one file per finding. `case.Case` answers their queries.
 """

@@ -1,9 +1,9 @@
-"""What the rules look at: the job's seconds a step, sorted into pools that each second leaves only once.
+"""The input of the rules: the job's seconds per step, in pools from which each second is claimed only once.
 
-`charged` is what a rank's step went to when each second of its waiting is put under the part that began it; the mean
-over the ranks is the pool of that part. Rules of specific findings come first and claim their seconds, general ones
-get the rest. Lateness by compute, or of unknown cause, has a pool for each late rank. Without steps the whole
-recording stands for one step.
+`charged` is the time of a rank's step by part, with each second of waiting counted under the part of the late rank
+that caused it; the mean over the ranks is the pool of that part. Rules of specific findings come first and claim their
+seconds; general rules get the rest. Lateness in compute, or of unknown cause, has a separate pool for each late rank.
+Without steps, the entire recording counts as one step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flatout.records.diagnosis import PART_NAMES, Part
 from flatout.records.job import JobAttribution
 from flatout.records.timeline import NUM_PARTS, RankFacts, RankTimeline
 
-# Lateness by these parts has a finding of its own, which takes it; by any other it is a straggler's.
+# A specific finding claims the lateness in these parts; `straggler` claims the lateness in any other part.
 PARTS_WITH_FINDING = frozenset(
     {
         Part.DATA_LOADING,
@@ -41,7 +41,7 @@ def has_own_finding(part: str) -> bool:
 
 
 class Case:
-    """One job to be judged. All times are seconds a step unless said."""
+    """The job to diagnose. All times are in seconds per step unless stated otherwise."""
 
     def __init__(
         self, job: JobAttribution, untraced: Untraced | None = None, peaks: Mapping[str, float] | None = None
@@ -55,7 +55,7 @@ class Case:
         self.step_s = float(self.own.sum(axis=1).mean()) if len(self.ranks) else 0.0
         self.row = {t.rank: row for row, t in enumerate(self.ranks)}  # in `own` and `charged`
         self.blamed = self._blamed()
-        # late rank -> (waiting rank, part) -> seconds a step
+        # late rank -> (waiting rank, part) -> seconds per step
         self.waits_for: dict[int, dict[tuple[int, str], float]] = defaultdict(dict)
         for (waiting, late, part), seconds in self.blamed.items():
             self.waits_for[late][waiting, part] = seconds
@@ -77,46 +77,46 @@ class Case:
 
     @property
     def period(self) -> str:
-        """What a cost is of, as titles say it: without steps it is of the whole recording."""
+        """The period that a cost refers to, for titles: a step, or the entire recording if it has no steps."""
         return "per step" if self.num_steps else "in total"
 
     def per_step(self, total: float) -> float:
         return total / (self.num_steps or 1)
 
     def available(self, part: Part) -> float:
-        """Unclaimed seconds a step of a part, over the job."""
+        """Return the unclaimed seconds per step of a part, the mean over the ranks."""
         return self._pools[part]
 
     def claim(self, part: Part, seconds: float) -> float:
-        """Take up to `seconds` out of the part's pool; what was got."""
+        """Claim up to `seconds` from the part's pool and return the seconds that were claimed."""
         got = min(max(seconds, 0.0), self._pools[part])
         self._pools[part] -= got
         self._claimed_s += got
         return got
 
     def late_ranks(self) -> list[int]:
-        """Ranks that others wait for because of their compute, or of an unknown cause."""
+        """Return the ranks that others wait for because of their compute or an unknown cause, latest first."""
         return sorted(self._lateness, key=lambda rank: -self._lateness[rank])
 
     def lateness(self, rank: int) -> float:
-        """Unclaimed seconds a step that the rank most hit by it waits for this one."""
+        """Return the unclaimed seconds per step that others wait for this rank: the maximum over the ranks."""
         return self._lateness.get(rank, 0.0)
 
     def claim_lateness(self, rank: int, seconds: float) -> float:
         lateness = self.lateness(rank)
-        # A pool is the most that one rank waits, the others are means over the ranks: together they must not exceed
-        # the step.
+        # This pool is the maximum over the waiting ranks, and the other pools are means over all ranks: together they
+        # must not exceed the step.
         got = min(max(seconds, 0.0), lateness, max(self.step_s - self._claimed_s, 0.0))
         self._lateness[rank] = lateness - got
         self._claimed_s += got
         return got
 
     def straggling_causes(self, rank: int) -> dict[str, float]:
-        """Of `lateness_causes` those that no other finding takes."""
+        """Return those of `lateness_causes` that no other finding claims."""
         return {part: s for part, s in self.lateness_causes(rank).items() if self.is_straggling(part)}
 
     def lateness_causes(self, rank: int) -> dict[str, float]:
-        """Seconds a step by part that others wait for this rank, the mean over the waiting ranks, largest first."""
+        """Return the seconds per step that others wait for this rank, by part: the mean, largest first."""
         sums: dict[str, float] = defaultdict(float)
         waits = self.waits_for[rank]
         num_waiting = len({waiting for (waiting, _), s in waits.items() if s > 0})
@@ -125,35 +125,38 @@ class Case:
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def ranks_with_most(self, *parts: Part, share: float = 0.5) -> tuple[int, ...]:
-        """Ranks whose own seconds of the parts are at least `share` of the largest rank's."""
+        """Return the ranks that spend at least `share` of the maximum over all ranks in the parts."""
         spent = self.own[:, list(parts)].sum(axis=1)
         if not len(spent) or spent.max() <= 0:
             return ()
         return tuple(t.rank for t, s in zip(self.ranks, spent, strict=True) if s >= share * spent.max())
 
     def busiest_rank(self, *parts: Part, among: Sequence[int] | None = None) -> int:
-        """The rank with the most own seconds of the parts, of all or of some ranks."""
+        """Return the rank that spends the most time in the parts, among all or some ranks."""
         spent = self.own[:, list(parts)].sum(axis=1)
         if among is not None:
             spent = np.where([t.rank in among for t in self.ranks], spent, -1.0)
         return self.ranks[int(spent.argmax())].rank
 
     def busy_s(self, rank: int) -> float:
-        """Seconds a step in which the rank's GPU has work that no host can hurry, what is claimed already apart."""
+        """Return the seconds per step in which the rank's GPU has work that a faster host cannot shorten.
+
+        Copies that are claimed already are excluded.
+        """
         parts = [Part.COMPUTE, Part.TRANSFER, Part.COMMUNICATION_UNSPLIT, Part.BUBBLE]
         return float(self.own[self.row[rank], parts].sum()) + self._pools[Part.MEMORY_COPY]
 
     def host_pace_s(self, rank: int) -> float:
-        """Seconds a step that the rank's host needs when nothing blocks it, without the recorder."""
+        """Return the seconds per step that the rank's host needs if nothing blocks it, without the recorder."""
         facts = self.facts(rank)
         running = self.per_step(max(facts.host_s - facts.host_blocked_s, 0.0))
         return max(running - self.recorder.host_s, 0.0)
 
     def claim_lost_lead(self, rank: int, *, blocked_s: float, freed_s: float = 0.0) -> float:
-        """Claim the host-bound idle time that comes from a host which was held up and so lost its lead over the GPU.
+        """Claim the host-bound idle time that arises because a blocked host lost its lead over the GPU.
 
-        If the host is fast enough without `freed_s` seconds a step of its own work, it would keep its lead, and all of
-        that idle time comes from being held up; else as much as it was held up while the GPU worked (`blocked_s`).
+        If the host would keep its lead without `freed_s` seconds per step of its work, blocking causes all of that
+        idle time. Otherwise it causes as much as the host was blocked while the GPU worked (`blocked_s`).
         """
         left = sum(self.available(part) for part in HOST_PARTS)
         keeps_lead = self.host_pace_s(rank) - freed_s < self.busy_s(rank)
@@ -183,9 +186,9 @@ class Case:
         return charged if len(charged) else np.zeros((1, NUM_PARTS))
 
     def is_straggling(self, part: str) -> bool:
-        """True for lateness that no other finding takes.
+        """True for lateness that no other finding claims.
 
-        Lateness from before the recording comes once, not with each step: it counts only where there is one step.
+        Lateness from before the recording occurs once, not in each step: it counts only with at most one step.
         """
         return not has_own_finding(part) and (part in PART_NAMES or self.num_steps <= 1)
 

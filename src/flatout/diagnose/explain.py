@@ -1,4 +1,4 @@
-"""The explanation of each finding, from its rule's docstring."""
+"""The docstring of a rule -> the explanation of its finding, by heading."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Explanations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explanation(name: str) -> Explanation:
-    """The explanation of the finding with this name or code. Raises InputError for an unknown one."""
+    """Return the explanation of the finding with this name or code. Raises InputError if there is none."""
     for rule in RULES:
         if name.lower() in (rule.NAME, rule.CODE.lower()):
             return _parse(rule.CODE, rule.NAME, inspect.cleandoc(rule.__doc__ or ""))
@@ -34,12 +34,12 @@ def explanation(name: str) -> Explanation:
 
 
 def explanations() -> dict[str, str]:
-    """When each finding is wrong, by its name: what a report shows under it."""
+    """Return the section "When this is wrong" of each finding by its name, for reports."""
     return {rule.NAME: explanation(rule.NAME).sections["When this is wrong"].replace("\n", " ") for rule in RULES}
 
 
 def listed() -> list[tuple[str, str]]:
-    """Name and summary of every finding, by code."""
+    """Return the name and summary of every finding, sorted by code."""
     found = sorted((explanation(rule.NAME) for rule in RULES), key=lambda e: e.code)
     return [(e.name, e.summary) for e in found]
 

@@ -1,4 +1,4 @@
-"""JobAttribution -> Diagnosis: runs the rules, specific ones first, and sorts what they find by cost."""
+"""JobAttribution -> Diagnosis: run the rules, specific ones first, and sort the findings by cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flatout.units import percent
 
 MIN_UNEXPLAINED_SHARE = 0.1
 WITHOUT_RULE = {
-    Part.LAUNCH_LATENCY: "work was launched and had not begun yet (launch latency)",
+    Part.LAUNCH_LATENCY: "work was launched but had not begun (launch latency)",
     Part.UNATTRIBUTED: "the trace does not show what the host did (unattributed)",
 }
 
@@ -28,7 +28,7 @@ def diagnose(
     quality: Iterable[Quality] = (),
     ceilings: Mapping[str, Ceilings] | None = None,
 ) -> Diagnosis:
-    """All findings of a job with its parts, blame and data quality. `ceilings`: what was measured of its hosts."""
+    """Return the findings of a job with its parts, blame and data quality. `ceilings`: measured rates by host."""
     case = Case(job, untraced, _measured_peaks(job, ceilings or {}))
     findings: list[Finding] = []
     for rule in RULES if case.step_s > 0 else ():
@@ -53,7 +53,7 @@ def diagnose(
 
 
 def _measured_peaks(job: JobAttribution, ceilings: Mapping[str, Ceilings]) -> Mapping[str, float] | None:
-    """Of the GPU that all ranks have, as measured on the first rank's host; None where it was not."""
+    """Return the FLOP/s by operand type measured on the first rank's host; None if not measured on the job's GPU."""
     first = job.timelines[0].meta if job.timelines else None
     found = None if first is None else ceilings.get(first.hostname or "")
     if first is None or found is None or found.wrong or not found.is_gpu or found.device != _device(job):
@@ -92,7 +92,7 @@ def _parts(segments: Segments, start_ns: int, end_ns: int) -> dict[str, float]:
 
 
 def _gathered(job: JobAttribution) -> list[Quality]:
-    """What several ranks say alike is said once."""
+    """Merge the notes that several ranks share."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for timeline in job.timelines:
         for note in timeline.quality:
@@ -109,7 +109,7 @@ def _gathered(job: JobAttribution) -> list[Quality]:
 
 
 def _unexplained(case: Case) -> list[Quality]:
-    """Idle time that no rule has a cause for, where there is much of it."""
+    """Report idle time that no rule explains, if its share is large."""
     share = {part: case.available(part) / case.step_s if case.step_s > 0 else 0.0 for part in WITHOUT_RULE}
     return [
         Quality(

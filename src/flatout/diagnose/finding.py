@@ -8,7 +8,7 @@ from flatout.diagnose.case import Case
 from flatout.records.diagnosis import Finding
 from flatout.units import percent, seconds
 
-MIN_SHARE_OF_STEP = 0.02  # below this share of the step a cause is no finding
+MIN_SHARE_OF_STEP = 0.02  # a cause below this share of the step does not become a finding
 
 
 def is_worth_telling(case: Case, cost_s: float) -> bool:
@@ -28,7 +28,7 @@ def finding(
     safety: str,
     confidence: str = "high",
 ) -> list[Finding]:
-    """The finding as a list of one, or an empty list where its cost is below the threshold."""
+    """Return the finding as a list of one, or an empty list if its cost is below the threshold."""
     if not is_worth_telling(case, cost_s):
         return []
     return [

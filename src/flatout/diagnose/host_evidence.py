@@ -1,7 +1,7 @@
-"""What a recording shows of the hosts behind a finding: busy cores, disk, network, and clocks that were throttled.
+"""Host measurements that can explain a finding: busy cores, disk, network, and throttled clocks.
 
-In: the recording and the ranks of a finding. Out: `HostEvidence`. A rule names in `HOST_EVIDENCE` those of these
-functions that say something of its cause; `recorded.py` adds what they return to the finding.
+In: the recording and the ranks of a finding. Out: `HostEvidence`. A rule lists in `HOST_EVIDENCE` those of these
+functions that bear on its cause; `recorded.py` adds their results to the finding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from flatout.records.recording import GpuUse, HostUse, Recording
 from flatout.units import bytes_per_s
 
-BUSY_CORES = 0.9  # of those that the process may use
+BUSY_CORES = 0.9  # of the cores that the process may use
 BUSY_DISK = 0.9  # of the time
 MIN_THROTTLED = 0.05  # of the samples
 
@@ -28,7 +28,7 @@ NO_EVIDENCE = HostEvidence()
 
 
 class RankHosts(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks of a finding and the hosts that they ran on."""
+    """The ranks of a finding and their hosts."""
 
     ranks: tuple[int, ...]
     hosts: tuple[HostUse, ...]
@@ -45,7 +45,7 @@ def hosts_of(ranks: tuple[int, ...], recording: Recording) -> RankHosts:
 
 
 def busy_cores(on: RankHosts) -> HostEvidence:
-    """Cores that the job may use and that are busy, on the busiest host."""
+    """Return the allowed and the busy cores of the busiest host."""
     measured = [host for host in on.hosts if host.cores_busy is not None]
     if not measured:
         return NO_EVIDENCE
@@ -61,7 +61,7 @@ def busy_cores(on: RankHosts) -> HostEvidence:
 
 
 def busy_disk(on: RankHosts) -> HostEvidence:
-    """What is read from disk on the host whose disk is busiest."""
+    """Return the disk read rate of the host with the busiest disk."""
     measured = [host for host in on.hosts if host.disk_read_bytes_per_s is not None]
     if not measured:
         return NO_EVIDENCE
@@ -82,7 +82,7 @@ def network_rate(on: RankHosts) -> HostEvidence:
 
 
 def throttled_clocks(on: RankHosts) -> HostEvidence:
-    """Reasons for which the clocks of the ranks' GPUs were throttled, each with its share of the samples."""
+    """Return the throttling reasons of the ranks' GPUs, each with its share of the samples."""
     shares: dict[str, float] = {}
     for gpu in _gpus_of(on):
         shares |= often_throttled(gpu)

@@ -1,7 +1,7 @@
-"""What a recording knows beyond its traces, added to the diagnosis: rates, MFU, memory, and what held the host up.
+"""Add the measurements of a recording to the diagnosis of its traces: rates, MFU, memory, and causes on the hosts.
 
-The findings stay those of the traces. A recording shows why: a loader behind busy cores, a disk or network at work,
-a GPU whose clocks were throttled.
+The findings stay those of the traces. The recording adds their causes: busy cores behind a slow loader, a busy disk or
+network, a GPU with throttled clocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HOST_EVIDENCE: dict[str, tuple[HostEvidenceOf, ...]] = {
 
 
 def with_recording(diagnosis: Diagnosis, recording: Recording) -> Diagnosis:
-    """The same diagnosis with the recording's numbers, causes behind its findings, and problems."""
+    """Return the diagnosis with the recording's measurements and problems, and the causes of its findings."""
     measured = recording.measured
     job = msgspec.structs.replace(
         diagnosis.job,
@@ -41,7 +41,7 @@ def with_recording(diagnosis: Diagnosis, recording: Recording) -> Diagnosis:
 
 
 def _explained(finding: Finding, recording: Recording) -> Finding:
-    """The finding with what its hosts were doing, as far as its rule asks for it."""
+    """Return the finding with the host evidence that its rule lists."""
     on = hosts_of(finding.ranks, recording)
     if not on.hosts:
         return finding
@@ -59,7 +59,7 @@ def _throttled(recording: Recording) -> list[Quality]:
         Quality(
             problem=f"the clocks of GPU {gpu.index} on {host.hostname} were throttled"
             f" ({', '.join(f'{reason} {percent(share)} of the time' for reason, share in often.items())})",
-            effect="its compute took longer than that GPU needs at its full clocks",
+            effect="its compute took longer than at full clocks",
         )
         for host in recording.hosts
         for gpu in host.gpus

@@ -1,11 +1,11 @@
-"""What the profiler itself may have cost: it slows the host, and so makes jobs look host-bound.
+"""The estimated cost of the profiler: it slows the host, which makes jobs look host-bound.
 
-Measured on 15 example jobs with known untraced step times: where the host sets the pace, recording took 2 to 5 us a
-recorded host event and 37 to 50 % of the time that the host was not blocked; the idle time of the GPU shrank by
-50 to 80 % without it. Where the GPU sets the pace, nothing of it is seen.
+Measured on 15 example jobs with known untraced step times: on host-bound jobs, recording took 2 to 5 us per recorded
+host event and 37 to 50 % of the time in which the host was not blocked; without it, the idle time of the GPU was 50 to
+80 % shorter. On GPU-bound jobs the cost is hidden.
 
-A traced step that is as long as an untraced one, or shorter, does not show that recording is free: the cost is then
-below what steps differ by anyway, and only that bound is known.
+If traced steps take no longer than untraced ones, recording is not necessarily free: its cost is below the variation
+between steps, and only that bound is known.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from flatout.records.timeline import RankFacts
 NS_PER_EVENT = 4_000
 MAX_SHARE_OF_HOST = 0.45
 MAX_SHARE_OF_IDLE = 0.75
-# Where the cost comes from, as the JSON of a finding has it. Measured: the untraced step time is known; assumed: from
-# the example jobs; else only that the cost is too small to be seen.
+# The source of the cost, a value in the JSON of a finding. Measured: from the untraced step time; assumed: from the
+# example jobs; otherwise the cost is too small to be detected.
 RecorderCostSource = Literal["measured", "assumed", "below the noise of the steps"]
 BELOW_NOISE: Final = "below the noise of the steps"
 NUM_ERRORS = 2.0  # standard errors: 95 %
 
 
 class RecorderCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds a step that recording added."""
+    """The seconds per step that recording added."""
 
     idle_s: float  # to the idle time of a GPU that waits for its host
     host_s: float  # to the host's own work, hidden or not
     source: RecorderCostSource
-    below_s: float | None = None  # with BELOW_NOISE: it is less than this; None: how steps differ is not known
+    below_s: float | None = None  # with BELOW_NOISE: an upper bound; None: the variation between steps is unknown
 
     def evidence(self) -> dict[str, Any]:
-        """Of a finding: what it took off the idle time, null where only a bound is known."""
+        """Return the evidence fields: the idle time subtracted for the recorder, null if only a bound is known."""
         if self.source != BELOW_NOISE:
             return {"recorder_cost_s": self.idle_s}
         return {"recorder_cost_s": None, "recorder_cost_below_s": self.below_s}
@@ -46,14 +46,14 @@ class Untraced(msgspec.Struct, frozen=True, kw_only=True):
     """Steps without the recorder."""
 
     step_s: float  # median
-    spread_s: float | None = None  # standard deviation from step to step; None: not known
+    spread_s: float | None = None  # standard deviation of the step times; None: unknown
     num_steps: int = 0
 
 
 def recorder_cost(
     facts: RankFacts, num_steps: int, idle_s: float, step_s: float, untraced: Untraced | None
 ) -> RecorderCost:
-    """The recorder's part of `idle_s` host-bound idle seconds a step on the rank of `facts`."""
+    """Return the recorder's part of `idle_s`, the host-bound idle seconds per step on the rank of `facts`."""
     if untraced is not None:
         found_s, noise_s = step_s - untraced.step_s, _noise_s(untraced, num_steps)
         measured_s = max(found_s, 0.0)
@@ -69,7 +69,7 @@ def recorder_cost(
 
 
 def _noise_s(untraced: Untraced, num_traced: int) -> float | None:
-    """What the mean of the traced steps and the median of the untraced ones may differ by, were recording free.
+    """Return how far the mean of traced and the median of untraced steps can differ if recording costs nothing.
 
     The variance of a median is pi / 2 times that of a mean (of normal values, Kendall and Stuart, vol. 1, 10.10).
     """
