@@ -176,7 +176,7 @@ def test_the_link_is_in_the_measurement_the_json_and_the_text() -> None:
     assert told["measurements"][3]["pcie"] is None
     lines = ceilings_text(found, style=TextStyle(width=200, has_unicode=False)).splitlines()
     assert [line for line in lines if line.startswith("PCIe link")] == [
-        "PCIe link under load, rank 1: 2.5 GT/s x 16, BELOW the 16 GT/s x 16 that both ends can (sysfs)",
-        "PCIe link under load, ranks 0, 2: 16 GT/s x 16, the most that both ends can (sysfs)",
+        "PCIe link under load, rank 1: 2.5 GT/s x 16, BELOW the 16 GT/s x 16 that both ends support (sysfs)",
+        "PCIe link under load, ranks 0, 2: 16 GT/s x 16, the maximum that both ends support (sysfs)",
         "PCIe link under load, rank 3: unknown: neither sysfs nor NVML shows it while copies run",
     ]

@@ -115,7 +115,7 @@ def test_what_takes_longer_on_the_device_alone_than_from_the_host_is_not_believe
 
 @pytest.mark.parametrize(
     ("is_ahead", "latency_s", "words"),
-    [(True, 10e-6, "the GPUs' own, of calls that were queued ahead"), (False, 57e-6, "mostly the host's time")],
+    [(True, 10e-6, "GPU time, with calls queued ahead"), (False, 57e-6, "mostly the host's time")],
 )
 def test_the_text_says_whose_latency_it_is(is_ahead: bool, latency_s: float, words: str) -> None:
     """A line of 10 us + bytes at 100 GB/s, that Python starts in 57 us."""

@@ -1,4 +1,4 @@
-"""Ceilings as text for a terminal: the best of each kind, what is odd, and what was not measured."""
+"""Ceilings as text for a terminal: the best rate of each kind, outliers, and what was not measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUSY_CORES = 0.2
 
 
 def ceilings_text(ceilings: Ceilings, *, style: TextStyle) -> str:
-    """Rates with their spread (from the first to the third quartile, as a share of the median)."""
+    """Return rates with their spread (the interquartile range as a share of the median)."""
     who = f"{ceilings.num_devices} x {ceilings.device}" if ceilings.is_gpu else ceilings.device
     ranks = "" if ceilings.is_gpu or ceilings.num_devices == 1 else f", {ceilings.num_devices} ranks"
     lines = [
@@ -26,7 +26,7 @@ def ceilings_text(ceilings: Ceilings, *, style: TextStyle) -> str:
     ]
     others = ceilings.cores_busy_by_others
     if others is not None and others >= _BUSY_CORES:
-        told = f"other processes kept {others:.1f} cores busy meanwhile, so that the ceilings are of a busy machine"
+        told = f"other processes kept {others:.1f} cores busy, so these are the ceilings of a busy machine"
         lines += style.wrapped(told, label="note: ")
     if ceilings.wrong:
         lines += ["", style.bold("WRONG RESULTS: their speeds are omitted")]
@@ -57,7 +57,7 @@ def ceilings_text(ceilings: Ceilings, *, style: TextStyle) -> str:
 
 
 def _grouped(measurements: Iterable[Measurement]) -> list[list[Measurement]]:
-    """What several ranks measured alike, together."""
+    """Group the measurements that several ranks made in the same way."""
     found: dict[tuple[object, ...], list[Measurement]] = {}
     for one in measurements:
         key = (one.name, one.dtype, one.shape, one.size, one.threads, one.backend, one.note)
@@ -127,7 +127,7 @@ def _collectives(ceilings: Ceilings, style: TextStyle) -> list[str]:
 
 
 def _latencies(ceilings: Ceilings, style: TextStyle) -> list[str]:
-    """Whose time a latency on GPUs is: theirs, or the host's that starts a call."""
+    """Say whose time a latency on GPUs is: that of the GPUs, or that of the host that starts a call."""
     lines: list[str] = []
     for timed in ("queued_ahead", "as_called") if ceilings.is_gpu else ():
         fits = [fit for fit in ceilings.fits if fit.timed == timed]
@@ -135,17 +135,17 @@ def _latencies(ceilings: Ceilings, style: TextStyle) -> list[str]:
             continue
         calls = [fit.call_s for fit in fits if fit.call_s is not None]
         if timed == "queued_ahead":
-            told = "the GPUs' own, of calls that were queued ahead"
+            told = "GPU time, with calls queued ahead"
             if calls:
                 told += (
                     f"; as called from Python, one after the other, the smallest size takes {seconds(min(calls))} to "
-                    f"{seconds(max(calls))}: what a job pays whose host is not ahead"
+                    f"{seconds(max(calls))}: the cost for a job whose host is not ahead"
                 )
         else:
             names = ", ".join(dict.fromkeys(fit.name for fit in fits))
             told = (
                 f"of {names} as called from Python, one after the other: mostly the host's time to start a call, which "
-                "a job whose host is ahead does not pay"
+                "costs nothing in a job whose host is ahead"
             )
         lines += style.wrapped(told, label="latency: ")
     return lines
@@ -171,18 +171,18 @@ def _link(link: LoadedLink | None) -> str:
         return "unknown: neither sysfs nor NVML shows it while copies run"
     now = f"{link.speed_gt_per_s:g} GT/s x {link.width}"
     if link.best_speed_gt_per_s is None or link.best_width is None:
-        return f"{now}; what it could be is unknown ({link.source})"
+        return f"{now}; the maximum is unknown ({link.source})"
     best = f"{link.best_speed_gt_per_s:g} GT/s x {link.best_width}"
     if link.is_below:
-        return f"{now}, BELOW the {best} that both ends can ({link.source})"
-    return f"{now}, the most that both ends can ({link.source})"
+        return f"{now}, BELOW the {best} that both ends support ({link.source})"
+    return f"{now}, the maximum that both ends support ({link.source})"
 
 
 def _peers(ceilings: Ceilings, style: TextStyle) -> list[str]:
     if ceilings.peers:
-        lines = [style.bold("Unlike their peers")]
+        lines = [style.bold("Different from their peers")]
         for one in ceilings.peers:
-            told = f"{_rate(one.value, one.unit)}, {one.by:+.0%} of the {_rate(one.usual, one.unit)} that is usual"
+            told = f"{_rate(one.value, one.unit)}, {one.by:+.0%} compared with the usual {_rate(one.usual, one.unit)}"
             lines += style.wrapped(told, indent="  ", label=f"{one.name}, {one.peer}: ")
         return lines
     if ceilings.num_peers:
