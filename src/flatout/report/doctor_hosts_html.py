@@ -29,7 +29,7 @@ def hosts_html(report: HostsReport, command: Sequence[str]) -> str:
 
 
 def page_content(report: HostsReport, command: Sequence[str]) -> dict[str, object]:
-    """What the template shows, as texts and numbers ready to print."""
+    """Return what the template shows, as texts and numbers ready to print."""
     domain = _domain([*map(_name, report.hosts), *report.not_captured])
     if domain:
         report = _without(domain, report)
@@ -90,7 +90,7 @@ def _domain(names: Sequence[str]) -> str:
 
 
 def _without(domain: str, report: HostsReport) -> HostsReport:
-    """Its names in short: a line has room for several."""
+    """Return the report with short host names, so that several fit in a line."""
 
     def short(name: str) -> str:
         return name.removesuffix(domain)
@@ -133,7 +133,7 @@ def _headline(report: HostsReport, unlike: Mapping[str, list[str]]) -> str:
 def _rank(
     report: DoctorReport, differences: Sequence[HostDifference], unlike: Mapping[str, list[str]]
 ) -> tuple[object, ...]:
-    """The hosts to look at first: most differences of the worst kind, then what its own checks say, then by name."""
+    """Return the sort key of a host: most differences of the worst kind first, then its own checks, then its name."""
     name = _name(report)
     counts = Counter(check.status for check in report.checks)
     worst = [sum(name in one.hosts for one in differences if one.status == status) for status in ("fail", "warn")]
@@ -152,7 +152,7 @@ def _difference(one: HostDifference) -> dict[str, object]:
 
 
 def _by_value(found: Mapping[str, str], most: int = MOST_NAMED) -> list[tuple[str, str]]:
-    """Each value with the hosts that have it, the rarest first."""
+    """Return each value with the hosts that have it, the rarest value first."""
     hosts: dict[str, list[str]] = {}
     for host, value in found.items():
         hosts.setdefault(value, []).append(host)

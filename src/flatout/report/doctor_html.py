@@ -39,7 +39,7 @@ def doctor_html(report: DoctorReport, command: Sequence[str]) -> str:
 
 
 def page_content(report: DoctorReport, command: Sequence[str]) -> dict[str, object]:
-    """What the template shows, as texts and numbers ready to print."""
+    """Return what the template shows, as texts and numbers ready to print."""
     counts = Counter(check.status for check in report.checks)
     bad = sorted(
         (check for check in report.checks if check.status in BAD),
@@ -86,7 +86,7 @@ def in_full(check: CheckResult) -> dict[str, object]:
 
 
 def _family(name: str, checks: Sequence[CheckResult]) -> dict[str, object]:
-    """Its checks by status; the unknown ones with the same reason together."""
+    """Return the checks of a family by status, with the unknown ones grouped by reason."""
     mine = [check for check in checks if check.family == name]
     counts = Counter(check.status for check in mine)
     unknown: dict[str, list[str]] = {}
@@ -140,7 +140,7 @@ def _topology(topology: Topology) -> dict[str, object]:
 
 
 def _near(cells: Mapping[tuple[str, str], str], a: str, b: str) -> str:
-    """The class of a cell: 0 is the nearest."""
+    """Return the class of a cell: 0 is the nearest."""
     found = None if a == b else _nearness(cells.get((a, b), ""))
     return "none" if found is None else f"near{found}"
 
@@ -155,7 +155,7 @@ def _nearness(relation: str) -> int | None:
 def _box(
     node: TopologyNode, below: Mapping[str | None, list[TopologyNode]], left: list[int], depth: int
 ) -> dict[str, Any] | None:
-    """A node with what is behind it; None where no device is, so that empty ports do not hide the others."""
+    """Return a node with the devices behind it; None if there are none, so that empty ports do not hide the others."""
     children = []
     if depth < MOST_DEPTH:
         children = [box for child in below.get(node.id, []) if (box := _box(child, below, left, depth + 1))]

@@ -12,7 +12,7 @@ _MOST_IN_MATRIX = 24
 
 
 def doctor_text(report: DoctorReport, *, style: TextStyle, show_all: bool = False, next_command: str = "") -> str:
-    """`show_all`: every check in full, not only those that fail or warn."""
+    """Return the text of a report. With `show_all`, every check is shown in full, not only those that fail or warn."""
     counts = Counter(check.status for check in report.checks)
     head = [report.host or "a host without a name", f"read from {', '.join(report.read_from) or 'nothing'}"]
     head += [report.taken_at] if report.taken_at else []
@@ -63,7 +63,7 @@ def _in_full(check: CheckResult, style: TextStyle) -> list[str]:
 
 
 def _grouped(title: str, checks: Iterable[CheckResult], style: TextStyle) -> list[str]:
-    """Checks with the same reason together."""
+    """Return the checks grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for check in checks:
         reasons.setdefault(check.reason, []).append(check.id)
@@ -75,7 +75,7 @@ def _grouped(title: str, checks: Iterable[CheckResult], style: TextStyle) -> lis
 
 
 def topology_text(topology: Topology, style: TextStyle) -> list[str]:
-    """The tree, then how devices reach each other as a matrix, then what is missing."""
+    """Return the tree, the matrix of how devices reach each other, and what is missing."""
     lines = [*style.wrapped(f"from {', '.join(topology.sources)}", indent="  ")]
     below: dict[str | None, list[TopologyNode]] = {}
     known = {node.id for node in topology.nodes}
@@ -125,7 +125,7 @@ def _link(node: TopologyNode) -> str:
 
 
 def _matrix(names: list[str], cells: Mapping[tuple[str, str], str], style: TextStyle) -> list[str]:
-    """Columns have numbers where names are too long for the width."""
+    """Return the matrix; columns have numbers if the names are too long for the width."""
     width = max(len(name) for name in names)
     heads = names if (width + 1) * (len(names) + 1) <= style.width else [str(number) for number in range(len(names))]
     cell = max(5, *(len(head) + 1 for head in heads))
@@ -139,7 +139,7 @@ def _matrix(names: list[str], cells: Mapping[tuple[str, str], str], style: TextS
 
 
 def hosts_text(report: HostsReport, *, style: TextStyle) -> str:
-    """What differs between the hosts, then a line for each."""
+    """Return the differences between the hosts, then a line for each host."""
     lines = [f"{len(report.hosts)} hosts compared"]
     if not report.differences:
         lines += ["", "No host differs in what could be compared."]

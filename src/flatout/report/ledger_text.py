@@ -1,4 +1,4 @@
-"""A goodput ledger's report as text for a terminal."""
+"""The report of a goodput ledger as text for a terminal."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _change(unit: str, value: float) -> str:
 
 
 def _amount(unit: str, value: float) -> str:
-    """The same without the words for a ratio, which an interval has behind its two ends or not at all."""
+    """Return the value with its unit, but a ratio without words, so that it can be an end of an interval."""
     if unit == "ratio":
         return f"{value:.2f}"
     sign = "-" if value < 0 else "+"

@@ -61,12 +61,12 @@ VERDICT_MEANINGS = {
 
 
 def tuning_html(result: TuneResult, command: Sequence[str], folder: Path | str) -> str:
-    """The page. `folder` is the tuning's `--out`, as the next command names it."""
+    """Return the page. `folder` is the tuning's `--out`, as the next command names it."""
     return rendered("tuning.html.j2", page_content(result, command, folder))
 
 
 def page_content(result: TuneResult, command: Sequence[str], folder: Path | str) -> dict[str, object]:
-    """What the template shows, as texts and numbers ready to print."""
+    """Return what the template shows, as texts and numbers ready to print."""
     left = not_adopted(result)
     notes = list(dict.fromkeys(result.notes))
     return {
@@ -174,7 +174,7 @@ def _bars(
 
 
 def _forest(result: TuneResult) -> dict[str, object] | None:
-    """Each confirmed change and all together on one axis."""
+    """Return each confirmed change and all changes together, on one axis."""
     rows = [(row.name, row.verdict, False) for row in adopted_rows(result) if _is_drawn(row.verdict)]
     if _is_drawn(result.tuning.verdict):
         rows.append(("all, against the baseline", result.tuning.verdict, True))
@@ -207,7 +207,7 @@ def _values(verdict: Verdict) -> tuple[float, ...]:
 
 
 def _mark(axis: RatioAxis, value: float | None, interval: tuple[float, float] | None) -> dict[str, str | None]:
-    """Places of an estimate and its interval, per cent of the axis."""
+    """Return the places of an estimate and its interval, in percent of the axis."""
     assert value is not None
     return {
         "at": _percent(axis.place(value)),
@@ -224,7 +224,7 @@ def _axis(axis: RatioAxis) -> dict[str, object]:
 
 
 def _compared(result: TuneResult) -> dict[str, object] | None:
-    """Every prediction that has a measurement, the two above one another on one axis.
+    """Return every prediction that has a measurement, both on one axis.
 
     Measured is the plain mean here, as nothing was chosen by its result.
     """
@@ -257,7 +257,7 @@ def _compared(result: TuneResult) -> dict[str, object] | None:
 
 
 def _change(change: Change) -> dict[str, object]:
-    """What a change sets, a line each."""
+    """Return what a change sets, one line per setting."""
     sets = [f"{name}={shlex.quote(value)}" for name, value in change.environment.items()]
     sets += [f"{launcher}: {shlex.join(words)}" for launcher, words in change.launch.items()]
     if change.argument is not None:
