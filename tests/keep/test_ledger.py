@@ -89,7 +89,7 @@ def test_cost_and_energy_are_shares_of_the_whole_and_unknown_without_a_price(tmp
 def test_nothing_is_added_to_a_file_that_is_no_ledger(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("print(1)\n")
-    with pytest.raises(OutputError, match="is no ledger: nothing is added to it"):
+    with pytest.raises(OutputError, match="is not a ledger: nothing is added to it"):
         LedgerFile(path)
     assert path.read_text() == "print(1)\n"
 

@@ -63,7 +63,7 @@ def script(tmp_path: Path, text: str) -> str:
     [
         ("exit 2", 2, "its arguments or its environment"),
         ("no-such-program", 127, "a program in it was not found"),
-        ("./train.py", 126, "a program in it may not be executed"),
+        ("./train.py", 126, "a program in it is not executable"),
     ],
 )
 def test_a_command_that_a_shell_refuses(tmp_path: Path, command: str, code: int, why: str) -> None:
@@ -171,7 +171,7 @@ def test_the_text_that_a_script_ends_with_is_the_reason(tmp_path: Path, imports:
 def test_a_program_before_the_script_that_fails_and_is_done_without_is_not_what_failed(tmp_path: Path) -> None:
     code, said = run(tmp_path, "sh", "-c", f"{sys.executable} -c 'import no_such'; exit 9")
     assert code == 9
-    assert said[0] == "flatout: attempt 1 failed: the command ended with code 9 and said no more"
+    assert said[0] == "flatout: attempt 1 failed: the command ended with code 9 without an error message"
 
 
 def test_a_refusal_that_the_script_gets_over_is_not_what_failed(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_what_may_not_be_written_is_not_tried_again(tmp_path: Path) -> None:
     text = "import torch\nopen('/proc/sys/kernel/osrelease', 'wb')\n"
     code, said = run(tmp_path, sys.executable, script(tmp_path, text))
     assert code == 1
-    assert said[0].startswith("flatout: attempt 1 failed: something may not be read or written: rank 0 raised ")
+    assert said[0].startswith("flatout: attempt 1 failed: a file cannot be read or written: rank 0 raised ")
     assert "at train.py:2: [Errno " in said[0]
     assert said[1:] == ["flatout: starting it again would not help (unwritable)"]
 
@@ -233,9 +233,9 @@ def test_a_command_that_twice_fails_at_its_start_and_tells_a_code_alone(tmp_path
     assert run(tmp_path, "sh", "-c", "exit 9") == (
         9,
         [
-            "flatout: attempt 1 failed: the command ended with code 9 and said no more",
+            "flatout: attempt 1 failed: the command ended with code 9 without an error message",
             "flatout: restart 1 of 3",
-            "flatout: attempt 2 failed: the command ended with code 9 and said no more",
+            "flatout: attempt 2 failed: the command ended with code 9 without an error message",
             "flatout: the same failure for the second time, before a rank was seen, is the job's own: "
             "not started again",
         ],

@@ -182,7 +182,7 @@ class Account:
         found: Seconds,
         of_steps: tuple[HeartbeatSample, int] | None = None,
     ) -> None:
-        """The device's time up to `end_ns`: the phases' own, what is known of steps, the rest as `rest` has it."""
+        """Assign the device's time up to `end_ns` to phases, the known parts of steps, and the rest as in `rest`."""
         begin_ns = self._cursors[place]
         left = end_ns - begin_ns
         if left <= 0:

@@ -178,7 +178,7 @@ def _words(process: psutil.Process) -> str | None:
 
 
 class _Deaths:
-    """When ranks were first seen to have ended, to distinguish the first one from those that were killed after it."""
+    """The times at which ranks were first seen ended, to distinguish the first one from those killed after it."""
 
     def __init__(self) -> None:
         self._alive: dict[str, int] = {}

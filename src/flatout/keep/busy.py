@@ -1,6 +1,6 @@
-"""What a process and those that it started have done: processor time and bytes read and written, as the kernel counts.
+"""The work of a process and its descendants: CPU time and bytes read and written, as the kernel counts them.
 
-A rank that gets on leaves a mark here, whatever its script does: one that hangs does not.
+These counters grow for a rank that makes progress, whatever its script does, and not for one that hangs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What low clocks take from a GPU: NVML's samples, once a second -> a share of the time between two moments.
+"""The time lost to low GPU clocks: NVML's samples, once per second -> a share of the time between two moments.
 
 A sample counts where the driver says that heat, the power brake or the hardware holds the clock down: then the share of
 cycles that are missing to the highest clock, which is all the time lost where the work follows the clock, and the most
@@ -27,7 +27,7 @@ class ClockWatch:
         self._samples: dict[str, tuple[list[int], list[float]]] = {}
 
     def look(self, now_ns: int) -> None:
-        """Call it as often as you like."""
+        """Take a sample if one is due; can be called at any rate."""
         if now_ns < self._next_ns:
             return
         self._next_ns = now_ns + _EVERY_NS
@@ -42,7 +42,7 @@ class ClockWatch:
                 del times[: _MOST_SAMPLES // 2], shares[: _MOST_SAMPLES // 2]
 
     def lost(self, uuid: str | None, begin_ns: int, end_ns: int) -> float | None:
-        """None where the GPU was not watched all the time."""
+        """Return the lost share; None unless the GPU was sampled all the time."""
         times, shares = self._samples.get(uuid or "", ([], []))
         first, last = max(bisect_right(times, begin_ns) - 1, 0), bisect_right(times, end_ns)
         edges = [begin_ns, *times[first:last], end_ns]

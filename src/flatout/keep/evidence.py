@@ -108,7 +108,7 @@ def _ended_it(failure: Failure, ended: Ended) -> bool:
 
 
 class Death(NamedTuple):
-    """How a rank's process ended, as far as it was seen from outside."""
+    """The end of a rank's process, as observed from outside."""
 
     at: float  # seconds of any clock, when it was first seen to have ended
     signal: int | None  # 0: by none; None: unknown, because its parent had reaped it before
@@ -139,7 +139,7 @@ def killed_ranks(
 
 
 def count_oom_kills() -> int | None:
-    """By the kernel, so far: of this process's cgroup where it has a counter, else of the host."""
+    """Return the kernel's OOM kills so far: of this process's cgroup if it has a counter, otherwise of the host."""
     for path in (_cgroup_folder() / "memory.events", _VMSTAT):
         try:
             text = path.read_text(encoding="ascii")

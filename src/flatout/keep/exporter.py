@@ -28,7 +28,7 @@ _FIRST_BUCKET, _LAST_BUCKET = 20, 40
 
 
 class LedgerTail:
-    """A ledger that grows: what was added since the last look."""
+    """A growing ledger, read incrementally."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,7 +47,7 @@ class LedgerTail:
 
 
 class Collector:
-    """What `prometheus_client` asks at each scrape."""
+    """The collector that `prometheus_client` calls at each scrape."""
 
     def __init__(self, ledger: Path, state: Path | None) -> None:
         self._ledger = LedgerTail(ledger)
@@ -120,7 +120,7 @@ def _sum_s(pulse: HeartbeatSample) -> float:
 
 @contextmanager
 def serving(ledger: Path, address: str, port: int, *, state: Path, say: Callable[[str], object]) -> Iterator[None]:
-    """While this lasts, the ledger and the heartbeats below `state` are served."""
+    """Serve the ledger and the heartbeats below `state` while the context is open."""
     process = subprocess.Popen(
         [sys.executable, "-m", "flatout.keep.exporter", str(ledger), address, str(port), str(state)],
         stdin=subprocess.PIPE,
@@ -151,7 +151,7 @@ def serving(ledger: Path, address: str, port: int, *, state: Path, say: Callable
 
 
 def serve(ledger: Path, address: str, port: int, state: Path | None = None) -> tuple[Any, int]:
-    """The server and its port."""
+    """Return the server and its port."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:

@@ -42,7 +42,7 @@ class _Dump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask_flight(folder: Path, pulses: Sequence[HeartbeatSample]) -> list[FlightRecord]:
-    """What the ranks have recorded; of those that answer in two seconds."""
+    """Return the records of the ranks that answer within two seconds."""
     asked = [pulse for pulse in pulses if pulse.sequences and pulse.is_alive]
     if not asked:
         return []
@@ -73,7 +73,7 @@ def collective(entries: Iterable[FlightRecord], group: str | None, sequence: int
 
 
 def dumps_since(unix_s: float, environment: Mapping[str, str]) -> list[Path]:
-    """Files that NCCL's watchdog has written since."""
+    """Return the files that NCCL's watchdog has written since."""
     prefix = Path(next((environment[name] for name in _VARIABLES if environment.get(name)), _DEFAULT))
     try:
         found = [path for path in prefix.parent.glob(f"{prefix.name}*") if path.stat().st_mtime >= unix_s]

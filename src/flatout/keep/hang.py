@@ -61,7 +61,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
     places: Mapping[int, tuple[str, ...]]  # the main thread alone, the innermost frame first
 
     def main_threads(self) -> list[str]:
-        """The main threads' stacks, those of ranks that are in one place together."""
+        """The main threads' stacks, with ranks at the same place grouped."""
         found: dict[tuple[str, ...], list[int]] = {}
         for rank, frames in self.places.items():
             found.setdefault(frames, []).append(rank)
@@ -92,7 +92,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HangWatch:
-    """`ask` gives stacks, `work` what a process has done; both are asked of silent jobs only."""
+    """`ask` returns stacks, `work` the work that a process has done; both are called for silent jobs only."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class HangWatch:
         return hang
 
     def told(self, ranks: Sequence[HeartbeatSample]) -> list[PeerRank]:
-        """What other nodes are to know of this node's ranks."""
+        """Return the status of this node's ranks for the other nodes."""
         return [
             PeerRank(
                 rank=pulse.rank or 0,
@@ -246,7 +246,7 @@ class HangWatch:
 def late_by_count(
     ranks: Sequence[HeartbeatSample], elsewhere: Sequence[Mapping[str, int]] = ()
 ) -> tuple[set[str], str | None, int | None]:
-    """Who has begun fewer collectives of a group than others of it; the group; the number that they wait in.
+    """Return the ranks that began fewer collectives of a group than the others, the group, and the pending number.
 
     `elsewhere`: the same counts of ranks on other nodes, which are named there.
     """
@@ -265,7 +265,7 @@ def late_by_count(
 
 
 def collective_of(stack: Stack | None) -> str | None:
-    """The function of torch.distributed that the main thread is in."""
+    """Return the function of torch.distributed that the main thread is in."""
     if stack is None:
         return None
     names = [frame.function for frame in stack.frames if frame.file.endswith("distributed_c10d.py")]
@@ -278,7 +278,7 @@ def collective_of(stack: Stack | None) -> str | None:
 
 
 def phase_of(pulse: HeartbeatSample, stack: Stack | None) -> str:
-    """As the hooks have marked it; else by what the functions on the stack are called."""
+    """Return the activity that the hooks have marked; otherwise derive it from the function names on the stack."""
     if stack is not None and any(_COMPILING.search(frame.file) for frame in stack.frames):
         return "compilation"
     if pulse.phase != "compute":
@@ -294,7 +294,7 @@ def phase_of(pulse: HeartbeatSample, stack: Stack | None) -> str:
 
 
 def _waits(pulse: HeartbeatSample, stack: Stack | None) -> bool:
-    """For other ranks, as far as a stack shows."""
+    """True if the rank waits for other ranks, as far as its stack shows."""
     if stack is None or not stack.frames or pulse.phase == "data":
         return False
     top = stack.frames[:4]
@@ -320,7 +320,7 @@ def _odd_one_out(
 def _gets_on(
     name: str, looks: list[tuple[float, dict[str, Stack], dict[str, ProcessUsage]]], *, is_waiting: bool
 ) -> bool:
-    """Whether it did something between the looks. Waiting for others may keep a core busy: that is nothing."""
+    """True if the rank did work between the polls. Waiting for others can keep a core busy and does not count."""
     seen = [
         tuple((frame.file, frame.function) for frame in stacks[name].frames) for _, stacks, _ in looks if name in stacks
     ]

@@ -40,12 +40,12 @@ class Costs:
 
     @property
     def after_failure_s(self) -> float:
-        """What a failure costs whatever the interval."""
+        """The cost of a failure that does not depend on the interval."""
         return self.detect_s + self.restart_s + max(self.write_s - self.stall_s, 0.0)
 
 
 def measured_costs(lines: Iterable[Mapping[str, Any]], *, detect_s: float, restart_s: float) -> Costs | None:
-    """From the lines of `checkpoints.jsonl`, by the medians; None where no checkpoint was committed yet."""
+    """Return the medians of the lines of `checkpoints.jsonl`; None if no checkpoint was committed yet."""
     committed = [line for line in lines if line.get("outcome") == "committed"]
     if not committed:
         return None
@@ -70,7 +70,7 @@ class FailureRate:
         return self.failures / self.node_days
 
     def after(self, failures: int, node_days: float) -> FailureRate:
-        """What is known once these have been seen."""
+        """Return the distribution after these observations."""
         return replace(self, failures=self.failures + failures, node_days=self.node_days + node_days)
 
     def interval(self, probability: float = 0.9) -> tuple[float, float]:
@@ -122,7 +122,7 @@ def nvidia_s(stall_s: float, mean_time_to_failure_s: float, recovery_s: float) -
 
 
 def published_ettr(interval_s: float, costs: Costs, rate_per_s: float) -> float:
-    """Kokolis et al., HPCA 2025: (1 - N r_f (u0 + dt/2)) / (1 + w/dt). First order: below 0 for what never gets on."""
+    """Kokolis et al., HPCA 2025: (1 - N r_f (u0 + dt/2)) / (1 + w/dt). First order: below 0 without progress."""
     lost = rate_per_s * (costs.after_failure_s + interval_s / 2)
     return (1 - lost) / (1 + costs.stall_s / interval_s)
 
@@ -140,7 +140,7 @@ def goodput(interval_s: float, costs: Costs, rate_per_s: float) -> float:
 
 
 def expected_goodput(interval_s: float, costs: Costs, rates_per_s: Sequence[float] | NDArray[np.float64]) -> float:
-    """Over equally probable rates."""
+    """Return the expected goodput over equally probable rates."""
     return float(_expected_goodputs(np.array([interval_s]), costs, np.asarray(rates_per_s, dtype=np.float64))[0])
 
 
@@ -157,7 +157,7 @@ def _expected_goodputs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """The best interval. `low_s` to `high_s`: within 0.1 % of its goodput, so that none of these is wrong."""
+    """The best interval. Any interval from `low_s` to `high_s` has a goodput within 0.1 % of the best."""
 
     interval_s: float
     low_s: float

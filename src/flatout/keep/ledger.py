@@ -42,7 +42,7 @@ _NOT_YET = "Unknown before DDP's first timed exchange"  # a line without a reaso
 
 
 class HeldError(OutputError):
-    """Another `flatout run` adds to this ledger."""
+    """Another `flatout run` is writing to this ledger."""
 
 
 class LedgerFile:
@@ -72,7 +72,7 @@ class LedgerFile:
             ) from error
         if is_other:
             os.close(self._file)
-            raise OutputError(f"{path} is there, and is no ledger: nothing is added to it", hint="name another file")
+            raise OutputError(f"{path} exists and is not a ledger: nothing is added to it", hint="name another file")
 
     def write(self, event: str, **values: Any) -> None:
         line = {"event": event, "unix_s": round(time.time(), 3), **values}
@@ -169,7 +169,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerAccumulator:
-    """Adds up lines as they come."""
+    """Adds up the lines as they are read."""
 
     def __init__(self) -> None:
         self._ns = dict.fromkeys(CLASSES, 0)
@@ -187,7 +187,7 @@ class LedgerAccumulator:
         self._away_s = 0.0
 
     def add(self, raw: bytes) -> dict[str, Any] | None:
-        """The line; None where it is none."""
+        """Return the decoded line; None if it is not valid."""
         try:
             line = json.loads(raw)
             event = line["event"]
@@ -259,7 +259,7 @@ def read(path: Path) -> Totals:
     read = [totalling.add(raw) for raw in lines]
     first = next((line for line in read if line is not None), None)
     if first is None or first.get("schema") != SCHEMA:
-        raise InputError(f"{path} is no ledger", hint=_HINT)
+        raise InputError(f"{path} is not a ledger", hint=_HINT)
     if first.get("version") != VERSION:
         raise InputError(f"{path} has version {first.get('version')} of the ledger; this Flatout reads {VERSION}")
     return totalling.totals()

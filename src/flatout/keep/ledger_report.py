@@ -1,4 +1,4 @@
-"""A ledger's totals, priced: `Totals` -> `LedgerReport`. What has no price stays without one."""
+"""A ledger's totals, priced: `Totals` -> `LedgerReport`. A device without a known price stays without one."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class LedgerWriter:
             self._writer.write("end", code=done.ended.shell_code, why=decision.why, goes_on=decision.goes_on)
 
     def stops(self, ended: Ended) -> None:
-        """The user has asked for the end between two attempts."""
+        """Note that the user asked to end the job between two attempts."""
         self._steps_before = self._steps  # all that there will be
         self._add(self._account.stops(time.monotonic_ns()), ())
         self._write()

@@ -81,7 +81,7 @@ def write_about(state: Path, about: RunInfo) -> None:
 
 
 def others(mine: RunInfo) -> Iterator[Other]:
-    """Those that have something in common with this one that they should not, or that nobody watches."""
+    """Return the runs that conflict with this one, or whose jobs are unmonitored."""
     found: dict[Path, list[psutil.Process]] = {}
     around = Path(os.environ.get(Variable.HEARTBEAT, "")).parent  # where this one is within another's job
     for process in with_environment(lambda environment: Variable.HEARTBEAT in environment):
@@ -131,7 +131,9 @@ def end(other: Other) -> None:
     while left := list(with_environment(is_meant)):
         if time.monotonic() >= until:
             numbers = ", ".join(str(process.pid) for process in left)
-            raise InputError(f"processes {numbers} of the job that is to be taken over do not end", hint="look at them")
+            raise InputError(
+                f"processes {numbers} of the job that should be taken over do not end", hint="look at them"
+            )
         time.sleep(0.1)
     if other.state.name.startswith("flatout-"):  # as the one that was killed would have done
         shutil.rmtree(other.state, ignore_errors=True)

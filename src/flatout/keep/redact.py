@@ -1,4 +1,4 @@
-"""Mask secrets in texts: what looks like a token, and on request the names of hosts."""
+"""Mask secrets in texts: strings that look like tokens, and on request host names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _masked(found: re.Match[str]) -> str:
 
 
 def redactor(environment: Mapping[str, str] = os.environ) -> Callable[[str], str]:
-    """Each host becomes a number. This one, by each of its names, and those that Slurm and torchrun name."""
+    """Replace each host name by a number: all names of this host, and the hosts that Slurm and torchrun name."""
     numbers: dict[str, str] = {}
     for names in _hosts(environment):
         label = f"host-{len(set(numbers.values())) + 1}"

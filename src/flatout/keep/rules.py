@@ -1,4 +1,4 @@
-"""What a failure is, whose fault, and whether to start again: `Evidence` -> `Judgement`, by one table.
+"""Classify a failure, its fault and whether to restart: `Evidence` -> `Judgement`, by one table.
 
 The first rule that fits decides. `restart` is what the failure alone calls for; the budget, and the same failure at
 the same step for the second time, which is the user's bug whatever it is, are the supervisor's.
@@ -43,7 +43,7 @@ _UNWRITABLE = re.compile(r"read-only file system|permission denied", re.I)
 _OF_FILES = {"OSError", "PermissionError", "CheckpointError"}
 _SHELL_CODES = {
     2: "its arguments or its environment",
-    126: "a program in it may not be executed",
+    126: "a program in it is not executable",
     127: "a program in it was not found",
 }
 _DEVICE_LOST = re.compile(r"ECC|fallen off the bus|no CUDA-capable device|device\(s\) is/are busy or unavailable", re.I)
@@ -134,7 +134,7 @@ def _root(evidence: Evidence, fits: Callable[[Failure], bool]) -> bool:
 
 
 def _is_mistake(failure: Failure) -> bool:
-    """Without torch, a step is never seen: what took longer than a start may have trained, and come far."""
+    """Without torch, no step is ever seen: a process that ran longer than a start may have trained for long."""
     is_at_start = failure.has_torch or (failure.age_s is not None and failure.age_s < START_UP_S)
     return failure.exception in (_MISTAKES if is_at_start else _PLAIN_MISTAKES)
 
@@ -222,7 +222,7 @@ RULES: tuple[Rule, ...] = (
         fits=lambda e: _root(e, lambda f: f.exception in _OF_FILES and bool(_UNWRITABLE.search(f.message))),
         fault="user",
         restarts=False,
-        says=lambda e: f"something may not be read or written: {_says_failure(e)}",
+        says=lambda e: f"a file cannot be read or written: {_says_failure(e)}",
     ),
     Rule(
         name="locked",
@@ -295,6 +295,6 @@ RULES: tuple[Rule, ...] = (
         fits=lambda e: True,
         fault="unknown",
         restarts=True,
-        says=lambda e: f"the command ended with code {e.code} and said no more",
+        says=lambda e: f"the command ended with code {e.code} without an error message",
     ),
 )

@@ -48,7 +48,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
     def user_frame(self) -> Frame | None:
-        """The innermost of the user's own code."""
+        """Return the innermost frame of the user's own code."""
         return next((frame for frame in self.frames if frame.is_users), None)
 
     def depth(self) -> int:
@@ -57,7 +57,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask_stacks(folder: Path, pulses: Sequence[HeartbeatSample]) -> dict[str, Stack]:
-    """The stacks by the process's name; a process that does not answer in a second has none."""
+    """Return the stacks by the process's name; a process that does not answer within a second has none."""
     asked: dict[str, tuple[HeartbeatSample, int]] = {}
     for pulse in pulses:
         if pulse.gives_stacks and pulse.is_alive and pulse.is_local and has_handler(pulse.pid):
@@ -80,7 +80,7 @@ def ask_stacks(folder: Path, pulses: Sequence[HeartbeatSample]) -> dict[str, Sta
 
 
 def loader_stacks(folder: Path, pulse: HeartbeatSample) -> list[Stack]:
-    """Those of a rank's forked workers: a rank that waits for its loader waits for one of them."""
+    """Return the stacks of a rank's forked workers: a rank that waits for its loader waits for one of them."""
     asked = []
     with suppress(psutil.Error):
         for child in psutil.Process(pulse.pid).children(recursive=True):
@@ -100,7 +100,7 @@ def loader_stacks(folder: Path, pulse: HeartbeatSample) -> list[Stack]:
 
 
 def has_handler(pid: int) -> bool:
-    """Whether the process would survive the signal: one that became another program would not."""
+    """True if the process would survive the signal: one that became another program would not."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -110,7 +110,7 @@ def has_handler(pid: int) -> bool:
 
 
 def parse(pid: int, text: str, *, main_thread: int) -> Stack:
-    """What `faulthandler` has written. Without a main thread of that number, it is the last: the oldest thread."""
+    """Parse the output of `faulthandler`. Without a thread of the main thread's ID, take the last, the oldest."""
     threads: dict[int, list[Frame]] = {}
     frames: list[Frame] = []
     for line in text.splitlines():

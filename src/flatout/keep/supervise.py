@@ -36,7 +36,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerLike(Protocol):
-    """What writes the ledger."""
+    """The interface of the ledger writer."""
 
     def attempt_begins(self, attempt: int) -> None: ...
     def look(self, ranks: Sequence[HeartbeatSample]) -> None: ...
