@@ -32,7 +32,7 @@ class Framework(_Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     most_chunks: int | None = None
 
     def is_named(self, framework: str) -> bool:
-        """Whether a framework of this name is one of them."""
+        """True if a framework of this name is one of them."""
         if _contains_any(framework, self.except_words):
             return False
         return not self.words or _contains_any(framework, self.words)

@@ -30,7 +30,7 @@ def xid_name(number: int) -> str | None:
 
 
 def is_job_fault(number: int) -> bool:
-    """Whether the job's own work raises it on a GPU that is well."""
+    """True if the job's own work can raise it on a healthy GPU."""
     entry = _xids().xid.get(number)
     return entry is not None and entry.is_job_fault
 

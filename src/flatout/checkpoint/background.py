@@ -1,8 +1,8 @@
-"""The thread that writes a rank's checkpoints: its part to each folder, and where it leads one, the commit.
+"""The thread that writes a rank's checkpoints: its part to each folder, and the commit where it is the leader.
 
 In: `PendingCheckpoint`s, each with a copy of the state in host memory. Out: folders as `store` describes them, and the
-failures, until
-the ranks exchange them. Nothing here is a collective: the other ranks' parts are known by their files.
+failures, which are kept until the ranks exchange them. Nothing here is a collective: the other ranks' parts are known
+by their files.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Background:
 
     @property
     def is_busy(self) -> bool:
-        """No copy of another state can be made before one that was saved has been written."""
+        """True if no further state can be copied until a saved one has been written."""
         return self._free.empty()
 
     @property
@@ -76,35 +76,35 @@ class Background:
         return self._ends_at is not None
 
     def take_buffer(self) -> Buffer:
-        """Waits for one, which `writes` or `gives_up` gives back."""
+        """Wait for a buffer, which `writes` or `gives_up` returns."""
         return self._free.get()
 
     def writes(self, job: PendingCheckpoint) -> None:
         self._jobs.put(partial(self._write, job))
 
     def gives_up(self, step: int, token: str, stores: Sequence[Store], buffer: Buffer, problem: BaseException) -> None:
-        """A checkpoint of which this rank could make no copy."""
+        """Note a checkpoint of which this rank could make no copy."""
         self._free.put(buffer)
         self._fail(token, f"step {step} was not saved: {_line(problem)}")
         self._jobs.put(partial(self._give_up, step, token, stores, _line(problem)))
 
     def wait(self) -> None:
-        """Until all that was saved has been written."""
+        """Wait until all saved checkpoints have been written."""
         self._jobs.join()
 
     def flush(self, limit_s: float) -> None:
-        """The same, but no longer than that, and not for ranks that do not write their part any more."""
+        """Wait in the same way for a limited time, and not for ranks that no longer write their part."""
         self.ends_within(limit_s / 2)
         deadline = time.monotonic() + limit_s
         while self._jobs.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def ends_within(self, limit_s: float | None) -> None:
-        """Parts are waited for no longer than that; None: as long as ever."""
+        """Limit the wait for the parts of other ranks; None: the default limit."""
         self._ends_at = None if limit_s is None else time.monotonic() + limit_s
 
     def close(self) -> None:
-        """Write what is still to be written, and end."""
+        """Write the pending checkpoints, then end."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -123,7 +123,7 @@ class Background:
                 self._jobs.task_done()
 
     def _write(self, job: PendingCheckpoint) -> None:
-        """A folder that cannot be written to does not keep the other from being."""
+        """Write to each folder, even if the other one cannot be written to."""
         try:
             written = [store for store in job.stores if self._attempt(store, job, self._write_part)]
         finally:
@@ -137,7 +137,7 @@ class Background:
             self._on_saved(job.step)
 
     def _give_up(self, step: int, token: str, stores: Sequence[Store], reason: str) -> None:
-        """What is left of a checkpoint of which this rank has no copy."""
+        """Mark a checkpoint of which this rank has no copy as failed, and discard it."""
         for store in stores:
             store.fail(step, token, reason)
             if store.is_leader:

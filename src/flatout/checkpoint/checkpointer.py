@@ -200,11 +200,11 @@ class Checkpointer:
         return True
 
     def wait(self) -> None:
-        """Until all that was saved has been written."""
+        """Wait until all saved checkpoints have been written."""
         self._background.wait()
 
     def close(self) -> None:
-        """Write what is still to be written, and give the folder free. Called at the end of the process too."""
+        """Write the pending checkpoints and release the folder. Also called at the end of the process."""
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
@@ -247,7 +247,7 @@ class Checkpointer:
         return 0
 
     def _candidates(self) -> list[tuple[int, Store]]:
-        """The newest first, and of one step the local before the shared; the same on all ranks."""
+        """Return the checkpoints, newest first, local before shared for the same step; equal on all ranks."""
         shared = self._peers.together(lambda: self._shared.steps() if self._peers.is_leader else [])
         usable = self._peers.together(lambda: self._usable_local_steps(self._local) if self._local else [])
         told = self._peers.gather({"shared": shared, "local": usable})
@@ -256,7 +256,7 @@ class Checkpointer:
         return [(step, store) for step, _, store in sorted(found, key=lambda one: one[:2], reverse=True) if store]
 
     def _usable_local_steps(self, local: Store) -> list[int]:
-        """Those that were written by just these ranks of this host."""
+        """Return the steps that exactly these ranks of this host have written."""
         usable = []
         for step in local.steps():
             with suppress(CheckpointError):
@@ -305,7 +305,7 @@ class Checkpointer:
         self.last_saved = step or None
 
     def _begin(self) -> None:
-        """A folder of another training is not mixed with this one."""
+        """Refuse a folder that has checkpoints of another training."""
         if not self._has_begun:
             found = self._peers.together(
                 lambda: [

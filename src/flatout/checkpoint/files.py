@@ -52,7 +52,7 @@ def write_json(path: Path, value: dict[str, Any]) -> dict[str, int]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote; raises DamagedError."""
+    """Return what `write_json` wrote; raises DamagedError."""
     try:
         value = json.loads(path.read_bytes())
         checksum = value.pop("checksum")
@@ -68,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_file(path: Path, expected: dict[str, int]) -> None:
-    """Raises DamagedError unless the file has this size and CRC-32."""
+    """Raise DamagedError unless the file has this size and CRC-32."""
     try:
         num_bytes, checksum = path.stat().st_size, 0
         if num_bytes == expected["bytes"]:

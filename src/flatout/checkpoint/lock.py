@@ -50,7 +50,7 @@ class Lock:
         return owner is not None and owner.get("token") == self._me["token"]
 
     def hold(self) -> bool:
-        """Whether it is held; one that was removed, as with the whole folder, is taken again."""
+        """True if the lock is held; a lock that was removed, e.g. with its folder, is taken again."""
         return self.is_held() or self._create()
 
     def release(self) -> None:
@@ -139,7 +139,7 @@ def _started(pid: object) -> int | None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """None where there is none. One that cannot be read is an owner of whom nothing is known."""
+    """Return the owner; None if there is no lock. An unreadable lock has an unknown owner."""
     try:
         owner = json.loads(path.read_text())
     except OSError:

@@ -37,7 +37,7 @@ class Peers:
         self.is_host_leader = self.rank == self.host_ranks[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` of every rank, by rank. Every rank must call it; it costs a fraction of a millisecond on one host."""
+        """Return every rank's `value`. Every rank must call it; it costs a fraction of a millisecond on one host."""
         if self._group is None:
             return [value]
         text = json.dumps(value).encode()

@@ -1,4 +1,4 @@
-"""What can go wrong with a checkpoint.
+"""The errors of checkpoints.
 
 CheckpointError       cannot be saved or resumed from; one line, with a hint
 ├── DamagedError      what was read is not what was written
@@ -23,4 +23,4 @@ class DamagedError(CheckpointError):
 
 
 class LockedError(CheckpointError):
-    """The folder is another job's."""
+    """The folder belongs to another job."""

@@ -170,7 +170,7 @@ class _Files:
         self._open: dict[str, tuple[mmap.mmap, dict[str, Place], int]] = {}
 
     def tensor(self, file: str, key: str, described: Mapping[str, Any]) -> torch.Tensor:
-        """A view of the file's memory, or of a copy of it."""
+        """Return a view of the file's memory, or of a copy of it."""
         if file not in self._open:
             path = self._folder / file
             places, begin = read_header(path)
@@ -200,7 +200,7 @@ def _boxes(tensor: Any) -> list[_Box]:
 
 
 def _overlap(one: _Box, other: _Box) -> int:
-    """How many elements two boxes have in common."""
+    """Return the number of elements that two boxes share."""
     spans = zip(*one, *other, strict=True)
     return prod(max(min(a + long, b + wide) - max(a, b), 0) for a, long, b, wide in spans)
 

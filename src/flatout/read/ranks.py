@@ -1,6 +1,6 @@
 """Which rank each trace belongs to.
 
-In: what the files say of themselves, and their names. Out: one rank a file, or None for a copy of another file. The
+In: what the files say of themselves, and their names. Out: one rank per file, or None for a copy of another file. The
 order of trust: what the user said, `distributedInfo.rank`, the file name, the order of the files (noted as a guess).
 """
 
@@ -28,7 +28,7 @@ class RankAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_in_name(name: str) -> int | None:
-    """The rank that a file name states, or else its folder."""
+    """Return the rank in the file name, otherwise in the folder name."""
     for part in re.split(r"[/\\]", name)[:-3:-1]:
         match = _RANK_IN_NAME.search(part)
         if match is not None and int(match[1]) < _MAX_RANK:
@@ -80,7 +80,7 @@ def _stated_rank(meta: TraceMeta, given: Mapping[str, int]) -> int | None:
 
 
 def _copies(metas: Sequence[TraceMeta], ranks: list[int | None], quality: list[Quality]) -> set[int]:
-    """Files with the content of an earlier one of the same rank."""
+    """Return the files with the content of an earlier one of the same rank."""
     seen: dict[tuple[int | None, str], int] = {}
     copies = set()
     for index, meta in enumerate(metas):

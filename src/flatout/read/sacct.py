@@ -80,7 +80,7 @@ def read_sacct(path: Path, *, project: str = "wckey", progress: Progress | None 
 
 
 def parse_sacct(data: bytes, *, name: str, project: str = "wckey", progress: Progress | None = None) -> Attempts:
-    """As `read_sacct`, of what was read already."""
+    """Parse text that was read already, as `read_sacct` does for a file."""
     if project not in _SHOWN_PROJECTS:
         raise InputError(f"a project must be one of the columns {', '.join(_SHOWN_PROJECTS)}, but is `{project}`")
     lines = data.split(b"\n")
@@ -361,6 +361,6 @@ def _seconds(text: str) -> float | None:
 
 
 def _energy_j(text: str) -> float | None:
-    """0 is what Slurm writes where nothing measures it."""
+    """Return the value; None for 0, which Slurm writes if nothing measures it."""
     joules = _count(text)
     return float(joules) if joules and joules < _NOT_GATHERED_J else None

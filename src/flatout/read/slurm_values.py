@@ -80,7 +80,7 @@ def duration_s(text: str) -> float | None:
 
 
 def limit_s(text: str) -> float | None:
-    """A time limit; None where there is none."""
+    """Parse a time limit; None if there is none."""
     if text.casefold() in {"unlimited", "partition_limit", *NONE_WORDS}:
         return None
     return duration_s(text)

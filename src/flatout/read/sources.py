@@ -66,7 +66,7 @@ def _sources(path: Path, stack: ExitStack, limits: Limits) -> list[TraceSource]:
 
 
 def _is_archive(path: Path) -> bool:
-    """By the first bytes, behind whatever compression."""
+    """Detect an archive by its first bytes after decompression."""
     with ByteStream(path, str(path)) as stream:
         return stream.read(512)[257:].startswith(b"ustar")
 

@@ -1,4 +1,4 @@
-"""A CSV of what was measured of jobs -> `Usage` by job.
+"""A CSV of measurements per job -> `Usage` by job.
 
     job,busy_share,power_w,checkpoint_interval_s
     4711,0.82,415,1800

@@ -56,7 +56,7 @@ def decode_in_processes(blocks: Iterator[bytes], num_workers: int) -> Decoded:
 
 
 class _Worker:
-    """The parent's side of a worker."""
+    """A worker as its parent process sees it."""
 
     def __init__(self, process: BaseProcess, tasks: Connection, results: Connection, slots: list[int]) -> None:
         self.process = process

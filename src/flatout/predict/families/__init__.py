@@ -1,4 +1,4 @@
-"""How each change edits the replay, one file a family of the catalogue: `MODELS` is knob name -> model.
+"""How each change edits the replay, one file per family of the catalogue: `MODELS` is knob name -> model.
 
 A model takes the situation and the change, and returns `Scenarios`, or a text with the reason why there is none. The
 numbers that no trace can show are priors; each is named with its origin, and `calibrate` corrects them from use.

@@ -1,4 +1,4 @@
-"""What a collective costs by its size: alpha + beta * bytes, fitted to the transfers of the trace itself.
+"""The cost of a collective by its size: alpha + beta * bytes, fitted to the transfers of the trace itself.
 
 Where all of one operation have one size, alpha is a prior of the transport.
 """
