@@ -174,5 +174,5 @@ def test_altered_json_is_found(tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match="its checksum differs"):
         read_json(path)
     path.write_bytes(path.read_bytes()[:9])
-    with pytest.raises(DamagedError, match="no whole JSON"):
+    with pytest.raises(DamagedError, match="not complete JSON"):
         read_json(path)
