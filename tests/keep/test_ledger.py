@@ -130,7 +130,9 @@ def test_classes_within_steps_are_null_with_their_reason_until_they_were_looked_
     assert found["late_rank_wait"].device_s is None and found["productive"].known_share is None
 
 
-@pytest.mark.parametrize(("content", "what"), [("", "no ledger"), ("{}\n", "no ledger"), ("\x00\xff", "no ledger")])
+@pytest.mark.parametrize(
+    ("content", "what"), [("", "not a ledger"), ("{}\n", "not a ledger"), ("\x00\xff", "not a ledger")]
+)
 def test_another_file_is_an_error_of_one_line(tmp_path: Path, content: str, what: str) -> None:
     path = tmp_path / "other"
     path.write_text(content)
