@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from flatout.diagnose.case import Case
+from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.recorder import Untraced
 from flatout.diagnose.rules import RULES
 from flatout.records.ceilings import Ceilings
@@ -29,10 +29,11 @@ def diagnose(
     ceilings: Mapping[str, Ceilings] | None = None,
 ) -> Diagnosis:
     """Return the findings of a job with its parts, blame and data quality. `ceilings`: measured rates by host."""
-    case = Case(job, untraced, _measured_peaks(job, ceilings or {}))
+    context = DiagnosisContext(job, untraced, _measured_peaks(job, ceilings or {}))
     findings: list[Finding] = []
-    for rule in RULES if case.step_s > 0 else ():
-        findings += rule.find(case)
+    if context.step_s > 0:
+        for rule in RULES:
+            findings += rule.find(context)
     findings.sort(key=lambda f: (-f.cost_s_per_step, f.code))
     origin = min((t.window_start_ns for t in job.timelines), default=0)
     return Diagnosis(
@@ -41,14 +42,14 @@ def diagnose(
             world_size=job.world_size,
             missing_ranks=job.missing_ranks,
             device=_device(job),
-            num_steps=case.num_steps,
-            step_s=case.step_s if case.num_steps else None,
+            num_steps=context.num_steps,
+            step_s=context.step_s if context.num_steps else None,
             untraced_step_s=untraced.step_s if untraced is not None else None,
         ),
         ranks=tuple(_rank(t, job.segments[t.rank], origin) for t in job.timelines),
         blame=job.blame,
         findings=tuple(findings),
-        data_quality=(*quality, *_gathered(job), *job.quality, *_missing(job), *_unexplained(case)),
+        data_quality=(*quality, *_gathered(job), *job.quality, *_missing(job), *_unexplained(context)),
     )
 
 
@@ -108,12 +109,12 @@ def _gathered(job: JobAttribution) -> list[Quality]:
     return result
 
 
-def _unexplained(case: Case) -> list[Quality]:
+def _unexplained(context: DiagnosisContext) -> list[Quality]:
     """Report idle time that no rule explains, if its share is large."""
-    share = {part: case.available(part) / case.step_s if case.step_s > 0 else 0.0 for part in WITHOUT_RULE}
+    share = {part: context.available(part) / context.step_s if context.step_s > 0 else 0.0 for part in WITHOUT_RULE}
     return [
         Quality(
-            problem=f"{percent(share[part])} of the {'step' if case.num_steps else 'recording'} is idle: {why}",
+            problem=f"{percent(share[part])} of the {'step' if context.num_steps else 'recording'} is idle: {why}",
             effect="no finding covers it",
         )
         for part, why in WITHOUT_RULE.items()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.diagnose.case import Case
+from flatout.diagnose.context import DiagnosisContext
 from flatout.records.diagnosis import Finding
 from flatout.units import percent, seconds
 
 MIN_SHARE_OF_STEP = 0.02  # a cause below this share of the step does not become a finding
 
 
-def is_worth_telling(case: Case, cost_s: float) -> bool:
-    return case.step_s > 0 and cost_s / case.step_s >= MIN_SHARE_OF_STEP
+def is_reportable(context: DiagnosisContext, cost_s: float) -> bool:
+    return context.step_s > 0 and cost_s / context.step_s >= MIN_SHARE_OF_STEP
 
 
 def finding(
-    case: Case,
+    context: DiagnosisContext,
     *,
     code: str,
     name: str,
@@ -29,7 +29,7 @@ def finding(
     confidence: str = "high",
 ) -> list[Finding]:
     """Return the finding as a list of one, or an empty list if its cost is below the threshold."""
-    if not is_worth_telling(case, cost_s):
+    if not is_reportable(context, cost_s):
         return []
     return [
         Finding(
@@ -38,7 +38,7 @@ def finding(
             title=title,
             ranks=ranks,
             cost_s_per_step=cost_s,
-            share_of_step=cost_s / case.step_s,
+            share_of_step=cost_s / context.step_s,
             evidence=evidence,
             changes=changes,
             safety=safety,
@@ -47,14 +47,14 @@ def finding(
     ]
 
 
-def cost_words(case: Case, cost_s: float) -> str:
+def cost_words(context: DiagnosisContext, cost_s: float) -> str:
     """`46.0 ms per step, 12 % of the step`; without steps `46.0 ms in total, 12 % of the recording`."""
-    return f"{seconds(cost_s)} {case.period}, {share_words(case, cost_s)}"
+    return f"{seconds(cost_s)} {context.period}, {share_words(context, cost_s)}"
 
 
-def share_words(case: Case, cost_s: float) -> str:
+def share_words(context: DiagnosisContext, cost_s: float) -> str:
     """`12 % of the step`; without steps `12 % of the recording`."""
-    return f"{percent(cost_s / case.step_s)} of the {'step' if case.num_steps else 'recording'}"
+    return f"{percent(cost_s / context.step_s)} of the {'step' if context.num_steps else 'recording'}"
 
 
 def rank_words(ranks: tuple[int, ...], num_ranks: int) -> str:

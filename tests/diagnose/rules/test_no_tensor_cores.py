@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.diagnose.jobs import GEMM, STEP, attributed, costs_us, found, free_of_recorder_cost, names, times
 
-from flatout.diagnose.case import Case
+from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.rules.no_tensor_cores import find
 from flatout.testing import TraceBuilder
 
@@ -80,7 +80,7 @@ def test_of_measured_peaks_half_of_the_ratio_counts_between_one_and_a_half_and_e
     ratio: float, speedup: float
 ) -> None:
     """A GPU whose tensor cores are hardly faster gains by less traffic still, and none gains 20 times as a whole."""
-    (finding,) = find(Case(attributed(multiplying(5000)), peaks={"fp32": 1e13, "fp16": ratio * 1e13}))
+    (finding,) = find(DiagnosisContext(attributed(multiplying(5000)), peaks={"fp32": 1e13, "fp16": ratio * 1e13}))
     assert finding.evidence["assumed_speedup"] == speedup
     assert finding.cost_s_per_step == pytest.approx(5000e-6 * (1 - 1 / speedup))
 

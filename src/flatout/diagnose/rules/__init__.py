@@ -1,7 +1,7 @@
 """The rules, one file per finding. Specific rules come before the general ones, which get the seconds that remain.
 
-A rule is a module with `CODE`, `NAME`, `find(case) -> list[Finding]` and a docstring with five headings: What it means,
-Why it costs, Evidence, Change to try, When this is wrong. `flatout explain` and the docs are made from the docstring.
+A rule is a module with `CODE`, `NAME`, `find(context) -> list[Finding]` and a docstring with five headings: What it
+means, Why it costs, Evidence, Change to try, When this is wrong. `flatout explain` and the docs use the docstring.
 An optional `HOST_EVIDENCE` lists the functions of `host_evidence.py` that add host measurements to the finding.
 """
 

@@ -23,7 +23,7 @@ When this is wrong
 
 from __future__ import annotations
 
-from flatout.diagnose.case import HOST_PARTS, Case
+from flatout.diagnose.context import HOST_PARTS, DiagnosisContext
 from flatout.diagnose.finding import finding, rank_words, share_words
 from flatout.records.diagnosis import Finding, Part
 from flatout.units import seconds
@@ -32,39 +32,39 @@ CODE = "F12"
 NAME = "allocator-churn"
 
 
-def find(case: Case) -> list[Finding]:
-    if case.available(Part.ALLOCATOR) <= 0:
+def find(context: DiagnosisContext) -> list[Finding]:
+    if context.available(Part.ALLOCATOR) <= 0:
         return []
-    ranks = case.ranks_with_most(Part.ALLOCATOR, share=0.3)
-    rank = case.busiest_rank(Part.ALLOCATOR, *HOST_PARTS, among=ranks)
-    calls = case.facts(rank).allocator_calls
-    calls_s = case.per_step(sum(c.host_s for c in calls.values()))
-    idle = case.claim(Part.ALLOCATOR, case.available(Part.ALLOCATOR))
-    own_idle = float(case.own[case.row[rank], Part.ALLOCATOR])
-    lost_lead = case.claim_lost_lead(rank, blocked_s=calls_s - own_idle, freed_s=calls_s)
+    ranks = context.ranks_with_most(Part.ALLOCATOR, share=0.3)
+    rank = context.busiest_rank(Part.ALLOCATOR, *HOST_PARTS, among=ranks)
+    calls = context.facts(rank).allocator_calls
+    calls_s = context.per_step(sum(c.host_s for c in calls.values()))
+    idle = context.claim(Part.ALLOCATOR, context.available(Part.ALLOCATOR))
+    own_idle = float(context.own[context.row[rank], Part.ALLOCATOR])
+    lost_lead = context.claim_lost_lead(rank, blocked_s=calls_s - own_idle, freed_s=calls_s)
     cost = idle + lost_lead
-    num_calls = case.per_step(sum(c.count for c in calls.values()))
+    num_calls = context.per_step(sum(c.count for c in calls.values()))
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=(
-            f"device memory is repeatedly allocated and freed on {rank_words(ranks, len(case.ranks))}:"
-            f" {num_calls:.0f} calls {case.period} cost {seconds(cost)}, {share_words(case, cost)}"
+            f"device memory is repeatedly allocated and freed on {rank_words(ranks, len(context.ranks))}:"
+            f" {num_calls:.0f} calls {context.period} cost {seconds(cost)}, {share_words(context, cost)}"
         ),
         ranks=ranks,
         cost_s=cost,
         evidence={
-            "calls_per_step": {name: case.per_step(c.count) for name, c in sorted(calls.items())},
+            "calls_per_step": {name: context.per_step(c.count) for name, c in sorted(calls.items())},
             "call_s": calls_s,
             "idle_in_calls_s": idle,
             "lost_lead_s": lost_lead,
-            **case.recorder.evidence(),
+            **context.recorder.evidence(),
         },
         changes=(
             "remove torch.cuda.empty_cache() from the training loop",
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         ),
         safety="exact",
-        confidence="medium" if lost_lead > idle or (lost_lead and case.recorder.source == "assumed") else "high",
+        confidence="medium" if lost_lead > idle or (lost_lead and context.recorder.source == "assumed") else "high",
     )

@@ -26,7 +26,7 @@ When this is wrong
 
 from __future__ import annotations
 
-from flatout.diagnose.case import Case
+from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import cost_words, finding, rank_words
 from flatout.records.diagnosis import Finding, Part
 
@@ -34,39 +34,41 @@ CODE = "F04"
 NAME = "checkpoint-stall"
 
 
-def find(case: Case) -> list[Finding]:
-    if case.available(Part.CHECKPOINT) <= 0:
+def find(context: DiagnosisContext) -> list[Finding]:
+    if context.available(Part.CHECKPOINT) <= 0:
         return []
-    rank = case.busiest_rank(Part.CHECKPOINT)
-    own_s = float(case.own[case.row[rank], Part.CHECKPOINT])
-    copies_s = case.per_step(case.facts(rank).checkpoint_copy_s)
-    cost = case.claim(Part.CHECKPOINT, case.available(Part.CHECKPOINT)) + case.claim(Part.MEMORY_COPY, copies_s)
-    ranks = case.ranks_with_most(Part.CHECKPOINT)
-    job = case.job
+    rank = context.busiest_rank(Part.CHECKPOINT)
+    own_s = float(context.own[context.row[rank], Part.CHECKPOINT])
+    copies_s = context.per_step(context.facts(rank).checkpoint_copy_s)
+    cost = context.claim(Part.CHECKPOINT, context.available(Part.CHECKPOINT)) + context.claim(
+        Part.MEMORY_COPY, copies_s
+    )
+    ranks = context.ranks_with_most(Part.CHECKPOINT)
+    job = context.job
     steps = sorted(
         {
             step.number
-            for t in case.ranks
+            for t in context.ranks
             for step in t.steps
             if job.segments[t.rank].between_ns(step.start_ns, step.end_ns)[Part.CHECKPOINT] > 0
         }
     )
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=(
-            f"{rank_words(ranks, len(case.ranks))} writes a checkpoint while the training waits:"
-            f" {cost_words(case, cost)}"
+            f"{rank_words(ranks, len(context.ranks))} writes a checkpoint while the training waits:"
+            f" {cost_words(context, cost)}"
         ),
         ranks=ranks,
         cost_s=cost,
         evidence={
             "checkpoint_s": own_s,
             "copies_s": copies_s,
-            "num_bytes": case.facts(rank).copy_bytes.get("DtoH"),
+            "num_bytes": context.facts(rank).copy_bytes.get("DtoH"),
             "steps": steps,
-            "waiting_ranks": sorted({w for (w, late, _) in case.blamed if late == rank}),
+            "waiting_ranks": sorted({w for (w, late, _) in context.blamed if late == rank}),
         },
         changes=(
             "write in the background: torch.distributed.checkpoint.async_save",

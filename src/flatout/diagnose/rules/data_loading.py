@@ -22,7 +22,7 @@ When this is wrong
 
 from __future__ import annotations
 
-from flatout.diagnose.case import Case
+from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import cost_words, finding, rank_words
 from flatout.diagnose.host_evidence import busy_cores, busy_disk
 from flatout.records.diagnosis import PART_NAMES, Finding, Part
@@ -32,32 +32,34 @@ NAME = "data-loading"
 HOST_EVIDENCE = (busy_cores, busy_disk)
 
 
-def find(case: Case) -> list[Finding]:
-    cost = case.claim(Part.DATA_LOADING, case.available(Part.DATA_LOADING))
+def find(context: DiagnosisContext) -> list[Finding]:
+    cost = context.claim(Part.DATA_LOADING, context.available(Part.DATA_LOADING))
     if cost <= 0:
         return []
-    ranks = case.ranks_with_most(Part.DATA_LOADING)
-    slowest = case.busiest_rank(Part.DATA_LOADING)
-    facts = case.facts(slowest)
+    ranks = context.ranks_with_most(Part.DATA_LOADING)
+    slowest = context.busiest_rank(Part.DATA_LOADING)
+    facts = context.facts(slowest)
     single = "SingleProcess" in (facts.loader_name or "")
-    late = _last_rank(case)
-    where = f" on {rank_words(ranks, len(case.ranks))}" if len(case.ranks) > 1 else ""
-    title = f"the training waits for data{where}: {cost_words(case, cost)}"
+    late = _last_rank(context)
+    where = f" on {rank_words(ranks, len(context.ranks))}" if len(context.ranks) > 1 else ""
+    title = f"the training waits for data{where}: {cost_words(context, cost)}"
     if single:
         title += "; the loader has no worker processes"
     evidence = {
-        "idle_in_loader_s": {str(t.rank): float(case.own[row, Part.DATA_LOADING]) for row, t in enumerate(case.ranks)}
-        if len(case.ranks) <= 16
-        else float(case.own[:, Part.DATA_LOADING].mean()),
+        "idle_in_loader_s": {
+            str(t.rank): float(context.own[row, Part.DATA_LOADING]) for row, t in enumerate(context.ranks)
+        }
+        if len(context.ranks) <= 16
+        else float(context.own[:, Part.DATA_LOADING].mean()),
         "loader": facts.loader_name,
-        "num_batches_per_step": case.per_step(facts.loader.count),
+        "num_batches_per_step": context.per_step(facts.loader.count),
         "has_workers": None if facts.loader_name is None else not single,
     }
     if late is not None:
         evidence["last_rank"] = late
-        evidence["last_rank_late_by_s"] = case.lateness_causes(late)
+        evidence["last_rank_late_by_s"] = context.lateness_causes(late)
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=title,
@@ -73,11 +75,11 @@ def find(case: Case) -> list[Finding]:
     )
 
 
-def _last_rank(case: Case) -> int | None:
+def _last_rank(context: DiagnosisContext) -> int | None:
     """Return the rank whose data loading the others wait for longest, if any."""
     part = PART_NAMES[Part.DATA_LOADING]
     waits: dict[int, float] = {}
-    for (_, late, name), s in case.blamed.items():
+    for (_, late, name), s in context.blamed.items():
         if name == part:
             waits[late] = waits.get(late, 0.0) + s
     return max(waits, key=lambda rank: waits[rank]) if waits else None

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flatout.diagnose.case import Case
+from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import finding, share_words
 from flatout.records.diagnosis import Finding, Part
 from flatout.records.timeline import RankTimeline
@@ -35,44 +35,44 @@ CODE = "F09"
 NAME = "exposed-all-gather"
 
 
-def find(case: Case) -> list[Finding]:
+def find(context: DiagnosisContext) -> list[Finding]:
     exposed, total, saved, counts, sizes = [], [], [], [], []
-    for row, timeline in enumerate(case.ranks):
+    for row, timeline in enumerate(context.ranks):
         rows = _gathers(timeline)
         if not rows or not _is_sharded(timeline):
             return []
         kernels = timeline.communication
-        part = case.job.exposed_transfer_ns[timeline.rank] + case.job.exposed_unsplit_ns[timeline.rank]
-        until = case.job.arrivals[timeline.rank].until_ns
-        mine = case.per_step(float(part[rows].sum()) / 1e9)
+        part = context.job.exposed_transfer_ns[timeline.rank] + context.job.exposed_unsplit_ns[timeline.rank]
+        until = context.job.arrivals[timeline.rank].until_ns
+        mine = context.per_step(float(part[rows].sum()) / 1e9)
         exposed.append(mine)
-        total.append(case.per_step(float((kernels.end_ns[rows] - until[rows]).sum()) / 1e9))
+        total.append(context.per_step(float((kernels.end_ns[rows] - until[rows]).sum()) / 1e9))
         hidden_already = max(total[-1] - mine, 0.0)
         # Half of the gathers come before backward. Of the other half, the compute that hides nothing yet can hide more.
-        spare_compute = max(float(case.own[row, Part.COMPUTE]) - hidden_already, 0.0)
+        spare_compute = max(float(context.own[row, Part.COMPUTE]) - hidden_already, 0.0)
         saved.append(mine / 2 + min(mine / 2, spare_compute))
         counts.append(len(rows))
         sizes.append(sum(c.num_bytes or 0 for c in timeline.communication.calls if c.kernel in set(rows)))
     if not exposed:
         return []
     wanted = float(np.mean(saved))
-    cost = case.claim(Part.TRANSFER, wanted)
-    cost += case.claim(Part.COMMUNICATION_UNSPLIT, wanted - cost)
+    cost = context.claim(Part.TRANSFER, wanted)
+    cost += context.claim(Part.COMMUNICATION_UNSPLIT, wanted - cost)
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=(
-            f"compute waits for sharded weights: {seconds(float(np.mean(exposed)))} {case.period} of all-gathers are"
-            f" exposed, of which about {seconds(cost)} ({share_words(case, cost)}) can be saved"
+            f"compute waits for sharded weights: {seconds(float(np.mean(exposed)))} {context.period} of all-gathers are"
+            f" exposed, of which about {seconds(cost)} ({share_words(context, cost)}) can be saved"
         ),
-        ranks=tuple(t.rank for t in case.ranks),
+        ranks=tuple(t.rank for t in context.ranks),
         cost_s=cost,
         evidence={
             "exposed_all_gather_s": float(np.mean(exposed)),
             "all_gather_transfer_s": float(np.mean(total)),
-            "num_all_gathers_per_step": case.per_step(float(np.mean(counts))),
-            "gathered_bytes_per_step": case.per_step(float(np.mean(sizes))) or None,
+            "num_all_gathers_per_step": context.per_step(float(np.mean(counts))),
+            "gathered_bytes_per_step": context.per_step(float(np.mean(sizes))) or None,
         },
         changes=(
             "fully_shard(..., reshard_after_forward=False) where memory allows",

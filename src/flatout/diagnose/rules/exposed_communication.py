@@ -28,7 +28,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flatout.diagnose.case import Case
+from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import finding, share_words
 from flatout.diagnose.host_evidence import network_rate
 from flatout.records.diagnosis import Finding, Part
@@ -54,43 +54,45 @@ ON_CPU = ("check which network interface is used: GLOO_SOCKET_IFNAME",)
 MIN_BANDWIDTH_BYTES = 2**20  # smaller messages show latency, not bandwidth
 
 
-def find(case: Case) -> list[Finding]:
-    unsplit = case.claim(Part.COMMUNICATION_UNSPLIT, case.available(Part.COMMUNICATION_UNSPLIT))
-    transfer = case.claim(Part.TRANSFER, case.available(Part.TRANSFER))
+def find(context: DiagnosisContext) -> list[Finding]:
+    unsplit = context.claim(Part.COMMUNICATION_UNSPLIT, context.available(Part.COMMUNICATION_UNSPLIT))
+    transfer = context.claim(Part.TRANSFER, context.available(Part.TRANSFER))
     cost = transfer + unsplit
     if cost <= 0:
         return []
     is_known = unsplit < 0.5 * cost
-    is_split = bool(case.own[:, [Part.TRANSFER, Part.WAIT, Part.BUBBLE]].sum() > 0)  # else 0 means unknown
-    total = _total_transfer(case)
-    bandwidth = bus_bandwidth(case)
-    title = f"{seconds(cost)} of communication {case.period} ({share_words(case, cost)}) is not hidden behind compute"
+    is_split = bool(context.own[:, [Part.TRANSFER, Part.WAIT, Part.BUBBLE]].sum() > 0)  # else 0 means unknown
+    total = _total_transfer(context)
+    bandwidth = bus_bandwidth(context)
+    title = (
+        f"{seconds(cost)} of communication {context.period} ({share_words(context, cost)}) is not hidden behind compute"
+    )
     if is_known and bandwidth is not None:
         title += f"; large collectives reach {bandwidth / 1e9:.3g} GB/s"
     if not is_known:
-        alone = len(case.ranks) < 2 or bool(case.job.missing_ranks)
+        alone = len(context.ranks) < 2 or bool(context.job.missing_ranks)
         title += "; without the other ranks' traces" if alone else "; because it cannot be matched between the ranks"
         title += ", it may be waiting or transfer"
     evidence = {
-        "exposed_transfer_s": float(case.own[:, Part.TRANSFER].mean()) if is_split else None,
-        "exposed_unsplit_s": float(case.own[:, Part.COMMUNICATION_UNSPLIT].mean()),
+        "exposed_transfer_s": float(context.own[:, Part.TRANSFER].mean()) if is_split else None,
+        "exposed_unsplit_s": float(context.own[:, Part.COMMUNICATION_UNSPLIT].mean()),
         "total_transfer_s": total if is_split else None,
-        "hidden_share": 1 - min(float(case.own[:, Part.TRANSFER].mean()) / total, 1) if total and is_known else None,
-        "exposed_by_operation_s": _by_operation(case),
+        "hidden_share": 1 - min(float(context.own[:, Part.TRANSFER].mean()) / total, 1) if total and is_known else None,
+        "exposed_by_operation_s": _by_operation(context),
         "bus_bandwidth_bytes_per_s": bandwidth,
-        "backend": next((t.meta.backend for t in case.ranks if t.meta.backend), None),
+        "backend": next((t.meta.backend for t in context.ranks if t.meta.backend), None),
     }
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=title,
-        ranks=tuple(t.rank for t in case.ranks),
+        ranks=tuple(t.rank for t in context.ranks),
         cost_s=cost,
         evidence=evidence,
         changes=(
             *(() if is_known else ("record the other ranks too, and diagnose all of them together",)),
-            *(ON_GPU if case.has_gpu else ON_CPU),
+            *(ON_GPU if context.has_gpu else ON_CPU),
             "larger gradient buckets: DistributedDataParallel(bucket_cap_mb=...)",
             "fewer bytes: a bf16 compression hook (rounding)",
         ),
@@ -99,17 +101,19 @@ def find(case: Case) -> list[Finding]:
     )
 
 
-def bus_bandwidth(case: Case) -> float | None:
+def bus_bandwidth(context: DiagnosisContext) -> float | None:
     """Return the median bus bandwidth of the collectives with the most bytes, in bytes/s; None if unknown."""
     rates = []
-    for match in case.job.matches:
+    for match in context.job.matches:
         factor = BUS_FACTOR.get(match.operation)
         if factor is None or not match.is_complete or (match.num_bytes or 0) < MIN_BANDWIDTH_BYTES:
             continue
         transfer = []
         for rank, kernel in match.kernels.items():
-            timeline = case.ranks[case.row[rank]]
-            transfer.append(int(timeline.communication.end_ns[kernel]) - int(case.job.arrivals[rank].until_ns[kernel]))
+            timeline = context.ranks[context.row[rank]]
+            transfer.append(
+                int(timeline.communication.end_ns[kernel]) - int(context.job.arrivals[rank].until_ns[kernel])
+            )
         length = float(np.median(transfer))
         if length > 0 and match.num_bytes:
             rates.append((match.num_bytes, match.num_bytes / (length / 1e9) * factor(len(match.kernels))))
@@ -119,25 +123,25 @@ def bus_bandwidth(case: Case) -> float | None:
     return float(np.median([rate for size, rate in rates if size >= largest / 4]))
 
 
-def _total_transfer(case: Case) -> float:
+def _total_transfer(context: DiagnosisContext) -> float:
     """Return the transfer time of all kernels, hidden or not: the mean over the ranks, in seconds per step."""
     sums = []
-    for timeline in case.ranks:
-        arrival = case.job.arrivals[timeline.rank]
+    for timeline in context.ranks:
+        arrival = context.job.arrivals[timeline.rank]
         rows = arrival.is_known & (timeline.communication.start_ns >= timeline.first_step_ns)
         sums.append(float((timeline.communication.end_ns - arrival.until_ns)[rows].sum()) / 1e9)
-    return case.per_step(float(np.mean(sums))) if sums else 0.0
+    return context.per_step(float(np.mean(sums))) if sums else 0.0
 
 
-def _by_operation(case: Case) -> dict[str, float]:
+def _by_operation(context: DiagnosisContext) -> dict[str, float]:
     sums: dict[str, float] = defaultdict(float)
-    for timeline in case.ranks:
-        exposed = case.job.exposed_transfer_ns[timeline.rank] + case.job.exposed_unsplit_ns[timeline.rank]
+    for timeline in context.ranks:
+        exposed = context.job.exposed_transfer_ns[timeline.rank] + context.job.exposed_unsplit_ns[timeline.rank]
         operations = {call.kernel: call.operation for call in timeline.communication.calls}
         for kernel in np.flatnonzero(timeline.communication.start_ns >= timeline.first_step_ns):
-            sums[operations[int(kernel)]] += float(exposed[kernel]) / 1e9 / len(case.ranks)
+            sums[operations[int(kernel)]] += float(exposed[kernel]) / 1e9 / len(context.ranks)
     # Collectives without a separate event type (functional ones on the CPU) have no operation.
-    exposed = case.own[:, [Part.TRANSFER, Part.COMMUNICATION_UNSPLIT]].sum() / max(len(case.ranks), 1)
-    by_operation = {name: case.per_step(s) for name, s in sums.items()}
+    exposed = context.own[:, [Part.TRANSFER, Part.COMMUNICATION_UNSPLIT]].sum() / max(len(context.ranks), 1)
+    by_operation = {name: context.per_step(s) for name, s in sums.items()}
     by_operation["other"] = float(exposed) - sum(by_operation.values())
     return {name: s for name, s in sorted(by_operation.items(), key=lambda item: -item[1]) if s > 1e-9}

@@ -22,7 +22,7 @@ When this is wrong
 
 from __future__ import annotations
 
-from flatout.diagnose.case import HOST_PARTS, Case
+from flatout.diagnose.context import HOST_PARTS, DiagnosisContext
 from flatout.diagnose.finding import finding, rank_words, share_words
 from flatout.diagnose.host_evidence import busy_cores
 from flatout.diagnose.recorder import BELOW_NOISE
@@ -35,32 +35,32 @@ HOST_EVIDENCE = (busy_cores,)
 MIN_SYNCS_TOLD = 5
 
 
-def find(case: Case) -> list[Finding]:
-    cost = sum(case.claim(part, case.available(part)) for part in HOST_PARTS)
+def find(context: DiagnosisContext) -> list[Finding]:
+    cost = sum(context.claim(part, context.available(part)) for part in HOST_PARTS)
     if cost <= 0:
         return []
-    ranks = case.ranks_with_most(*HOST_PARTS)
-    slowest = case.busiest_rank(*HOST_PARTS)
-    facts = case.facts(slowest)
+    ranks = context.ranks_with_most(*HOST_PARTS)
+    slowest = context.busiest_rank(*HOST_PARTS)
+    facts = context.facts(slowest)
     names = {PART_NAMES[part] for part in HOST_PARTS}
     waited: dict[str, float] = {}
-    for (rank, late, part), wait_s in sorted(case.blamed.items()):
+    for (rank, late, part), wait_s in sorted(context.blamed.items()):
         if late == slowest and part in names:
             waited[str(rank)] = waited.get(str(rank), 0.0) + wait_s
-    traced = float(case.own[case.row[slowest], list(HOST_PARTS)].sum())
-    what = "the GPU waits for the host" if case.has_gpu else "no operator runs while the host is in Python"
-    title = f"{what} on {rank_words(ranks, len(case.ranks))}: {seconds(traced)} {case.period} as traced"
-    if case.recorder.idle_s > 0 and case.recorder.source != BELOW_NOISE:
-        title += f", about {seconds(cost)} ({share_words(case, cost)}) without the recorder"
+    traced = float(context.own[context.row[slowest], list(HOST_PARTS)].sum())
+    what = "the GPU waits for the host" if context.has_gpu else "no operator runs while the host is in Python"
+    title = f"{what} on {rank_words(ranks, len(context.ranks))}: {seconds(traced)} {context.period} as traced"
+    if context.recorder.idle_s > 0 and context.recorder.source != BELOW_NOISE:
+        title += f", about {seconds(cost)} ({share_words(context, cost)}) without the recorder"
     if waited:
         longest = max(waited.values())
-        if longest >= 0.02 * case.step_s:
-            title += f"; other ranks wait up to {seconds(longest)} {case.period} for rank {slowest}"
-    num_syncs = case.per_step(sum(c.count for c in facts.sync_calls.values()))
+        if longest >= 0.02 * context.step_s:
+            title += f"; other ranks wait up to {seconds(longest)} {context.period} for rank {slowest}"
+    num_syncs = context.per_step(sum(c.count for c in facts.sync_calls.values()))
     if num_syncs >= MIN_SYNCS_TOLD:
-        title += f"; {num_syncs:.0f} synchronising calls {case.period}"
+        title += f"; {num_syncs:.0f} synchronising calls {context.period}"
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=title,
@@ -68,18 +68,18 @@ def find(case: Case) -> list[Finding]:
         cost_s=cost,
         evidence={
             "traced_idle_s": {
-                str(t.rank): float(case.own[row, list(HOST_PARTS)].sum()) for row, t in enumerate(case.ranks)
+                str(t.rank): float(context.own[row, list(HOST_PARTS)].sum()) for row, t in enumerate(context.ranks)
             }
-            if len(case.ranks) <= 16
+            if len(context.ranks) <= 16
             else traced,
             "slowest_rank": slowest,
             "others_wait_s": waited if len(waited) <= 16 else max(waited.values()),
-            **case.recorder.evidence(),
-            "recorder_cost_source": case.recorder.source,
-            "host_events_per_step": case.per_step(facts.num_host_events),
-            "launches_per_step": case.per_step(facts.num_launches),
+            **context.recorder.evidence(),
+            "recorder_cost_source": context.recorder.source,
+            "host_events_per_step": context.per_step(facts.num_host_events),
+            "launches_per_step": context.per_step(facts.num_launches),
             "sync_calls_per_step": num_syncs,
-            "gpu_compute_s": float(case.own[case.row[slowest], Part.COMPUTE]),
+            "gpu_compute_s": float(context.own[context.row[slowest], Part.COMPUTE]),
         },
         changes=(
             "bind each process to enough cores near its GPU",
@@ -88,5 +88,5 @@ def find(case: Case) -> list[Finding]:
             "a larger batch (semantic)",
         ),
         safety="exact",
-        confidence="medium" if case.recorder.source == "assumed" else "high",
+        confidence="medium" if context.recorder.source == "assumed" else "high",
     )

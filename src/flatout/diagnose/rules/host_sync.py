@@ -23,7 +23,7 @@ When this is wrong
 
 from __future__ import annotations
 
-from flatout.diagnose.case import HOST_PARTS, Case
+from flatout.diagnose.context import HOST_PARTS, DiagnosisContext
 from flatout.diagnose.finding import finding, rank_words, share_words
 from flatout.records.diagnosis import Finding, Part
 from flatout.units import seconds
@@ -33,36 +33,36 @@ NAME = "host-sync"
 MIN_CALLS = 2  # per step: a single call, at its end, costs the lead only once
 
 
-def find(case: Case) -> list[Finding]:
-    if case.available(Part.HOST_SYNC) <= 0:
+def find(context: DiagnosisContext) -> list[Finding]:
+    if context.available(Part.HOST_SYNC) <= 0:
         return []
-    ranks = case.ranks_with_most(Part.HOST_SYNC)
-    rank = case.busiest_rank(*HOST_PARTS, among=ranks)
-    calls = case.facts(rank).sync_calls
-    num_calls = case.per_step(sum(c.count for c in calls.values()))
-    idle = case.claim(Part.HOST_SYNC, case.available(Part.HOST_SYNC))
-    calls_s = case.per_step(sum(c.host_s for c in calls.values()))
-    lost_lead = case.claim_lost_lead(rank, blocked_s=calls_s) if num_calls >= MIN_CALLS else 0.0
+    ranks = context.ranks_with_most(Part.HOST_SYNC)
+    rank = context.busiest_rank(*HOST_PARTS, among=ranks)
+    calls = context.facts(rank).sync_calls
+    num_calls = context.per_step(sum(c.count for c in calls.values()))
+    idle = context.claim(Part.HOST_SYNC, context.available(Part.HOST_SYNC))
+    calls_s = context.per_step(sum(c.host_s for c in calls.values()))
+    lost_lead = context.claim_lost_lead(rank, blocked_s=calls_s) if num_calls >= MIN_CALLS else 0.0
     cost = idle + lost_lead
     most = sorted(calls.items(), key=lambda item: -item[1].count)[:4]
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=(
-            f"{num_calls:.0f} synchronising calls {case.period} on {rank_words(ranks, len(case.ranks))}"
+            f"{num_calls:.0f} synchronising calls {context.period} on {rank_words(ranks, len(context.ranks))}"
             f" ({', '.join(name for name, _ in most[:2])}) drain the GPU's queue: {seconds(cost)},"
-            f" {share_words(case, cost)}"
+            f" {share_words(context, cost)}"
         ),
         ranks=ranks,
         cost_s=cost,
         evidence={
-            "calls_per_step": {name: case.per_step(c.count) for name, c in most},
+            "calls_per_step": {name: context.per_step(c.count) for name, c in most},
             "call_s": calls_s,
-            "idle_after_calls_s": float(case.own[:, Part.HOST_SYNC].max()),
+            "idle_after_calls_s": float(context.own[:, Part.HOST_SYNC].max()),
             "lost_lead_s": lost_lead,
-            **case.recorder.evidence(),
-            "recorder_cost_source": case.recorder.source,
+            **context.recorder.evidence(),
+            "recorder_cost_source": context.recorder.source,
         },
         changes=(
             "fetch the loss every N steps instead of every step",

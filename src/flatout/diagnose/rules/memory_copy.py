@@ -23,8 +23,8 @@ When this is wrong
 
 from __future__ import annotations
 
-from flatout.diagnose.case import HOST_PARTS, Case
-from flatout.diagnose.finding import cost_words, finding, is_worth_telling, rank_words
+from flatout.diagnose.context import HOST_PARTS, DiagnosisContext
+from flatout.diagnose.finding import cost_words, finding, is_reportable, rank_words
 from flatout.records.diagnosis import Finding, Part
 from flatout.units import num_bytes, seconds
 
@@ -32,41 +32,41 @@ CODE = "F13"
 NAME = "memory-copy"
 
 
-def find(case: Case) -> list[Finding]:
-    copies_s = case.claim(Part.MEMORY_COPY, case.available(Part.MEMORY_COPY))
-    if not is_worth_telling(case, copies_s):
+def find(context: DiagnosisContext) -> list[Finding]:
+    copies_s = context.claim(Part.MEMORY_COPY, context.available(Part.MEMORY_COPY))
+    if not is_reportable(context, copies_s):
         return []
-    ranks = case.ranks_with_most(Part.MEMORY_COPY)
+    ranks = context.ranks_with_most(Part.MEMORY_COPY)
     # Of the ranks that copy, the one that the others wait for: on the waiting ranks the calls also include the wait.
-    rank = case.busiest_rank(*HOST_PARTS, Part.MEMORY_COPY, among=ranks)
-    facts = case.facts(rank)
-    pageable = case.per_step(facts.pageable_bytes)
-    blocked_s = case.per_step(facts.pageable_copy.host_s)
-    own_copies_s = float(case.own[case.row[rank], Part.MEMORY_COPY])
-    lost_lead = case.claim_lost_lead(rank, blocked_s=blocked_s - own_copies_s) if pageable else 0.0
+    rank = context.busiest_rank(*HOST_PARTS, Part.MEMORY_COPY, among=ranks)
+    facts = context.facts(rank)
+    pageable = context.per_step(facts.pageable_bytes)
+    blocked_s = context.per_step(facts.pageable_copy.host_s)
+    own_copies_s = float(context.own[context.row[rank], Part.MEMORY_COPY])
+    lost_lead = context.claim_lost_lead(rank, blocked_s=blocked_s - own_copies_s) if pageable else 0.0
     cost = copies_s + lost_lead
-    title = f"copies block the GPU on {rank_words(ranks, len(case.ranks))}: {cost_words(case, cost)}"
+    title = f"copies block the GPU on {rank_words(ranks, len(context.ranks))}: {cost_words(context, cost)}"
     if pageable:
-        title += f"; {num_bytes(pageable)} {case.period} are pageable and block the host for {seconds(blocked_s)}"
+        title += f"; {num_bytes(pageable)} {context.period} are pageable and block the host for {seconds(blocked_s)}"
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=title,
         ranks=ranks,
         cost_s=cost,
         evidence={
-            "exposed_copy_s": float(case.own[:, Part.MEMORY_COPY].max()),
-            "bytes_per_step": {k: case.per_step(v) for k, v in sorted(facts.copy_bytes.items())},
+            "exposed_copy_s": float(context.own[:, Part.MEMORY_COPY].max()),
+            "bytes_per_step": {k: context.per_step(v) for k, v in sorted(facts.copy_bytes.items())},
             "pageable_bytes_per_step": pageable,
             "host_blocked_s": blocked_s,
             "lost_lead_s": lost_lead,
-            **case.recorder.evidence(),
+            **context.recorder.evidence(),
         },
         changes=(
             "DataLoader(pin_memory=True) and tensor.to(device, non_blocking=True)",
             "keep data that is used again on the device",
         ),
         safety="exact",
-        confidence="medium" if lost_lead and case.recorder.source == "assumed" else "high",
+        confidence="medium" if lost_lead and context.recorder.source == "assumed" else "high",
     )

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from flatout.catalog.gpus import gpu_facts
-from flatout.diagnose.case import Case
+from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import finding, share_words
 from flatout.records.diagnosis import Finding, Part
 from flatout.units import seconds
@@ -37,27 +37,27 @@ UNKNOWN_GPU_SPEEDUP = 2.0
 MAX_SPEEDUP = 8.0
 
 
-def find(case: Case) -> list[Finding]:
-    plain = [case.per_step(case.facts(t.rank).plain_matmul_s) for t in case.ranks]
-    total = [case.per_step(case.facts(t.rank).matmul_s) for t in case.ranks]
+def find(context: DiagnosisContext) -> list[Finding]:
+    plain = [context.per_step(context.facts(t.rank).plain_matmul_s) for t in context.ranks]
+    total = [context.per_step(context.facts(t.rank).matmul_s) for t in context.ranks]
     if not plain or max(plain) <= 0:
         return []
-    device = next((t.meta.device_name for t in case.ranks if t.meta.device_name), None)
-    speedup, dtype, peaks = _speedup(device, case.measured_peaks)
+    device = next((t.meta.device_name for t in context.ranks if t.meta.device_name), None)
+    speedup, dtype, peaks = _speedup(device, context.measured_peaks)
     if speedup is None:
         return []
     plain_s = float(np.mean(plain))
-    cost = case.claim(Part.COMPUTE, plain_s * (1 - 1 / speedup))
-    ranks = tuple(t.rank for t, s in zip(case.ranks, plain, strict=True) if s >= 0.5 * max(plain))
+    cost = context.claim(Part.COMPUTE, plain_s * (1 - 1 / speedup))
+    ranks = tuple(t.rank for t, s in zip(context.ranks, plain, strict=True) if s >= 0.5 * max(plain))
     worst = int(np.argmax(plain))
-    names = case.facts(case.ranks[worst].rank).plain_matmul_names
+    names = context.facts(context.ranks[worst].rank).plain_matmul_names
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=(
-            f"matrix multiplications run without tensor cores: {seconds(plain_s)} {case.period}"
-            f" ({share_words(case, plain_s)}), which {dtype} would reduce to about {seconds(plain_s / speedup)}"
+            f"matrix multiplications run without tensor cores: {seconds(plain_s)} {context.period}"
+            f" ({share_words(context, plain_s)}), which {dtype} would reduce to about {seconds(plain_s / speedup)}"
         ),
         ranks=ranks,
         cost_s=cost,
@@ -66,7 +66,7 @@ def find(case: Case) -> list[Finding]:
             "all_matmul_s": float(np.mean(total)),
             "assumed_speedup": speedup,
             "peak_flops_per_s": peaks,
-            "peaks_from": None if peaks is None else "measured" if case.measured_peaks else "vendor",
+            "peaks_from": None if peaks is None else "measured" if context.measured_peaks else "vendor",
             "kernels": [name[:120] for name in names],
         },
         changes=_changes(dtype),

@@ -22,7 +22,7 @@ When this is wrong
 
 from __future__ import annotations
 
-from flatout.diagnose.case import Case
+from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import finding, share_words
 from flatout.records.diagnosis import Finding, Part
 from flatout.units import percent, seconds
@@ -31,28 +31,28 @@ CODE = "F07"
 NAME = "pipeline-bubble"
 
 
-def find(case: Case) -> list[Finding]:
-    cost = case.claim(Part.BUBBLE, case.available(Part.BUBBLE))
-    if cost <= 0 or not case.job.pipelines:
+def find(context: DiagnosisContext) -> list[Finding]:
+    cost = context.claim(Part.BUBBLE, context.available(Part.BUBBLE))
+    if cost <= 0 or not context.job.pipelines:
         return []
-    shape = case.job.pipelines[0]
+    shape = context.job.pipelines[0]
     p, m = len(shape.stages), shape.num_microbatches
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=(
-            f"the pipeline of {p} stages and {m} microbatches is idle for {share_words(case, cost)}"
+            f"the pipeline of {p} stages and {m} microbatches is idle for {share_words(context, cost)}"
             f" ({seconds(cost)}); ideal for that shape: {percent(shape.ideal_bubble_share)}"
         ),
-        ranks=tuple(sorted(rank for pipeline in case.job.pipelines for rank in pipeline.stages)),
+        ranks=tuple(sorted(rank for pipeline in context.job.pipelines for rank in pipeline.stages)),
         cost_s=cost,
         evidence={
             "num_stages": p,
             "num_microbatches": m,
             "ideal_bubble_share": shape.ideal_bubble_share,
-            "measured_bubble_share": cost / case.step_s,
-            "wait_beyond_bubble_s": float(case.own[:, Part.WAIT].mean()),
+            "measured_bubble_share": cost / context.step_s,
+            "wait_beyond_bubble_s": float(context.own[:, Part.WAIT].mean()),
         },
         changes=(
             f"more microbatches per step: with {4 * m} the ideal bubble is {percent((p - 1) / (4 * m + p - 1))}",

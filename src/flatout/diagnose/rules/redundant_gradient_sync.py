@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.diagnose.case import Case
+from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import cost_words, finding
 from flatout.records.diagnosis import Finding, Part
 from flatout.records.timeline import CommunicationCall, RankTimeline
@@ -36,33 +36,33 @@ REDUCTIONS = ("all_reduce", "reduce_scatter")
 MAX_DIFFERENCE = 0.1  # of elements between passes that reduce the same gradients
 
 
-def find(case: Case) -> list[Finding]:
-    if not case.num_steps:
+def find(context: DiagnosisContext) -> list[Finding]:
+    if not context.num_steps:
         return []
     exposed, found, num_reductions = [], [], 0
-    for timeline in case.ranks:
+    for timeline in context.ranks:
         passes = passes_per_step(timeline)
         needless = _needless(timeline, passes)
         if not len(needless):
             return []
         found.append(passes)
-        kernels = case.job.exposed_transfer_ns[timeline.rank] + case.job.exposed_unsplit_ns[timeline.rank]
+        kernels = context.job.exposed_transfer_ns[timeline.rank] + context.job.exposed_unsplit_ns[timeline.rank]
         in_steps = needless[timeline.communication.start_ns[needless] >= timeline.first_step_ns]
-        exposed.append(case.per_step(float(kernels[in_steps].sum()) / 1e9))
-        num_reductions = round(case.per_step(len(_reductions(timeline))))
+        exposed.append(context.per_step(float(kernels[in_steps].sum()) / 1e9))
+        num_reductions = round(context.per_step(len(_reductions(timeline))))
     passes = min(found)
     needless_s = float(np.mean(exposed))
-    cost = case.claim(Part.TRANSFER, needless_s)
-    cost += case.claim(Part.COMMUNICATION_UNSPLIT, needless_s - cost)
+    cost = context.claim(Part.TRANSFER, needless_s)
+    cost += context.claim(Part.COMMUNICATION_UNSPLIT, needless_s - cost)
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=(
-            f"the same gradients are reduced {passes} times {case.period}, once per pass: {passes - 1} of {passes} are"
-            f" redundant, {cost_words(case, cost)}"
+            f"the same gradients are reduced {passes} times {context.period}, once per pass:"
+            f" {passes - 1} of {passes} are redundant, {cost_words(context, cost)}"
         ),
-        ranks=tuple(t.rank for t in case.ranks),
+        ranks=tuple(t.rank for t in context.ranks),
         cost_s=cost,
         evidence={
             "passes_per_step": passes,

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flatout.diagnose.case import Case
+from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import finding, share_words
 from flatout.records.diagnosis import Finding, Part
 from flatout.units import seconds
@@ -36,46 +36,50 @@ GPU_SAVING = 0.6  # of an unfused optimizer's GPU time: 4.9 -> 1.7 ms measured
 HOST_SAVING = 0.9  # of its launch work
 
 
-def find(case: Case) -> list[Finding]:
+def find(context: DiagnosisContext) -> list[Finding]:
     gpu, host, launches = [], [], []
-    for timeline in case.ranks:
-        facts = case.facts(timeline.rank)
+    for timeline in context.ranks:
+        facts = context.facts(timeline.rank)
         per_update = facts.num_optimizer_launches / max(facts.num_optimizer_steps, 1)
         unfused = per_update >= MIN_LAUNCHES_PER_OPTIMIZER_STEP
-        dense = case.per_step(facts.short_kernel_saving_s)
-        gpu.append(max(GPU_SAVING * case.per_step(facts.optimizer_gpu_s) if unfused else 0.0, dense))
-        host.append(HOST_SAVING * case.per_step(facts.optimizer_s) if unfused else 0.0)
-        launches.append(case.per_step(facts.num_optimizer_launches))
+        dense = context.per_step(facts.short_kernel_saving_s)
+        gpu.append(max(GPU_SAVING * context.per_step(facts.optimizer_gpu_s) if unfused else 0.0, dense))
+        host.append(HOST_SAVING * context.per_step(facts.optimizer_s) if unfused else 0.0)
+        launches.append(context.per_step(facts.num_optimizer_launches))
     if not gpu:
         return []
     # On a host-bound job, its share of the idle time is saved; otherwise GPU time is. Never both.
-    traced = case.host_traced_s
-    kept = case.available(Part.HOST_LAUNCH) / traced if traced > 0 else 0.0
+    traced = context.host_traced_s
+    kept = context.available(Part.HOST_LAUNCH) / traced if traced > 0 else 0.0
     from_host = float(np.mean(host)) * kept
-    if case.available(Part.HOST_LAUNCH) > float(np.mean(gpu)):
-        cost = case.claim(Part.HOST_LAUNCH, min(from_host, case.available(Part.HOST_LAUNCH)))
+    if context.available(Part.HOST_LAUNCH) > float(np.mean(gpu)):
+        cost = context.claim(Part.HOST_LAUNCH, min(from_host, context.available(Part.HOST_LAUNCH)))
     else:
-        cost = case.claim(Part.COMPUTE, float(np.mean(gpu)))
-    total = sum(case.facts(t.rank).num_kernels for t in case.ranks) / len(case.ranks)
-    short = sum(case.facts(t.rank).num_short_kernels for t in case.ranks) / len(case.ranks)
+        cost = context.claim(Part.COMPUTE, float(np.mean(gpu)))
+    total = sum(context.facts(t.rank).num_kernels for t in context.ranks) / len(context.ranks)
+    short = sum(context.facts(t.rank).num_short_kernels for t in context.ranks) / len(context.ranks)
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=(
-            f"{case.per_step(short):,.0f} of {case.per_step(total):,.0f} kernels {case.period} are short,"
+            f"{context.per_step(short):,.0f} of {context.per_step(total):,.0f} kernels {context.period} are short,"
             f" {float(np.mean(launches)):,.0f} of them launched by the optimizer: fusing saves about {seconds(cost)},"
-            f" {share_words(case, cost)}"
+            f" {share_words(context, cost)}"
         ),
-        ranks=tuple(t.rank for t in case.ranks),
+        ranks=tuple(t.rank for t in context.ranks),
         cost_s=cost,
         evidence={
-            "num_kernels_per_step": case.per_step(total),
-            "num_short_kernels_per_step": case.per_step(short),
+            "num_kernels_per_step": context.per_step(total),
+            "num_short_kernels_per_step": context.per_step(short),
             "num_optimizer_launches_per_step": float(np.mean(launches)),
-            "optimizer_gpu_s": case.per_step(float(np.mean([case.facts(t.rank).optimizer_gpu_s for t in case.ranks]))),
-            **case.recorder.evidence(),
-            "optimizer_host_s": case.per_step(float(np.mean([case.facts(t.rank).optimizer_s for t in case.ranks]))),
+            "optimizer_gpu_s": context.per_step(
+                float(np.mean([context.facts(t.rank).optimizer_gpu_s for t in context.ranks]))
+            ),
+            **context.recorder.evidence(),
+            "optimizer_host_s": context.per_step(
+                float(np.mean([context.facts(t.rank).optimizer_s for t in context.ranks]))
+            ),
         },
         changes=("the optimizer's fused=True (or foreach=True)", "torch.compile (rounding)"),
         safety="exact",

@@ -28,8 +28,8 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from flatout.diagnose.case import Case
-from flatout.diagnose.finding import finding, is_worth_telling, share_words
+from flatout.diagnose.context import DiagnosisContext
+from flatout.diagnose.finding import finding, is_reportable, share_words
 from flatout.diagnose.host_evidence import throttled_clocks
 from flatout.records.diagnosis import Finding
 from flatout.units import seconds
@@ -40,31 +40,31 @@ HOST_EVIDENCE = (throttled_clocks,)
 UNKNOWN = ("before_window", "unattributed")
 
 
-def find(case: Case) -> list[Finding]:
+def find(context: DiagnosisContext) -> list[Finding]:
     result = []
-    slowest = _slowest_by_step(case)
-    num_last = _num_last_arrivals(case)
-    for rank in case.late_ranks():
-        cost = case.claim_lateness(rank, case.lateness(rank))
-        if not is_worth_telling(case, cost):
+    slowest = _slowest_by_step(context)
+    num_last = _num_last_arrivals(context)
+    for rank in context.late_ranks():
+        cost = context.claim_lateness(rank, context.lateness(rank))
+        if not is_reportable(context, cost):
             continue  # a job of a thousand ranks has hundreds of them
-        causes = case.straggling_causes(rank)
+        causes = context.straggling_causes(rank)
         cause = next(iter(causes), "unattributed")
-        skew = step_start_spread_s(case)
-        is_skew = case.num_steps <= 1 and skew is not None and skew >= 0.5 * cost
+        skew = step_start_spread_s(context)
+        is_skew = context.num_steps <= 1 and skew is not None and skew >= 0.5 * cost
         waits: dict[int, float] = defaultdict(float)
-        for (waiting, part), s in case.waits_for[rank].items():
-            waits[waiting] += s if case.is_straggling(part) else 0.0
+        for (waiting, part), s in context.waits_for[rank].items():
+            waits[waiting] += s if context.is_straggling(part) else 0.0
         waited = {str(waiting): waits[waiting] for waiting in sorted(waits)}
         if cause in UNKNOWN:
             title = f"rank {rank} is late for a reason that its trace does not show"
         else:
             title = f"rank {rank} is slower in {cause.replace('_', ' ')}"
-        title += f": other ranks wait up to {seconds(cost)} {case.period}, {share_words(case, cost)}"
+        title += f": other ranks wait up to {seconds(cost)} {context.period}, {share_words(context, cost)}"
         if is_skew:
             title += "; with a single step, whose start times differ as much, the cause is inconclusive"
         result += finding(
-            case,
+            context,
             code=CODE,
             name=NAME,
             title=title,
@@ -72,12 +72,12 @@ def find(case: Case) -> list[Finding]:
             cost_s=cost,
             evidence={
                 "cause": cause if not is_skew else "unknown",
-                "lateness_by_part_s": case.lateness_causes(rank),
+                "lateness_by_part_s": context.lateness_causes(rank),
                 "waiting_s": waited if len(waited) <= 16 else max(waited.values()),
                 "last_in_collectives": num_last[rank],
-                "num_collectives": sum(len(m.kernels) > 1 for m in case.job.matches),
+                "num_collectives": sum(len(m.kernels) > 1 for m in context.job.matches),
                 "late_in_steps": [step for step, late in slowest.items() if late == rank],
-                "num_steps": case.num_steps,
+                "num_steps": context.num_steps,
                 "step_start_spread_s": skew,
             },
             changes=(
@@ -86,33 +86,33 @@ def find(case: Case) -> list[Finding]:
             ),
             safety="exact",
             confidence="inconclusive"
-            if is_skew or not case.num_steps
-            else ("high" if case.num_steps > 1 else "medium"),
+            if is_skew or not context.num_steps
+            else ("high" if context.num_steps > 1 else "medium"),
         )
     return result
 
 
-def step_start_spread_s(case: Case) -> float | None:
+def step_start_spread_s(context: DiagnosisContext) -> float | None:
     """Return the time between the first and the last rank's start of their first step; None without steps."""
-    starts = [t.window_start_ns for t in case.ranks if t.steps]
+    starts = [t.window_start_ns for t in context.ranks if t.steps]
     return float(np.ptp(np.array(starts, dtype=np.int64))) / 1e9 if len(starts) > 1 else None
 
 
-def _slowest_by_step(case: Case) -> dict[int, int]:
+def _slowest_by_step(context: DiagnosisContext) -> dict[int, int]:
     """Return for each step the rank that others waited for longest."""
     waits: dict[int, dict[int, float]] = {}
-    for piece in case.job.slices:
+    for piece in context.job.slices:
         if piece.step is not None:
             step = waits.setdefault(piece.step, {})
             step[piece.blamed_rank] = step.get(piece.blamed_rank, 0.0) + piece.wait_ns
     return {step: max(by_rank, key=lambda r: by_rank[r]) for step, by_rank in sorted(waits.items())}
 
 
-def _num_last_arrivals(case: Case) -> Counter[int]:
+def _num_last_arrivals(context: DiagnosisContext) -> Counter[int]:
     """Count the matched collectives in which each rank arrived last."""
-    starts = {t.rank: t.communication.start_ns for t in case.ranks}
+    starts = {t.rank: t.communication.start_ns for t in context.ranks}
     return Counter(
         max(match.kernels, key=lambda rank: int(starts[rank][match.kernels[rank]]))
-        for match in case.job.matches
+        for match in context.job.matches
         if len(match.kernels) > 1
     )

@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.diagnose.case import Case
+from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import cost_words, finding
 from flatout.records.diagnosis import Finding, Part
 
@@ -35,15 +35,15 @@ MIN_RATIO = 1.05
 MIN_AGREEMENT = 0.6
 
 
-def find(case: Case) -> list[Finding]:
-    elements = _elements(case)
+def find(context: DiagnosisContext) -> list[Finding]:
+    elements = _elements(context)
     if elements is None:
         return []
     ratio = elements.max(axis=0) / np.maximum(elements.min(axis=0), 1)
     uneven = ratio > MIN_RATIO
     if not uneven.any():
         return []
-    compute = _compute(case)
+    compute = _compute(context)
     heaviest = elements.argmax(axis=0)
     slowest = compute.argmax(axis=0)
     agreement = float((heaviest == slowest)[uneven].mean())
@@ -51,26 +51,26 @@ def find(case: Case) -> list[Finding]:
         return []
     # Equal work also differs between ranks, because overlapping communication slows it: only uneven steps count.
     cost = float(np.where(uneven, compute.max(axis=0) - compute.mean(axis=0), 0).mean())
-    _claim(case, cost, float(np.where(uneven, np.ptp(compute, axis=0), 0).mean()))
-    ranks = tuple(case.ranks[i].rank for i in sorted(set(heaviest[uneven].tolist())))
+    _claim(context, cost, float(np.where(uneven, np.ptp(compute, axis=0), 0).mean()))
+    ranks = tuple(context.ranks[i].rank for i in sorted(set(heaviest[uneven].tolist())))
     return finding(
-        case,
+        context,
         code=CODE,
         name=NAME,
         title=(
             f"ranks get unequal work: up to {float(ratio.max()):.1f} times as much input in the same step;"
-            f" balancing saves {cost_words(case, cost)}"
+            f" balancing saves {cost_words(context, cost)}"
         ),
         ranks=ranks,
         cost_s=cost,
         evidence={
-            "input_elements": {str(t.rank): elements[i].astype(int).tolist() for i, t in enumerate(case.ranks)}
-            if len(case.ranks) <= 16
+            "input_elements": {str(t.rank): elements[i].astype(int).tolist() for i, t in enumerate(context.ranks)}
+            if len(context.ranks) <= 16
             else None,
-            "compute_s": {str(t.rank): compute[i].tolist() for i, t in enumerate(case.ranks)}
-            if len(case.ranks) <= 16
+            "compute_s": {str(t.rank): compute[i].tolist() for i, t in enumerate(context.ranks)}
+            if len(context.ranks) <= 16
             else None,
-            "heaviest_rank_by_step": [case.ranks[i].rank for i in heaviest.tolist()],
+            "heaviest_rank_by_step": [context.ranks[i].rank for i in heaviest.tolist()],
             "heavier_is_slower_share": agreement,
         },
         changes=(
@@ -78,36 +78,36 @@ def find(case: Case) -> list[Finding]:
             "balance by tokens instead of samples",
         ),
         safety="semantic",
-        confidence="high" if agreement == 1 and case.num_steps > 1 else "medium",
+        confidence="high" if agreement == 1 and context.num_steps > 1 else "medium",
     )
 
 
-def _claim(case: Case, cost_s: float, spread_s: float) -> None:
+def _claim(context: DiagnosisContext, cost_s: float, spread_s: float) -> None:
     """Claim all lateness that the uneven work explains, although balancing saves only `cost_s`."""
     left = spread_s
-    for rank in case.late_ranks():
-        left -= case.claim_lateness(rank, left)
-    case.claim(Part.COMPUTE, cost_s - (spread_s - left))
+    for rank in context.late_ranks():
+        left -= context.claim_lateness(rank, left)
+    context.claim(Part.COMPUTE, cost_s - (spread_s - left))
 
 
-def _elements(case: Case) -> NDArray[np.float64] | None:
+def _elements(context: DiagnosisContext) -> NDArray[np.float64] | None:
     """Return the input elements by rank and step; None if any is missing from the recording."""
-    if len(case.ranks) < 2 or not case.num_steps:
+    if len(context.ranks) < 2 or not context.num_steps:
         return None
     rows = []
-    for timeline in case.ranks:
+    for timeline in context.ranks:
         found = timeline.facts.input_elements if timeline.facts else ()
-        if len(found) != case.num_steps or any(not n for n in found):
+        if len(found) != context.num_steps or any(not n for n in found):
             return None
         rows.append([float(n or 0) for n in found])
     return np.array(rows)
 
 
-def _compute(case: Case) -> NDArray[np.float64]:
+def _compute(context: DiagnosisContext) -> NDArray[np.float64]:
     """Return the compute seconds by rank and step."""
     return np.array(
         [
-            [case.job.segments[t.rank].between_ns(s.start_ns, s.end_ns)[Part.COMPUTE] / 1e9 for s in t.steps]
-            for t in case.ranks
+            [context.job.segments[t.rank].between_ns(s.start_ns, s.end_ns)[Part.COMPUTE] / 1e9 for s in t.steps]
+            for t in context.ranks
         ]
     )

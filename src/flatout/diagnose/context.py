@@ -40,7 +40,7 @@ def has_own_finding(part: str) -> bool:
     return part in PART_NAMES and Part(PART_NAMES.index(part)) in PARTS_WITH_FINDING
 
 
-class Case:
+class DiagnosisContext:
     """The job to diagnose. All times are in seconds per step unless stated otherwise."""
 
     def __init__(
