@@ -321,7 +321,7 @@ def test_a_set_that_failed_in_the_end_is_not_claimed() -> None:
     empty = msgspec.structs.replace(better.tuning, changes=builder.change_set(()), each=(), verdict=None)
     text = text_of(msgspec.structs.replace(better, tuning=empty))
     assert text.startswith("No change is kept: ")
-    assert "better on its own pairs, but not in the final set" in joined(text)
+    assert "better in separate pairs, but not in the final set" in joined(text)
     assert "flatout run" not in text
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
+from flatout.report.phrases import counted
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
-from flatout.units import number, percent, seconds
+from flatout.units import percent, seconds
 
 MEANINGS = {
     "productive": "steps made for the first time",
@@ -34,82 +35,125 @@ BASES = {
 
 
 def ledger_text(report: LedgerReport, *, style: TextStyle) -> str:
+    """Return the totals, the table of classes, and notes on what is unknown, damaged or worth improving."""
+    sections = [_totals(report, style), _table(report, style), _sources(report, style), _unknown(report, style)]
+    blocks = ["\n".join(lines) for lines in sections if lines]
+    text = "\n\n".join(blocks)
+    notes = [line for note in _notes(report) for line in style.wrapped(note)]
+    if notes:
+        text += "\n" + "\n".join(notes)
+    if report.levers:
+        text += "\n\n" + "\n".join(style.wrapped(levers_text(report.levers)))
+    if report.what_failed:
+        failures = [line for failure in report.what_failed for line in style.wrapped(f"- {failure}")]
+        text += "\n\n" + "\n".join(failures)
+    return text
+
+
+def _totals(report: LedgerReport, style: TextStyle) -> list[str]:
     head = f"{_hours(report.allocated_device_s)} of device time"
     if report.goodput is not None:
         head += f", {percent(report.goodput)} of it productive"
-    lines = [style.bold(head)]
-    counts = [(report.nodes, "node")] if report.nodes > 1 else []
-    counts += [(report.runs, "run"), (report.attempts, "attempt"), (report.failures, "failure"), (report.hangs, "hang")]
-    lines += style.wrapped(", ".join(f"{number(count)} {word}{'s' * (count != 1)}" for count, word in counts))
+    counts = [
+        counted(report.runs, "run"),
+        counted(report.attempts, "attempt"),
+        counted(report.failures, "failure"),
+        counted(report.hangs, "hang"),
+    ]
+    if report.nodes > 1:
+        counts.insert(0, counted(report.nodes, "node"))
+    lines = [style.bold(head), *style.wrapped(", ".join(counts))]
     if report.cost is not None:
         price = f"{_money(report.price_per_device_h)} per device-hour ({report.price_source})"
         lines += style.wrapped(f"Cost {_money(report.cost)}, at {price}")
     if report.energy_kwh is not None:
-        lines += style.wrapped(
-            f"Energy {report.energy_kwh:.3g} kWh, at {report.watts_per_device:.0f} W per device ({report.watts_source})"
-        )
-    header = ["class", "device time", "share", *(["cost"] if report.cost is not None else []), "what it is"]
-    rows = [_row(one, has_cost=report.cost is not None) for one in report.classes if one.device_s]
-    lines += ["", *text_table(header, rows, style=style, flexible=[len(header) - 1])]
-    partly = [one for one in report.classes if one.basis]
-    if partly:
-        lines.append("")
-        lines += [line for one in partly for line in style.wrapped(_known_from(one))]
-    unknown = [one for one in report.classes if one.device_s is None]
-    if unknown:
-        lines.append("")
-        lines += [line for one in unknown for line in style.wrapped(f"{_name(one)}: unknown. {one.reason}.")]
+        power = f"{report.watts_per_device:.0f} W per device ({report.watts_source})"
+        lines += style.wrapped(f"Energy {report.energy_kwh:.3g} kWh, at {power}")
+    return lines
+
+
+def _table(report: LedgerReport, style: TextStyle) -> list[str]:
+    has_cost = report.cost is not None
+    header = ["class", "device time", "share", "what it is"]
+    if has_cost:
+        header.insert(3, "cost")
+    rows = [_row(ledger_class, has_cost=has_cost) for ledger_class in report.classes if ledger_class.device_s]
+    return text_table(header, rows, style=style, flexible=[len(header) - 1])
+
+
+def _sources(report: LedgerReport, style: TextStyle) -> list[str]:
+    """Say how the classes within steps were measured."""
+    measured = [ledger_class for ledger_class in report.classes if ledger_class.basis]
+    return [line for ledger_class in measured for line in style.wrapped(_known_from(ledger_class))]
+
+
+def _unknown(report: LedgerReport, style: TextStyle) -> list[str]:
+    """Say which classes are unknown, and why."""
+    lines = []
+    for ledger_class in report.classes:
+        if ledger_class.device_s is None:
+            lines += style.wrapped(f"{_name(ledger_class)}: unknown. {ledger_class.reason}.")
+    return lines
+
+
+def _notes(report: LedgerReport) -> list[str]:
+    notes = []
     if report.away_s:
-        lines += style.wrapped(
+        notes.append(
             f"Between its runs the job waited in the queue for {seconds(report.away_s)}: not in any class, because it "
             "held no device."
         )
     if report.unfinished_runs:
-        lines += style.wrapped(
-            f"{number(report.unfinished_runs)} run{'s have' if report.unfinished_runs > 1 else ' has'} no end: "
+        verb = "have" if report.unfinished_runs > 1 else "has"
+        notes.append(
+            f"{counted(report.unfinished_runs, 'run')} {verb} no end: "
             "it still runs, or Flatout itself was killed; its time is counted up to its last line."
         )
     if report.damaged_lines:
-        counted = "1 line was" if report.damaged_lines == 1 else f"{number(report.damaged_lines)} lines were"
-        lines += style.wrapped(f"{counted} damaged and skipped.")
-    if report.levers:
-        lines += ["", *style.wrapped(levers_text(report.levers))]
-    if report.what_failed:
-        lines += ["", *(line for text in report.what_failed for line in style.wrapped(f"- {text}"))]
-    return "\n".join(lines)
+        verb = "were" if report.damaged_lines > 1 else "was"
+        notes.append(f"{counted(report.damaged_lines, 'line')} {verb} damaged and skipped.")
+    return notes
 
 
 def levers_text(levers: Sequence[LedgerLever]) -> str:
-    first, *others = (
-        f"{one.name} ({_value(one)}): {_hours(3600 * max(one.gain_device_h, 0))} of device time"
-        + ("" if one.gain_cost is None else f", {_money(max(one.gain_cost, 0.0))}")
-        for one in levers
-    )
+    first, *others = [_saving(lever) for lever in levers]
     return f"Device time saved in 30 days by halving each: {first}; then {'; '.join(others)}"
 
 
-def _value(one: LedgerLever) -> str:
-    value = f"{one.value:.3g} per 1,000 node-days" if one.name == "failure rate" else seconds(one.value)
-    return f"{value}, assumed" if one.is_assumed else value
+def _saving(lever: LedgerLever) -> str:
+    saving = f"{lever.name} ({_value(lever)}): {_hours(3600 * max(lever.gain_device_h, 0))} of device time"
+    if lever.gain_cost is not None:
+        saving += f", {_money(max(lever.gain_cost, 0.0))}"
+    return saving
 
 
-def _row(one: LedgerClass, *, has_cost: bool) -> list[str]:
-    assert one.device_s is not None
-    share = "" if one.share is None else percent(one.share)
-    cost = [_money(one.cost)] if has_cost else []
-    return [_name(one), _hours(one.device_s), share, *cost, MEANINGS.get(one.name, "")]
+def _value(lever: LedgerLever) -> str:
+    value = f"{lever.value:.3g} per 1,000 node-days" if lever.name == "failure rate" else seconds(lever.value)
+    return f"{value}, assumed" if lever.is_assumed else value
 
 
-def _known_from(one: LedgerClass) -> str:
-    text = f"{_name(one)}: {' and '.join(BASES.get(basis, basis) for basis in one.basis)}"
-    if one.known_share is not None and one.reason is not None:
-        text += f", for {percent(one.known_share)} of the steps' time; in the rest it is included in productive"
-        text += f" ({one.reason})"
+def _row(ledger_class: LedgerClass, *, has_cost: bool) -> list[str]:
+    assert ledger_class.device_s is not None
+    share = "" if ledger_class.share is None else percent(ledger_class.share)
+    row = [_name(ledger_class), _hours(ledger_class.device_s), share, MEANINGS.get(ledger_class.name, "")]
+    if has_cost:
+        row.insert(3, _money(ledger_class.cost))
+    return row
+
+
+def _known_from(ledger_class: LedgerClass) -> str:
+    bases = " and ".join(BASES.get(basis, basis) for basis in ledger_class.basis)
+    text = f"{_name(ledger_class)}: {bases}"
+    if ledger_class.known_share is not None and ledger_class.reason is not None:
+        text += (
+            f", for {percent(ledger_class.known_share)} of the steps' time; in the rest it is included in productive"
+        )
+        text += f" ({ledger_class.reason})"
     return text + "."
 
 
-def _name(one: LedgerClass) -> str:
-    return one.name.replace("_", " ")
+def _name(ledger_class: LedgerClass) -> str:
+    return ledger_class.name.replace("_", " ")
 
 
 def _hours(value_s: float) -> str:

@@ -17,7 +17,7 @@ import msgspec
 from flatout import units
 from flatout.records.change import SAFETIES, Change, Safety
 from flatout.records.prediction import Prediction
-from flatout.records.tuning import EndedBy, TriedOutcome, TriedSet, TuneResult, TuningEnd, TuningStage
+from flatout.records.tuning import EndedBy, TriedOutcome, TriedSet, TunedChange, TuneResult, TuningEnd, TuningStage
 from flatout.records.verdict import Objective, Verdict
 from flatout.report.command import masked_command
 from flatout.report.phrases import counted
@@ -81,34 +81,52 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
 def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
     """All changes of the final set in the order in which they were adopted, each in one row."""
     final = {change.name: change for change in result.tuning.changes.changes}
-    tuned = {one.change.name: one for one in result.tuning.each}
-    ways = {name: one for one in result.tried if one.outcome == "adopted" for name in one.changes}
+    tuned = {each.change.name: each for each in result.tuning.each}
+    adopted_in: dict[str, TriedSet] = {}
+    for tried in result.tried:
+        if tried.outcome == "adopted":
+            adopted_in.update(dict.fromkeys(tried.changes, tried))
+
     rows: list[Adopted] = []
     shown: set[str] = set()
     for name in final:
         if name in shown:
             continue
-        alone, way = tuned.get(name), ways.get(name)
-        names = [name]
-        verdict = alone.verdict if alone is not None else None
-        if verdict is None and way is not None:
-            names = [other for other in way.changes if other in final and other not in shown]
-            verdict = way.verdict
-        prediction = alone.prediction if alone is not None and len(names) == 1 else None
-        if way is not None and sorted(way.changes) == sorted(names):  # the prediction for a subset is unknown
-            prediction = prediction or way.prediction
+        alone, together = tuned.get(name), adopted_in.get(name)
+        if together is not None and (alone is None or alone.verdict is None):
+            names = [other for other in together.changes if other in final and other not in shown]
+            verdict = together.verdict
+        else:
+            names = [name]
+            verdict = alone.verdict if alone is not None else None
         shown.update(names)
-        bound = way.bound if way is not None and len(names) == 1 else None
         rows.append(
             Adopted(
                 changes=tuple(final[other] for other in names),
                 verdict=verdict,
-                prediction=prediction,
-                bound=bound if bound is not None or len(names) > 1 else final[name].predicted_speedup,
-                not_shown=tuple(n for n in names if n in tuned and not tuned[n].is_shown_alone),
+                prediction=_adopted_prediction(names, alone, together),
+                bound=_adopted_bound(final[name], together) if len(names) == 1 else None,
+                not_shown=tuple(other for other in names if other in tuned and not tuned[other].is_shown_alone),
             )
         )
     return tuple(rows)
+
+
+def _adopted_prediction(
+    names: Sequence[str], alone: TunedChange | None, together: TriedSet | None
+) -> Prediction | None:
+    """Return the prediction for exactly these changes; the prediction for a subset of a tried set is unknown."""
+    if len(names) == 1 and alone is not None and alone.prediction is not None:
+        return alone.prediction
+    if together is not None and sorted(together.changes) == sorted(names):
+        return together.prediction
+    return None
+
+
+def _adopted_bound(change: Change, together: TriedSet | None) -> float | None:
+    if together is not None and together.bound is not None:
+        return together.bound
+    return change.predicted_speedup
 
 
 def not_shown_sentence(rows: Sequence[Adopted]) -> str:
