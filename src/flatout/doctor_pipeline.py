@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.doctor.compare import compared
-from flatout.doctor.given import merged, read_bundle, read_given, read_log
+from flatout.doctor.compare import compare_snapshots
+from flatout.doctor.inputs import merge, read_bundle, read_inputs, read_log
 from flatout.doctor.machine import NCCL_LOG
 from flatout.doctor.secrets import without_secrets
 from flatout.errors import InputError, UsageError
@@ -42,15 +42,15 @@ def read_snapshot(
     if data is not None and not data.is_dir():
         raise InputError(f"`--data` must be a folder, but `{data}` is not")
     if files:
-        snapshot = read_given(files)
+        snapshot = read_inputs(files)
     else:
         with WaitingLine("reading this machine"):
             snapshot = read_machine(data=str(data) if data is not None else None)
     read_from = snapshot.read_from
     for path in nccl_logs:
-        snapshot = merged(snapshot, Snapshot(outputs={NCCL_LOG: read_log(path)}))
+        snapshot = merge(snapshot, Snapshot(outputs={NCCL_LOG: read_log(path)}))
     if topology:
-        snapshot = merged(snapshot, read_given(topology))
+        snapshot = merge(snapshot, read_inputs(topology))
     added = tuple(str(path) for path in (*nccl_logs, *topology))
     return without_secrets(msgspec.structs.replace(snapshot, read_from=(*read_from, *added)))
 
@@ -68,7 +68,7 @@ def compare_hosts(bundles: Sequence[Path], *, via: str | None = None, flatout: s
         raise UsageError("`--via` and `--flatout` are for named hosts", hint=_EXAMPLE)
     else:
         snapshots, failed = _read_bundles(bundles)
-    report = compared([without_secrets(snapshot) for snapshot in snapshots])
+    report = compare_snapshots([without_secrets(snapshot) for snapshot in snapshots])
     return msgspec.structs.replace(report, not_captured=failed)
 
 
@@ -84,7 +84,7 @@ def _read_bundles(bundles: Sequence[Path]) -> tuple[list[Snapshot], dict[str, st
     errors: dict[str, InputError] = {}
     for path in paths:
         try:
-            snapshots.append(read_given([path]))
+            snapshots.append(read_inputs([path]))
         except InputError as error:
             errors[str(path)] = error
     if len(snapshots) < 2:

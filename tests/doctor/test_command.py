@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.doctor.samples import HEALTHY_MATRIX, kernel_log, nccl_log, smi
 
-from flatout.doctor.given import bundle_bytes, kind_of, read_given
+from flatout.doctor.inputs import bundle_bytes, kind_of, read_inputs
 from flatout.doctor.secrets import without_secrets
 from flatout.errors import InputError
 from flatout.records.snapshot import Output, Snapshot
@@ -107,11 +107,11 @@ def test_what_is_no_source_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text(text)
     with pytest.raises(InputError):
-        read_given([path])
+        read_inputs([path])
 
 
 def test_damaged_bytes_of_every_source_end_in_results_or_in_one_line(tmp_path: Path) -> None:
-    from flatout.doctor.judge import judged
+    from flatout.doctor.judge import judge_machine
 
     texts = [HEALTHY_MATRIX, nccl_log("Using network IB").outputs["NCCL log"].text, smi().outputs["nvidia-smi -q"].text]
     path = tmp_path / "file"
@@ -121,7 +121,7 @@ def test_damaged_bytes_of_every_source_end_in_results_or_in_one_line(tmp_path: P
         for cut in range(0, len(data), max(1, len(data) // 40)):
             path.write_bytes(data[:cut] + b"\xff\x00" + data[cut + 5 :])
             try:
-                report = judged(read_given([path]))
+                report = judge_machine(read_inputs([path]))
             except InputError:
                 continue
             assert all("what was read cannot be understood" not in check.reason for check in report.checks)
@@ -220,8 +220,8 @@ def test_of_too_few_hosts_that_all_give_a_number_no_reason_is_made_up(tmp_path: 
     for number in range(2):
         host(f"node-{number}", smi(), tmp_path)
     told = json.loads(doctor("--hosts", "--json", tmp_path).stdout)["not_compared"]
-    assert told["power limit of the GPUs"] == "2 of 2 hosts give it, and 4 are needed"
-    assert told["kernel"].startswith("0 of 2 hosts give it: ")
+    assert told["power limit of the GPUs"] == "2 of 2 hosts give a value, and 4 are needed"
+    assert told["kernel"].startswith("0 of 2 hosts give a value: ")
 
 
 @pytest.mark.parametrize("has_field", [False, True], ids=["before is_missing", "now"])
@@ -235,4 +235,4 @@ def test_a_bundle_says_which_command_is_not_installed(tmp_path: Path, has_field:
             del output["is_missing"]
     path = tmp_path / "bundle.json"
     path.write_text(json.dumps(bundle))
-    assert read_given([path]).outputs == {"nvidia-smi -q": absent, "nvidia-smi -L": ended}
+    assert read_inputs([path]).outputs == {"nvidia-smi -q": absent, "nvidia-smi -L": ended}

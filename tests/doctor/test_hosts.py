@@ -113,7 +113,7 @@ def test_a_bundle_that_is_cut_off_is_told_and_the_others_are_compared(tmp_path: 
     assert doctor("--hosts", "--fail-on", "fail", *map(str, files)).returncode == 1
     too_few = doctor("--hosts", *map(str, files[:2]))
     assert (too_few.returncode, too_few.stdout) == (2, "")
-    assert too_few.stderr.startswith(f"error: `{files[1]}` is no JSON")
+    assert too_few.stderr.startswith(f"error: `{files[1]}` is not valid JSON")
     twice = doctor("--hosts", str(files[0]), str(files[0]))  # alike it is, and tells nothing
     assert "at least 2 hosts, but got 1" in twice.stderr
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.doctor.samples import HEALTHY_MATRIX, lspci_gpu, printed, rdma_port, result, sysfs
 
-from flatout.doctor.given import kind_of, read_given, texts_of
 from flatout.doctor.graph import topology_of
+from flatout.doctor.inputs import kind_of, read_inputs, texts_of
 from flatout.doctor.machine import (
     LSPCI,
     SMI_LIST,
@@ -41,7 +41,7 @@ CUT_ROW = (
 
 def test_of_a_row_that_is_cut_off_a_near_nic_may_be_missing() -> None:
     found = result("topology-nic-distance", printed(SMI_TOPOLOGY, CUT_ROW))
-    assert (found.status, "1 GPUs are not known" in found.reason) == ("unknown", True)
+    assert (found.status, "1 GPUs are unknown" in found.reason) == ("unknown", True)
     whole = result("topology-nic-distance", printed(SMI_TOPOLOGY, CUT_ROW + "\tSYS\t32-63\t1\n"))
     assert (whole.status, "GPU1" in whole.reason, "GPU0" in whole.reason) == ("warn", True, False)
     glued = CUT_ROW.replace("PIX\tSYS", "PIXSYS") + "\tPIX\t32-63\t1\n"
@@ -186,7 +186,7 @@ def test_links_that_are_inactive_on_all_gpus_alike_are_told() -> None:
 def test_what_to_give_instead_is_named(tmp_path: Path, text: str, hint: str) -> None:
     (tmp_path / "given").write_text(text)
     with pytest.raises(InputError) as caught:
-        read_given([tmp_path / "given"])
+        read_inputs([tmp_path / "given"])
     assert hint in (caught.value.hint or "")
 
 
@@ -324,7 +324,7 @@ def test_a_copy_of_sys_is_read_through_its_links(tmp_path: Path) -> None:
     bus.mkdir(parents=True)
     for folder in (port, device):
         (bus / folder.name).symlink_to(f"../../../devices/{folder.relative_to(tmp_path / 'sys/devices')}")
-    machine = Machine(read_given([tmp_path]))
+    machine = Machine(read_inputs([tmp_path]))
     assert machine.num_gpus == 1
     topology = topology_of(machine)
     assert topology is not None

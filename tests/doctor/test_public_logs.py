@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.doctor.samples import nccl_log, printed, result
 
-from flatout.doctor.given import kind_of, read_given, texts_of
+from flatout.doctor.inputs import kind_of, read_inputs, texts_of
 from flatout.doctor.machine import KERNEL_LOG, LSPCI, NCCL_LOG, Machine
 from flatout.records.snapshot import Output, Snapshot
 
@@ -199,4 +199,4 @@ def test_a_number_or_name_that_is_cut_off_is_not_read(name: str) -> None:
 def test_colours_and_encodings_of_terminals_are_read(tmp_path: Path, encoding: str) -> None:
     line = "\x1b[32m[   99.5] \x1b[0m\x1b[33mNVRM: \x1b[0mXid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\r\n"
     (tmp_path / "log").write_bytes(line.encode(encoding))
-    assert result("gpu-xid", read_given([tmp_path / "log"])).status == "fail"
+    assert result("gpu-xid", read_inputs([tmp_path / "log"])).status == "fail"

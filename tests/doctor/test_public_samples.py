@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.doctor.given import kind_of, read_given
-from flatout.doctor.judge import judged
+from flatout.doctor.inputs import kind_of, read_inputs
+from flatout.doctor.judge import judge_machine
 from flatout.errors import InputError
 from flatout.records.snapshot import Output, Snapshot
 from flatout.report.doctor_text import doctor_text
@@ -73,7 +73,7 @@ REFUSED = {  # AMD's tools, a table of nccl-tests, a manifest: told so in one li
 def test_what_a_sample_is_known_to_show_is_found(
     public: Path, folder: str, file: str, check_id: str, status: str, named: str
 ) -> None:
-    report = judged(read_given([public / folder / file]))
+    report = judge_machine(read_inputs([public / folder / file]))
     found = next(check for check in report.checks if check.id == check_id)
     assert (found.status, named in found.reason) == (status, True), found.reason
 
@@ -83,7 +83,7 @@ def test_every_sample_is_judged_or_refused_in_one_line(public: Path) -> None:
     refused = set()
     for path in paths:
         try:
-            report = judged(read_given([path]))
+            report = judge_machine(read_inputs([path]))
         except InputError:
             refused.add(path.name)
             continue
@@ -98,5 +98,5 @@ def test_a_sample_that_is_cut_off_is_understood_as_far_as_it_goes(public: Path, 
         text = path.read_text(errors="replace")
         for cut in (text[: int(len(text) * share)] for share in (0.2, 0.5, 0.9)):
             if (kind := kind_of(cut)) is not None:
-                report = judged(Snapshot(outputs={kind: Output(text=cut)}))
+                report = judge_machine(Snapshot(outputs={kind: Output(text=cut)}))
                 assert [c.reason for c in report.checks if "what was read cannot be understood" in c.reason] == [], path

@@ -134,7 +134,7 @@ def one_odd() -> HostsReport:
         ComparedFact(fact="NCCL settings", num_hosts=5, usual="none", unlike={"n9": "NCCL_P2P_LEVEL=LOC"}),
     )
     return HostsReport(
-        differences=differences, compared=compared, not_compared={"kernel": "0 of 5 hosts give it: it was not read"},
+        differences=differences, compared=compared, not_compared={"kernel": "0 of 5 hosts give a value: not read"},
         hosts=tuple(hosts), not_captured={"n7": "it did not answer within 60 s"},
     )  # fmt: skip
 

@@ -33,7 +33,7 @@ def test_nothing_outside_is_referred_to_and_there_is_no_script(name: str) -> Non
 
 def test_the_host_that_is_unlike_the_others_is_in_the_headline_and_first() -> None:
     found = page("one_odd")
-    assert found.all("h1")[0].text == "1 of 5 hosts is unlike the others: n9"
+    assert found.all("h1")[0].text == "1 of 5 hosts differs from the others: n9"
     first, second = found.section("unlike").all("article")
     assert first.all("code")[0].text == "nccl-peer-to-peer"
     assert [(row.all("dt")[0].text, row.all("dd")[0].text) for row in second.all("div")] == [
@@ -45,7 +45,12 @@ def test_the_host_that_is_unlike_the_others_is_in_the_headline_and_first() -> No
     assert "open" in hosts[0].attributes
     assert "open" not in hosts[1].attributes
     counts = {one.all("dt")[0].text: one.all("dd")[0].text for one in found.all("dl")[0].all("div")}
-    assert counts == {"hosts": "5", "unlike the others": "1", "with a check that fails": "1", "not captured": "1"}
+    assert counts == {
+        "hosts": "5",
+        "different from the others": "1",
+        "with a check that fails": "1",
+        "not captured": "1",
+    }
 
 
 def test_a_fact_in_which_all_are_alike_is_told_after_those_that_differ() -> None:
@@ -53,7 +58,7 @@ def test_a_fact_in_which_all_are_alike_is_told_after_those_that_differ() -> None
     assert [row.all("th")[0].text.split(" 5 ")[0] for row in rows] == ["NCCL settings", "driver"]
     assert "NCCL_P2P_LEVEL=LOC: n9" in rows[0].text
     assert "all alike" in rows[1].text
-    assert "kernel: 0 of 5 hosts give it" in page("one_odd").section("compared").text
+    assert "kernel: 0 of 5 hosts give a value" in page("one_odd").section("compared").text
 
 
 def test_what_most_hosts_have_is_told_once_and_each_host_has_its_own() -> None:
@@ -81,12 +86,12 @@ def test_a_host_that_could_not_be_read_is_not_among_the_healthy() -> None:
     section = page("one_odd").section("not-captured")
     assert "n7" in section.text
     assert "did not answer" in section.text
-    assert page("alike").all("h1")[0].text == "2 hosts: none is unlike the others"
+    assert page("alike").all("h1")[0].text == "2 hosts: none differs from the others"
 
 
 def test_a_thousand_hosts_are_cut_and_it_is_said() -> None:
     found = page("many")
-    start = "40 of 1,200 hosts are unlike the others: gpu-node-0000, gpu-node-0001, gpu-node-0002 and 37 more"
+    start = "40 of 1,200 hosts differ from the others: gpu-node-0000, gpu-node-0001, gpu-node-0002 and 37 more"
     assert found.all("h1")[0].text == start
     assert "all of .eu-west.cluster.example.org" in found.all("ul", "facts")[0].text
     assert "on 1,200 of 1,200 hosts" in found.section("shared").text
@@ -108,11 +113,11 @@ def test_the_command_writes_it_of_real_bundles_and_overwrites_nothing(tmp_path: 
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert done.stderr == f"wrote the page: {target}\n"
     found = read_page(target.read_text())
-    assert found.all("h1")[0].text == "1 of 5 hosts is unlike the others: node-9"
+    assert found.all("h1")[0].text == "1 of 5 hosts differs from the others: node-9"
     facts = {
         row.all("th")[0].text: row.all("td")[0].text for row in found.section("compared").all("tbody")[0].all("tr")
     }
-    assert facts["number of GPUs 5 hosts give it"] == "4 3: node-9"
-    assert facts["power limit of the GPUs 5 hosts give it, all alike"] == "700 W"
+    assert facts["number of GPUs 5 hosts"] == "4 3: node-9"
+    assert facts["power limit of the GPUs 5 hosts, all alike"] == "700 W"
     again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (again.returncode, again.stdout) == (2, "")

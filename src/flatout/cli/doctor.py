@@ -151,7 +151,7 @@ def _refuse_with_bundle_on_standard_output(*outputs: object) -> None:
 
 
 def _write_bundle(snapshot: Snapshot, path: Path, *, force: bool) -> None:
-    from flatout.doctor.given import bundle_bytes
+    from flatout.doctor.inputs import bundle_bytes
     from flatout.report.files import write_new
 
     if path == _STANDARD_OUTPUT:
@@ -170,9 +170,9 @@ def _judge(
     json: bool,
     fail_on: str | None,
 ) -> None:
-    from flatout.doctor.judge import judged
+    from flatout.doctor.judge import judge_machine
 
-    report = judged(snapshot)
+    report = judge_machine(snapshot)
     if html is not None:
         from flatout.report.doctor_html import doctor_html
 

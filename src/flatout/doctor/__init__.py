@@ -1,5 +1,5 @@
-"""Snapshot -> DoctorReport: what this machine is, and what of it slows a training job down.
+"""Judge a Snapshot of a machine: what it is, and what about it slows down a training job.
 
-A check judges only a `Snapshot`, so that a machine can be judged elsewhere. What could not be read is `unknown`, with
-the reason; it is never `ok`. Nothing is changed on the machine, and nothing here reads it: `probe` does.
+A check judges only a `Snapshot`, so that another machine can judge it. What could not be read is `unknown`, with the
+reason; it is never `ok`. Nothing here changes the machine or reads it: `probe` reads it.
 """

@@ -1,4 +1,4 @@
-"""One check: what it says of itself, and a function from Machine to what it found.
+"""One check: its declaration, and a function from Machine to its outcome.
 
 A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). A text that no check
 expects gives `unknown` too, so that damaged input never ends a run and never counts as good.
@@ -14,7 +14,7 @@ from flatout.doctor.machine import Machine
 from flatout.doctor.unknown import NotHereError, NotReadError
 from flatout.records.doctor import CheckResult, Family, Status
 
-MOST_NAMED = 6  # devices that a reason names
+MOST_NAMED = 6  # devices in a reason
 
 
 class CheckOutcome(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ def fail(reason: str) -> CheckOutcome:
 
 
 def named(items: Iterable[str]) -> str:
-    """`a, b and 7 more`."""
+    """Join names, at most MOST_NAMED: `a, b and 7 more`."""
     all_items = list(items)
     if len(all_items) <= MOST_NAMED:
         return ", ".join(all_items)
@@ -118,23 +118,25 @@ def named(items: Iterable[str]) -> str:
 
 
 def none_in_log(machine: Machine) -> CheckOutcome:
-    """Nothing of the kind in the kernel log: `ok`, but not of an excerpt."""
+    """Report that the kernel log has nothing of the kind: `ok`, but only if it is not an excerpt."""
     log = machine.kernel_log
     if log.num_missed:
         raise NotReadError(f"none in {log.num_lines} lines, but {log.num_missed} messages of the kernel were lost")
     if log.is_excerpt:
-        raise NotReadError(f"none in the {log.num_lines} lines of the kernel log that were read, which are an excerpt")
+        raise NotReadError(
+            f"none in the {log.num_lines} lines of the kernel log that were read, which are only an excerpt"
+        )
     return ok(f"none in {log.num_lines:,} lines of the kernel log")
 
 
 def need(values: Sequence[object], reason: str) -> None:
-    """Raise NotReadError where nothing was read: no value is no good value."""
+    """Raise NotReadError if nothing was read: a missing value is not a good value."""
     if not values:
         raise NotReadError(reason)
 
 
 def with_missing(outcome: CheckOutcome, num_missing: int, what: str) -> CheckOutcome:
-    """Where some devices gave no value: a bad one counts all the same, but `ok` becomes unknown."""
+    """Add that some devices gave no value: a bad outcome still counts, but `ok` becomes unknown."""
     if not num_missing:
         return outcome
     reason = f"{outcome.reason}; {num_missing} {what}"

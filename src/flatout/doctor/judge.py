@@ -1,4 +1,4 @@
-"""Snapshot -> DoctorReport: every check, and the topology."""
+"""Judge a Snapshot into a DoctorReport: every check, and the topology."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from flatout.records.doctor import FAMILIES, STATUSES, DoctorReport
 from flatout.records.snapshot import Snapshot
 
 
-def judged(snapshot: Snapshot) -> DoctorReport:
-    """Results in the order of families, the most pressing first within each."""
+def judge_machine(snapshot: Snapshot) -> DoctorReport:
+    """Run every check; the results are in the order of families, the most pressing first within each."""
     machine = Machine(snapshot)
-    results = [run_check(one, machine) for one in CHECKS]
+    results = [run_check(check, machine) for check in CHECKS]
     results.sort(key=lambda result: (FAMILIES.index(result.family), STATUSES.index(result.status)))
     return DoctorReport(
         host=snapshot.host,

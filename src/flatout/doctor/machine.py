@@ -1,4 +1,4 @@
-"""A snapshot, read: each text is parsed once, when a check first asks for it, and a missing one is a NotReadError."""
+"""A snapshot, parsed: each text once, when a check first asks for it. A missing text raises NotReadError."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flatout.doctor.parse.kernel_log import KernelLog, parse_kernel_log
 from flatout.doctor.parse.lspci import PciDevice, full_address, parse_lspci
 from flatout.doctor.parse.nccl_log import NcclLog, parse_nccl_log
 from flatout.doctor.parse.nccl_topology import NcclGraph, NcclTopology, parse_nccl_graph, parse_nccl_topology
+from flatout.doctor.parse.number import count_in
 from flatout.doctor.parse.nvidia_smi import SmiGpu, SmiQuery, parse_list, parse_nvlink_status, parse_query
 from flatout.doctor.parse.nvml import parse_nvml
 from flatout.doctor.parse.topology_matrix import TopologyMatrix, parse_peer_to_peer, parse_topology_matrix
@@ -26,9 +27,11 @@ SMI_NVLINK, SMI_NVLINK_ERRORS, SMI_LIST = "nvidia-smi nvlink -s", "nvidia-smi nv
 NVML = "NVML"
 LSPCI, KERNEL_LOG, NCCL_LOG = "lspci -vvv", "kernel log", "NCCL log"
 NCCL_TOPOLOGY, NCCL_GRAPH, FABRIC_MANAGER_LOG = "NCCL topology XML", "NCCL graph XML", "fabric manager log"
+NVIDIA, AMD, INTEL, AMD_CHIPSET = "0x10de", "0x1002", "0x8086", "0x1022"  # vendors of PCI devices
 _LOADED_PERCENT = 10
 NO_FILE = "no such file or directory"
 _UNLIMITED_BYTES = 1 << 60  # version 1 of control groups writes a number near 2^63 for "no limit"
+_VIRTUAL_VENDOR = re.compile(r"QEMU|KVM|VMware|Xen|innotek|Virtual|Google Compute|HVM domU|Amazon EC2")
 
 
 class Machine:
@@ -42,10 +45,11 @@ class Machine:
                 folder, _, name = folder.rpartition("/")
 
     def file(self, path: str) -> str:
-        """The text of a file, stripped. Raises NotReadError with the reason."""
+        """Return the text of a file, stripped. Raises NotReadError with the reason."""
         if path in self.snapshot.files:
             return self.snapshot.files[path].strip()
-        raise NotReadError(f"`{path}` was not read: {self.snapshot.problems.get(path, 'it is not in what was given')}")
+        problem = self.snapshot.problems.get(path, "it is not in the input")
+        raise NotReadError(f"`{path}` was not read: {problem}")
 
     def optional(self, path: str) -> str | None:
         text = self.snapshot.files.get(path)
@@ -56,10 +60,10 @@ class Machine:
         try:
             return int(text.split()[0])
         except (ValueError, IndexError):
-            raise NotReadError(f"`{path}` holds no number, but `{text[:60]}`") from None
+            raise NotReadError(f"`{path}` does not hold a number, but `{text[:60]}`") from None
 
     def is_absent(self, path: str) -> bool:
-        """True where the machine was looked at and has no such file; raises NotReadError where it was not looked at."""
+        """Whether the machine has no such file. Raises NotReadError if that is unknown."""
         if path in self.snapshot.files:
             return False
         if self.snapshot.problems.get(path) == NO_FILE:
@@ -74,12 +78,12 @@ class Machine:
         return {path: text.strip() for path, text in self.snapshot.files.items() if fnmatch.fnmatchcase(path, pattern)}
 
     def output(self, name: str) -> str:
-        """What a command printed. Raises NotReadError with the reason."""
+        """Return what a command printed. Raises NotReadError with the reason."""
         output = self.snapshot.outputs.get(name)
         if output is None:
-            raise NotReadError(f"no output of `{name}` is in what was read")
+            raise NotReadError(f"the input has no output of `{name}`")
         if output.text is None:
-            raise NotReadError(f"`{name}` gave nothing: {output.problem}")
+            raise NotReadError(f"`{name}` gave no output: {output.problem}")
         return output.text
 
     def _parsed(self, name: str, parse: Callable[[str], Parsed]) -> Parsed:
@@ -87,35 +91,39 @@ class Machine:
         try:
             return parse(text)
         except ValueError as error:
-            raise NotReadError(f"`{name}` cannot be understood: {error}") from error
+            raise NotReadError(f"`{name}` cannot be parsed: {error}") from error
 
     @property
     def environment(self) -> dict[str, str]:
         if self.snapshot.environment is None:
-            raise NotReadError("the environment is not in what was read")
+            raise NotReadError("the environment was not read")
         return self.snapshot.environment
 
     @cached_property
     def smi(self) -> SmiQuery:
-        """What `nvidia-smi -q` says, else the driver's library itself, under the same names."""
-        output = self.snapshot.outputs.get(SMI_QUERY)
-        if (output is None or output.text is None) and self.has_nvml:
+        """The values of `nvidia-smi -q`, else those of the driver's library, under the same names."""
+        if self.has_nvml and not self._has_output(SMI_QUERY):
             return self._parsed(NVML, parse_nvml)
         return self._parsed(SMI_QUERY, parse_query)
 
     @property
     def has_nvml(self) -> bool:
-        output = self.snapshot.outputs.get(NVML)
+        return self._has_output(NVML)
+
+    def _has_output(self, name: str) -> bool:
+        output = self.snapshot.outputs.get(name)
         return output is not None and output.text is not None
 
     @cached_property
     def gpus(self) -> tuple[SmiGpu, ...]:
-        """Those that the text describes, and an empty one for each that it only counts: a part is not the whole."""
+        """The GPUs that the text describes, and one without values for each that it only counts."""
         described = self.smi.gpus
         if not described:
             raise NotReadError(f"`{SMI_QUERY}` names no GPU")
-        missing = range(len(described) + 1, (self.smi.num_attached or 0) + 1)
-        return (*described, *(SmiGpu(address=f"GPU {n} of {missing.stop - 1}", values={}) for n in missing))
+        num_attached = self.smi.num_attached or 0
+        missing = range(len(described) + 1, num_attached + 1)
+        only_counted = [SmiGpu(address=f"GPU {number} of {num_attached}", values={}) for number in missing]
+        return (*described, *only_counted)
 
     @cached_property
     def matrix(self) -> TopologyMatrix:
@@ -127,17 +135,17 @@ class Machine:
 
     @cached_property
     def nvlinks(self) -> dict[int, dict[int, float | None]]:
-        found = self._parsed(SMI_NVLINK, parse_nvlink_status)
-        if not found:
+        links = self._parsed(SMI_NVLINK, parse_nvlink_status)
+        if not links:
             raise NotReadError(f"`{SMI_NVLINK}` names no GPU")
-        return found
+        return links
 
     @cached_property
     def listed(self) -> dict[int, tuple[str, int]]:
-        found = self._parsed(SMI_LIST, parse_list)
-        if not found:
+        gpus = self._parsed(SMI_LIST, parse_list)
+        if not gpus:
             raise NotReadError(f"`{SMI_LIST}` names no GPU")
-        return found
+        return gpus
 
     @cached_property
     def lspci(self) -> tuple[PciDevice, ...]:
@@ -156,7 +164,7 @@ class Machine:
     @cached_property
     def nccl_topology(self) -> NcclTopology:
         if NCCL_TOPOLOGY not in self.snapshot.outputs:
-            raise NotReadError("no NCCL topology XML was given, and NCCL_TOPO_FILE names none")
+            raise NotReadError("the input has no NCCL topology XML, and NCCL_TOPO_FILE is not set")
         return self._parsed(NCCL_TOPOLOGY, parse_nccl_topology)
 
     @cached_property
@@ -167,67 +175,83 @@ class Machine:
     def pci_addresses(self) -> list[str]:
         return self.names("/sys/bus/pci/devices")
 
-    def pci_class(self, address: str) -> str:
-        return self.optional(f"/sys/bus/pci/devices/{address}/class") or ""
+    def pci_file(self, address: str, name: str) -> str:
+        """Return the text of a device's file; empty if it was not read."""
+        return self.optional(f"/sys/bus/pci/devices/{address}/{name}") or ""
+
+    def pci_devices(self, class_prefix: str, vendor: str) -> list[str]:
+        """Return the addresses of a vendor's devices of a class."""
+        of_class = [
+            address for address in self.pci_addresses if self.pci_file(address, "class").startswith(class_prefix)
+        ]
+        return [address for address in of_class if self.pci_file(address, "vendor") == vendor]
 
     @cached_property
     def is_virtual(self) -> bool:
-        """True inside a virtual machine, as the CPU's `hypervisor` flag or the firmware's vendor says."""
-        cpu = self.optional("/proc/cpuinfo")
+        """Whether this is a virtual machine, by the firmware's vendor or the CPU's `hypervisor` flag."""
         vendor = self.optional("/sys/class/dmi/id/sys_vendor") or ""
         product = self.optional("/sys/class/dmi/id/product_name") or ""
-        if re.search(r"QEMU|KVM|VMware|Xen|innotek|Virtual|Google Compute|HVM domU|Amazon EC2", f"{vendor} {product}"):
+        if _VIRTUAL_VENDOR.search(f"{vendor} {product}"):
             return ".metal" not in product
+        cpu = self.optional("/proc/cpuinfo")
         if cpu is None:
-            raise NotReadError("`/proc/cpuinfo` was not read, so it is not known whether this is a virtual machine")
+            raise NotReadError("`/proc/cpuinfo` was not read, so whether this is a virtual machine is unknown")
         flags = re.search(r"^flags\s*:(.*)$", cpu, re.MULTILINE)
         if flags is None:
-            raise NotReadError("`/proc/cpuinfo` has no flags, so it is not known whether this is a virtual machine")
+            raise NotReadError("`/proc/cpuinfo` has no flags, so whether this is a virtual machine is unknown")
         return "hypervisor" in flags[1].split()
+
+    @property
+    def is_surely_virtual(self) -> bool:
+        """Whether this is known to be a virtual machine."""
+        try:
+            return self.is_virtual
+        except NotReadError:
+            return False
 
     @cached_property
     def is_container(self) -> bool:
         if any(path in self.snapshot.files for path in ("/.dockerenv", "/run/.containerenv")):
             return True
         groups = self.file("/proc/self/cgroup")
-        return bool(re.search(r"docker|kubepods|containerd|libpod|lxc", groups)) or (
-            self.snapshot.environment is not None and ("KUBERNETES_SERVICE_HOST" in self.snapshot.environment)
-        )
+        if re.search(r"docker|kubepods|containerd|libpod|lxc", groups):
+            return True
+        return "KUBERNETES_SERVICE_HOST" in (self.snapshot.environment or {})
 
     def is_loaded(self, gpu: SmiGpu) -> bool:
-        """True where the GPU was at work when it was read; only then do its clocks and PCIe speed say anything."""
-        busy = gpu.number("Utilization/GPU", "Utilization/Gpu")
-        if busy is None:
-            raise NotReadError(f"`{SMI_QUERY}` does not say how busy {gpu.address} is")
-        return busy >= _LOADED_PERCENT
+        """Whether the GPU was busy when it was read; only then do its clocks and PCIe speed show anything."""
+        busy_percent = gpu.number("Utilization/GPU", "Utilization/Gpu")
+        if busy_percent is None:
+            raise NotReadError(f"`{SMI_QUERY}` does not give the utilization of {gpu.address}")
+        return busy_percent >= _LOADED_PERCENT
 
     @cached_property
     def rdma_devices(self) -> list[str]:
-        """Devices below /sys/class/infiniband. Raises NotHereError where the kernel has none."""
-        found = self.names("/sys/class/infiniband")
-        if found:
-            return found
-        if self.snapshot.problems.get("/sys/class/infiniband") in {NO_FILE, "empty"}:
+        """Devices below /sys/class/infiniband. Raises NotHereError if the kernel has none."""
+        devices = self.names("/sys/class/infiniband")
+        if devices:
+            return devices
+        problem = self.snapshot.problems.get("/sys/class/infiniband")
+        if problem in {NO_FILE, "empty"}:
             raise NotHereError("there is no RDMA device (InfiniBand, RoCE or EFA) on this machine")
-        why = self.snapshot.problems.get("/sys/class/infiniband")
-        raise NotReadError(f"`/sys/class/infiniband` was not read{f': {why}' if why else ''}")
+        because = f": {problem}" if problem else ""
+        raise NotReadError(f"`/sys/class/infiniband` was not read{because}")
+
+    def need_rdma_device(self) -> None:
+        """Raise NotHereError if there is no RDMA device, NotReadError if none was read."""
+        _ = self.rdma_devices
 
     @cached_property
     def bus_is_known(self) -> bool:
-        """True where the PCI bus was read with the class of every device, or is known to be empty."""
+        """Whether the PCI bus was read with the class of every device, or is known to be empty."""
         if not self.pci_addresses:
             return self.snapshot.problems.get("/sys/bus/pci/devices") in {NO_FILE, "empty"}
-        return all(self.pci_class(address) for address in self.pci_addresses)
+        return all(self.pci_file(address, "class") for address in self.pci_addresses)
 
     @cached_property
     def num_gpus(self) -> int:
-        """NVIDIA's on the bus, else of the driver; 0 only where the bus was read."""
-        on_bus = [
-            address
-            for address in self.pci_addresses
-            if self.pci_class(address).startswith("0x03")
-            and self.optional(f"/sys/bus/pci/devices/{address}/vendor") == "0x10de"
-        ]
+        """The number of NVIDIA GPUs on the bus, else of the driver; 0 only if the bus was read."""
+        on_bus = self.pci_devices("0x03", NVIDIA)
         if on_bus:
             return len(on_bus)
         try:
@@ -241,12 +265,12 @@ class Machine:
     def cpus_allowed(self) -> frozenset[int]:
         match = re.search(r"^Cpus_allowed_list:\s*(\S+)", self.file("/proc/self/status"), re.MULTILINE)
         if match is None:
-            raise NotReadError("`/proc/self/status` does not say which CPUs are allowed")
+            raise NotReadError("`/proc/self/status` does not list the allowed CPUs")
         return parse_cpu_list(match[1])
 
     @cached_property
     def cpu_quota(self) -> float | None:
-        """Cores' worth of time that the control groups allow; None where they were read and set no limit."""
+        """The number of cores whose time the control groups allow; None if they set no limit."""
         self.need_control_groups("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
         quotas = []
         for text in self.matching("/sys/fs/cgroup*/cpu.max").values():
@@ -260,36 +284,37 @@ class Machine:
 
     @cached_property
     def memory_limit_bytes(self) -> int | None:
-        """The least limit of the control groups; None where they were read and set none."""
+        """The lowest limit of the control groups; None if they set none."""
         self.need_control_groups("memory.max", "memory.limit_in_bytes")
         files = self.matching("/sys/fs/cgroup*/memory.max") | self.matching("/sys/fs/cgroup*/memory.limit_in_bytes")
         limits = [int(text) for text in files.values() if text != "max"]
         return min((limit for limit in limits if limit < _UNLIMITED_BYTES), default=None)
 
     def need_control_groups(self, *names: str) -> None:
-        """Raise NotReadError where a file of that name could not be read: a group without it sets no limit."""
-        for path, why in self.snapshot.problems.items():
+        """Raise NotReadError if a file of such a name exists and was not read; a group without it sets no limit."""
+        for path, problem in self.snapshot.problems.items():
             if path.startswith("/sys/fs/cgroup/") and path.rpartition("/")[2] in names:
-                raise NotReadError(f"`{path}` was not read: {why}")
+                raise NotReadError(f"`{path}` was not read: {problem}")
         if not self.names("/sys/fs/cgroup") and self.snapshot.problems.get("/sys/fs/cgroup") != NO_FILE:
             raise NotReadError("no control group (`/sys/fs/cgroup`) was read")
 
     @cached_property
     def num_ranks_here(self) -> int:
-        """Processes of a job that share this host: LOCAL_WORLD_SIZE, else one a GPU, at least one."""
-        given = (self.snapshot.environment or {}).get("LOCAL_WORLD_SIZE", "")
-        return int(given) if given.isdecimal() and int(given) else max(1, self.num_gpus)
+        """The number of a job's processes on this host: LOCAL_WORLD_SIZE, else one per GPU, at least one."""
+        environment = self.snapshot.environment or {}
+        num_ranks = count_in(environment.get("LOCAL_WORLD_SIZE"))
+        return num_ranks or max(1, self.num_gpus)
 
     @cached_property
     def memory_bytes(self) -> dict[str, int]:
-        """/proc/meminfo."""
-        found = re.findall(r"^(\w+(?:\(\w+\))?):\s+(\d+) kB", self.file("/proc/meminfo"), re.MULTILINE)
-        if not found:
-            raise NotReadError("`/proc/meminfo` cannot be understood")
-        return {name: int(number) << 10 for name, number in found}
+        """The lines of /proc/meminfo: name -> bytes."""
+        lines = re.findall(r"^(\w+(?:\(\w+\))?):\s+(\d+) kB", self.file("/proc/meminfo"), re.MULTILINE)
+        if not lines:
+            raise NotReadError("`/proc/meminfo` cannot be parsed")
+        return {name: int(kib) << 10 for name, kib in lines}
 
     def limit(self, name: str) -> int | None:
-        """The soft limit of /proc/self/limits; None is unlimited."""
+        """Return the soft limit of /proc/self/limits; None is unlimited."""
         for line in self.file("/proc/self/limits").splitlines():
             if line.startswith(name):
                 soft = line[len(name) :].split()[0]
@@ -298,21 +323,24 @@ class Machine:
 
     @cached_property
     def mounts(self) -> list[Mount]:
-        found = [Mount(*line.split()[:4]) for line in self.file("/proc/mounts").splitlines() if len(line.split()) >= 4]
-        if not found:
+        lines = [line.split() for line in self.file("/proc/mounts").splitlines()]
+        mounts = [Mount(*fields[:4]) for fields in lines if len(fields) >= 4]
+        if not mounts:
             raise NotReadError("`/proc/mounts` names no mount")
-        return found
+        return mounts
 
     def modules(self) -> set[str]:
         return {line.split()[0] for line in self.file("/proc/modules").splitlines() if line.strip()}
 
     @cached_property
     def packages(self) -> dict[str, str]:
-        """Package -> version, and `cuda` of torch, as the Python that runs Flatout has them."""
+        """Package -> version in the Python that runs Flatout, with torch's CUDA as `cuda`."""
         text = self.output("python packages")
-        found = dict(re.findall(r"^([\w.-]+)==(\S+)$", text, re.MULTILINE))
+        packages = dict(re.findall(r"^([\w.-]+)==(\S+)$", text, re.MULTILINE))
         cuda = re.search(r"^cuda(?:: .*?)? = ['\"]([\d.]+)['\"]", text, re.MULTILINE)
-        return found | ({"cuda": cuda[1]} if cuda else {})
+        if cuda:
+            packages["cuda"] = cuda[1]
+        return packages
 
 
 class Mount(NamedTuple):
@@ -323,7 +351,7 @@ class Mount(NamedTuple):
 
 
 def natural(name: str) -> tuple[object, ...]:
-    """`NIC2` before `NIC10`."""
+    """Return a sort key that puts `NIC2` before `NIC10`."""
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))
 
 

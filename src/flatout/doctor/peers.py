@@ -1,9 +1,9 @@
-"""Which of several alike devices or hosts differ: robust rules, for a few peers and for many.
+"""Find which of several similar devices or hosts differ, by robust rules, for a few peers and for many.
 
-A number is an outlier where it lies further from the median of all than `NUM_SPREADS` robust spreads, and than a share
-of the median that would matter. The spread is the median absolute deviation, scaled to a normal distribution's standard
-deviation and, because it falls short for few values, corrected for their number. Of fewer than `MIN_PEERS` nothing is
-said.
+A number is an outlier if it is further from the median of all than `NUM_SPREADS` robust spreads, and than a share of
+the median that would matter. The spread is the median absolute deviation, scaled to a normal distribution's standard
+deviation and, because it is too small for few values, corrected for their number. Fewer than `MIN_PEERS` values are
+not judged.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _NORMAL = 1.4826  # standard deviations in a median absolute deviation of a norm
 
 
 def outliers(values: Mapping[Name, float], *, share: float) -> dict[Name, float]:
-    """Peers off by more than `share` of the median and 5 robust spreads: name -> value over median, less 1."""
+    """Return the peers off by more than `share` of the median and 5 robust spreads: name -> value / median - 1."""
     if len(values) < MIN_PEERS:
         return {}
-    middle = statistics.median(values.values())
-    if middle == 0:
+    median = statistics.median(values.values())
+    if median == 0:
         return {}
-    deviation = statistics.median(abs(value - middle) for value in values.values())
+    deviation = statistics.median(abs(value - median) for value in values.values())
     count = len(values)
     spread = _NORMAL * deviation * count / (count - 0.8)  # Croux and Rousseeuw, 1992: unbiased for small samples
-    limit = max(NUM_SPREADS * spread, share * abs(middle))
-    return {name: value / middle - 1 for name, value in values.items() if abs(value - middle) > limit}
+    limit = max(NUM_SPREADS * spread, share * abs(median))
+    return {name: value / median - 1 for name, value in values.items() if abs(value - median) > limit}
 
 
 def minority(values: Mapping[Name, Value]) -> tuple[Value, list[Name]] | None:
-    """The usual value and the peers without it. None where all agree, or where no value has more than half of them."""
+    """Return the usual value and the peers without it; None if all agree, or if no value has more than half of them."""
     counts = Counter(values.values())
     if len(counts) < 2:
         return None
-    usual, number = counts.most_common(1)[0]
-    if number * 2 <= len(values):
+    usual, num_usual = counts.most_common(1)[0]
+    if num_usual * 2 <= len(values):
         return None
     return usual, [name for name, value in values.items() if value != usual]

@@ -1,13 +1,14 @@
-"""Snapshot -> the same without what looks like a secret: passwords of mounts and addresses, tokens, keys."""
+"""Mask what looks like a secret in a Snapshot: passwords of mounts and addresses, tokens, keys."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import overload
 
 import msgspec
 
-from flatout.records.snapshot import Snapshot
+from flatout.records.snapshot import Output, Snapshot
 from flatout.secrets import BEARER, KNOWN_SECRETS, MASK, URL_PASSWORD, names_a_secret
 
 _ASSIGNED = re.compile(
@@ -26,39 +27,47 @@ def without_secrets(content: str) -> str: ...
 @overload
 def without_secrets(content: Snapshot) -> Snapshot: ...
 def without_secrets(content: str | Snapshot) -> str | Snapshot:
-    """What is written into a bundle, and what checks may quote."""
+    """Mask the secrets of a text or of a whole Snapshot, before it is written to a bundle or quoted by checks."""
     if isinstance(content, str):
-        if not _may_hold_one(content):
-            return content
-        return "".join(map(_masked_line, content.splitlines(keepends=True)))
-    environment = content.environment
-    if environment is not None:
-        environment = {
-            name: MASK if names_a_secret(name) else without_secrets(value) for name, value in environment.items()
-        }
+        return _masked_text(content)
     return msgspec.structs.replace(
         content,
-        files={path: without_secrets(text) for path, text in content.files.items()},
-        problems={path: without_secrets(why) for path, why in content.problems.items()},
-        outputs={
-            name: msgspec.structs.replace(
-                output,
-                text=None if output.text is None else without_secrets(output.text),
-                problem=without_secrets(output.problem),
-            )
-            for name, output in content.outputs.items()
-        },
-        environment=environment,
+        files=_masked_values(content.files),
+        problems=_masked_values(content.problems),
+        outputs={name: _masked_output(output) for name, output in content.outputs.items()},
+        environment=None if content.environment is None else _masked_environment(content.environment),
     )
 
 
+def _masked_values(texts: Mapping[str, str]) -> dict[str, str]:
+    return {name: _masked_text(text) for name, text in texts.items()}
+
+
+def _masked_output(output: Output) -> Output:
+    text = None if output.text is None else _masked_text(output.text)
+    return msgspec.structs.replace(output, text=text, problem=_masked_text(output.problem))
+
+
+def _masked_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: MASK if names_a_secret(name) else _masked_text(value) for name, value in environment.items()}
+
+
+def _masked_text(text: str) -> str:
+    if not _may_hold_secret(text):
+        return text
+    return "".join(map(_masked_line, text.splitlines(keepends=True)))
+
+
 def _masked_line(line: str) -> str:
-    if not _may_hold_one(line):
+    if not _may_hold_secret(line):
         return line
-    line = URL_PASSWORD.sub(rf"\1{MASK}@", _ASSIGNED.sub(rf"\1{MASK}", line))
-    return KNOWN_SECRETS.sub(MASK, BEARER.sub(rf"\1 {MASK}", line) if "authorization" in line.lower() else line)
+    line = _ASSIGNED.sub(rf"\1{MASK}", line)
+    line = URL_PASSWORD.sub(rf"\1{MASK}@", line)
+    if "authorization" in line.lower():
+        line = BEARER.sub(rf"\1 {MASK}", line)
+    return KNOWN_SECRETS.sub(MASK, line)
 
 
-def _may_hold_one(text: str) -> bool:
+def _may_hold_secret(text: str) -> bool:
     lowered = text.lower()
     return any(hint in lowered for hint in _HINTS)

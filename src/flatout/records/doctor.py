@@ -1,4 +1,4 @@
-"""What `flatout doctor` says of one machine: a result of every check, and how its devices are connected."""
+"""The report of `flatout doctor` on one machine: a result of every check, and how its devices are connected."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     family: Family
-    status: Status  # `unknown` where it could not be judged, with the reason; never `ok` then
-    title: str  # what should hold
+    status: Status  # `unknown` if it could not be judged, with the reason; never `ok` then
+    title: str  # what is checked
     read: str  # what is read, and how
-    reason: str  # what was found, or why nothing could be
+    reason: str  # what was found, or why the check could not judge
     expected: str
-    source: str  # where the expectation comes from
+    source: str  # of the expectation
     cost: str  # what it costs a training job
     fix: str
     when_wrong: str
 
 
 class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
-    """A link towards the CPU; None is what was not read."""
+    """A link towards the CPU; a value that was not read is None."""
 
     speed_gt_per_s: float | None = None
     width: int | None = None
@@ -40,7 +40,7 @@ class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologyNode(msgspec.Struct, frozen=True, kw_only=True):
-    id: str  # PCI address, or a name that is not an address: `NUMA 0`, `GPU0`
+    id: str  # PCI address, or another name: `NUMA 0`, `GPU0`
     kind: NodeKind
     name: str
     parent: str | None = None  # id of the node nearer to the CPU
@@ -49,7 +49,7 @@ class TopologyNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologyPair(msgspec.Struct, frozen=True, kw_only=True):
-    """How two devices reach each other, in words of `nvidia-smi topo -m`: NV#, PIX, PXB, PHB, NODE, SYS; also XGMI."""
+    """How two devices are connected, in terms of `nvidia-smi topo -m`: NV#, PIX, PXB, PHB, NODE, SYS; also XGMI."""
 
     a: str
     b: str
@@ -70,11 +70,11 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     taken_at: str | None  # when it was read; UTC, ISO 8601
     read_from: tuple[str, ...]
     checks: tuple[CheckResult, ...]
-    topology: Topology | None  # null where nothing about it could be read
+    topology: Topology | None  # null if no source shows any of it
 
 
 class HostDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where some hosts are unlike the others."""
+    """A fact in which some hosts differ from the others."""
 
     fact: str
     check: str | None = None  # its id, where the fact is how a check of each host ended
@@ -90,12 +90,12 @@ class ComparedFact(msgspec.Struct, frozen=True, kw_only=True):
 
     fact: str
     num_hosts: int  # that give it
-    usual: str  # what most have; of a number, the median and from where to where
+    usual: str  # what most have; for a number, the median and the range
     unlike: dict[str, str] = {}  # by host
 
 
 class HostsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Several machines, each judged on its own and against the others."""
+    """Several machines, each judged separately and compared with the others."""
 
     differences: tuple[HostDifference, ...]
     compared: tuple[ComparedFact, ...]

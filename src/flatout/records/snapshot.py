@@ -1,4 +1,4 @@
-"""What was read of a machine, as raw text: checks judge only this, here or on another machine."""
+"""What was read from a machine, as raw text: checks judge only this, here or on another machine."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import msgspec
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command printed, or why there is nothing."""
+    """What a command printed, or why there is no output."""
 
     text: str | None = None
-    problem: str = ""  # why `text` is missing, or that it is not whole
+    problem: str = ""  # why `text` is missing or incomplete
     is_missing: bool = False  # the command is not installed here
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Raw texts of one machine. What is in no field was not read; a missing source never means that all is well."""
+    """Raw texts of one machine. What no field holds was not read; a missing source never means that all is well."""
 
     host: str | None = None
     taken_at: str | None = None  # UTC, ISO 8601
     read_from: tuple[str, ...] = ()  # `this machine`, or the files that were given
     files: dict[str, str] = msgspec.field(default_factory=dict)  # path on that machine -> text
-    links: dict[str, str] = msgspec.field(default_factory=dict)  # path of a symbolic link -> where it ends
+    links: dict[str, str] = msgspec.field(default_factory=dict)  # path of a symbolic link -> its target
     problems: dict[str, str] = msgspec.field(default_factory=dict)  # path -> why it was not read
     outputs: dict[str, Output] = msgspec.field(default_factory=dict)  # command line, or kind of log -> its text
     environment: dict[str, str] | None = None  # only variables that training reads; None: not read

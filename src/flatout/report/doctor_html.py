@@ -1,13 +1,13 @@
-"""A DoctorReport as one self-contained HTML file: what is wrong, the topology drawn, every check by family.
+"""Write a DoctorReport as one self-contained HTML file: problems, a drawing of the topology, every check by family.
 
 No script, no outside reference; texts from the machine are hostile, and the template escapes all of them. The drawing
-is of nested boxes, a device within the ports and switches that it is behind, so that it fits any width.
+nests boxes, a device within the ports and switches that it is behind, so that it fits any width.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flatout import __version__
@@ -15,6 +15,7 @@ from flatout.records.doctor import FAMILIES, STATUSES, CheckResult, DoctorReport
 from flatout.report.command import command_line
 from flatout.report.phrases import counted
 from flatout.report.template import rendered
+from flatout.report.topology import has_missing_lanes, nodes_below, own_name, paired_devices, relations
 
 FAMILY_NAMES = {"gpu": "GPUs", "software": "Software", "host": "Host", "network": "Network", "storage": "Storage"}
 DEVICES = ("gpu", "nic", "nvswitch", "storage")
@@ -22,7 +23,8 @@ BAD: tuple[Status, ...] = ("fail", "warn")
 _VERBS = {"fail": ("fails", "fail"), "warn": ("warns", "warn")}
 MOST_BOXES = 600
 MOST_IN_MATRIX = 32
-MOST_DEPTH = 24  # a damaged source may name a loop
+MOST_DEPTH = 24  # a damaged source may describe a loop
+_KIND_NAMES = {"gpu": "GPU", "nic": "NIC"}
 # From near to far, as `nvidia-smi topo -m` explains them.
 RELATIONS = {
     "NV": "NVLink, or XGMI of AMD",
@@ -41,30 +43,38 @@ def doctor_html(report: DoctorReport, command: Sequence[str]) -> str:
 def page_content(report: DoctorReport, command: Sequence[str]) -> dict[str, object]:
     """Return what the template shows, as texts and numbers ready to print."""
     counts = Counter(check.status for check in report.checks)
-    bad = sorted(
-        (check for check in report.checks if check.status in BAD),
-        key=lambda check: STATUSES.index(check.status),
-    )
     facts = [report.host or "a host without a name", f"read from {', '.join(report.read_from) or 'nothing'}"]
+    if report.taken_at:
+        facts.append(report.taken_at)
+    facts.append(counted(len(report.checks), "check"))
     return {
         "tool_version": __version__,
         "command": command_line(command),
-        "facts": [*facts, *([report.taken_at] if report.taken_at else []), counted(len(report.checks), "check")],
+        "facts": facts,
         "headline": _headline(counts),
         "counts": [(status, counts[status]) for status in STATUSES],
-        "bad": [in_full(check) for check in bad],
+        "bad": [in_full(check) for check in bad_checks(report.checks)],
         "topology": None if report.topology is None else _topology(report.topology),
         "families": [_family(name, report.checks) for name in FAMILIES],
     }
 
 
+def bad_checks(checks: Iterable[CheckResult]) -> list[CheckResult]:
+    """Return the checks that fail or warn, those that fail first."""
+    bad = [check for check in checks if check.status in BAD]
+    return sorted(bad, key=lambda check: BAD.index(check.status))
+
+
 def _headline(counts: Counter[Status]) -> str:
-    if not counts["fail"] and not counts["warn"]:
-        return "No check fails or warns" + (f"; {counts['unknown']:,} unknown" if counts["unknown"] else "")
-    parts = [
-        f"{counted(counts[status], 'check')} {_VERBS[status][counts[status] != 1]}" for status in BAD if counts[status]
-    ]
-    return ", ".join(parts)
+    parts = []
+    for status in BAD:
+        if counts[status]:
+            verb = _VERBS[status][counts[status] != 1]
+            parts.append(f"{counted(counts[status], 'check')} {verb}")
+    if parts:
+        return ", ".join(parts)
+    unknown = f"; {counts['unknown']:,} unknown" if counts["unknown"] else ""
+    return f"No check fails or warns{unknown}"
 
 
 def in_full(check: CheckResult) -> dict[str, object]:
@@ -86,52 +96,39 @@ def in_full(check: CheckResult) -> dict[str, object]:
 
 
 def _family(name: str, checks: Sequence[CheckResult]) -> dict[str, object]:
-    """Return the checks of a family by status, with the unknown ones grouped by reason."""
-    mine = [check for check in checks if check.family == name]
-    counts = Counter(check.status for check in mine)
-    unknown: dict[str, list[str]] = {}
-    for check in mine:
-        if check.status == "unknown":
-            unknown.setdefault(check.reason, []).append(check.id)
+    """Return the family's checks by status; unknown checks with the same reason are together."""
+    of_family = [check for check in checks if check.family == name]
+    by_status: defaultdict[str, list[CheckResult]] = defaultdict(list)
+    for check in of_family:
+        by_status[check.status].append(check)
+    by_reason: defaultdict[str, list[str]] = defaultdict(list)
+    for check in by_status["unknown"]:
+        by_reason[check.reason].append(check.id)
+    readable = [check for status in ("fail", "warn", "info", "ok") for check in by_status[status]]
     return {
         "name": FAMILY_NAMES[name],
-        "counts": [(status, counts[status]) for status in STATUSES if counts[status]],
+        "counts": [(status, len(by_status[status])) for status in STATUSES if by_status[status]],
         "rows": [
-            {"id": check.id, "status": check.status, "title": check.title, "reason": check.reason}
-            for status in ("fail", "warn", "info", "ok")
-            for check in mine
-            if check.status == status
+            {"id": check.id, "status": check.status, "title": check.title, "reason": check.reason} for check in readable
         ],
-        "unknown": sorted(unknown.items(), key=lambda item: -len(item[1])),
-        "num_unknown": counts["unknown"],
+        "unknown": sorted(by_reason.items(), key=lambda group: -len(group[1])),
+        "num_unknown": len(by_status["unknown"]),
     }
 
 
 def _topology(topology: Topology) -> dict[str, object]:
-    known = {node.id for node in topology.nodes}
-    below: dict[str | None, list[TopologyNode]] = {}
-    for node in topology.nodes:
-        below.setdefault(node.parent if node.parent in known else None, []).append(node)
-    boxes: list[dict[str, Any]] = []
-    left = [MOST_BOXES]
-    for root in below.get(None, []):
-        box = _box(root, below, left, 0)
-        if box is not None:
-            boxes.append(box)
-    names = list(dict.fromkeys(name for pair in topology.pairs for name in (pair.a, pair.b)))
-    cells = {(pair.a, pair.b): pair.relation for pair in topology.pairs}
-    cells |= {(b, a): how for (a, b), how in cells.items()}
-    is_shown = 1 < len(names) <= MOST_IN_MATRIX
-    used = {_nearness(how) for how in cells.values()}
+    boxes = _Boxes(topology)
+    devices = paired_devices(topology)
+    names = devices if 1 < len(devices) <= MOST_IN_MATRIX else []
+    cells = relations(topology)
+    used = {_nearness(relation) for relation in cells.values()}
     return {
         "sources": ", ".join(topology.sources),
-        "boxes": boxes,
-        "num_left_out": max(0, -left[0]),
-        "names": names if is_shown else [],
-        "num_names": len(names),
-        "rows": [(a, [(cells.get((a, b), "-") if a != b else "", _near(cells, a, b)) for b in names]) for a in names]
-        if is_shown
-        else [],
+        "boxes": boxes.outermost,
+        "num_not_drawn": boxes.num_not_drawn,
+        "names": names,
+        "num_names": len(devices),
+        "rows": [(a, [_cell(cells, a, b) for b in names]) for a in names],
         "legend": [
             (code, meaning, number) for number, (code, meaning) in enumerate(RELATIONS.items()) if number in used
         ],
@@ -139,52 +136,65 @@ def _topology(topology: Topology) -> dict[str, object]:
     }
 
 
-def _near(cells: Mapping[tuple[str, str], str], a: str, b: str) -> str:
-    """Return the class of a cell: 0 is the nearest."""
-    found = None if a == b else _nearness(cells.get((a, b), ""))
-    return "none" if found is None else f"near{found}"
+def _cell(cells: Mapping[tuple[str, str], str], a: str, b: str) -> tuple[str, str]:
+    """Return the text of a cell and its class: near0 is the nearest."""
+    if a == b:
+        return "", "none"
+    relation = cells.get((a, b), "-")
+    nearness = _nearness(relation)
+    return relation, "none" if nearness is None else f"near{nearness}"
 
 
 def _nearness(relation: str) -> int | None:
     codes = list(RELATIONS)
-    if relation == "XGMI" or (relation.startswith("NV") and relation[2:].isdecimal()):
+    is_nvlink = relation.startswith("NV") and relation[2:].isdecimal()
+    if is_nvlink or relation == "XGMI":
         return 0
     return codes.index(relation) if relation in codes else None
 
 
-def _box(
-    node: TopologyNode, below: Mapping[str | None, list[TopologyNode]], left: list[int], depth: int
-) -> dict[str, Any] | None:
-    """Return a node with the devices behind it; None if there are none, so that empty ports do not hide the others."""
-    children = []
-    if depth < MOST_DEPTH:
-        children = [box for child in below.get(node.id, []) if (box := _box(child, below, left, depth + 1))]
-    if node.kind not in DEVICES and not children:
-        return None
-    left[0] -= 1
-    if left[0] < 0:
-        return None
-    return {
-        "id": node.id,
-        "kind": node.kind,
-        "kind_name": "GPU" if node.kind == "gpu" else "NIC" if node.kind == "nic" else node.kind.replace("_", " "),
-        "name": "" if node.name in (node.id, node.kind) else node.name,
-        "is_device": node.kind in DEVICES,
-        "is_port": len(children) == 1 and children[0]["is_device"],
-        "link": _link(node),
-        "is_narrow": _is_narrow(node),
-        "children": children,
-    }
+class _Boxes:
+    """The drawing: nested boxes, at most MOST_BOXES."""
 
+    def __init__(self, topology: Topology) -> None:
+        self._below = nodes_below(topology)
+        self._num_boxes = 0
+        drawn = [self._box(root, 0) for root in self._below.get(None, [])]
+        self.outermost = [box for box in drawn if box is not None]
+        self.num_not_drawn = max(0, self._num_boxes - MOST_BOXES)
 
-def _is_narrow(node: TopologyNode) -> bool:
-    link = node.link
-    return bool(link and link.width and link.max_width and link.width < link.max_width)
+    def _box(self, node: TopologyNode, depth: int) -> dict[str, Any] | None:
+        """Return a node with the nodes below it; None if no device is there, so that empty ports hide no others."""
+        children = self._children(node, depth)
+        if node.kind not in DEVICES and not children:
+            return None
+        self._num_boxes += 1
+        if self._num_boxes > MOST_BOXES:
+            return None
+        return {
+            "id": node.id,
+            "kind": node.kind,
+            "kind_name": _KIND_NAMES.get(node.kind, node.kind.replace("_", " ")),
+            "name": own_name(node),
+            "is_device": node.kind in DEVICES,
+            "is_port": len(children) == 1 and children[0]["is_device"],
+            "link": _link(node),
+            "is_narrow": has_missing_lanes(node),
+            "children": children,
+        }
+
+    def _children(self, node: TopologyNode, depth: int) -> list[dict[str, Any]]:
+        if depth >= MOST_DEPTH:
+            return []
+        boxes = [self._box(child, depth + 1) for child in self._below.get(node.id, [])]
+        return [box for box in boxes if box is not None]
 
 
 def _link(node: TopologyNode) -> str:
     link = node.link
     if link is None or link.width is None:
         return ""
-    narrow = f" of x{link.max_width}" if _is_narrow(node) else ""
-    return f"x{link.width}{narrow}" + (f", {link.speed_gt_per_s:g} GT/s" if link.speed_gt_per_s else "")
+    lanes = f"x{link.width}"
+    if has_missing_lanes(node):
+        lanes += f" of x{link.max_width}"
+    return f"{lanes}, {link.speed_gt_per_s:g} GT/s" if link.speed_gt_per_s else lanes

@@ -1,44 +1,27 @@
-"""A DoctorReport or HostsReport as text: what is wrong, in full; what is unknown, with the reason; the topology."""
+"""Write a DoctorReport or HostsReport as text: problems in full, unknown checks with the reason, the topology."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from flatout.records.doctor import FAMILIES, STATUSES, CheckResult, DoctorReport, HostsReport, Topology, TopologyNode
 from flatout.report.terminal import TextStyle
+from flatout.report.topology import has_missing_lanes, nodes_below, own_name, paired_devices, relations
 
 _MOST_IN_MATRIX = 24
+_DEEPEST = 32  # a damaged source may describe a loop
+_INDENT = "          "
 
 
 def doctor_text(report: DoctorReport, *, style: TextStyle, show_all: bool = False, next_command: str = "") -> str:
-    """Return the text of a report. With `show_all`, every check is shown in full, not only those that fail or warn."""
-    counts = Counter(check.status for check in report.checks)
-    head = [report.host or "a host without a name", f"read from {', '.join(report.read_from) or 'nothing'}"]
-    head += [report.taken_at] if report.taken_at else []
-    lines = [*style.wrapped(" · ".join(head) if style.has_unicode else ", ".join(head))]
-    said = ", ".join(f"{counts[status]} {status}" for status in STATUSES)
-    lines += style.wrapped(f"{len(report.checks)} checks: {said}")
-    for family in FAMILIES:
-        checks = [check for check in report.checks if check.family == family]
-        shown = [check for check in checks if show_all or check.status in ("fail", "warn")]
-        if shown:
-            lines += ["", style.bold(family)]
-            for check in shown:
-                lines += _in_full(check, style)
+    """Write a report; `show_all` writes every check in full, not only those that fail or warn."""
+    in_full = [check for check in report.checks if show_all or check.status in ("fail", "warn")]
+    lines = [*_head(report, style), *_by_family(in_full, style)]
     if not show_all:
-        if not any(check.status in ("fail", "warn") for check in report.checks):
+        if not in_full:
             lines += ["", "No check fails or warns."]
-        lines += _grouped("unknown", (c for c in report.checks if c.status == "unknown"), style)
-        infos = [check for check in report.checks if check.status == "info"]
-        if infos:
-            lines += ["", style.bold("info")]
-            for check in infos:
-                lines += style.wrapped(check.reason, indent="  ", label=f"{check.id}: ")
-        lines += ["", style.bold("ok")]
-        lines += style.wrapped(
-            ", ".join(check.id for check in report.checks if check.status == "ok") or "none", indent="  "
-        )
+        lines += _in_brief(report.checks, style)
     if report.topology is not None:
         lines += ["", style.bold("topology"), *topology_text(report.topology, style)]
     if next_command:
@@ -46,8 +29,35 @@ def doctor_text(report: DoctorReport, *, style: TextStyle, show_all: bool = Fals
     return "\n".join(lines)
 
 
+def _head(report: DoctorReport, style: TextStyle) -> list[str]:
+    facts = [report.host or "a host without a name", f"read from {', '.join(report.read_from) or 'nothing'}"]
+    if report.taken_at:
+        facts.append(report.taken_at)
+    separator = " · " if style.has_unicode else ", "
+    counts = _counts(report.checks)
+    return [*style.wrapped(separator.join(facts)), *style.wrapped(f"{len(report.checks)} checks: {counts}")]
+
+
+def _counts(checks: Iterable[CheckResult]) -> str:
+    counts = Counter(check.status for check in checks)
+    return ", ".join(f"{counts[status]} {status}" for status in STATUSES)
+
+
+def _by_family(checks: Sequence[CheckResult], style: TextStyle) -> list[str]:
+    lines = []
+    for family in FAMILIES:
+        of_family = [check for check in checks if check.family == family]
+        if of_family:
+            lines += ["", style.bold(family)]
+        for check in of_family:
+            lines += _in_full(check, style)
+    return lines
+
+
 def _in_full(check: CheckResult, style: TextStyle) -> list[str]:
-    label = style.bold(f"{check.status:8s}") if check.status in ("fail", "warn") else f"{check.status:8s}"
+    label = f"{check.status:8s}"
+    if check.status in ("fail", "warn"):
+        label = style.bold(label)
     lines = [f"  {label}{check.id}: {style.clean(check.title)}"]
     for name, text in (
         ("found", check.reason),
@@ -58,110 +68,127 @@ def _in_full(check: CheckResult, style: TextStyle) -> list[str]:
         ("fix", check.fix),
         ("wrong if", check.when_wrong),
     ):
-        lines += style.wrapped(text, indent="          ", label=f"{name:10s}")
+        lines += style.wrapped(text, indent=_INDENT, label=f"{name:10s}")
     return lines
 
 
-def _grouped(title: str, checks: Iterable[CheckResult], style: TextStyle) -> list[str]:
-    """Return the checks grouped by reason."""
-    reasons: dict[str, list[str]] = {}
+def _in_brief(checks: Sequence[CheckResult], style: TextStyle) -> list[str]:
+    """Write the checks that neither fail nor warn: unknown ones by reason, then info, then the names that are ok."""
+    lines = _unknown([check for check in checks if check.status == "unknown"], style)
+    infos = [check for check in checks if check.status == "info"]
+    if infos:
+        lines += ["", style.bold("info")]
+    for check in infos:
+        lines += style.wrapped(check.reason, indent="  ", label=f"{check.id}: ")
+    names = ", ".join(check.id for check in checks if check.status == "ok")
+    return [*lines, "", style.bold("ok"), *style.wrapped(names or "none", indent="  ")]
+
+
+def _unknown(checks: Sequence[CheckResult], style: TextStyle) -> list[str]:
+    """Group the checks by reason, the reason of most checks first."""
+    if not checks:
+        return []
+    by_reason: defaultdict[str, list[str]] = defaultdict(list)
     for check in checks:
-        reasons.setdefault(check.reason, []).append(check.id)
-    lines = ["", style.bold(title)] if reasons else []
-    for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        by_reason[check.reason].append(check.id)
+    lines = ["", style.bold("unknown")]
+    for reason, names in sorted(by_reason.items(), key=lambda group: -len(group[1])):
         lines += style.wrapped(f"{reason}:", indent="  ")
         lines += style.wrapped(", ".join(names), indent="      ")
     return lines
 
 
 def topology_text(topology: Topology, style: TextStyle) -> list[str]:
-    """Return the tree, the matrix of how devices reach each other, and what is missing."""
-    lines = [*style.wrapped(f"from {', '.join(topology.sources)}", indent="  ")]
-    below: dict[str | None, list[TopologyNode]] = {}
-    known = {node.id for node in topology.nodes}
-    for node in topology.nodes:
-        below.setdefault(node.parent if node.parent in known else None, []).append(node)
-    for root in below.get(None, []):
-        lines += _branch(root, below, style, "  ", "  ", depth=0)
-    names = list(dict.fromkeys(name for pair in topology.pairs for name in (pair.a, pair.b)))
-    if 1 < len(names) <= _MOST_IN_MATRIX:
-        cells = {(pair.a, pair.b): pair.relation for pair in topology.pairs}
-        cells |= {(b, a): how for (a, b), how in cells.items()}
-        lines += ["", *_matrix(names, cells, style)]
+    """Write the tree, then how devices are connected as a matrix, then what is missing."""
+    lines = style.wrapped(f"from {', '.join(topology.sources)}", indent="  ")
+    tree = _Tree(nodes_below(topology), style)
+    for root in tree.below.get(None, []):
+        lines += tree.branch(root, "  ", "  ", depth=0)
+    devices = paired_devices(topology)
+    if 1 < len(devices) <= _MOST_IN_MATRIX:
+        lines += ["", *_matrix(devices, relations(topology), style)]
     for problem in topology.problems:
-        lines += style.wrapped(problem, indent="  ", label="not whole: ")
+        lines += style.wrapped(problem, indent="  ", label="incomplete: ")
     return lines
 
 
-def _branch(
-    node: TopologyNode,
-    below: Mapping[str | None, list[TopologyNode]],
-    style: TextStyle,
-    first: str,
-    rest: str,
-    depth: int,
-) -> list[str]:
-    name = "" if node.name in (node.id, node.kind) else f" {node.name}"
-    lines = [(first + style.clean(f"{node.id} {node.kind.replace('_', ' ')}{_link(node)}{name}"))[: style.width]]
-    children = below.get(node.id, [])
-    if depth > 32:  # a damaged source may name a loop
-        return lines
-    fork, corner, bar = ("├─ ", "└─ ", "│  ") if style.has_unicode else ("|- ", "`- ", "|  ")
-    for number, child in enumerate(children):
-        is_last = number == len(children) - 1
-        lines += _branch(
-            child, below, style, rest + (corner if is_last else fork), rest + ("   " if is_last else bar), depth + 1
-        )
-    return lines
+class _Tree:
+    """Draws the nodes below others as branches."""
+
+    def __init__(self, below: Mapping[str | None, list[TopologyNode]], style: TextStyle) -> None:
+        self.below = below
+        self._style = style
+        self._fork, self._corner, self._bar = ("├─ ", "└─ ", "│  ") if style.has_unicode else ("|- ", "`- ", "|  ")
+
+    def branch(self, node: TopologyNode, first: str, rest: str, depth: int) -> list[str]:
+        """Draw a node and all below it; `first` begins its line, `rest` the lines below."""
+        kind = node.kind.replace("_", " ")
+        name = own_name(node)
+        text = f"{node.id} {kind}{_link(node)} {name}" if name else f"{node.id} {kind}{_link(node)}"
+        lines = [(first + self._style.clean(text))[: self._style.width]]
+        children = self.below.get(node.id, [])
+        if depth > _DEEPEST or not children:
+            return lines
+        *upper, last = children
+        for child in upper:
+            lines += self.branch(child, rest + self._fork, rest + self._bar, depth + 1)
+        return lines + self.branch(last, rest + self._corner, rest + "   ", depth + 1)
 
 
 def _link(node: TopologyNode) -> str:
     link = node.link
     if link is None or link.width is None:
         return ""
-    speed = f" {link.speed_gt_per_s:g} GT/s" if link.speed_gt_per_s else ""
-    is_narrow = link.max_width is not None and link.width < link.max_width
-    return f" x{link.width}{f' of x{link.max_width}' if is_narrow else ''}{speed}"
+    lanes = f" x{link.width}"
+    if has_missing_lanes(node):
+        lanes += f" of x{link.max_width}"
+    return f"{lanes} {link.speed_gt_per_s:g} GT/s" if link.speed_gt_per_s else lanes
 
 
-def _matrix(names: list[str], cells: Mapping[tuple[str, str], str], style: TextStyle) -> list[str]:
-    """Return the matrix; columns have numbers if the names are too long for the width."""
-    width = max(len(name) for name in names)
-    heads = names if (width + 1) * (len(names) + 1) <= style.width else [str(number) for number in range(len(names))]
-    cell = max(5, *(len(head) + 1 for head in heads))
-    labels = [name if heads is names else f"{number:>2} {name}" for number, name in enumerate(names)]
-    first = max(len(label) for label in labels)
-    lines = ["  " + " " * first + "".join(f"{head:>{cell}}" for head in heads)]
-    for label, a in zip(labels, names, strict=True):
-        row = ("X" if a == b else cells.get((a, b), "-") for b in names)
-        lines.append(f"  {label:{first}}" + "".join(f"{text:>{cell}}" for text in row))
+def _matrix(devices: list[str], cells: Mapping[tuple[str, str], str], style: TextStyle) -> list[str]:
+    """Write a row and a column for each device; columns have numbers if names are too long for the width."""
+    longest = max(map(len, devices))
+    has_names = (longest + 1) * (len(devices) + 1) <= style.width
+    heads = devices if has_names else [str(number) for number in range(len(devices))]
+    labels = devices if has_names else [f"{number:>2} {device}" for number, device in enumerate(devices)]
+    cell_width = max(5, *(len(head) + 1 for head in heads))
+    label_width = max(map(len, labels))
+    lines = ["  " + " " * label_width + "".join(f"{head:>{cell_width}}" for head in heads)]
+    for label, a in zip(labels, devices, strict=True):
+        row = ["X" if a == b else cells.get((a, b), "-") for b in devices]
+        lines.append(f"  {label:{label_width}}" + "".join(f"{text:>{cell_width}}" for text in row))
     return lines
 
 
 def hosts_text(report: HostsReport, *, style: TextStyle) -> str:
-    """Return the differences between the hosts, then a line for each host."""
+    """Write what differs between the hosts, then a line for each."""
     lines = [f"{len(report.hosts)} hosts compared"]
     if not report.differences:
-        lines += ["", "No host differs in what could be compared."]
+        lines += ["", "No compared fact differs between the hosts."]
     for difference in report.differences:
         lines += ["", f"  {style.bold(f'{difference.status:8s}')}{style.clean(difference.fact)}"]
-        lines += style.wrapped(difference.reason, indent="          ")
-        lines += style.wrapped(difference.usual, indent="          ", label="usual     ")
+        lines += style.wrapped(difference.reason, indent=_INDENT)
+        lines += style.wrapped(difference.usual, indent=_INDENT, label="usual     ")
         for host, text in difference.found.items():
-            lines += style.wrapped(text, indent="          ", label=f"{host}: ")
-    if report.not_compared:
-        lines += ["", style.bold("not compared")]
-        for fact, why in report.not_compared.items():
-            lines += style.wrapped(why, indent="  ", label=f"{fact}: ")
-    if report.not_captured:
-        lines += ["", style.bold("not captured")]
-        for host, why in report.not_captured.items():
-            lines += style.wrapped(why, indent="  ", label=f"{host}: ")
+            lines += style.wrapped(text, indent=_INDENT, label=f"{host}: ")
+    lines += _reasons("not compared", report.not_compared, style)
+    lines += _reasons("not captured", report.not_captured, style)
     lines += ["", style.bold("hosts")]
-    for each in report.hosts:
-        counts = Counter(check.status for check in each.checks)
-        bad = [check.id for check in each.checks if check.status == "fail"]
-        said = ", ".join(f"{counts[status]} {status}" for status in STATUSES)
-        name = each.host or ", ".join(each.read_from)
-        lines += style.wrapped(f"{said}{f' ({chr(44).join(bad)})' if bad else ''}", indent="  ", label=f"{name}: ")
+    for host_report in report.hosts:
+        name = host_report.host or ", ".join(host_report.read_from)
+        lines += style.wrapped(_counts_and_failures(host_report.checks), indent="  ", label=f"{name}: ")
     return "\n".join(lines)
+
+
+def _reasons(title: str, reasons: Mapping[str, str], style: TextStyle) -> list[str]:
+    if not reasons:
+        return []
+    lines = ["", style.bold(title)]
+    for name, reason in reasons.items():
+        lines += style.wrapped(reason, indent="  ", label=f"{name}: ")
+    return lines
+
+
+def _counts_and_failures(checks: Sequence[CheckResult]) -> str:
+    failures = ",".join(check.id for check in checks if check.status == "fail")
+    return f"{_counts(checks)} ({failures})" if failures else _counts(checks)

@@ -138,7 +138,7 @@ def row_remap(machine: Machine) -> CheckOutcome:
 
 
 def _remap_state(gpu: SmiGpu) -> str | None:
-    """Return `failed`, `pending` or `none`; None if the GPU does not give enough to tell."""
+    """Return `failed`, `pending` or `none`; None if the GPU does not give both."""
     pending = gpu.text("Remapped Rows/Pending")
     failed = gpu.text("Remapping Failure Occurred")
     if failed == "Yes":
@@ -191,9 +191,15 @@ def retired_pages(machine: Machine) -> CheckOutcome:
         if any(gpu.section("Remapped Rows") for gpu in machine.gpus):
             return info("these GPUs remap rows instead of retiring pages")
         raise
-    pending = [gpu.address for gpu in machine.gpus if gpu.address in pages and _has_pending_page(gpu)]
-    too_many = [f"{gpu}: {count}" for gpu, count in pages.items() if count >= _TOO_MANY_PAGES]
-    many = [f"{gpu}: {count}" for gpu, count in pages.items() if _MANY_PAGES < count < _TOO_MANY_PAGES]
+    pending, too_many, many = [], [], []
+    for gpu in machine.gpus:
+        count = pages.get(gpu.address, 0)
+        if gpu.address in pages and _has_pending_page(gpu):
+            pending.append(gpu.address)
+        if count >= _TOO_MANY_PAGES:
+            too_many.append(f"{gpu.address}: {count}")
+        elif count > _MANY_PAGES:
+            many.append(f"{gpu.address}: {count}")
     if pending or too_many:
         groups = {"pending": pending, "60 or more": too_many, "more than 10": many}
         shown = "; ".join(f"{group} on {named(gpus)}" for group, gpus in groups.items() if gpus)

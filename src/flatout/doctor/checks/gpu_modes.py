@@ -5,7 +5,7 @@ from __future__ import annotations
 from flatout.doctor.check import CheckOutcome, check, fail, info, named, none_in_log, ok, warn, with_missing
 from flatout.doctor.gpu_values import gpu_values
 from flatout.doctor.graph import lspci_kind, pci_kind
-from flatout.doctor.machine import SMI_LIST, Machine
+from flatout.doctor.machine import NVIDIA, SMI_LIST, Machine
 from flatout.doctor.parse.kernel_log import GpuEvent
 from flatout.doctor.parse.lspci import PciDevice
 from flatout.doctor.parse.nvidia_smi import SmiGpu, is_list_complete
@@ -61,7 +61,7 @@ def count(machine: Machine) -> CheckOutcome:
 def _sysfs_gpus(machine: Machine) -> set[str]:
     """Return NVIDIA's GPUs on the bus, without their second functions (.1), which are audio."""
     gpus = {address for address in machine.pci_addresses if pci_kind(machine, address) == "gpu"}
-    return {address for address in gpus if machine.optional(f"/sys/bus/pci/devices/{address}/vendor") == "0x10de"}
+    return {address for address in gpus if machine.pci_file(address, "vendor") == NVIDIA}
 
 
 def _listed_gpus(machine: Machine) -> list[PciDevice]:

@@ -44,8 +44,12 @@ def _distinct(by_host: Mapping[str, Iterable[str]]) -> list[str]:
     return sorted(set().union(*by_host.values()))
 
 
+def _host_name(host: str | None) -> str:
+    return host or "?"
+
+
 def _by_host(by_host: Mapping[str, Iterable[str]]) -> str:
-    return named(f"{host or '?'}: {', '.join(values)}" for host, values in by_host.items())
+    return named(f"{_host_name(host)}: {', '.join(values)}" for host, values in by_host.items())
 
 
 def _none(machine: Machine) -> CheckOutcome:
@@ -74,7 +78,7 @@ def network(machine: Machine) -> CheckOutcome:
     networks = _networks(log)
     if not networks:
         return _network_by_devices(log)
-    over_sockets = [host or "?" for host, names in networks.items() if names & _SOCKETS]
+    over_sockets = [_host_name(host) for host, names in networks.items() if names & _SOCKETS]
     others = [name for name in _distinct(networks) if name not in _SOCKETS]
     if not over_sockets:
         return ok(named(others))
@@ -184,8 +188,10 @@ def _gpu_direct_by_direction(log: NcclLog) -> dict[tuple[str, str], bool]:
     for channel in log.channels:
         if channel.transport != "NET" or re.search(r"NET/(?:Fast)?Socket", channel.via):
             continue
-        key = (channel.host or "?", channel.direction or "?")
-        is_direct[key] = is_direct.get(key, True) and channel.is_gpu_direct
+        key = (_host_name(channel.host), channel.direction or "?")
+        is_direct.setdefault(key, True)
+        if not channel.is_gpu_direct:
+            is_direct[key] = False
     return is_direct
 
 
@@ -221,7 +227,7 @@ def interface(machine: Machine) -> CheckOutcome:
     odd = minority(log.bootstrap)
     if odd is not None:
         usual, odd_hosts = odd
-        return info(f"most hosts start over {usual}, but not {named(host or '?' for host in odd_hosts)}")
+        return info(f"most hosts start over {usual}, but not {named(map(_host_name, odd_hosts))}")
     over_ib = [name for name in _distinct(log.socket_interfaces) if name.startswith("ib")]
     if over_ib:
         instead = "on some ranks; others use RDMA" if log.rdma_devices else "instead of RDMA"
@@ -386,7 +392,7 @@ def _patterns(machine: Machine) -> tuple[list[Pattern], bool]:
     read=_READ + "`N Bytes -> Algo 1 proto 2` (NCCL_DEBUG_SUBSYS=TUNING)",
     expected="any",
     source="NCCL source, include/nccl_common.h",
-    cost="none by itself",
+    cost="none",
     fix="none needed",
     when_wrong="no case is known",
 )

@@ -1,257 +1,284 @@
-"""How devices are placed: what shares a link, what is far from what, and which CPUs are near."""
+"""Checks of where devices are: shared links, distances, and the CPUs near each GPU."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from flatout.doctor.check import CheckOutcome, check, info, named, need, ok, warn, with_missing
 from flatout.doctor.graph import GB, children, link_bytes_per_s, path_up, topology_of
-from flatout.doctor.machine import Machine, natural
+from flatout.doctor.machine import AMD_CHIPSET, INTEL, NCCL_TOPOLOGY, SMI_TOPOLOGY, Machine, natural
 from flatout.doctor.parse.cpu_list import cpu_list_text, parse_cpu_list
 from flatout.doctor.unknown import NotReadError
-from flatout.records.doctor import Topology, TopologyNode
+from flatout.records.doctor import PcieLink, Topology, TopologyNode
 
 _READ = "PCIe tree of sysfs, else `lspci -vvv`, else NCCL's topology XML"
 _MATRIX = "`nvidia-smi topo -m`, else the PCIe tree"
-_ORDER = ("PIX", "PXB", "PHB", "NODE", "SYS")
+_BRIDGES = ("root_port", "chipset_port", "switch", "bridge")
+_RELATIONS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # the nearest first
+_BELOW_ONE_SWITCH = ("PIX", "PXB")
+_RDMA_NAME = re.compile(r"mlx|bnxt_re|irdma|efa|rdma|Mellanox|Infiniband")
+_CHIPSET_VENDORS = {INTEL, AMD_CHIPSET}  # whose chipsets are known
+
+Nearness = Mapping[str, Mapping[str, str]]  # GPU -> NIC -> relation
 
 
-def _tree(machine: Machine) -> Topology:
-    """The topology, where it has bridges; raises NotReadError else."""
+def _topology(machine: Machine) -> Topology:
     topology = topology_of(machine)
-    if topology is None or not any(
-        node.kind in ("root_port", "chipset_port", "switch", "bridge") for node in topology.nodes
-    ):
-        try:
-            hidden = machine.is_virtual
-        except NotReadError:
-            hidden = False
-        raise NotReadError(
-            "this virtual machine shows no PCIe bridges" if hidden else "no PCIe tree with bridges is in what was read"
-        )
+    if topology is None:
+        raise NotReadError("no topology is in what was read")
     return topology
 
 
+def _tree(machine: Machine) -> Topology:
+    """Return the topology. Raises NotReadError if it has no bridges."""
+    topology = topology_of(machine)
+    if topology is not None and any(node.kind in _BRIDGES for node in topology.nodes):
+        return topology
+    if machine.is_surely_virtual:
+        raise NotReadError("this virtual machine shows no PCIe bridges")
+    raise NotReadError("no PCIe tree with bridges is in what was read")
+
+
 def _gpus(topology: Topology) -> list[TopologyNode]:
-    found = [node for node in topology.nodes if node.kind == "gpu"]
-    if not found:
+    gpus = [node for node in topology.nodes if node.kind == "gpu"]
+    if not gpus:
         raise NotReadError("no GPU is in what was read")
-    return found
-
-
-def _gb(node: TopologyNode) -> str:
-    link = node.link
-    # An idle link is slow: what it can is what counts here, but only the lanes that it has.
-    rate = link_bytes_per_s(link.max_speed_gt_per_s or link.speed_gt_per_s, link.width) if link else None
-    return "of unknown bandwidth" if rate is None else f"of {rate / GB:.0f} GB/s"
+    return gpus
 
 
 @check(
     "topology-shared-uplink",
     "gpu",
-    title="no two GPUs share one PCIe link to the CPU",
+    title="PCIe uplinks shared by GPUs",
     read=_READ,
-    expected="one root port a GPU; behind a switch, GPUs share the switch's uplink",
+    expected="one root port per GPU; behind a switch, GPUs share the switch's uplink",
     source="PCI-SIG base specification: bandwidth of a link by generation and lanes",
-    cost="GPUs that copy to or from the host at once each get their share of the uplink",
-    fix="with free slots, move cards; else let the GPUs' ranks load their batches at different times, or prefetch",
-    when_wrong="traffic between GPUs and NICs behind the same switch does not pass the uplink, as servers intend",
+    cost="GPUs that copy to or from the host at the same time each get a share of the uplink",
+    fix="if slots are free, move cards; else let the GPUs' ranks load their batches at different times, or prefetch",
+    when_wrong="traffic between GPUs and NICs behind the same switch does not use the uplink, as servers intend",
 )
 def shared_uplink(machine: Machine) -> CheckOutcome:
     topology = _tree(machine)
     by_id = {node.id: node for node in topology.nodes}
-    uplinks: dict[str, list[str]] = {}
-    for gpu in _gpus(topology):
-        above = [node for node in path_up(by_id, gpu) if node.kind in ("root_port", "chipset_port")]
-        if above:
-            uplinks.setdefault(above[-1].id, []).append(gpu.id)
-    need(list(uplinks), "no GPU's root port is in what was read")
-    shared = {port: gpus for port, gpus in uplinks.items() if len(gpus) > 1}
+    gpus = _gpus(topology)
+    gpus_by_port: defaultdict[str, list[str]] = defaultdict(list)
+    for gpu in gpus:
+        ports = [node for node in path_up(by_id, gpu) if node.kind in ("root_port", "chipset_port")]
+        if ports:
+            gpus_by_port[ports[-1].id].append(gpu.id)
+    need(list(gpus_by_port), "no GPU's root port is in what was read")
+    shared = {port: users for port, users in gpus_by_port.items() if len(users) > 1}
     if not shared:
-        missing = len(_gpus(topology)) - len(uplinks)
-        return with_missing(
-            ok(f"{len(uplinks)} GPUs, each behind a root port of its own"),
-            missing,
-            "GPUs have no root port in what was read",
-        )
-    parts = [f"{', '.join(gpus)} behind {port}, {_gb(by_id[port])}" for port, gpus in shared.items()]
-    return info(f"shared: {'; '.join(parts[:4])}{'; ...' if len(parts) > 4 else ''}")
+        num_missing = len(gpus) - len(gpus_by_port)
+        separate = ok(f"{len(gpus_by_port)} GPUs, each behind a separate root port")
+        return with_missing(separate, num_missing, "GPUs have no root port in what was read")
+    parts = [f"{', '.join(users)} behind {port}, {_bandwidth(by_id[port].link)}" for port, users in shared.items()]
+    more = "; ..." if len(parts) > 4 else ""
+    return info(f"shared: {'; '.join(parts[:4])}{more}")
+
+
+def _bandwidth(link: PcieLink | None) -> str:
+    rate = None
+    if link is not None:
+        # An idle link is slow: its possible speed counts here, but only with the lanes that it has.
+        rate = link_bytes_per_s(link.max_speed_gt_per_s or link.speed_gt_per_s, link.width)
+    return "of unknown bandwidth" if rate is None else f"of {rate / GB:.0f} GB/s"
 
 
 @check(
     "topology-chipset",
     "host",
-    title="GPUs, NICs of the fabric and NVMe disks are on the CPU's own ports",
+    title="devices behind the chipset",
     read="sysfs: root ports at 0000:00:1b to 0000:00:1d of Intel, and switches 43xx and 57ad of AMD, are the chipset's",
-    expected="no GPU behind the chipset",
+    expected="GPUs, NICs of the fabric and NVMe disks are on the CPU's own ports",
     source="Intel chipset datasheets: the chipset's ports share one DMI link; https://pci-ids.ucw.cz for AMD's",
     cost="all devices of the chipset share its one link, often 4 to 8 GB/s, and each copy takes longer",
     fix="move the card to a slot of the CPU",
-    when_wrong="a chipset newer than this list is taken for a switch of the board",
+    when_wrong="a chipset newer than this list is mistaken for a switch of the board",
 )
 def chipset(machine: Machine) -> CheckOutcome:
     topology = _tree(machine)
     if "sysfs" not in topology.sources:
-        raise NotReadError("only sysfs tells the vendor of a root port")
+        raise NotReadError("only sysfs gives the vendor of a root port")
     by_id = {node.id: node for node in topology.nodes}
     behind: dict[str, list[str]] = {"gpu": [], "nic": [], "storage": []}
     for node in topology.nodes:
-        if node.kind in behind and any(above.kind == "chipset_port" for above in path_up(by_id, node)):
+        is_behind = any(above.kind == "chipset_port" for above in path_up(by_id, node))
+        if is_behind and node.kind in behind:
             behind[node.kind].append(node.id)
     if behind["gpu"]:
         return warn(f"GPUs behind the chipset: {named(behind['gpu'])}")
     others = behind["nic"] + behind["storage"]
     if others:
         return info(f"behind the chipset: {named(others)}")
-    roots = {node.id for node in topology.nodes if node.kind == "root_port"}
-    vendors = {machine.optional(f"/sys/bus/pci/devices/{root}/vendor") or "?" for root in roots}
-    if strange := sorted(vendors - {"0x8086", "0x1022"}):
-        raise NotReadError(f"the root ports are of {named(strange)}: whether of a chipset is not known")
-    return ok("none that was found is behind a chipset")
+    roots = [node.id for node in topology.nodes if node.kind == "root_port"]
+    vendors = {machine.pci_file(root, "vendor") or "?" for root in roots}
+    other_vendors = sorted(vendors - _CHIPSET_VENDORS)
+    if other_vendors:
+        raise NotReadError(f"the vendor of the root ports is {named(other_vendors)}, whose chipsets are unknown")
+    return ok("none of those found is behind a chipset")
 
 
 @check(
     "topology-narrow-path",
     "host",
-    title="no link on the way from a GPU or NIC to the CPU has fewer lanes than it could have",
-    read=_READ + ": lanes of each link, now and at most (speed is not judged: an idle link is slow)",
-    expected="a link has all the lanes that the device below has",
-    source="vendor: what both ends of the link say they can",
+    title="PCIe lanes between devices and the CPU",
+    read=_READ + ": lanes of each link, current and maximum (speed is not judged: an idle link is slow)",
+    expected="each link of a GPU or NIC, up to the CPU, has all the lanes that both of its ends support",
+    source="vendor: what both ends of the link report as their maximum",
     cost="half the lanes are half the bandwidth, for everything below that link",
-    fix="reseat the card, riser or cable; look at bifurcation in the firmware",
-    when_wrong="ports of switches that are wired to fewer lanes by design",
+    fix="reseat the card, riser or cable; check bifurcation in the firmware",
+    when_wrong="switch ports that are wired to fewer lanes by design",
 )
 def narrow_path(machine: Machine) -> CheckOutcome:
-    topology = topology_of(machine)
-    if topology is None:
-        raise NotReadError("no topology is in what was read")
+    topology = _topology(machine)
     by_id = {node.id: node for node in topology.nodes}
     narrow: dict[str, str] = {}
     num_read = num_missing = 0
-    for node in topology.nodes:
-        if node.kind not in ("gpu", "nic"):
+    for device in topology.nodes:
+        if device.kind not in ("gpu", "nic"):
             continue
-        link = node.link
-        if link is None or link.width is None or link.max_width is None:
+        lanes = _lanes(device)
+        if lanes is None:
             num_missing += 1
             continue
         num_read += 1
-        if link.width < link.max_width:
-            narrow[node.id] = f"{node.id} ({node.kind}): x{link.width} of x{link.max_width}"
-        for above in path_up(by_id, node):
-            # The link of a port is the same wire as that of the device below, seen from its other end.
-            upper = above.link
-            if above.kind != "switch" or upper is None or upper.width is None or upper.max_width is None:
-                continue
-            if upper.width < min(upper.max_width, link.max_width) and not _is_downstream(topology, above):
-                narrow[above.id] = f"{above.id} (switch): x{upper.width} of x{upper.max_width}"
+        if lanes.now < lanes.most:
+            narrow[device.id] = f"{device.id} ({device.kind}): x{lanes.now} of x{lanes.most}"
+        for switch in path_up(by_id, device):
+            uplink = _lanes(switch) if _is_uplink(topology, switch) else None
+            if uplink is not None and uplink.now < min(uplink.most, lanes.most):
+                narrow[switch.id] = f"{switch.id} (switch): x{uplink.now} of x{uplink.most}"
     if not num_read:
-        raise NotReadError("no link of a GPU or NIC gives its lanes now and at most")
+        raise NotReadError("no link of a GPU or NIC gives its current and maximum lanes")
     if narrow:
         return warn(named(narrow.values()))
-    return with_missing(ok(f"{num_read} devices have all their lanes"), num_missing, "devices did not say")
+    return with_missing(ok(f"{num_read} devices have all their lanes"), num_missing, "devices gave no value")
 
 
-def _is_downstream(topology: Topology, node: TopologyNode) -> bool:
-    """True for a switch's port to a device: its link was judged at the device."""
-    return any(child.kind != "switch" for child in children(topology, node.id))
+class _Lanes(NamedTuple):
+    now: int
+    most: int
 
 
-def _near(machine: Machine) -> dict[str, dict[str, str]]:
-    """GPU -> NIC -> relation. NICs of the tree count only where they have an RDMA device."""
-    topology = topology_of(machine)
-    if topology is None:
-        raise NotReadError("no topology is in what was read")
-    kinds = {node.id: node for node in topology.nodes}
-    is_nccl = "NCCL topology XML" in topology.sources  # it holds no other NICs
+def _lanes(node: TopologyNode) -> _Lanes | None:
+    link = node.link
+    if link is None or link.width is None or link.max_width is None:
+        return None
+    return _Lanes(link.width, link.max_width)
+
+
+def _is_uplink(topology: Topology, node: TopologyNode) -> bool:
+    """Whether this is a switch's port towards the CPU.
+
+    The link of a port to a device is that of the device, seen from its other end, and is judged there.
+    """
+    return node.kind == "switch" and all(child.kind == "switch" for child in children(topology, node.id))
+
+
+def _nearness(machine: Machine) -> Nearness:
+    """Return how near each NIC of the fabric is to each GPU. Raises NotReadError if no pair is known."""
+    topology = _topology(machine)
+    nodes = {node.id: node for node in topology.nodes}
+    is_nccl = NCCL_TOPOLOGY in topology.sources
     if is_nccl and not machine.nccl_topology.is_whole:
         raise NotReadError(f"a nearer NIC may be missing: {machine.nccl_topology.problems[0]}")
-    found: dict[str, dict[str, str]] = {}
+    is_fabric_nic = _is_nic if is_nccl else _is_rdma  # NCCL's XML has no other NICs
+    near: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for pair in topology.pairs:
+        if pair.relation not in _RELATIONS:
+            continue
         for gpu, nic in ((pair.a, pair.b), (pair.b, pair.a)):
-            if (
-                _is_gpu(kinds, gpu)
-                and (_is_rdma(kinds, nic) or (is_nccl and _is_nic(kinds, nic)))
-                and pair.relation in _ORDER
-            ):
-                found.setdefault(gpu, {})[nic] = pair.relation
-    if not found:
-        machine.rdma_devices  # noqa: B018 - says where there is none
+            if _is_gpu(nodes, gpu) and is_fabric_nic(nodes, nic):
+                near[gpu][nic] = pair.relation
+    if not near:
+        machine.need_rdma_device()
         raise NotReadError("no pair of a GPU and an RDMA NIC is in what was read")
-    return found
+    return near
 
 
-def _unpaired(machine: Machine, near: dict[str, dict[str, str]]) -> set[str]:
-    """GPUs of which no NIC, or not every NIC, is known: their rows may be cut off."""
-    topology = topology_of(machine)
-    nodes = topology.nodes if topology else ()
+def _is_gpu(nodes: Mapping[str, TopologyNode], name: str) -> bool:
+    return nodes[name].kind == "gpu" if name in nodes else name.startswith("GPU")
+
+
+def _is_nic(nodes: Mapping[str, TopologyNode], name: str) -> bool:
+    if name in nodes and nodes[name].kind == "nic":
+        return True
+    return _is_rdma(nodes, name)
+
+
+def _is_rdma(nodes: Mapping[str, TopologyNode], name: str) -> bool:
+    if name not in nodes:
+        return not name.startswith("GPU")
+    node = nodes[name]
+    has_rdma_name = ":" not in name or _RDMA_NAME.search(node.name) is not None
+    return node.kind == "nic" and has_rdma_name
+
+
+def _nearest(nics: Mapping[str, str]) -> str:
+    return min(nics.values(), key=_RELATIONS.index)
+
+
+def _incomplete(machine: Machine, near: Nearness) -> set[str]:
+    """Return the GPUs for which not every NIC is known: their rows may be truncated."""
     most = max(len(nics) for nics in near.values())
     try:
         gpus = list(machine.matrix.gpus)
         most = max(most, len(machine.matrix.nics))
     except NotReadError:
+        topology = topology_of(machine)
+        nodes = topology.nodes if topology else ()
         gpus = [node.id for node in nodes if node.kind == "gpu"]
     return {gpu for gpu in gpus if len(near.get(gpu, ())) < most}
-
-
-def _is_gpu(nodes: dict[str, TopologyNode], name: str) -> bool:
-    return nodes[name].kind == "gpu" if name in nodes else name.startswith("GPU")
-
-
-def _is_nic(nodes: dict[str, TopologyNode], name: str) -> bool:
-    return name in nodes and nodes[name].kind == "nic"
-
-
-def _is_rdma(nodes: dict[str, TopologyNode], name: str) -> bool:
-    if name not in nodes:
-        return not name.startswith("GPU")
-    node = nodes[name]
-    is_named = any(word in node.name for word in ("mlx", "bnxt_re", "irdma", "efa", "rdma", "Mellanox", "Infiniband"))
-    return node.kind == "nic" and (is_named or ":" not in name)
 
 
 @check(
     "topology-nic-distance",
     "network",
-    title="each GPU has a NIC of the fabric behind the same PCIe switch",
+    title="distance between GPUs and NICs",
     read=_MATRIX,
-    expected="PIX or PXB; a nearest NIC at SYS is across the link between sockets",
+    expected="PIX or PXB: behind one PCIe switch; SYS is across the link between sockets",
     source="NCCL documentation: NCCL_NET_GDR_LEVEL and NCCL's path types",
-    cost="SYS: GPUDirect is not used by default, and each message crosses two sockets and memory of the host",
+    cost="SYS: GPUDirect is not used by default, and each message crosses two sockets and host memory",
     fix="move NICs or GPUs between slots; in a virtual machine, give NCCL the vendor's topology file",
-    when_wrong="virtual machines hide switches: everything reads PHB, NODE or SYS then",
+    when_wrong="virtual machines hide switches: every relation is then PHB, NODE or SYS",
 )
 def nic_distance(machine: Machine) -> CheckOutcome:
-    near = _near(machine)
-    unpaired = _unpaired(machine, near)
-    nearest = {gpu: min(nics.values(), key=_ORDER.index) for gpu, nics in near.items()}
-    # Of a row that is cut off, a nearer NIC may be missing.
-    nearest = {gpu: how for gpu, how in nearest.items() if gpu not in unpaired or how in ("PIX", "PXB")}
-    num_missing = len(unpaired - set(nearest))
-    need(list(nearest), "no row of the matrix is whole")
-    far = [gpu for gpu, how in nearest.items() if how == "SYS"]
-    middle = [f"{gpu}: {how}" for gpu, how in nearest.items() if how in ("PHB", "NODE")]
-    if not far and not middle:
-        return with_missing(ok(f"{len(nearest)} GPUs have one at PIX or PXB"), num_missing, "GPUs are not known")
-    if not any(how in ("PIX", "PXB") for how in nearest.values()):
-        try:
-            is_virtual = machine.is_virtual
-        except NotReadError:
-            is_virtual = False
-        if is_virtual:
-            raise NotReadError("this virtual machine hides the switches: no GPU and NIC seem to share one")
-    if far and _have_own_nodes(machine, far):
+    near = _nearness(machine)
+    incomplete = _incomplete(machine, near)
+    nearest = {gpu: _nearest(nics) for gpu, nics in near.items()}
+    # A truncated row may lack a nearer NIC, unless none can be nearer.
+    for gpu in incomplete & nearest.keys():
+        if nearest[gpu] not in _BELOW_ONE_SWITCH:
+            del nearest[gpu]
+    need(list(nearest), "no row of the matrix is complete")
+    outcome = _distance(machine, nearest)
+    return with_missing(outcome, len(incomplete - nearest.keys()), "GPUs are unknown")
+
+
+def _distance(machine: Machine, nearest: Mapping[str, str]) -> CheckOutcome:
+    across_sockets = [gpu for gpu, how in nearest.items() if how == "SYS"]
+    through_cpu = [f"{gpu}: {how}" for gpu, how in nearest.items() if how in ("PHB", "NODE")]
+    num_near = len(nearest) - len(across_sockets) - len(through_cpu)
+    if num_near == len(nearest):
+        return ok(f"{num_near} GPUs have a NIC at PIX or PXB")
+    if not num_near and machine.is_surely_virtual:
+        raise NotReadError("this virtual machine hides the switches: no GPU and NIC appear to share one")
+    if across_sockets and _are_numa_nodes(machine, across_sockets):
         raise NotReadError(
-            f"SYS for {named(far)}: these GPUs are NUMA nodes of their own (Grace), so that SYS does not tell whether "
-            "sockets are between"
+            f"SYS for {named(across_sockets)}: these GPUs are separate NUMA nodes (Grace), so SYS does not show "
+            "whether sockets are between"
         )
-    if far:
-        return with_missing(warn(f"nearest NIC across sockets: {named(far)}"), num_missing, "GPUs are not known")
-    return with_missing(info(f"through the CPU: {named(middle)}"), num_missing, "GPUs are not known")
+    if across_sockets:
+        return warn(f"nearest NIC across sockets: {named(across_sockets)}")
+    return info(f"through the CPU: {named(through_cpu)}")
 
 
-def _have_own_nodes(machine: Machine, gpus: list[str]) -> bool:
-    """True where `GPU NUMA ID` says that the memory of these GPUs is a NUMA node."""
+def _are_numa_nodes(machine: Machine, gpus: list[str]) -> bool:
+    """Whether the memory of each of these GPUs is a NUMA node, by `GPU NUMA ID`."""
     try:
         return all(gpu in machine.matrix.gpu_numa for gpu in gpus)
     except NotReadError:
@@ -261,88 +288,103 @@ def _have_own_nodes(machine: Machine, gpus: list[str]) -> bool:
 @check(
     "topology-nic-share",
     "network",
-    title="the GPUs spread evenly over the NICs",
+    title="GPUs per NIC",
     read=_MATRIX,
-    expected="each NIC is nearest to as many GPUs as the others are",
+    expected="every NIC is nearest to the same number of GPUs",
     source="NCCL takes the nearest NIC of each GPU",
     cost="GPUs that share a NIC get half its bandwidth while another NIC idles",
     fix="set NCCL_CROSS_NIC or NCCL_IB_HCA with care, or move cards",
-    when_wrong="NICs of storage or of management are counted as if they were of the fabric",
+    when_wrong="NICs for storage or management count as NICs of the fabric",
 )
 def nic_share(machine: Machine) -> CheckOutcome:
-    near = _near(machine)
-    users: dict[str, int] = dict.fromkeys(sorted({nic for nics in near.values() for nic in nics}, key=natural), 0)
-    for nics in near.values():
-        best = min(nics.values(), key=_ORDER.index)
-        for nic, how in nics.items():
-            users[nic] += how == best
-    if len(users) == 1:
+    near = _nearness(machine)
+    nics = sorted({nic for relations in near.values() for nic in relations}, key=natural)
+    if len(nics) == 1:
         return info(f"one NIC for {len(near)} GPUs")
-    unpaired = _unpaired(machine, near)
-    if not unpaired and all(set(nics.values()) == {"SYS"} for nics in near.values()):
-        return info(f"none of {len(users)} NICs is nearest to any GPU: all are at SYS")
-    if len(set(users.values())) == 1:
-        shown = f"{len(users)} NICs, each nearest to {next(iter(users.values()))} GPUs"
-        return with_missing(ok(shown), len(unpaired), "GPUs are not known")
-    if unpaired:
-        raise NotReadError(f"the NICs of {len(unpaired)} GPUs are not known")
-    return info(f"GPUs for which each NIC is nearest: {', '.join(f'{nic}: {count}' for nic, count in users.items())}")
+    num_incomplete = len(_incomplete(machine, near))
+    is_all_far = all(set(relations.values()) == {"SYS"} for relations in near.values())
+    if is_all_far and not num_incomplete:
+        return info(f"none of {len(nics)} NICs is nearest to any GPU: all are at SYS")
+    num_gpus = {nic: sum(_is_nearest(nic, relations) for relations in near.values()) for nic in nics}
+    if len(set(num_gpus.values())) == 1:
+        shown = f"{len(nics)} NICs, each nearest to {num_gpus[nics[0]]} GPUs"
+        return with_missing(ok(shown), num_incomplete, "GPUs are unknown")
+    if num_incomplete:
+        raise NotReadError(f"the NICs of {num_incomplete} GPUs are unknown")
+    shown = ", ".join(f"{nic}: {count}" for nic, count in num_gpus.items())
+    return info(f"GPUs for which each NIC is nearest: {shown}")
+
+
+def _is_nearest(nic: str, relations: Mapping[str, str]) -> bool:
+    return relations.get(nic) == _nearest(relations)
 
 
 @check(
     "topology-numa-known",
     "host",
-    title="the machine says which NUMA node each GPU is on",
-    read="sysfs numa_node of each GPU (-1: not said), else `nvidia-smi topo -m`, NUMA Affinity",
-    expected="a number",
+    title="NUMA nodes of the GPUs",
+    read="sysfs numa_node of each GPU (-1: unknown), else `nvidia-smi topo -m`, NUMA Affinity",
+    expected="a number for each GPU",
     source="Linux kernel documentation, sysfs-bus-pci",
     cost="ranks cannot be bound near their GPU: copies cross sockets by chance",
     fix="pass the topology through to the virtual machine, or turn on NUMA in the firmware",
     when_wrong="a machine with one NUMA node needs none",
 )
 def numa_known(machine: Machine) -> CheckOutcome:
-    topology = topology_of(machine)
-    if topology is None:
-        raise NotReadError("no topology is in what was read")
+    topology = _topology(machine)
     gpus = _gpus(topology)
-    unsaid = [gpu.id for gpu in gpus if gpu.numa_node is None]
-    lists = {
-        gpu.id: str(gpu.parent).removeprefix("NUMA ") for gpu in gpus if gpu.id in unsaid and "NUMA " in str(gpu.parent)
-    }
-    lists = {gpu: text for gpu, text in lists.items() if re.fullmatch(r"[\d,-]+", text)}
-    if len(lists) == len(unsaid) > 0 and len(set(lists.values())) > 1:
-        # As on Grace, where memory of GPUs is a NUMA node too: what tells the GPUs apart is said.
-        return ok(f"{len(gpus)} GPUs on NUMA nodes {named(sorted(set(lists.values())))}")
-    nodes = [name for name in machine.names("/sys/devices/system/node") if name.startswith("node")]
-    if not unsaid and "NCCL topology XML" in topology.sources and not machine.nccl_topology.is_whole:
-        raise NotReadError(f"said for {len(gpus)} GPUs, and others may be missing: {machine.nccl_topology.problems[0]}")
-    if not unsaid and topology.sources == ("nvidia-smi topo -m",) and machine.matrix.may_lack_gpus:
-        why = f"rows of {named(machine.matrix.missing_rows)}" if machine.matrix.has_header else "the header"
-        raise NotReadError(f"said for {len(gpus)} GPUs, and others may be missing: the text lacks {why}")
-    if not unsaid:
-        return ok(f"{len(gpus)} GPUs on NUMA nodes {named(sorted({str(gpu.numa_node) for gpu in gpus}))}")
-    if len(nodes) == 1:
+    without_node = [gpu for gpu in gpus if gpu.numa_node is None]
+    if not without_node:
+        if missing := _missing_gpus(machine, topology):
+            raise NotReadError(f"known for {len(gpus)} GPUs, and others may be missing: {missing}")
+        numbers = {str(gpu.numa_node) for gpu in gpus}
+        return ok(f"{len(gpus)} GPUs on NUMA nodes {named(sorted(numbers))}")
+    node_lists = [nodes for gpu in without_node if (nodes := _numa_node_list(gpu))]
+    distinct_lists = sorted(set(node_lists))
+    if len(node_lists) == len(without_node) and len(distinct_lists) > 1:
+        # As on Grace, where GPU memory is a NUMA node too: the GPUs have different lists.
+        return ok(f"{len(gpus)} GPUs on NUMA nodes {named(distinct_lists)}")
+    num_nodes = sum(name.startswith("node") for name in machine.names("/sys/devices/system/node"))
+    if num_nodes == 1:
         return ok("there is one NUMA node")
-    if not nodes and lists:
-        raise NotReadError(f"of the NUMA nodes {named(sorted(set(lists.values())))} it is not said which is the GPUs'")
-    if not nodes:
-        raise NotReadError(f"not said for {named(unsaid)}, and how many NUMA nodes there are was not read")
-    return warn(f"not said for {named(unsaid)} on a machine with {len(nodes)} NUMA nodes")
+    unknown = named(gpu.id for gpu in without_node)
+    if num_nodes:
+        return warn(f"unknown for {unknown} on a machine with {num_nodes} NUMA nodes")
+    if node_lists:
+        raise NotReadError(f"which of the NUMA nodes {named(distinct_lists)} is the GPUs' is unknown")
+    raise NotReadError(f"unknown for {unknown}, and the number of NUMA nodes was not read")
 
 
-def _local_cpus(machine: Machine) -> dict[str, frozenset[int]]:
-    """GPU -> the CPUs of its NUMA node, in the order of the driver's numbers."""
+def _numa_node_list(gpu: TopologyNode) -> str | None:
+    """Return the list of nodes of a GPU that is on several: `0,3-9`."""
+    parent = str(gpu.parent)
+    if "NUMA " not in parent:
+        return None
+    nodes = parent.removeprefix("NUMA ")
+    return nodes if re.fullmatch(r"[\d,-]+", nodes) else None
+
+
+def _missing_gpus(machine: Machine, topology: Topology) -> str | None:
+    """Return why GPUs may be missing in the topology; None if all are there."""
+    if NCCL_TOPOLOGY in topology.sources and not machine.nccl_topology.is_whole:
+        return machine.nccl_topology.problems[0]
+    if topology.sources != (SMI_TOPOLOGY,) or not machine.matrix.may_lack_gpus:
+        return None
+    if not machine.matrix.has_header:
+        return "the header is missing"
+    return f"rows are missing: {', '.join(machine.matrix.missing_rows)}"
+
+
+def _cpus_near(machine: Machine) -> dict[str, frozenset[int]]:
+    """Return the CPUs of each GPU's NUMA node, the GPUs in the order of the driver's numbers."""
     try:
         gpus = [gpu.address for gpu in machine.gpus]
     except NotReadError:
         gpus = []
-    local = {}
-    for gpu in gpus:
-        text = machine.optional(f"/sys/bus/pci/devices/{gpu}/local_cpulist")
-        if text:
-            local[gpu] = parse_cpu_list(text)
-    if local:
-        return local
+    lists = {gpu: machine.pci_file(gpu, "local_cpulist") for gpu in gpus}
+    cpus = {gpu: parse_cpu_list(text) for gpu, text in lists.items() if text}
+    if cpus:
+        return cpus
     matrix = machine.matrix
     return {gpu: parse_cpu_list(matrix.cpus[gpu]) for gpu in matrix.gpus if gpu in matrix.cpus}
 
@@ -350,33 +392,38 @@ def _local_cpus(machine: Machine) -> dict[str, frozenset[int]]:
 @check(
     "topology-cpu-binding",
     "host",
-    title="the CPUs that this process may use include some near each GPU",
+    title="CPUs near the GPUs",
     read="/proc/self/status Cpus_allowed_list, against sysfs local_cpulist or `nvidia-smi topo -m`, CPU Affinity",
-    expected="some CPU of each GPU's NUMA node; of a rank (LOCAL_RANK is set), of its own GPU's",
+    expected="this process can use a CPU of each GPU's NUMA node; a rank (with LOCAL_RANK), a CPU near its GPU",
     source="NCCL and PyTorch tuning guides: bind ranks near their GPU",
     cost="each copy to the GPU and each kernel launch crosses sockets",
     fix="`numactl --cpunodebind=N --membind=N`, `torchrun --numa-binding=node`, or `srun --cpu-bind`",
-    when_wrong="in a container the driver's CPU Affinity is narrowed to the cpuset, so that a wrong cpuset looks right",
+    when_wrong="in a container, the driver's CPU Affinity is narrowed to the cpuset, so a wrong cpuset looks right",
 )
 def cpu_binding(machine: Machine) -> CheckOutcome:
     allowed = machine.cpus_allowed
-    local = _local_cpus(machine)
-    need(list(local), "which CPUs are near which GPU was not read")
-    rank = machine.environment.get("LOCAL_RANK")
-    visible = machine.environment.get("CUDA_VISIBLE_DEVICES")
-    if rank is not None and rank.isdecimal() and not visible and int(rank) < len(local):
-        gpu = list(local)[int(rank)]
-        if not allowed & local[gpu]:
-            return warn(
-                f"this rank may use {cpu_list_text(allowed)}, but its GPU {gpu} is near {cpu_list_text(local[gpu])}"
-            )
-        return ok(f"some of {cpu_list_text(allowed)} are near its GPU {gpu}")
-    far = [gpu for gpu, cpus in local.items() if not allowed & cpus]
+    near = _cpus_near(machine)
+    need(list(near), "which CPUs are near which GPU was not read")
+    own_gpu = _own_gpu(machine, list(near))
+    shown = cpu_list_text(allowed)
+    if own_gpu is not None:
+        if allowed & near[own_gpu]:
+            return ok(f"some of {shown} are near its GPU {own_gpu}")
+        return warn(f"this rank can use {shown}, but its GPU {own_gpu} is near {cpu_list_text(near[own_gpu])}")
+    far = [gpu for gpu, cpus in near.items() if not allowed & cpus]
     if far:
-        return warn(f"none of the allowed CPUs {cpu_list_text(allowed)} is near {named(far)}")
+        return warn(f"none of the allowed CPUs {shown} is near {named(far)}")
     try:
-        total = len(machine.gpus)
+        num_gpus = len(machine.gpus)
     except NotReadError:
-        total = len(machine.matrix.gpus)
-    near = ok(f"some of {cpu_list_text(allowed)} are near each of {len(local)} GPUs")
-    return with_missing(near, total - len(local), "GPUs did not say which CPUs are near")
+        num_gpus = len(machine.matrix.gpus)
+    outcome = ok(f"some of {shown} are near each of {len(near)} GPUs")
+    return with_missing(outcome, num_gpus - len(near), "GPUs did not give their nearest CPUs")
+
+
+def _own_gpu(machine: Machine, gpus: list[str]) -> str | None:
+    """Return the GPU of this rank; None if this is not a rank, or if it sees other GPUs than the driver numbers."""
+    rank = machine.environment.get("LOCAL_RANK", "")
+    if not rank.isdecimal() or machine.environment.get("CUDA_VISIBLE_DEVICES"):
+        return None
+    return gpus[int(rank)] if int(rank) < len(gpus) else None

@@ -1,1 +1,1 @@
-"""Texts of tools and of the kernel -> records. A cut or damaged text gives what is certain, and tells what lacks."""
+"""Parse texts of tools and of the kernel into records: of a damaged text, what is certain, and its problems."""

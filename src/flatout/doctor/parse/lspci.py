@@ -9,6 +9,7 @@ import re
 
 import msgspec
 
+from flatout.doctor.parse.number import count_in
 from flatout.records.doctor import PcieLink
 
 _HEAD = re.compile(r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ([^:\[]+?)(?: \[([0-9a-f]{4})\])?: (.*)")
@@ -85,9 +86,7 @@ def _device(head: re.Match[str], details: str) -> PciDevice:
 def _numa_node(details: str) -> int | None:
     """Return the node; None if the kernel gives none, or writes -1."""
     match = _NUMA.search(details)
-    if match is None or int(match[1]) < 0:
-        return None
-    return int(match[1])
+    return count_in(match[1]) if match else None
 
 
 def _link(details: str) -> PcieLink | None:

@@ -14,6 +14,7 @@ import msgspec
 
 from flatout.doctor.parse.cpu_list import parse_cpu_mask
 from flatout.doctor.parse.lspci import full_address
+from flatout.doctor.parse.number import count_in
 from flatout.records.doctor import NodeKind, PcieLink, TopologyNode
 
 _KINDS: dict[str, NodeKind] = {"0x0604": "switch", "0x0108": "storage", "0x0680": "nvswitch"}  # by PCI class
@@ -159,7 +160,7 @@ class _Tree:
 
     def read_cpu(self, cpu: ElementTree.Element) -> None:
         number = cpu.get("numaid", "")
-        numa_node = int(number) if number.isdecimal() else None
+        numa_node = count_in(number)
         name = f"NUMA {number}"
         self.nodes.append(TopologyNode(id=name, kind="cpu", name=cpu.get("vendor") or name, numa_node=numa_node))
         self.affinity[name] = self._read_affinity(cpu, name)
@@ -207,9 +208,8 @@ class _Tree:
 
 
 def _link(pci: ElementTree.Element) -> PcieLink:
-    speed = re.match(r"([\d.]+) ?GT/s", pci.get("link_speed") or "")
-    lanes = pci.get("link_width") or ""
-    width = int(lanes) if lanes.isdecimal() else 0
+    speed = re.match(r"([\d.]+) ?GT/s", pci.get("link_speed", ""))
+    width = count_in(pci.get("link_width"))
     return PcieLink(speed_gt_per_s=float(speed[1]) if speed else None, width=width or None)
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 import msgspec
 
 from flatout.doctor.parse.lspci import full_address
+from flatout.doctor.parse.number import count_in, number_at_start
 
 _MISSING = {"", "n/a", "[n/a]", "not supported", "[not supported]", "unknown error", "requested functionality", "none"}
 _GPU = re.compile(r"GPU ([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\s*")
@@ -30,9 +31,7 @@ class SmiGpu(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def number(self, *endings: str) -> float | None:
-        text = self.text(*endings)
-        match = re.match(r"-?\d+(?:\.\d+)?", text) if text else None
-        return float(match[0]) if match else None
+        return number_at_start(self.text(*endings))
 
     def section(self, name: str) -> dict[str, str]:
         """Return all values below a section of that name, by the rest of their path."""
@@ -66,11 +65,10 @@ def parse_query(text: str) -> SmiQuery:
             values = _Values(gpu.values)
         else:
             values.read(line)
-    attached = head.get("Attached GPUs", "")
     return SmiQuery(
         driver=head.get("Driver Version"),
         cuda=head.get("CUDA Version"),
-        num_attached=int(attached) if attached.isdecimal() else None,
+        num_attached=count_in(head.get("Attached GPUs")),
         gpus=tuple(gpus),
     )
 

@@ -28,11 +28,11 @@ class TopologyMatrix(msgspec.Struct, frozen=True, kw_only=True):
     cells: dict[tuple[str, str], str]  # both directions, no diagonal
     cpus: dict[str, str]  # device -> CPU list
     numa: dict[str, str]  # device -> NUMA node or nodes: `1`, `0-1`, `0,3-9`
-    gpu_numa: dict[str, str]  # GPU -> the NUMA node of its own memory, on Grace
+    gpu_numa: dict[str, str]  # GPU -> the NUMA node of its memory, on Grace
     names: dict[str, str]  # NIC0 -> mlx5_0
     hides_nvlink: bool  # printed by `topo -mp`, which never shows NVLink
     has_header: bool = True
-    missing_rows: tuple[str, ...] = ()  # devices of the header
+    missing_rows: tuple[str, ...] = ()  # devices of the header without a row
     problems: tuple[str, ...] = ()
 
     @property
@@ -45,7 +45,7 @@ class TopologyMatrix(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_lack_gpus(self) -> bool:
-        """Whether the machine may have more GPUs than rows tell of."""
+        """Whether the machine may have more GPUs than the text has rows for."""
         return not self.has_header or any(device.startswith("GPU") for device in self.missing_rows)
 
     @property
@@ -127,7 +127,10 @@ def _parse(text: str) -> TopologyMatrix:
         collected.add(row)
     has_all_rows = len(rows) >= len(collected.columns) or text.endswith("\n")
     collected.add(rows[-1], is_truncated=is_truncated, is_affinity_truncated=is_truncated and not has_all_rows)
-    collected.find_missing_rows(rows)
+    devices = {row.device for row in rows}
+    missing_rows = [column for column in collected.columns if column not in devices]
+    if missing_rows:
+        collected.problems.append(f"rows are missing: {', '.join(missing_rows)}")
     collected.make_symmetric()
     legend = filter(None, map(_LEGEND_NIC.fullmatch, lines))
     return TopologyMatrix(
@@ -139,7 +142,7 @@ def _parse(text: str) -> TopologyMatrix:
         names={match[1]: match[2] for match in legend},
         hides_nvlink=_hides_nvlink(text),
         has_header=header is not None,
-        missing_rows=collected.missing_rows,
+        missing_rows=tuple(missing_rows),
         problems=tuple(collected.problems),
     )
 
@@ -152,7 +155,6 @@ class _Collected:
         self.cpus: dict[str, str] = {}
         self.numa: dict[str, str] = {}
         self.gpu_numa: dict[str, str] = {}
-        self.missing_rows: tuple[str, ...] = ()
         self.problems: list[str] = []
         self.is_wrapped = is_wrapped
         if is_wrapped:
@@ -206,12 +208,6 @@ class _Collected:
         ):
             if value is not None:
                 by_device[row.device] = value
-
-    def find_missing_rows(self, rows: Sequence[_Row]) -> None:
-        devices = {row.device for row in rows}
-        self.missing_rows = tuple(column for column in self.columns if column not in devices)
-        if self.missing_rows:
-            self.problems.append(f"rows are missing: {', '.join(self.missing_rows)}")
 
     def make_symmetric(self) -> None:
         """Give each cell both directions; drop a pair whose two directions contradict each other."""
