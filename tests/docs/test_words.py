@@ -102,6 +102,14 @@ def bare_of_docstrings() -> list[str]:
     return lines
 
 
+def test_old_words_are_gone() -> None:
+    assert violations() == []
+
+
+def test_no_docstring_begins_with_a_bare_of() -> None:
+    assert bare_of_docstrings() == []
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [

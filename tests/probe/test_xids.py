@@ -69,7 +69,7 @@ def test_events_say_which_gpu_and_which_number_and_nothing_waits_for_them(monkey
 def test_a_driver_that_tells_no_xids_leaves_them_unknown(monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
     watch = gpus(monkeypatch, XidDriver(refuses=refuses)).xids()
     assert watch.read() is None
-    assert watch.problem == f"NVML tells no Xids of GPU 0: {refuses}; this kernel has no NVIDIA driver" or (
+    assert watch.problem == f"NVML reports no Xids of GPU 0: {refuses}; this kernel has no NVIDIA driver" or (
         watch.problem is not None and f"GPU 1: {refuses}" in watch.problem
     )
 

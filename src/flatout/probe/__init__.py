@@ -1,1 +1,1 @@
-"""The machine: what is here and how busy it is. So far: a sampler that runs beside a job (`sampler`)."""
+"""The machine: its hardware, its load while a job runs (`sampler`), and the rates it delivers (`ceilings/`)."""

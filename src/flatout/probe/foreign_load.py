@@ -2,7 +2,7 @@
 
 In: /proc. Out: cores, as the mean since the last call. The job are the descendants of the process that started the
 sampler, and all processes whose environment says that they are recorded to its folder, with what descends from them.
-Time in interrupts is left out: most of it is the job's own network and disks. Time that a hypervisor gave to other
+Time in interrupts is excluded: most of it is the job's own network and disks. Time that a hypervisor gave to other
 machines (steal) is others'. Other containers count too: their processes are not seen, but the cores are busy.
 """
 
@@ -43,7 +43,7 @@ class ForeignLoad:
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
 
     def read(self) -> float | None:
-        """None where it is not known: at the first call, too soon after the last, or without /proc."""
+        """Return the load; None if unknown: at the first call, too soon after the last, or without /proc."""
         began = time.monotonic()
         if began < self._due_s:
             return None

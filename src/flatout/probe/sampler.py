@@ -1,4 +1,4 @@
-"""`python -m flatout.probe.sampler FILE`: writes what this host does to FILE, a JSON object a line, until told to stop.
+"""`python -m flatout.probe.sampler FILE`: writes samples of this host to FILE as JSON lines until asked to stop.
 
 It stops when its standard input ends, which it does when its parent ends, however that happens; or with `--watch PID`
 when that process ends. The first line says what does not change; each further line has `unix_s` and the counters that
@@ -100,7 +100,7 @@ def _add(line: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _write(file: TextIO, value: dict[str, Any]) -> None:
-    """A line at once; where the disk is full it is lost, and the sampling goes on."""
+    """Write a line at once; if the disk is full, the line is lost and sampling continues."""
     try:
         file.write(json.dumps(value, separators=(",", ":")) + "\n")
         file.flush()
@@ -109,20 +109,20 @@ def _write(file: TextIO, value: dict[str, Any]) -> None:
 
 
 def _has_ended(wait_s: float) -> bool:
-    """Whether standard input ended within so many seconds."""
+    """Return whether standard input ended within `wait_s` seconds."""
     readable, _, _ = select.select([sys.stdin], [], [], max(wait_s, 0))
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
 
 
 class _Watched:
-    """A process, told from a later one of the same number by its start."""
+    """A process, distinguished from a later one with the same PID by its start time."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._start = self._read()
 
     def has_ended(self, wait_s: float) -> bool:
-        """Whether it has ended, after so many seconds."""
+        """Return whether the process has ended, after waiting `wait_s` seconds."""
         time.sleep(max(wait_s, 0))
         return self._start is None or self._read() != self._start
 

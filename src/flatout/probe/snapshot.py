@@ -147,7 +147,7 @@ _PREFIXES = (
 
 
 def read_machine(environment: Mapping[str, str] = os.environ, *, data: str | None = None) -> Snapshot:
-    """What can be read of this machine within about 20 seconds. `data`: where the data set lies, if known."""
+    """Read this machine within about 20 seconds. `data` is the path of the data set, if known."""
     files: dict[str, str] = {}
     problems: dict[str, str] = {}
     with ThreadPoolExecutor(8) as pool:

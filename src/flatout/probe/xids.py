@@ -1,7 +1,7 @@
 """Xids (errors that the GPU driver logs) as they come: from NVML's events and, where it may be read, the kernel's log.
 
-In: the driver's handles, /dev/kmsg. Out: which GPU and which number, since the last call. Nothing waits. Only what
-comes after the start is told. Where nobody watches all GPUs the answer is None, not "none".
+In: the driver's handles, /dev/kmsg. Out: which GPU and which number, since the last call. Nothing waits. Only Xids
+after the start are reported. If not all GPUs are monitored, the answer is None, not "none".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 KERNEL_LOG = Path("/dev/kmsg")
-DRIVER = Path("/proc/driver/nvidia/version")  # without a driver in this kernel, its log tells of no GPU
+DRIVER = Path("/proc/driver/nvidia/version")  # without a driver in this kernel, its log mentions no GPU
 # NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s ...
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)[^)]*\): (\d+)")
 _RECORD_BYTES = 8192  # the kernel's longest
@@ -20,7 +20,7 @@ _MAX_READS = 10_000  # a round: a log that fills faster than it is read must not
 
 
 class Xids:
-    """Both sources. An Xid that both tell comes twice."""
+    """Both sources. An Xid that both report comes twice."""
 
     def __init__(self, nvml: Any, handles: list[Any]) -> None:
         self._events = _Events(nvml, handles) if handles else None
@@ -30,7 +30,7 @@ class Xids:
 
     @property
     def problem(self) -> str | None:
-        """Why Xids are not known; None: they are."""
+        """Return why Xids are unknown; None if they are known."""
         if self._log.is_readable or (self._events is not None and self._events.problem is None):
             return None
         return f"{self._events.problem if self._events is not None else 'NVML shows no GPU'}; {self._log.problem}"
@@ -50,7 +50,7 @@ class Xids:
 
 
 class _Events:
-    """NVML's. Each GPU has a set of its own, so that an event needs no handle to tell whose it is."""
+    """NVML's events. Each GPU has a separate event set, which identifies the GPU of an event without a handle."""
 
     def __init__(self, nvml: Any, handles: list[Any]) -> None:
         self.problem: str | None = None
@@ -61,7 +61,7 @@ class _Events:
                 events = nvml.nvmlEventSetCreate()
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
             except (nvml.NVMLError, AttributeError) as error:
-                self.problem = f"NVML tells no Xids of GPU {index}: {error}"
+                self.problem = f"NVML reports no Xids of GPU {index}: {error}"
                 continue
             self._sets[index] = events
 
@@ -74,7 +74,7 @@ class _Events:
                     event = self._nvml.nvmlEventSetWait(events, 0)
                 except self._nvml.NVMLError as error:
                     if getattr(error, "value", None) != self._nvml.NVML_ERROR_TIMEOUT:  # the GPU is lost
-                        self.problem = f"NVML tells no more Xids of GPU {index}: {error}"
+                        self.problem = f"NVML reports no more Xids of GPU {index}: {error}"
                         del self._sets[index]
                     break
                 if event.eventType & self._nvml.nvmlEventTypeXidCriticalError:
@@ -83,7 +83,7 @@ class _Events:
 
 
 class _KernelLog:
-    """A record a read; it begins with its priority, number and time, and what is there already is passed over."""
+    """The kernel log, one record per read, each with priority, number and time. Existing records are skipped."""
 
     def __init__(self) -> None:
         self.problem = ""
@@ -111,7 +111,7 @@ class _KernelLog:
                 text = os.read(self._descriptor, _RECORD_BYTES).decode(errors="replace")
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # records were overwritten before they were read: the next read goes on after them
+            except BrokenPipeError:  # records were overwritten before they were read; the next read skips them
                 continue
             except OSError as error:
                 self._close(f"{KERNEL_LOG} can no longer be read: {(error.strerror or str(error)).lower()}")
@@ -131,7 +131,7 @@ class _KernelLog:
 
 
 def _addresses(nvml: Any, handles: list[Any]) -> dict[str, int]:
-    """Of each GPU whose address the driver gives; the function (`.0`) is no part of it."""
+    """Return the index of each GPU by its address, without the function (`.0`)."""
     found = {}
     for index, handle in enumerate(handles):
         try:

@@ -1,8 +1,8 @@
 """Every collective over sizes from 1 KB to 1 GB, for each shape of process group, on gloo or NCCL.
 
 Groups: `all`; `pairs` (0 and 1, 2 and 3, all at the same time); `node`, the ranks of one host; `across`, the ranks with
-the same place on each host. A group that would be another one again is left out. Sizes are nccl-tests': of the larger
-buffer. Data are whole numbers in fp32, so that sums are exact, and every element is compared.
+the same place on each host. A group equal to another one is skipped. Sizes are those of nccl-tests: of the larger
+buffer. Data are integers in fp32, so that sums are exact, and every element is compared.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def pattern(torch: Any, count: int, ranks: tuple[int, ...], device: Any, *, firs
 
 
 def bytes_needed(size: int, *, is_gpu: bool) -> int:
-    """Of a rank, for collectives up to `size`: two buffers, what gloo or NCCL holds beside them, and a part's check."""
+    """Return the bytes per rank for collectives up to `size`: two buffers, those of gloo or NCCL, and the check."""
     return (2 if is_gpu else 4) * size + 32 * _AT_ONCE
 
 

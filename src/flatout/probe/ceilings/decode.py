@@ -67,7 +67,7 @@ def _torchvision() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any], Call
         return bytes(images.encode_jpeg(torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), quality=90).numpy())
 
     def decode(data: bytes) -> Any:
-        # As `decode_image(path)` has them: bytes in a tensor of its own.
+        # As in `decode_image(path)`: the bytes are in a separate tensor.
         return images.decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=images.ImageReadMode.RGB)
 
     return pack, decode, lambda image: image.permute(1, 2, 0).numpy()

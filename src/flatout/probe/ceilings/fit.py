@@ -1,7 +1,8 @@
 """A collective's curve -> latency and bandwidth: seconds = latency + wire bytes / bandwidth.
 
 The fit is of logarithms, so that a kilobyte counts as much as a gigabyte, and robust: a size at which the library
-changes its algorithm, or which was disturbed, pulls little. The curve stays beside it, and tells what a line cannot.
+changes its algorithm, or which was disturbed, has little weight. The measured curve is kept too: it shows what a line
+cannot.
 """
 
 from __future__ import annotations

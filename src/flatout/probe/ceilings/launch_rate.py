@@ -1,4 +1,4 @@
-"""How many small operations a second one thread can start: of a GPU, kernels; on a CPU, calls of an operator.
+"""The number of small operations per second that one thread can start: kernels on a GPU, operator calls on a CPU.
 
 A step of many small kernels cannot be quicker than this. Each call adds one to a counter, which must then be the number
 of calls.

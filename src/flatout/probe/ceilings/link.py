@@ -1,4 +1,4 @@
-"""A GPU's PCIe link while it is busy: an idle link goes down to its lowest speed, and tells nothing.
+"""A GPU's PCIe link while it is busy: an idle link runs at its lowest speed and shows nothing.
 
 In: what reads the link (sysfs, else NVML) and what keeps it busy. Out: the last reading that was surely under load, or
 None: hidden by a virtual machine, no such device, or the copies had ended before it was read.
@@ -39,7 +39,7 @@ def link_under_load(
 
 
 def pci_address(torch: Any, device: Any) -> str | None:
-    """`0000:1b:00.0`; None where this torch does not tell."""
+    """Return the PCI address, `0000:1b:00.0`; None if this torch does not provide it."""
     about = torch.cuda.get_device_properties(device)
     numbers = [getattr(about, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
     domain, bus, slot = (number if isinstance(number, int) else -1 for number in numbers)
@@ -68,13 +68,13 @@ def _from_sysfs(folder: Path) -> LoadedLink | None:
 
 
 def _speed(file: Path) -> float | None:
-    """`16.0 GT/s PCIe`; a device without a link of its own says `Unknown`."""
+    """Parse `16.0 GT/s PCIe`; a device without a link says `Unknown`."""
     found = re.match(r"(\d+(?:\.\d+)?) GT/s", _text(file))
     return float(found[1]) if found else None
 
 
 def _width(file: Path) -> int | None:
-    """0 is what there is no link at, and 255 what the kernel cannot tell."""
+    """Return the number of lanes; None for 0 (no link) and 255 (unknown to the kernel)."""
     text = _text(file)
     return int(text) if text.isdecimal() and 0 < int(text) <= 32 else None
 

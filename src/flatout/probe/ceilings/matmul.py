@@ -1,4 +1,4 @@
-"""Matrix products by operand type over a grid of shapes, with torch on a GPU or all cores, else with numpy.
+"""Matrix multiplication by operand type over a grid of shapes, with torch on a GPU or all cores, or with numpy.
 
 Each product is checked in float64: entries drawn at random against their own dot product, and with torch the whole of
 it against a random vector of signs (Freivalds, 1977: C x = A (B x)), which no wrong tile survives.
@@ -35,8 +35,8 @@ def tolerance(dtype: str, k: int, exact: Any) -> Any:
     """How far an entry may be off, for operands even in (-0.5, 0.5), whose products have a mean square of 1/144.
 
     Rounding of the result (and of partial sums, where a GPU may keep them in the result's type), of sums in fp32, and
-    of tf32's operands to 11 bits, which tensor cores cut off instead of rounding: an entry loses a share of itself. An
-    entry is about sqrt(k)/12 in size: what leaves out a hundredth of k is caught.
+    of tf32's operands to 11 bits, which tensor cores truncate instead of rounding: an entry loses a share of itself. An
+    entry is about sqrt(k)/12 in size: a kernel that skips a hundredth of k is caught.
     """
     usual = np.maximum(np.abs(exact), math.sqrt(k) / 12)
     sums = 4 * _EPSILON["fp32"] * k / 12
@@ -98,13 +98,16 @@ def torch_cases(torch: Any, device: Any, *, who: Who, shapes: tuple[tuple[int, i
 
 
 def fitting(shapes: tuple[tuple[int, int, int], ...], free: float) -> tuple[tuple[int, int, int], ...]:
-    """Those that fit into so many free bytes of a GPU: the operands of all types stay there, some 12 bytes a number
-    (fp32, bf16, fp16, fp8), and other measurements want as much."""
+    """Return the shapes that fit into `free` bytes of a GPU.
+
+    The operands of all types stay allocated, about 12 bytes per number (fp32, bf16, fp16, fp8), and other measurements
+    need as much.
+    """
     return tuple(shape for shape in shapes if 12 * sum(_numbers(shape)) <= free / 2)
 
 
 def _numbers(shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Of a, of b and of the product."""
+    """Return the number of elements of a, of b and of the result."""
     m, n, k = shape
     return m * k, k * n, m * n
 
@@ -121,7 +124,7 @@ class Operands:
         self._made: dict[Any, Any] = {}
 
     def of(self, dtype: str, shape: tuple[int, int, int]) -> tuple[Any, Any, Any]:
-        """a (m, k), b (k, n) and c (m, n); of fp8, b lies by columns, as its kernels ask for, and c is bf16."""
+        """Return a (m, k), b (k, n) and c (m, n). For fp8, b is in column order, as required, and c is bf16."""
         torch, (m, n, k) = self._torch, shape
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": self._fp8()}.get(dtype, torch.float32)
         a, b = (
@@ -146,7 +149,7 @@ class Operands:
         return self._torch.rand(count, generator=generator, device=self._device).sub_(0.5).to(kind)
 
     def _fp8(self) -> Any:
-        """AMD's third generation has a variant of its own."""
+        """Return the fp8 type; AMD's third generation has a separate variant."""
         torch = self._torch
         is_variant = torch.version.hip and _architecture(torch, self._device).startswith("gfx94")
         return torch.float8_e4m3fnuz if is_variant else torch.float8_e4m3fn

@@ -17,7 +17,7 @@ _MARGIN, _MARGIN_S = 2.0, 2e-4
 
 
 def calls_of(first_s: float) -> int:
-    """So many, for a call that takes so long; 0: starting it costs nothing beside it."""
+    """Return the number of calls to queue for a call of this duration; 0 if the cost of starting it is negligible."""
     if first_s > _MOST_S:
         return 0
     return MAX_CALLS if first_s <= _LONG_S else FEW_CALLS
@@ -26,9 +26,9 @@ def calls_of(first_s: float) -> int:
 def device_seconds(
     torch: Any, device: Any, call: Callable[[], None], align: Callable[[], None], *, calls: int, host_s: float
 ) -> float | None:
-    """Of a call, in the mean; None where the GPU reached the calls before all were queued, or cannot be held.
+    """Return the mean time of a call; None if the GPU started before all calls were queued, or cannot be held.
 
-    `host_s` is what a call took when it was timed from the host: starting it takes no longer.
+    `host_s` is the time of a call as timed by the host: starting a call takes no longer.
     """
     spin = getattr(torch.cuda, "_sleep", None)
     if spin is None:

@@ -30,7 +30,7 @@ def what_of(labels: Mapping[str, Any]) -> str:
 
 
 def key_of(name: str, labels: Mapping[str, Any]) -> str:
-    """Of a measurement, the same in every set of ranks: `all_reduce fp32 all 4,096 B`."""
+    """Return a measurement's key, equal in every set of ranks: `all_reduce fp32 all 4,096 B`."""
     return f"{name} {what_of(labels)}".strip()
 
 

@@ -1,4 +1,4 @@
-"""A process that reads records at the places it is told: `storage` has several, as one Python issues too few reads.
+"""A process that reads records at given offsets: `storage` starts several, because one Python issues too few reads.
 
 Arguments: the files, each with `d` (around the page cache) or `c` before it. On standard input: a size and a count as
 two 32-bit numbers, then for each record a 32-bit number of its file and a 64-bit offset. A byte on standard output says

@@ -26,8 +26,8 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 25
 _SHARE_OF_WARMING = 0.4  # of the time, before the first repetition that counts
 _SHARE_OF_CHECKS = 0.1  # of the time, after the last one
 _PASSES = 3  # over what has had no time yet
-_CHEAP = 5  # samples: what costs less than so many is kept, however late it is
-# A first call is made again where it took longer than this and than so many times what the size before it explains.
+_CHEAP = 5  # samples: a measurement that costs less than this many is kept, however late it is
+# A first call is repeated if it took longer than this, and longer than this factor times the previous size explains.
 _COLD_S, _COLD_TIMES = 0.05, 3.0
 _CPU_SAMPLE_S, _GPU_SAMPLE_S = 0.02, 0.005
 _FAILURES = (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError, OSError, MemoryError)
@@ -113,7 +113,7 @@ class Rounds:
                 continue
             self._threads(case.who)
             told = self._first_calls(index, case)
-            # What started in it (a context, a communicator, a library) is no cost of the next size: it is made again.
+            # A first call can start a context, a communicator or a library, so it is repeated.
             took_s = max(took + check for took, check, _ in told)
             has_next = index + 1 < len(self.cases) and case.curve and self.cases[index + 1].curve == case.curve
             if has_next and took_s > max(_COLD_S, _COLD_TIMES * expected_s):
@@ -135,7 +135,7 @@ class Rounds:
         return left_out
 
     def _first_calls(self, index: int, case: Case) -> list[tuple[float, float, str]]:
-        """Of all ranks. One that failed where others wait for it, in a collective, ends itself to free them."""
+        """Return the first calls of all ranks. A rank that fails in a collective ends itself to free the others."""
         self._where.at(self._keys[index])
         mine = self._first_call(index, case)
         timer = None
@@ -209,7 +209,7 @@ class Rounds:
                 tell({"progress": [done, self._num_rounds(done), "measuring"]})
 
     def _drop_failed(self) -> None:
-        """What failed on any rank is no measurement on the others either."""
+        """Drop a measurement on all ranks if it failed on any of them."""
         for rank, failed in enumerate(self.team.gathered(self._failed)):
             for index, why in failed.items():
                 self._calls[index] = 0
@@ -219,7 +219,7 @@ class Rounds:
         self._failed.clear()
 
     def _cheapest_checks(self) -> list[int]:
-        """As many as a tenth of the time has room for, the cheapest first: so of a curve its largest are left out."""
+        """Choose the checks that fit into a tenth of the time, cheapest first; the largest sizes may lose theirs."""
         order = sorted((i for i, calls in enumerate(self._calls) if calls), key=lambda index: self._check_s[index])
         self._reserved_s, kept = 0.0, []
         for index in order:

@@ -3,9 +3,9 @@
 In: settings. Out: `Raw`. On one host the ranks are started here, and meet through a file. Where torchrun or srun has
 started this command once a rank already, each starts its own worker, and only the first one gets a result.
 
-A rank of ours that is lost in a measurement (the kernel kills it for want of memory, say) takes that measurement with
-it: a fresh set of ranks goes on without, at most `_MAX_SETS` of them and within the time. Where a set had come to a
-result by then, that is kept as it is.
+If a rank of ours is lost in a measurement (for example killed by the kernel for lack of memory), only that measurement
+is lost: a fresh set of ranks continues without it, at most `_MAX_SETS` sets and within the time. If a set already had
+a result, the result is kept.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def about_machine() -> About:
 def given_rank(environment: Mapping[str, str]) -> dict[str, str] | None:
     """The place of this process in a job that torchrun or srun started, as torch's variables; None where it is alone.
 
-    Of srun's variables, those that only a step has: a batch script alone is no rank of anything.
+    Of srun's variables, those that only a step has: a batch script without a step is not a rank.
     """
     if "RANK" in environment and _number(environment, "WORLD_SIZE", 1) > 1:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -235,7 +235,7 @@ def _last_raw(lines: Sequence[Mapping[str, Any]]) -> Raw | None:
 
 
 def _raise_if_failed(team: Sequence[subprocess.Popen[bytes]], folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """_RankLostError with the last words of a rank that failed by itself: not of one that others brought down."""
+    """Raise _RankLostError with the last output of the rank that failed first, not of one that others brought down."""
     if not any(process.poll() for process in team):
         return
     said = sorted((path for path in folder.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))

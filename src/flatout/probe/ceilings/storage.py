@@ -1,12 +1,12 @@
 """Reading from the user's own path: sequential shards, random records, many small files; writing only where allowed.
 
-Read-only by default: files that lie there are read, never written. The kernel's page cache would answer in their place,
+Read-only by default: existing files are read, never written. The kernel's page cache would answer in their place,
 so reads go around it (O_DIRECT) where the file system can; else the cache is asked to drop the file
-(POSIX_FADV_DONTNEED), and RWF_NOWAIT tells how much of it stayed, which the note then says. Caches of a file server or
+(POSIX_FADV_DONTNEED), and RWF_NOWAIT shows how much of it stayed, which the note reports. Caches of a file server or
 of the machine below a virtual one are not ours to empty, and the note cannot know them.
 
-With `allow_write`, a folder of our own is made there, its files have content that is known, and it is removed in the
-end; a write ends when fsync says that the data are on the device.
+With `allow_write`, a folder with files of known content is created there and removed at the end; a write ends when
+fsync reports that the data are on the device.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ NAMES = (
     "storage_sequential_write",
 )
 BLOCK = 1 << 20
-SHARD_BYTES = 128 << 20  # of a file of our own
-MIN_SHARD_BYTES = 64 << 20  # of a file of the user's, to be read as a shard
+SHARD_BYTES = 128 << 20  # size of each file that we write
+MIN_SHARD_BYTES = 64 << 20  # smallest file of the user that is read as a shard
 SMALL_FILE_BYTES = 256 << 10
 RECORDS = (4 << 10, 128 << 10)
 THREADS = 8
@@ -48,7 +48,7 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 @contextmanager
 def storage_cases(folder: Path, *, allow_write: bool, prefix: str) -> Iterator[tuple[list[Case], dict[str, str]]]:
-    """The cases, and what cannot be measured with the reason; files of our own are gone afterwards."""
+    """Yield the measurements, and why others are missing; files that we wrote are removed afterwards."""
     if not allow_write:
         shards, small = _files_of_the_user(folder)
         with _read_cases(shards, small, is_ours=False) as found:
@@ -79,7 +79,7 @@ def storage_cases(folder: Path, *, allow_write: bool, prefix: str) -> Iterator[t
 
 
 def content(file: int, block: int, length: int) -> bytes:
-    """Bytes of our own files: they tell file and block, and no device can compress them away."""
+    """Return the content of the files that we write: it identifies file and block, and cannot be compressed."""
     return random.Random(file * 1_000_003 + block).randbytes(length)
 
 
@@ -125,12 +125,12 @@ def _read_cases(shards: list[Path], small: list[Path], *, is_ours: bool) -> Iter
         cases += [_sequential(readers, is_ours, threads) for threads in (1, THREADS)]
         cases += [_random(readers, size, team) for size in RECORDS]
     else:
-        why = f"no file of {MIN_SHARD_BYTES >> 20} MiB or more lies there: give a path with some, {hint}"
+        why = f"no file of {MIN_SHARD_BYTES >> 20} MiB or more is there: give a path with some, {hint}"
         missing["storage_sequential_read"] = missing["storage_random_read"] = why
     if len(small) >= _FILES_A_CALL:
         cases.append(_small_files(small))
     else:
-        missing["storage_small_files"] = f"{len(small)} small files lie there, and {_FILES_A_CALL} are needed: {hint}"
+        missing["storage_small_files"] = f"{len(small)} small files are there, and {_FILES_A_CALL} are needed: {hint}"
     try:
         yield cases, missing
     finally:
@@ -171,7 +171,7 @@ class _Reader:
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def cached_share(self) -> float | None:
-        """Of places spread over the file, those that the cache answers at once; None where it cannot be told."""
+        """Return the share of offsets, spread over the file, that the cache answers at once; None if it is unknown."""
         if not _NOWAIT:
             return None
         fd = os.open(self.path, os.O_RDONLY)
@@ -198,7 +198,7 @@ def _note(readers: list[_Reader]) -> str:
         reader.drop_cache()
     shares = [share for reader in readers if (share := reader.cached_share()) is not None]
     if not shares:
-        return "the page cache was asked to drop the files, and whether it did cannot be told here"
+        return "the page cache was asked to drop the files, and whether it did is unknown here"
     if max(shares) < 0.02:
         return "the page cache was emptied of the files before each repetition"
     return f"the page cache kept up to {max(shares):.0%} of a file in spite of being asked: partly the speed of memory"
@@ -254,7 +254,7 @@ def _sequential(readers: list[_Reader], is_ours: bool, threads: int) -> Case:
 
 
 def _same_twice(reader: _Reader) -> str | None:
-    """Of a file that is not ours nothing is known, but that it reads alike again, past the cache and through it."""
+    """Check that a foreign file reads the same twice, past the cache and through it; its content is unknown."""
     fd = os.open(reader.path, os.O_RDONLY)
     buffer = mmap.mmap(-1, BLOCK)
     try:
@@ -374,7 +374,7 @@ def _small_files(paths: list[Path]) -> Case:
     drop()
     shares = [share for path in paths[:32] if (share := _Reader(path).cached_share()) is not None]
     kept = (
-        "whether the page cache dropped them cannot be told here"
+        "whether the page cache dropped them is unknown here"
         if not shares
         else "names and attributes may come from memory"
         if max(shares) < 0.02

@@ -78,7 +78,7 @@ def _teams(by_rank: Mapping[int, RawCase]) -> dict[tuple[int, ...], list[RawCase
 
 
 def _measurement(ranks: tuple[int, ...], ones: list[RawCase], raw: Raw) -> Measurement:
-    """Of a group, a repetition is the mean of its ranks' times, as nccl-tests averages."""
+    """Summarise a measurement; in a group, a repetition is the mean of its ranks' times, as in nccl-tests."""
     num = min(len(one.seconds) for one in ones)
     as_called = [statistics.fmean(one.seconds[index] for one in ones) for index in range(num)]
     queued = _queued(ones)

@@ -1,4 +1,4 @@
-"""The ranks of `flatout bench` among each other, over a gloo group, and what the first of them tells the command."""
+"""Communication among the ranks of `flatout bench`, over a gloo group, and from the first rank to the command."""
 
 from __future__ import annotations
 

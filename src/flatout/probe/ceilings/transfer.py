@@ -18,7 +18,7 @@ SIZE_BYTES = 256 << 20
 
 
 def torch_cases(torch: Any, device: Any) -> Iterator[Case]:
-    """Of a GPU only."""
+    """Yield the transfers between host and GPU; none without a GPU."""
     made: dict[str, Any] = {}
     address = pci_address(torch, device)
 

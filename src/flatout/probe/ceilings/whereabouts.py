@@ -1,4 +1,4 @@
-"""Which measurement each rank is at, in a file of its own: what it was at is known also where the kernel kills it.
+"""The current measurement of each rank, in a separate file, so that it is known even if the kernel kills the rank.
 
 In: `Whereabouts.at` in the worker. Out: `read_whereabouts` in the command that started it. A write costs some
 microseconds, before the clock of a measurement runs, and wakes nobody.

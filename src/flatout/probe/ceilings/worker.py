@@ -52,7 +52,7 @@ def main() -> int:
     not_measured: dict[str, str] = {}
 
     def tell_result() -> None:
-        """All ranks take part, and the first one tells."""
+        """Gather the results of all ranks; the first rank reports them."""
         found = team.gathered([_bytes(one) for one in rounds.found])
         missing: dict[str, str] = {}
         for one in team.gathered(not_measured | rounds.not_measured):
@@ -192,13 +192,13 @@ def _collectives(torch: Any, device: Any, team: Team, not_measured: dict[str, st
     made = Collectives(torch, device, largest=largest, step=1 if is_gpu else 2, hosts=hosts)
     if largest < LARGEST_BYTES:
         needed = bytes_needed(LARGEST_BYTES, is_gpu=is_gpu)
-        told = f"memory: {LARGEST_BYTES:,} B need {needed / 1e9:.1f} GB a rank, and may have {free / 1e9:.1f}"
+        told = f"memory: {LARGEST_BYTES:,} B need {needed / 1e9:.1f} GB per rank, and may have {free / 1e9:.1f}"
         not_measured[f"collectives above {made.sizes[-1]:,} B"] = told
     return list(made.cases())
 
 
 def _array_bytes() -> int:
-    """Larger than any cache, and small beside the memory."""
+    """Return a size larger than any cache, and small compared with the memory."""
     return min(256 << 20, int(free_bytes() / 16)) // 4096 * 4096
 
 
