@@ -1,4 +1,4 @@
-"""Cores that others than the job keep busy, of those that it may use: what is busy, less the job's and Flatout's own.
+"""Measure how many of the job's cores other processes keep busy: busy time less the job's and Flatout's.
 
 In: /proc. Out: cores, as the mean since the last call. The job are the descendants of the process that started the
 sampler, and all processes whose environment says that they are recorded to its folder, with what descends from them.
@@ -17,9 +17,9 @@ import psutil
 
 from flatout.inside.protocol import Variable
 
-_MAX_OWN_SHARE = 0.05  # of a core, for looking through all processes: where there are thousands, it is done less often
-_SETTLED_S = 2.0  # a process this old has long got its environment
-_Key = tuple[int, int]  # pid and start: a pid is given again
+_MAX_OWN_SHARE = 0.05  # of a core, for scanning all processes: with thousands, it is done less often
+_SETTLED_S = 2.0  # a process of this age has its environment
+_Key = tuple[int, int]  # PID and start time: a PID is reused
 
 
 class _Process(NamedTuple):
@@ -30,13 +30,13 @@ class _Process(NamedTuple):
 
 
 class ForeignLoad:
-    """Call `read` once in a while; the first call gives nothing."""
+    """The load of other processes between two calls of `read`; the first call gives None."""
 
     def __init__(self, roots: Collection[int], recording: str) -> None:
         self._roots = set(roots)
         self._mark = os.fsencode(f"{Variable.RECORDING}={os.path.realpath(recording)}")
         self._cores = sorted(os.sched_getaffinity(0))
-        self._others: set[_Key] = set()  # that are known not to bear the mark
+        self._others: set[_Key] = set()  # known not to belong to the job
         self._job: dict[_Key, _Process] = {}
         self._busy: tuple[float, float] | None = None
         self._due_s = 0.0
@@ -55,13 +55,13 @@ class ForeignLoad:
         self._busy, self._job = busy, job
         now = time.monotonic()
         self._due_s = now + (now - began) / _MAX_OWN_SHARE
-        if before is None or busy[1] <= before[1]:  # a sandbox without counters counts no time at all
+        if before is None or busy[1] <= before[1]:  # a sandbox without counters counts no time
             return None
         elapsed_s = (busy[1] - before[1]) / len(self._cores)
         return round(max(busy[0] - before[0] - own_s, 0.0) / elapsed_s, 3)
 
     def _busy_now(self) -> tuple[float, float]:
-        """Seconds of the allowed cores: busy, and all."""
+        """Return the busy and the total seconds of the allowed cores."""
         busy = total = 0.0
         counted = psutil.cpu_times(percpu=True)
         for core in self._cores:
@@ -73,7 +73,7 @@ class ForeignLoad:
         return busy, total
 
     def _job_now(self) -> dict[_Key, _Process]:
-        """Those that run now, and zombies, which have their times still."""
+        """Return the job's processes, including zombies, whose times can still be read."""
         processes = {process.key[0]: process for process in _all_processes()}
         now_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) / self._tick_s
         settled = now_ticks - _SETTLED_S / self._tick_s
@@ -99,7 +99,7 @@ class ForeignLoad:
         return job
 
     def _is_marked(self, key: _Key, settled: float) -> bool:
-        """By its environment, which it has from its exec on. Another user's cannot be read: it is not the job."""
+        """Return whether a process is the job's, by its environment; another user's is unreadable and not the job's."""
         if key in self._job or key in self._others:
             return False
         try:

@@ -1,4 +1,4 @@
-"""Cores, memory, disks and networks of this host, as rates between two calls. What cannot be read is absent, not 0.
+"""Cores, memory, disks and networks of this host, as rates between two calls. Unreadable values are absent, not 0.
 
 In: psutil. Out: plain dictionaries for the sampler's lines; each key ends in its unit.
 """
@@ -18,7 +18,7 @@ _VIRTUAL_DISKS = ("loop", "ram", "zram", "dm-", "md")
 
 
 class HostCounters:
-    """Call `read` once in a while; the first call gives no rates."""
+    """Rates between two calls of `read`; the first call gives none."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
@@ -26,7 +26,7 @@ class HostCounters:
 
     def read(self) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        busy = psutil.cpu_percent(percpu=True)  # since the last call; the first one has none to compare with
+        busy = psutil.cpu_percent(percpu=True)  # since the last call; the first call has nothing to compare with
         if self._last_s:
             values["cores_busy_percent"] = busy
         _add(values, "memory_used_bytes", lambda: limits.memory_used_bytes() or psutil.virtual_memory().used)
@@ -42,7 +42,7 @@ class HostCounters:
         if self._last_s:
             elapsed = now - self._last_s
             for name, value in counters.items():
-                if name in self._last and value >= self._last[name]:  # a device that went away takes its count along
+                if name in self._last and value >= self._last[name]:  # a removed device takes its count with it
                     values[name] = round((value - self._last[name]) / elapsed, 6)
         self._last, self._last_s = counters, now
         return values
@@ -58,7 +58,7 @@ def _add(values: dict[str, Any], name: str, read: Callable[[], Any]) -> None:
 
 
 def _disk() -> dict[str, float]:
-    """Whole physical disks only: partitions and layers above would count twice."""
+    """Return the rates of physical disks only: partitions and layers above would count twice."""
     disks = psutil.disk_io_counters(perdisk=True, nowrap=True) or {}
     whole = [
         counters

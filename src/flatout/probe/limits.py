@@ -1,6 +1,6 @@
-"""What of this machine the job may use: cores and memory as affinity and control groups allow, not as `os.cpu_count`.
+"""Read what the job can use of this machine: cores and memory that affinity and control groups allow.
 
-In: /proc and /sys/fs/cgroup (versions 1 and 2). Out: numbers, or None where no limit is set or none can be read.
+In: /proc and /sys/fs/cgroup (versions 1 and 2). Out: numbers, or None if no limit is set or readable.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _UNLIMITED_BYTES = 1 << 60  # version 1 writes a number near 2^63 for "no limit"
 
 
 def allowed_cores() -> float:
-    """The lesser of the cores that this process may run on and the quota of its control groups; may be a fraction."""
+    """Return the lesser of the cores that this process can run on and its quota, which may be a fraction."""
     cores = float(len(os.sched_getaffinity(0)))
     quota = cpu_quota()
     return cores if quota is None else min(cores, quota)
 
 
 def cpu_quota() -> float | None:
-    """Cores' worth of time that the control groups allow, the least of all levels."""
+    """Return the number of cores whose time the control groups allow, the lowest of all levels."""
     quotas = []
     for folder in control_groups("cpu"):
         match _words(folder / "cpu.max"):
@@ -33,7 +33,7 @@ def cpu_quota() -> float | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """The least limit of all levels."""
+    """Return the lowest limit of all levels."""
     limits = []
     for folder in control_groups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -44,7 +44,7 @@ def memory_limit_bytes() -> int | None:
 
 
 def free_bytes() -> float:
-    """Of memory: what is free here, or half of a lower limit."""
+    """Return the free memory, or half of a lower limit."""
     import psutil
 
     free = float(psutil.virtual_memory().available)
@@ -53,7 +53,7 @@ def free_bytes() -> float:
 
 
 def memory_used_bytes() -> int | None:
-    """By this process's control group, without the cache that can be dropped; None outside of one."""
+    """Return the memory of this process's control group, without droppable cache; None outside of one."""
     for folder in control_groups("memory"):
         used = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")
         if used:
@@ -62,7 +62,7 @@ def memory_used_bytes() -> int | None:
 
 
 def throttled_s() -> float | None:
-    """Seconds, since the group began, in which the quota held its threads back; None where there is no quota."""
+    """Return the seconds since the group began in which the quota throttled it; None without a quota."""
     if cpu_quota() is None:
         return None
     for folder in control_groups("cpu"):
@@ -76,7 +76,7 @@ def throttled_s() -> float | None:
 
 
 def control_groups(controller: str) -> list[Path]:
-    """The folders of this process's group for a controller, innermost first; in a container the mount is the group."""
+    """Return the folders of this process's group, innermost first; in a container the mount is the group."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -104,7 +104,7 @@ def _words(path: Path) -> list[str]:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """A line `name value`."""
+    """Return the value of a line `name value`."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

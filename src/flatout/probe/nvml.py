@@ -24,7 +24,7 @@ THROTTLE_REASONS = {
     0x80: "power_brake",
     0x100: "display_clocks",
 }
-# The default PCIe query watches the bus for 20 ms a direction, so it is made in every tenth sample only.
+# The default PCIe query watches the bus for 20 ms per direction, so only every tenth sample makes it.
 _SLOW_EVERY = 10
 
 
@@ -51,11 +51,11 @@ class Gpus:
         self.problem = None
 
     def xids(self) -> Xids:
-        """The errors that are logged from now on."""
+        """Return a source of the errors that are logged from now on."""
         return Xids(self._nvml, self._handles)
 
     def facts(self) -> list[dict[str, Any]]:
-        """What does not change: name, uuid, memory, limits."""
+        """Return what does not change: name, UUID, memory, limits."""
         return [self._facts(index, handle) for index, handle in enumerate(self._handles)]
 
     def _facts(self, index: int, handle: Any) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Gpus:
         )
 
     def clocks(self) -> list[dict[str, Any]]:
-        """How high each GPU's clock is, how high it can be, and why it is lower: quick to read."""
+        """Return each GPU's clock, its highest clock, and why it is lower; this is fast to read."""
         nvml = self._nvml
         return [
             self._entries(
@@ -93,7 +93,7 @@ class Gpus:
         return _reasons(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
     def read(self) -> list[dict[str, Any]]:
-        """One entry a GPU, in the order of `facts`."""
+        """Return one entry per GPU, in the order of `facts`."""
         is_slow = self._num_reads % _SLOW_EVERY == 0
         self._num_reads += 1
         return [self._read(index, handle, is_slow) for index, handle in enumerate(self._handles)]
@@ -123,7 +123,7 @@ class Gpus:
         return entries
 
     def _link_rates(self, index: int, handle: Any) -> dict[str, float]:
-        """NVLink data of all links; NVML counts KiB since the driver was loaded."""
+        """Return the NVLink traffic of all links; NVML counts KiB since the driver was loaded."""
         nvml, rates = self._nvml, {}
         for name, field in (
             ("nvlink_sent_bytes_per_s", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX"),
@@ -144,7 +144,7 @@ class Gpus:
         return rates
 
     def _entries(self, **reads: Callable[[], Any]) -> dict[str, Any]:
-        """Those that the driver answers."""
+        """Return the values that the driver gives."""
         values = {}
         for name, read in reads.items():
             try:
@@ -157,7 +157,7 @@ class Gpus:
 
 
 def _field(nvml: Any, handle: Any, number: int) -> int | None:
-    """A field of all links together (scope: every bit set); None where this GPU has none."""
+    """Return a field of all links together (scope: every bit set); None if this GPU has none."""
     (value,) = nvml.nvmlDeviceGetFieldValues(handle, [(number, 0xFFFFFFFF)])
     return int(value.value.ullVal) if value.nvmlReturn == 0 else None
 

@@ -1,8 +1,8 @@
 """`python -m flatout.probe.sampler FILE`: writes samples of this host to FILE as JSON lines until asked to stop.
 
-It stops when its standard input ends, which it does when its parent ends, however that happens; or with `--watch PID`
-when that process ends. The first line says what does not change; each further line has `unix_s` and the counters that
-could be read. Signals that are meant for the job (Ctrl-C in a terminal) pass it by.
+It stops when its standard input ends, as it does however the parent ends; or, with `--watch PID`, when that process
+ends. The first line holds what does not change; each further line has `unix_s` and the counters that could be read.
+It ignores signals that are meant for the job (Ctrl-C in a terminal).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def about_host(gpus: Gpus, interval_s: float) -> dict[str, Any]:
-    """The first line."""
+    """Return the first line."""
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -76,7 +76,7 @@ def sample(
     interval_s: float,
     has_ended: Callable[[float], bool],
 ) -> None:
-    """Write a line at each multiple of the interval; a sample that comes late does not move those after it."""
+    """Write a line at each multiple of the interval; a late sample does not shift the later ones."""
     host = HostCounters()
     due = time.monotonic()
     while True:
@@ -90,7 +90,7 @@ def sample(
         if has_ended(due - time.monotonic()):
             break
     last = xids.read()
-    if last:  # it may be why the job ended
+    if last:  # it may show why the job ended
         _write(file, {"unix_s": round(time.time(), 3), "xids": last})
 
 
@@ -127,7 +127,7 @@ class _Watched:
         return self._start is None or self._read() != self._start
 
     def _read(self) -> str | None:
-        """Its start, in ticks; None where it is gone or a zombie."""
+        """Return the start time of the process in ticks; None if it is gone or a zombie."""
         try:
             with open(f"/proc/{self._pid}/stat", encoding="utf-8", errors="replace") as file:
                 fields = file.read().rpartition(")")[2].split()

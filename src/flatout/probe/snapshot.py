@@ -1,4 +1,4 @@
-"""This machine -> Snapshot: files of /proc, /sys and /etc, and outputs of tools, all without root. Nothing is changed.
+"""Read this machine into a Snapshot: /proc, /sys, /etc and outputs of tools, without root. Nothing is changed.
 
 A file or a tool that cannot be read is noted with the reason. No tool runs longer than its limit, so that a driver or a
 mount that hangs holds nothing up.
@@ -190,7 +190,7 @@ def _found(problems: dict[str, str]) -> list[str]:
         "/sys/class/net",
     ):
         if not os.path.isdir("/sys/kernel"):
-            problems[folder] = "sysfs is not mounted here"  # nothing is absent where nothing can be seen
+            problems[folder] = "sysfs is not mounted here"  # nothing can be called absent if nothing is visible
         elif not os.path.isdir(folder):
             problems[folder] = "no such file or directory"
         elif not os.listdir(folder):
@@ -201,7 +201,7 @@ def _found(problems: dict[str, str]) -> list[str]:
 
 
 def _control_groups() -> list[str]:
-    """This process's groups, of both versions and each level; in a container the mount itself is the group."""
+    """Return this process's groups, of both versions and each level; in a container the mount itself is the group."""
     folders = ["/sys/fs/cgroup", *(f"/sys/fs/cgroup/{name}" for name in _CONTROLLERS)]
     folders += [str(folder) for name in _CONTROLLERS for folder in control_groups(name)]
     return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
@@ -250,7 +250,7 @@ def _output(command: tuple[str, ...]) -> Output:
 
 
 def _abandon(process: subprocess.Popen[bytes]) -> None:
-    """End it and its children. One that hangs in the kernel cannot be ended: it is not waited for."""
+    """End a process and its children, without waiting for one that hangs in the kernel: it cannot be killed."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
@@ -271,7 +271,7 @@ def _kernel_log() -> Output:
 
 
 def _packages() -> Output:
-    """Versions of what training uses, as this Python has them; torch is not imported, its `version.py` is read."""
+    """Return the versions of training packages in this Python; torch is not imported, its `version.py` is read."""
     lines = []
     for name in (
         "torch",

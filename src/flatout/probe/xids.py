@@ -1,4 +1,4 @@
-"""Xids (errors that the GPU driver logs) as they come: from NVML's events and, where it may be read, the kernel's log.
+"""Report Xids (errors that the GPU driver logs) as they occur, from NVML's events and, if readable, the kernel's log.
 
 In: the driver's handles, /dev/kmsg. Out: which GPU and which number, since the last call. Nothing waits. Only Xids
 after the start are reported. If not all GPUs are monitored, the answer is None, not "none".
@@ -16,7 +16,7 @@ DRIVER = Path("/proc/driver/nvidia/version")  # without a driver in this kernel,
 # NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s ...
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)[^)]*\): (\d+)")
 _RECORD_BYTES = 8192  # the kernel's longest
-_MAX_READS = 10_000  # a round: a log that fills faster than it is read must not hold up the sampler
+_MAX_READS = 10_000  # per round: a log that fills faster than it is read must not delay the sampler
 
 
 class Xids:
@@ -36,7 +36,7 @@ class Xids:
         return f"{self._events.problem if self._events is not None else 'NVML shows no GPU'}; {self._log.problem}"
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Since the last call; None where none of the sources can be relied on, and nothing came."""
+        """Return the Xids since the last call; None if no source is reliable and none was reported."""
         found: list[dict[str, Any]] = []
         if self._events is not None:
             found += [{"gpu": index, "number": number} for index, number in self._events.read()]
@@ -66,7 +66,7 @@ class _Events:
             self._sets[index] = events
 
     def read(self) -> list[tuple[int, int]]:
-        """Index of the GPU, and number."""
+        """Return the index of the GPU and the number of the Xid, for each."""
         found = []
         for index, events in list(self._sets.items()):
             for _ in range(_MAX_READS):
@@ -102,7 +102,7 @@ class _KernelLog:
         return self._descriptor is not None
 
     def read(self) -> list[tuple[str, int]]:
-        """Address of the GPU, and number."""
+        """Return the address of the GPU and the number of the Xid, for each."""
         found: list[tuple[str, int]] = []
         for _ in range(_MAX_READS):
             if self._descriptor is None:
@@ -146,5 +146,5 @@ def _addresses(nvml: Any, handles: list[Any]) -> dict[str, int]:
 
 
 def _address(domain: str, bus: str, device: str) -> str:
-    """NVML writes domains of eight digits in capitals, the kernel's log four small ones."""
+    """Return an address in one form: NVML writes domains with eight capital digits, the kernel's log with four."""
     return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}"

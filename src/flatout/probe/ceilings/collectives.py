@@ -16,17 +16,17 @@ from flatout.probe.ceilings.queued import device_seconds
 
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 10, 1 << 30
 _PERIOD = 5
-_LARGEST_QUEUED = 64 << 20  # bytes; of more, what Python costs is under a part in ten
-_AT_ONCE = 1 << 22  # elements that are made or compared at once
+_LARGEST_QUEUED = 64 << 20  # bytes; above, Python's share of the time is under a tenth
+_AT_ONCE = 1 << 22  # elements that are filled or compared at once
 
 
 def sizes(largest: int, *, step: int) -> list[int]:
-    """Powers of two, `step` apart, from 1 KB; `largest` is a limit."""
+    """Return powers of two, `step` apart, from 1 KB up to `largest`."""
     return [1 << shift for shift in range(10, 31, step) if 1 << shift <= largest]
 
 
 def shapes(num_ranks: int, hosts: Sequence[int]) -> dict[str, list[tuple[int, ...]]]:
-    """The groups of each shape; `hosts` says for each rank which host it is on."""
+    """Return the groups of each shape; `hosts` gives the host of each rank."""
     every = tuple(range(num_ranks))
     by_host: dict[int, list[int]] = {}
     for rank, host in enumerate(hosts):
@@ -49,7 +49,7 @@ def shapes(num_ranks: int, hosts: Sequence[int]) -> dict[str, list[tuple[int, ..
 
 
 def pattern(torch: Any, count: int, ranks: tuple[int, ...], device: Any, *, first: int = 0) -> Any:
-    """The sum of what `ranks` contribute: of each, element i is (first + i) mod 5 + rank + 1."""
+    """Return the sum of what `ranks` contribute: element i of each is (first + i) mod 5 + rank + 1."""
     index = torch.arange(first, first + count, device=device, dtype=torch.int32)
     return (index % _PERIOD * len(ranks) + sum(rank + 1 for rank in ranks)).to(torch.float32)
 
@@ -76,7 +76,7 @@ class Collectives:
                 if self.rank in group:
                     self.groups[shape] = (group, made)
         count = self.sizes[-1] // 4
-        # One pair of buffers for all of them: what a gigabyte needs, a kilobyte takes a part of.
+        # One pair of buffers for all cases: each uses the part that it needs.
         self.input = torch.zeros(count, device=device)
         self.output = torch.zeros(count, device=device)
 
@@ -88,14 +88,14 @@ class Collectives:
 
     def _case(self, name: str, shape: str, mine: tuple[tuple[int, ...], Any] | None, size: int) -> Case:
         labels = {"group": shape, "backend": self.backend, "dtype": "fp32"}
-        if mine is None:  # an odd rank that has no partner
+        if mine is None:  # an odd rank without a partner
             return Case(
                 name=name, unit="B/s", work=1.0, call=lambda: None, check=lambda: None, checked="", who="group",
                 labels={**labels, "size": None, "members": ()}, curve=f"{name} {shape} {size}",
             )  # fmt: skip
         members, group = mine
         n = len(members)
-        count = max(1, size // 4 // n) * n  # a whole share each
+        count = max(1, size // 4 // n) * n  # each member has a whole share
         return Case(
             name=name,
             unit="B/s",
@@ -152,7 +152,7 @@ class Collectives:
                 request.wait()
 
     def _check(self, name: str, members: tuple[int, ...], group: Any, count: int) -> str | None:
-        """On fresh data; the buffers hold zeros after it, which sums of any number of calls keep."""
+        """Check on fresh data; afterwards the buffers hold zeros, which sums of any number of calls keep."""
         n = len(members)
         share, place = count // n, members.index(self.rank)
         self._fill(count)
@@ -184,7 +184,7 @@ class Collectives:
             self.input[first : first + length] = pattern(self.torch, length, (self.rank,), self.device, first=first)
 
     def _wrong(self, found: Any, runs: list[tuple[int, int, int, tuple[int, ...]]]) -> str | None:
-        """A part at a time: what a gigabyte is compared with needs no gigabyte."""
+        """Compare a part at a time: so a gigabyte is compared without another gigabyte."""
         bad, text = 0, ""
         for start, length, index, ranks in runs:
             for first in range(0, length, _AT_ONCE):

@@ -1,4 +1,4 @@
-"""How quickly one core decodes training data: JPEG as a user's loader does, and zlib, which needs no library.
+"""Measure how fast one core decodes training data: JPEG as a user's loader does, and zlib, which needs no library.
 
 JPEG: bytes that are in memory, to RGB, with each decoder that loaders use and that is installed here: Pillow as
 torchvision's ImageFolder calls it, and torchvision.io. Reading the file, cropping and resizing are not in it.
@@ -32,7 +32,7 @@ def cases() -> Iterator[Case]:
 
 
 def lacks() -> dict[str, str]:
-    """What of decoding cannot be measured, and why."""
+    """Return what cannot be measured, and why."""
     missing = [name for name, module in _DECODERS.items() if importlib.util.find_spec(module) is None]
     if len(missing) == len(_DECODERS):
         return {"decode_jpeg": "neither Pillow nor torchvision is installed here: pip install pillow; zlib stands in"}
@@ -40,7 +40,7 @@ def lacks() -> dict[str, str]:
 
 
 def picture() -> Any:
-    """Pixels (rows, columns, 3) of 8 bits: waves, a slope, and grain."""
+    """Return pixels (rows, columns, 3) of 8 bits: waves, a slope, and grain."""
     rows, columns, _ = _IMAGE
     y, x = np.mgrid[0:rows, 0:columns]
     grain = np.random.default_rng(4).normal(0, _GRAIN, (rows, columns, 1))  # of brightness, which JPEG keeps
@@ -118,7 +118,7 @@ def _jpeg(backend: str) -> Case:
 
 
 def _zlib() -> Case:
-    """Bytes that come out, of text in which words come as often as in a language."""
+    """Return the case of decompressing text whose words are as frequent as in a language."""
     random = np.random.default_rng(5)
     words = [bytes(random.integers(97, 123, size=length, dtype=np.uint8)) for length in random.integers(2, 10, 4096)]
     order = np.minimum(random.zipf(1.3, _TEXT_BYTES // 4), len(words)) - 1

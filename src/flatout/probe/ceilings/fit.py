@@ -1,4 +1,4 @@
-"""A collective's curve -> latency and bandwidth: seconds = latency + wire bytes / bandwidth.
+"""Fit latency and bandwidth to a collective's curve: seconds = latency + wire bytes / bandwidth.
 
 The fit is of logarithms, so that a kilobyte counts as much as a gigabyte, and robust: a size at which the library
 changes its algorithm, or which was disturbed, has little weight. The measured curve is kept too: it shows what a line
@@ -15,7 +15,7 @@ MIN_SIZES = 4
 
 
 def fitted(wire_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float, float] | None:
-    """Latency in seconds, bytes/s, and the median error as a share; None of fewer than 4 sizes.
+    """Return latency in seconds, bytes/s, and the median error as a share; None for fewer than 4 sizes.
 
     `wire_bytes` are those of bus bandwidth: the size times its factor.
     """

@@ -1,6 +1,6 @@
 """The number of small operations per second that one thread can start: kernels on a GPU, operator calls on a CPU.
 
-A step of many small kernels cannot be quicker than this. Each call adds one to a counter, which must then be the number
+A step of many small kernels cannot be faster than this. Each call adds one to a counter, which must then be the number
 of calls.
 """
 

@@ -51,7 +51,7 @@ def read_link(address: str, devices: Path = Path("/sys/bus/pci/devices")) -> Loa
 
 
 def _from_sysfs(folder: Path) -> LoadedLink | None:
-    """Its best is what both ends can: the device and the port above it."""
+    """Read the link; its best is what both ends support: the device and the port above it."""
     speed, width = _speed(folder / "current_link_speed"), _width(folder / "current_link_width")
     if speed is None or width is None:
         return None

@@ -1,7 +1,7 @@
 """Matrix multiplication by operand type over a grid of shapes, with torch on a GPU or all cores, or with numpy.
 
-Each product is checked in float64: entries drawn at random against their own dot product, and with torch the whole of
-it against a random vector of signs (Freivalds, 1977: C x = A (B x)), which no wrong tile survives.
+Each result is checked in float64: random entries against their own dot product, and with torch also the whole matrix
+against a random vector of signs (Freivalds, 1977: C x = A (B x)), which detects every wrong tile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHECKED = f"{_NUM_ENTRIES} entries and a random vector, in float64"
 
 
 def tolerance(dtype: str, k: int, exact: Any) -> Any:
-    """How far an entry may be off, for operands even in (-0.5, 0.5), whose products have a mean square of 1/144.
+    """Return how far an entry may be off, for operands even in (-0.5, 0.5) (mean square of their products: 1/144).
 
     Rounding of the result (and of partial sums, where a GPU may keep them in the result's type), of sums in fp32, and
     of tf32's operands to 11 bits, which tensor cores truncate instead of rounding: an entry loses a share of itself. An
@@ -113,7 +113,7 @@ def _numbers(shape: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 class Operands:
-    """Random numbers and room for the product, once a type: each shape takes the first of them that it needs.
+    """Random numbers and memory for the result, once per type: each shape uses the first elements that it needs.
 
     On a GPU a grid of operands for each shape and type would be some 20 GB; this is 6.
     """
@@ -156,7 +156,7 @@ class Operands:
 
 
 def lacks(torch: Any, device: Any) -> dict[str, str]:
-    """Operand types that this device is not asked for, with the reason."""
+    """Return the operand types that this device is not measured with, and why."""
     if device.type == "cpu":
         return {
             "matmul tf32": "a CPU has none",
@@ -198,7 +198,7 @@ def _torch_case(torch: Any, device: Any, dtype: str, shape: tuple[int, int, int]
         if dtype == "fp8":  # with sums in fp32, as in a backward pass: fast accumulation would be quicker and coarser
             torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=c.dtype, out=c)
             return
-        # Small products are bound by the host, so that nothing is set that is set already.
+        # Small multiplications are limited by the host's time, so nothing is set that is set already.
         if device.type == "cuda" and dtype in ("fp32", "tf32"):
             settings = torch.backends.cuda.matmul
             if settings.allow_tf32 != (dtype == "tf32"):
@@ -227,7 +227,7 @@ def _torch_case(torch: Any, device: Any, dtype: str, shape: tuple[int, int, int]
 
 
 def wrong_product(torch: Any, a: Any, b: Any, c: Any, dtype: str) -> str | None:
-    """What is wrong with c = a b, from its entries and from a random vector."""
+    """Return what is wrong with c = a b, from its entries and from a random vector; None if nothing is."""
     (m, k), n = a.shape, b.shape[1]
     i, j = np.random.default_rng(2).integers((m, n), size=(_NUM_ENTRIES, 2)).T
     rows, columns = torch.as_tensor(i, device=a.device), torch.as_tensor(j, device=a.device)
@@ -256,7 +256,7 @@ def wrong_product(torch: Any, a: Any, b: Any, c: Any, dtype: str) -> str | None:
 
 
 def _times(torch: Any, matrix: Any, vector: Any) -> Any:
-    """`matrix @ vector` in float64, some rows at a time: a whole matrix of it would be 8 bytes a number."""
+    """Return `matrix @ vector` in float64, some rows at a time: the whole matrix would need 8 bytes per element."""
     rows = max(1, _AT_ONCE // matrix.shape[1])
     return torch.cat([part.float().double() @ vector for part in matrix.split(rows)])
 

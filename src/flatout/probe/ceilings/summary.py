@@ -1,4 +1,4 @@
-"""Raw repetitions of all ranks -> Ceilings: medians, spreads, fits, peers, and what was wrong."""
+"""Turn the raw repetitions of all ranks into Ceilings: medians, spreads, fits, peers, and what was wrong."""
 
 from __future__ import annotations
 
