@@ -184,7 +184,7 @@ def test_a_rank_that_dies_is_one_line(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--time", "soon"], "must be a duration"),
-        (["--time", "1s"], "from 10s to 24h"),
+        (["--time", "1s"], "from 10s to 1d"),
         (["--path", "missing"], "must be a folder"),
         (["--allow-write"], "needs a folder to write to"),
         (["--only", "matmul", "--only", "nonsense"], "`nonsense` is not a measurement"),

@@ -47,7 +47,7 @@ def test_a_value_as_the_next_word_a_plain_flag_and_quotation_marks() -> None:
         ("batch={8,16}:--b={} --c={}", "has 2 places `{}` for 1 value"),
         ("batch={8,16}:{}", "needs an argument before a `{}` that stands alone"),
         ("batch={8,16}:--b='{}", "unfinished quotation"),
-        ("batch/safe={8,16}:--b={}", "says how safe it is by exact, rounding, semantic, but got `safe`"),
+        ("batch/safe={8,16}:--b={}", "must state its safety as exact, rounding, semantic, but got `safe`"),
         ("a*b={8,16}:--a={} --b={}", "needs 2 factors in each value"),
         ("a*b={8*x,16*2}:--a={} --b={}", "must be whole numbers"),
         ("a*b={8*4,16*4}:--a={} --b={}", "keeps a product, but its values give 32, 64"),

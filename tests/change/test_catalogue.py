@@ -165,7 +165,7 @@ def test_what_is_not_known_is_not_met_and_the_line_says_what() -> None:
     socket = next(change for change in all_changes(SOCKET_JOB) if change.knob.name == "nccl-sockets")
     assert unmet_needs(socket, SOCKET_JOB) == ()
     assert unmet_needs(socket, facts(transport=None)) == (
-        "nccl-sockets=2x2+8 needs transport is socket, which is not known",
+        "nccl-sockets=2x2+8 needs transport is socket, which is unknown",
     )
     assert unmet_needs(socket, facts(collective_bytes=16_384)) == (
         "nccl-sockets=2x2+8 needs collective bytes at least 1048576, but it is 16384",

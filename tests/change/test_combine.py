@@ -40,7 +40,7 @@ def test_a_set_is_as_safe_as_its_least_safe_change() -> None:
 @pytest.mark.parametrize(
     ("names", "line"),
     [
-        (("ddp-bucket=50", "ddp-bucket=100"), "ddp-bucket=50 and ddp-bucket=100 turn the same knob"),
+        (("ddp-bucket=50", "ddp-bucket=100"), "ddp-bucket=50 and ddp-bucket=100 set the same knob"),
         (("optimizer-fused", "optimizer-foreach"), "optimizer-fused and optimizer-foreach exclude each other"),
         (("ddp-no-sync=4", "ddp-static-graph"), "ddp-no-sync=4 and ddp-static-graph exclude each other"),
         (("nccl-channels=8", "nccl-sockets=2x2+8"), "nccl-channels=8 and nccl-sockets=2x2+8 exclude each other"),

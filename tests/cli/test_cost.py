@@ -187,7 +187,7 @@ def test_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
         (["spot", "a"], "missing option '--work-hours'"),
         (["spot", "a", "--work-hours=1"], "missing option '--deadline'"),
         (["spot", "a", "--work-hours=0", "--deadline=2h"], "`--work-hours` must be a number above 0"),
-        (["jobs", "{jobs}", "--region", "us-est-1"], "no grid is known"),
+        (["jobs", "{jobs}", "--region", "us-est-1"], "no grid is called"),
         (["jobs", "{jobs}", "--terms", "gift"], "`--terms` must be one of"),
         (["jobs", "{jobs}", "--gpu-type", "h1000"], "`--gpu-type` must be a GPU of the catalogue"),
         (

@@ -123,7 +123,7 @@ def test_a_goal_as_text_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: 
     [
         ((*PLAN, "--goal", "soon"), "a goal is an amount of tokens or steps"),
         ((*PLAN, "--region", "FR"), "--region is for --goal"),
-        ((*PLAN, "--goal", "1B tokens", "--region", "Atlantis"), "no grid is known"),
+        ((*PLAN, "--goal", "1B tokens", "--region", "Atlantis"), "no grid is called"),
         ((*PLAN, "--goal", "1B tokens", "--terms", "gratis"), "--terms must be one of"),
         ((*PLAN, "--goal", "1B tokens", "--prices", "missing.toml"), "cannot be read"),
         ((*PLAN, "--emit", "jax"), "--emit must be one of megatron, torchtitan, deepspeed, fsdp2, nemo"),

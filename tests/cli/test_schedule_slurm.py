@@ -42,20 +42,20 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_without_slurm(tmp_path: Path) -> None:
-    assert error_of(run(tmp_path / "none", "slurm", "--once")) == "error: `scontrol` is not here"
+    assert error_of(run(tmp_path / "none", "slurm", "--once")) == "error: `scontrol` is not installed here"
 
 
 @pytest.mark.parametrize(
     ("squeue", "said"),
     [
-        ("echo hello", "error: squeue --json gave no JSON: "),
+        ("echo hello", "error: squeue --json did not print valid JSON: "),
         ('echo \'{"jobs": [{"job_id": 4}]}\'', "error: squeue --json: the entry '4' cannot be read: no 'job_state'"),
         (
             "echo 'squeue: error: Invalid user' >&2; exit 1",
             "error: `squeue --json` failed: squeue: error: Invalid user",
         ),
         ("exec sleep 20", "error: `squeue` did not answer in 1 s"),
-        ("printf '{\"jobs\": [\\377'", "error: squeue --json gave no JSON: "),
+        ("printf '{\"jobs\": [\\377'", "error: squeue --json did not print valid JSON: "),
     ],
 )
 def test_what_squeue_says_is_refused(tmp_path: Path, squeue: str, said: str) -> None:

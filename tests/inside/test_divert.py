@@ -106,7 +106,7 @@ def test_a_second_trial_starts_from_the_users_files(tmp_path: Path) -> None:
     assert {name: what for name, what in contents(folder).items() if name != "new.csv"} == before
     both = outputs_of(tmp_path / "trial1") | outputs_of(tmp_path / "trial2")
     assert output_notes(both) == (
-        f"the trials would have overwritten or removed 1 of your files, which are as they were: {folder}/log.log",
+        f"the trials would have overwritten or removed 1 of your files, which are unchanged: {folder}/log.log",
         f"the trials also wrote 1 new file: {folder}/new.csv",
     )
 

@@ -94,7 +94,7 @@ def test_the_scripts_own_profiler_comes_first(tmp_path: Path, at: int) -> None:
     assert done.stdout == "True\n"
     (rank,) = recording.ranks
     assert len(rank.steps.number) == 40
-    assert any("torch.profiler itself" in problem for problem in rank.problems)
+    assert any("torch.profiler itself" in note.problem for note in rank.problems)
 
 
 TEN_STEPS = """

@@ -222,7 +222,7 @@ def test_the_limit_survives_a_restart_and_undo_leaves_what_others_changed(lab: L
     out, error = lab.flatout("undo", str(lab.log))
     assert out.count("would set priority") == 2 and "nothing was changed" in error
     out, _ = lab.flatout("undo", str(lab.log), "--apply")
-    assert f"skipped priority of {changed[0]}: it is 77 now" in out
+    assert f"skipped priority of {changed[0]}: it is now 77, not " in out
     after = {job: lab.jobs()[job]["priority"] for job in jobs}
     assert after == before | {changed[0]: 77}
     out, _ = lab.flatout("undo", str(lab.log), "--apply")
