@@ -1,8 +1,8 @@
-"""The measuring itself: each case warmed and checked once, then rounds through all of them until the time is up.
+"""Run the measurements: warm and check each case once, then repeat all of them in rounds until the time is up.
 
-Each repetition goes through all measurements once, so that no measurement has the quiet minutes to itself. The first
-rank decides what is dropped and when it ends; all keep in step. What fails on one rank is dropped on all, with the
-reason.
+Each round goes through all measurements once, so that a quiet minute favours none of them. The first rank decides
+which measurements are dropped and when the rounds end; the other ranks follow. A measurement that fails on one rank is
+dropped on all of them, with the reason.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from flatout.probe.ceilings.whereabouts import Whereabouts
 from flatout.probe.limits import allowed_cores
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
-_SHARE_OF_WARMING = 0.4  # of the time, before the first repetition that counts
-_SHARE_OF_CHECKS = 0.1  # of the time, after the last one
-_PASSES = 3  # over what has had no time yet
-_CHEAP = 5  # samples: a measurement that costs less than this many is kept, however late it is
+_SHARE_OF_WARMING = 0.4  # share of the time, before the first repetition that counts
+_SHARE_OF_CHECKS = 0.1  # share of the time, after the last repetition
+_PASSES = 3  # passes over the measurements that no time was left for
+_CHEAP = 5  # samples: a measurement that costs fewer is never dropped for lack of time
 # A first call is repeated if it took longer than this, and longer than this factor times the previous size explains.
 _COLD_S, _COLD_TIMES = 0.05, 3.0
 _CPU_SAMPLE_S, _GPU_SAMPLE_S = 0.02, 0.005
@@ -46,7 +46,9 @@ class Rounds:
         where: Whereabouts,
     ) -> None:
         self._where, self._without = where, settings.without
-        self._is_replaced = settings.meeting_file is not None  # by other ranks, if these are lost
+        self._is_replaced = (
+            settings.meeting_file is not None
+        )  # whether a new set of ranks replaces this one if a rank is lost
         self._keys = [key_of(case.name, case.labels) for case in cases]
         self._failed: dict[int, str] = {}  # in this round, on this rank
         self.cases, self.team, self._torch = cases, team, torch
@@ -55,7 +57,7 @@ class Rounds:
         self._is_gpu = is_gpu
         self._round_s = self._reserved_s = 0.0
         self._all_cores = max(1, int(allowed_cores()))
-        self._calls = [0] * len(cases)  # of one repetition; 0: dropped
+        self._calls = [0] * len(cases)  # calls in one repetition; 0: dropped
         self._cost_s, self._first_s, self._check_s = ([0.0] * len(cases) for _ in range(3))
         self._check_again: list[int] = []
         self.not_measured: dict[str, str] = {}
@@ -75,9 +77,9 @@ class Rounds:
         return self._time_s - (time.monotonic() - self._began)
 
     def warm(self) -> None:
-        """Each once, with its check; what fails is out, and ends its curve.
+        """Run each measurement once, with its check; one that fails is dropped, with the larger sizes of its curve.
 
-        Each curve has a fair part of what is left of the time; what some leave over, others get in another pass.
+        Each curve gets an equal part of the time that is left; what some curves do not use, others get in another pass.
         """
         until = time.monotonic() + self._left_s() * _SHARE_OF_WARMING
         waiting = list(range(len(self.cases)))
@@ -88,9 +90,12 @@ class Rounds:
             self._drop(index, "there was no time for it: --time")
 
     def _warm(self, indexes: list[int], until: float, failed: dict[str, str]) -> list[int]:
-        """Those that there was no time for. The next size of a curve is taken to cost as much more as it has work."""
+        """Return the measurements that no time was left for.
+
+        The cost of a curve's next size is assumed to grow in proportion to its work.
+        """
         curves = {index: self.cases[index].curve or f"#{index}" for index in indexes}
-        ended: set[str] = set()  # the first rank's counts
+        ended: set[str] = set()  # only the first rank's set counts
         spent: dict[str, float] = {}
         left_out: list[int] = []
         for place, index in enumerate(indexes):
@@ -150,7 +155,7 @@ class Rounds:
         return told
 
     def _first_call(self, index: int, case: Case) -> tuple[float, float, str]:
-        """Seconds of a call and of its check, and why it cannot be measured."""
+        """Return the seconds of a call and of its check, and why it cannot be measured (empty if it can)."""
         if self._keys[index] in self._without:
             return 0.0, 0.0, self._without[self._keys[index]]
         if not self._takes_part(case):
@@ -169,7 +174,7 @@ class Rounds:
             return 0.0, 0.0, str(error)
         except _FAILURES as error:
             return 0.0, 0.0, f"it failed: {_first_line(error)}"
-        self.found[index].labels = dict(case.labels)  # with what the check has read
+        self.found[index].labels = dict(case.labels)  # including what the check has read
         if wrong:
             self.found[index].wrong = wrong
         return took, check_s, ""
@@ -181,14 +186,15 @@ class Rounds:
         what = f"{case.name} {kind}" if kind else case.name
         if index and case.curve and self.cases[index - 1].curve == case.curve:
             if not self._calls[index - 1]:
-                return  # it was said of the one before
+                return  # already reported for the smaller size
             what += f", the {'shapes' if case.name == 'matmul' else 'sizes'} above"
         self.not_measured.setdefault(what, why)
 
     def measure(self, told: Callable[[], None]) -> None:
-        """Rounds until the time is up; what three rounds have no time for is dropped first, the dearest of all.
+        """Repeat all measurements in rounds until the time is up.
 
-        `told` is called after each round that makes a result: what is known then is not lost with a rank.
+        If the time is too short for three rounds, the most expensive measurements are dropped first. `told` is called after
+        each round that completes a result, so that a lost rank does not lose the results so far.
         """
         self._check_again = self.team.of_first(self._cheapest_checks())
         for index in self.team.of_first(self._too_dear()):
@@ -232,7 +238,10 @@ class Rounds:
         return self._left_s() - self._reserved_s
 
     def _too_dear(self) -> list[int]:
-        """The dear upper ends of curves, and what alone would take a third of the time; the rest is worth it."""
+        """Return the measurements to drop so that the rounds fit into the time, the most expensive first.
+
+        Only the expensive upper sizes of curves are dropped, and measurements that alone would take a third of the time.
+        """
         left = self._time_for_rounds_s() / (MIN_ROUNDS + 1)
         kept = sorted((i for i, calls in enumerate(self._calls) if calls), key=lambda index: self._cost_s[index])
         dropped = []
@@ -267,13 +276,13 @@ class Rounds:
             try:
                 self._repeat(index, case)
             except _FAILURES as error:
-                if case.who == "group":  # the others wait for this rank in it, and end with it
+                if case.who == "group":  # the other ranks wait for this one in the collective, and end with it
                     raise
                 self._failed[index] = _first_line(error)
 
     def _repeat(self, index: int, case: Case) -> None:
         calls = self._calls[index]
-        if self._cost_s[index] < 1:  # threads asleep, clocks gone down: not what is measured
+        if self._cost_s[index] < 1:  # otherwise sleeping threads and lowered clocks would be measured
             case.call()
         case.before()
         case.sync()
@@ -288,11 +297,11 @@ class Rounds:
         if case.queued is not None and queued_calls:
             try:
                 self.found[index].queued_seconds.append(case.queued(queued_calls, took))
-            except RuntimeError:  # the time as called stands
+            except RuntimeError:  # the time measured by the host still counts
                 self.found[index].queued_seconds.append(None)
 
     def check_again(self) -> None:
-        """After all repetitions: what was right only once is no better than what was wrong at once."""
+        """Check the results again after all repetitions: one that was right only at first counts as wrong."""
         for index in self._check_again:
             case = self.cases[index]
             if self._calls[index] and self._takes_part(case):
@@ -312,7 +321,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _end_alone(why: str) -> None:
-    """The other ranks are in a collective that this one has left: nothing but its end brings them out of it."""
+    """End this process: the other ranks are in a collective that it has left, and only its end frees them."""
     sys.stderr.write(f"{why}\n")
     sys.stderr.flush()
     os._exit(1)

@@ -1,11 +1,11 @@
 """Start the ranks, follow the first one's progress, and leave no process behind.
 
-In: settings. Out: `Raw`. On one host the ranks are started here, and meet through a file. Where torchrun or srun has
-started this command once a rank already, each starts its own worker, and only the first one gets a result.
+In: settings. Out: `Raw`. On one host the ranks are started here and meet through a file. If torchrun or srun has
+started this command once per rank, each process starts its own worker, and only the first gets a result.
 
-If a rank of ours is lost in a measurement (for example killed by the kernel for lack of memory), only that measurement
-is lost: a fresh set of ranks continues without it, at most `_MAX_SETS` sets and within the time. If a set already had
-a result, the result is kept.
+If a rank started here is lost in a measurement (for example killed by the kernel for lack of memory), only that
+measurement is lost: a new set of ranks continues without it, at most `_MAX_SETS` sets and within the time. If a set
+already had a result, that result is kept.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _WORKER = (sys.executable, "-m", "flatout.probe.ceilings.worker")
 _ABOUT_LIMIT_S = 120.0
 _PATIENCE_S = 180.0  # beyond the time that was asked for: imports, the last round, the last checks
 _GRACE_S = 5.0
-_REST_S = 0.5  # until what the first rank has said before another one failed is read
+_REST_S = 0.5  # time to read what the first rank printed before another rank failed
 _MAX_SETS = 4
-_SIGNALS = {one.value: one.name for one in signal.Signals}  # of real-time ones, only the first and the last
-_LEAST_S = 5.0  # for another set: of less, its start takes most
-# What a rank says because another one has gone.
+_SIGNALS = {one.value: one.name for one in signal.Signals}  # Python names only the first and the last real-time signal
+_LEAST_S = 5.0  # least time left for another set: in less, starting it would take most of the time
+# Errors that a rank prints because another rank is gone.
 _OF_PEERS = re.compile(r"connection (closed|reset|refused)|broken pipe|timed out|remote process exited|gloo|nccl", re.I)
 
 
 class _RankLostError(FlatoutError):
     def __init__(self, message: str, *, key: str | None, raw: Raw | None) -> None:
         super().__init__(message)
-        self.key = key  # of the measurement that it was at
-        self.raw = raw  # what its set had measured by then
+        self.key = key  # of the measurement in which the rank was lost
+        self.raw = raw  # what its set of ranks had measured by then
 
 
 def about_machine() -> About:
-    """Whether torch is there, and how many GPUs it sees; torch is imported in another process."""
+    """Return whether torch is installed, and how many GPUs it sees; torch is imported in another process."""
     done = subprocess.run(
         [*_WORKER, "--about"], capture_output=True, timeout=_ABOUT_LIMIT_S, check=False, stdin=subprocess.DEVNULL
     )
@@ -62,9 +62,9 @@ def about_machine() -> About:
 
 
 def given_rank(environment: Mapping[str, str]) -> dict[str, str] | None:
-    """The place of this process in a job that torchrun or srun started, as torch's variables; None where it is alone.
+    """Return torch's variables for this process if torchrun or srun started it as one of several ranks, else None.
 
-    Of srun's variables, those that only a step has: a batch script without a step is not a rank.
+    Only those of srun's variables count that are set inside a step: a batch script outside a step is not a rank.
     """
     if "RANK" in environment and _number(environment, "WORLD_SIZE", 1) > 1:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -106,7 +106,7 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
 def run_workers(
     settings: Settings, num_ranks: int, environment: Mapping[str, str], progress: Callable[[int, int, str], None]
 ) -> Raw | None:
-    """What the ranks measured; None where this process is a later rank of a larger job, and has none to give."""
+    """Return what the ranks measured; None if this process is not the first rank of a job that was already started."""
     given = given_rank(environment)
     prefix = f".flatout-bench-{os.getpid():x}-{secrets.token_hex(4)}-"
     settings = msgspec.structs.replace(settings, folder_prefix=prefix)
@@ -127,7 +127,7 @@ def _run_sets(
     progress: Callable[[int, int, str], None],
     folder: Path,
 ) -> Raw | None:
-    """Sets of ranks, each without the measurements in which a rank of the ones before was lost."""
+    """Run sets of ranks until one completes; each skips the measurements in which a rank of an earlier set was lost."""
     until = time.monotonic() + settings.time_s
     without: dict[str, str] = {}
     for number in range(1, _MAX_SETS + 1):
@@ -151,7 +151,10 @@ def _run_sets(
 
 
 def _but(raw: Raw, key: str | None, why: str) -> Raw:
-    """Without the measurement that the set did not survive; None: it was at none, as where its libraries end."""
+    """Return the results without the measurement in which a rank was lost.
+
+    `key` is None if no measurement was running, for example while the libraries shut down.
+    """
     if key is None:
         return msgspec.structs.replace(raw, not_measured={**raw.not_measured, "the end of the ranks": why})
     for one in (one for cases in raw.cases for one in cases if one.key == key):
@@ -171,7 +174,7 @@ def _run_set(
     team: list[subprocess.Popen[bytes]] = []
     try:
         for rank in ranks:
-            # One by one: where one fails to start, those before it are in the team, and are ended.
+            # One by one: if a rank fails to start, the ranks before it are already in the team and are ended.
             team.append(_start(settings, {**environment, **rank}, folder / rank["RANK"]))  # noqa: PERF401
         return _followed(team, progress, folder, settings.time_s + _PATIENCE_S, ranks[0]["RANK"] == "0")
     finally:
@@ -182,7 +185,7 @@ def _run_set(
 
 
 def _start(settings: Settings, environment: Mapping[str, str], said: Path) -> subprocess.Popen[bytes]:
-    """Its standard error goes to the file `said`. It leads a session, so that Ctrl-C reaches us alone."""
+    """Start a rank; its standard error goes to `said`. It leads its own session, so that Ctrl-C reaches only Flatout."""
     with said.open("wb") as file:
         process = subprocess.Popen(
             _WORKER,

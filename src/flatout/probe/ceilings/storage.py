@@ -1,9 +1,9 @@
-"""Reading from the user's own path: sequential shards, random records, many small files; writing only where allowed.
+"""Measure reads from the user's own path: sequential shards, random records, many small files; writes only if allowed.
 
-Read-only by default: existing files are read, never written. The kernel's page cache would answer in their place,
-so reads go around it (O_DIRECT) where the file system can; else the cache is asked to drop the file
-(POSIX_FADV_DONTNEED), and RWF_NOWAIT shows how much of it stayed, which the note reports. Caches of a file server or
-of the machine below a virtual one are not ours to empty, and the note cannot know them.
+Read-only by default: existing files are read, never written. The kernel's page cache would answer instead of the
+device, so reads bypass it (O_DIRECT) if the file system supports that; otherwise the cache is asked to drop the file
+(POSIX_FADV_DONTNEED), and RWF_NOWAIT shows how much of it stayed, which the note reports. Caches of a file server or of
+a virtual machine's host cannot be emptied from here, and the note does not cover them.
 
 With `allow_write`, a folder with files of known content is created there and removed at the end; a write ends when
 fsync reports that the data are on the device.
@@ -92,7 +92,7 @@ def _write(path: Path, size: int, number: int) -> None:
 
 
 def _files_of_the_user(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The largest files there, and small ones; links are not followed, and not every file of millions is looked at."""
+    """Return the largest files and some small ones; links are not followed, and at most `_MAX_LOOKED_AT` files are read."""
     large: list[tuple[int, Path]] = []
     small: list[Path] = []
     looked_at = 0
@@ -139,7 +139,7 @@ def _read_cases(shards: list[Path], small: list[Path], *, is_ours: bool) -> Iter
 
 
 def _opened(path: Path) -> _Reader | None:
-    """None where it is gone meanwhile, or cannot be read after all."""
+    """Open a file; None if it was deleted meanwhile or cannot be read."""
     try:
         return _Reader(path)
     except OSError:
@@ -147,7 +147,7 @@ def _opened(path: Path) -> _Reader | None:
 
 
 class _Reader:
-    """One file, read around the cache where that can be."""
+    """One file, read past the page cache if possible."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -191,7 +191,7 @@ class _Reader:
 
 
 def _note(readers: list[_Reader]) -> str:
-    """What the numbers say of the device; found out before the first call."""
+    """Say how far the page cache can affect the numbers, as determined before the first call."""
     if all(reader.is_direct for reader in readers):
         return "around the page cache (O_DIRECT)"
     for reader in readers:
@@ -205,7 +205,7 @@ def _note(readers: list[_Reader]) -> str:
 
 
 def _sequential(readers: list[_Reader], is_ours: bool, threads: int) -> Case:
-    """A part of a shard, one MiB after the other; several threads read a part each, of as many shards as there are."""
+    """Return the case of reading part of a shard, MiB by MiB; each of several threads reads a part, across the shards."""
     buffers = [mmap.mmap(-1, BLOCK) for _ in range(threads)]
     share = max(BLOCK, _BYTES_A_CALL // threads // BLOCK * BLOCK)
     state = {"at": 0}
@@ -294,7 +294,7 @@ class _Team:
     def read(self, size: int, places: list[tuple[int, int]]) -> None:
         for number, process in enumerate(self._team):
             assert process.stdin is not None
-            with suppress(BrokenPipeError):  # said below
+            with suppress(BrokenPipeError):  # reported below
                 process.stdin.write(message(size, places[number::THREADS]))
         for process in self._team:
             assert process.stdout is not None
@@ -311,7 +311,7 @@ class _Team:
 
 
 def _random(readers: list[_Reader], size: int, team: _Team) -> Case:
-    """Records at places of a fresh draw each time, by several processes at once."""
+    """Return the case of several processes reading records at random offsets, drawn again for each call."""
     draw = random.Random(6)
 
     def call() -> None:
@@ -323,7 +323,7 @@ def _random(readers: list[_Reader], size: int, team: _Team) -> Case:
 
     def check() -> str | None:
         team.start()
-        call()  # they have started when it returns
+        call()  # the processes have started when it returns
         return _same_twice(readers[0])
 
     return Case(
@@ -341,7 +341,7 @@ def _random(readers: list[_Reader], size: int, team: _Team) -> Case:
 
 
 def _small_files(paths: list[Path]) -> Case:
-    """Files opened, read whole and closed a second. Each is dropped from the cache after it was read."""
+    """Return the case of small files opened, read and closed per second. They leave the cache before each repetition."""
     state = {"at": 0}
     sizes = {path: path.stat().st_size for path in paths}
     pool = ThreadPoolExecutor(THREADS)
@@ -400,7 +400,7 @@ def _small_files(paths: list[Path]) -> Case:
 
 
 def _write_case(path: Path, size: int) -> Case:
-    """A checkpoint's way: one file, written in MiB and synchronised."""
+    """Return the case of writing like a checkpoint: one file, written MiB by MiB, then fsync."""
     blocks = [content(99, block, BLOCK) for block in range(size // BLOCK)]
 
     def call() -> None:

@@ -1,8 +1,8 @@
 """One rank of `flatout bench`: `python -m flatout.probe.ceilings.worker`, with the settings as JSON on standard input.
 
-In: the settings; `_cases` makes of them what is to be measured here, and `rounds` measures it. Out: on the first rank,
-lines of JSON on standard output: progress, and every repetition of every rank, in the end and as soon as they make a
-result. Without torch there is one rank, of numpy.
+In: the settings; `_cases` turns them into the cases to measure here, and `rounds` measures them. Out: on the first
+rank, lines of JSON on standard output: progress, and every repetition of every rank, at the end and as soon as they
+suffice for a result. Without torch there is one rank, which uses numpy.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from flatout.probe.ceilings.whereabouts import Whereabouts
 from flatout.probe.limits import allowed_cores, free_bytes
 
 _COLLECTIVES = "collectives"
-_SHARE_OF_MEMORY = 0.5  # of what is free, for the collectives
+_SHARE_OF_MEMORY = 0.5  # share of the free memory, for the collectives
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was written is removed on the way out
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(1)
+    )  # so that files written for the measurement are removed on exit
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
     began = time.monotonic()
     torch = _torch()
@@ -102,7 +104,7 @@ def _cases(
     not_measured: dict[str, str],
     where: Whereabouts,
 ) -> list[Case]:
-    """The same list on every rank: what only the first does is there for the others to wait at."""
+    """Return the cases, the same list on every rank: in a case of the first rank alone, the others wait."""
     made: list[Case] = []
     array_bytes = _array_bytes()
 
@@ -134,7 +136,7 @@ def _cases(
         cores = max(1, int(allowed_cores()))
         made += matmul.torch_cases(torch, device, who="first", shapes=matmul.CPU_SHAPES)
         sides: list[tuple[Who, int, int]] = [("first", array_bytes, cores)]
-        if team.size > 1:  # the ranks side by side, as peers
+        if team.size > 1:  # all ranks at the same time, to compare them as peers
             sides.append(("each", array_bytes // team.size, max(1, cores // team.size)))
         for who, size, threads in sides:
             made.append(copy.memcpy_case(who=who, array_bytes=size, threads=threads))
@@ -143,7 +145,7 @@ def _cases(
     if _COLLECTIVES in settings.without:
         not_measured[_COLLECTIVES] = settings.without[_COLLECTIVES]
     elif wants(*COLLECTIVES):
-        where.at(_COLLECTIVES)  # their buffers are as large as any
+        where.at(_COLLECTIVES)  # their buffers are among the largest, so a rank can be lost here
         made += _collectives(torch, device, team, not_measured)
         where.at(None)
     if wants("decode_jpeg", "decode_zlib"):
@@ -223,7 +225,7 @@ def _software(torch: Any, is_gpu: bool) -> str:
 
 
 def about() -> int:
-    """What there is to measure with: a line of JSON."""
+    """Print whether torch is installed and how many GPUs it sees, as a line of JSON."""
     torch = _torch()
     num_gpus = torch.cuda.device_count() if torch is not None and torch.cuda.is_available() else 0
     sys.stdout.buffer.write(msgspec.json.encode(About(has_torch=torch is not None, num_gpus=num_gpus)) + b"\n")
