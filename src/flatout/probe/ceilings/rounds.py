@@ -25,7 +25,7 @@ from flatout.probe.limits import allowed_cores
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
 _SHARE_OF_WARMING = 0.4  # share of the time, before the first repetition that counts
 _SHARE_OF_CHECKS = 0.1  # share of the time, after the last repetition
-_PASSES = 3  # passes over the measurements that no time was left for
+_PASSES = 3  # passes, each for the measurements that the one before had no time for
 _CHEAP = 5  # samples: a measurement that costs fewer is never dropped for lack of time
 # A first call is repeated if it took longer than this, and longer than this factor times the previous size explains.
 _COLD_S, _COLD_TIMES = 0.05, 3.0
@@ -193,8 +193,8 @@ class Rounds:
     def measure(self, told: Callable[[], None]) -> None:
         """Repeat all measurements in rounds until the time is up.
 
-        If the time is too short for three rounds, the most expensive measurements are dropped first. `told` is called after
-        each round that completes a result, so that a lost rank does not lose the results so far.
+        If the time is too short for three rounds, the most expensive measurements are dropped first. `told` is called
+        after each round that completes a result, so that a lost rank does not lose the results so far.
         """
         self._check_again = self.team.of_first(self._cheapest_checks())
         for index in self.team.of_first(self._too_dear()):
@@ -240,7 +240,8 @@ class Rounds:
     def _too_dear(self) -> list[int]:
         """Return the measurements to drop so that the rounds fit into the time, the most expensive first.
 
-        Only the expensive upper sizes of curves are dropped, and measurements that alone would take a third of the time.
+        Only the expensive upper sizes of curves are dropped, and measurements that alone would take a third of the
+        time.
         """
         left = self._time_for_rounds_s() / (MIN_ROUNDS + 1)
         kept = sorted((i for i, calls in enumerate(self._calls) if calls), key=lambda index: self._cost_s[index])

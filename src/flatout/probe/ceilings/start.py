@@ -185,7 +185,7 @@ def _run_set(
 
 
 def _start(settings: Settings, environment: Mapping[str, str], said: Path) -> subprocess.Popen[bytes]:
-    """Start a rank; its standard error goes to `said`. It leads its own session, so that Ctrl-C reaches only Flatout."""
+    """Start a rank; its standard error goes to `said`. It leads a session, so that Ctrl-C reaches only Flatout."""
     with said.open("wb") as file:
         process = subprocess.Popen(
             _WORKER,

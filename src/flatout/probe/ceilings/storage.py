@@ -92,7 +92,7 @@ def _write(path: Path, size: int, number: int) -> None:
 
 
 def _files_of_the_user(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the largest files and some small ones; links are not followed, and at most `_MAX_LOOKED_AT` files are read."""
+    """Return the largest files and some small ones, without following links, from the first 20,000 files or so."""
     large: list[tuple[int, Path]] = []
     small: list[Path] = []
     looked_at = 0
@@ -205,7 +205,7 @@ def _note(readers: list[_Reader]) -> str:
 
 
 def _sequential(readers: list[_Reader], is_ours: bool, threads: int) -> Case:
-    """Return the case of reading part of a shard, MiB by MiB; each of several threads reads a part, across the shards."""
+    """Return the case of reading a part of a shard, MiB by MiB; each of several threads reads a different part."""
     buffers = [mmap.mmap(-1, BLOCK) for _ in range(threads)]
     share = max(BLOCK, _BYTES_A_CALL // threads // BLOCK * BLOCK)
     state = {"at": 0}
@@ -341,7 +341,7 @@ def _random(readers: list[_Reader], size: int, team: _Team) -> Case:
 
 
 def _small_files(paths: list[Path]) -> Case:
-    """Return the case of small files opened, read and closed per second. They leave the cache before each repetition."""
+    """Return the case of opening, reading and closing small files; the cache drops them before each repetition."""
     state = {"at": 0}
     sizes = {path: path.stat().st_size for path in paths}
     pool = ThreadPoolExecutor(THREADS)
