@@ -1,6 +1,6 @@
-"""The recorder: what happens in each step of a rank, and how it is written down.
+"""The recorder, which detects the steps of a rank and writes a row for each.
 
 In: events of the training loop, from the hooks of `install`. Out: the step file, one row per step. `recorder` takes the
-events, `step_detector` decides where a step ends, `step_rows` and `steady_state` make the rows, `step_file` writes
-them. What is done between certain steps only, such as tracing, is decided in `phases/`.
+events, `step_detector` decides where a step ends, `step_rows` and `steady_state` make the rows, and `step_file` writes
+them. `phases/` decides what is done only between certain steps, such as tracing.
 """

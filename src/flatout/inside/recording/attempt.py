@@ -1,9 +1,9 @@
-"""Which attempt of the job this process belongs to, if something other than torchrun has restarted the ranks.
+"""Find which attempt of the job this process belongs to, if something other than torchrun has restarted the ranks.
 
-In: the step files of the ranks recorded so far. Out: the settings with the number of the attempt; or None if this
-process is not to be recorded, with the reason in the log. Ranks of one attempt agree without communicating: those that
-were started before any of them was recorded belong together. After an attempt that failed, a process of the same script
-begins a new attempt; what follows an attempt that ended normally (an evaluation, a second training) is not recorded.
+In: the step files of the ranks recorded so far. Out: the settings with the number of the attempt, or None if this
+process is not recorded, with the reason in the log. Ranks of one attempt agree without communicating: all ranks that
+started before the first of them was recorded belong together. After a failed attempt, a process of the same script
+begins a new attempt. A process after an attempt that ended normally (an evaluation, a second training) is not recorded.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ _IMPORTED_NS = time.time_ns()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peer:
-    """A rank that has been recorded, by its step file."""
+    """A rank that has been recorded, as its step file describes it."""
 
     since_ns: int  # when its first step was recorded
     script: str
-    is_over: bool  # has ended; of a killed process on another host this is unknown, and False
+    is_over: bool  # it has ended; always False for a killed process on another host, whose end is not visible
     has_failed: bool
 
 
 def find_attempt(settings: RecorderSettings) -> RecorderSettings | None:
-    """Return the settings for the attempt of this process; None if it is not to be recorded."""
-    # A shell that becomes its last command began before; a forked child has its parent's modules.
+    """Return the settings for the attempt of this process; None if the process is not recorded."""
+    # The later of two times: a shell that execs its last command started earlier than this program, and a forked child
+    # has the import time of its parent.
     began_ns = max(started_unix_ns(os.getpid()) or 0, _IMPORTED_NS)
     script = script_name()
     for _ in range(_MAX_ATTEMPTS):
@@ -89,7 +90,7 @@ def _read_peer(file: Path) -> _Peer | None:
         pid, since_ns = int(header["pid"]), int(header["recorded_since_unix_ns"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError):  # created a moment ago, without its header yet
+    except (OSError, ValueError, KeyError):  # the file was created a moment ago and has no header yet
         return _Peer(since_ns=time.time_ns(), script="", is_over=False, has_failed=False)
     end = _last_event(tail)
     is_here = header.get("hostname") == os.uname().nodename
@@ -107,7 +108,7 @@ def _read_peer(file: Path) -> _Peer | None:
 
 
 def _last_event(tail: list[bytes]) -> dict[str, Any] | None:
-    """Return the last event among these lines that says that the process ended."""
+    """Return the last event among these lines that marks the end of the process."""
     end = None
     for line in tail:
         if line.startswith(_LAST_LINES):
@@ -117,6 +118,6 @@ def _last_event(tail: list[bytes]) -> dict[str, Any] | None:
 
 
 def _is_gone(pid: int, since_ns: int) -> bool:
-    """Whether the process that was recorded since then has ended; another one may have its PID now."""
+    """Whether the process recorded since `since_ns` has ended; its PID may have been reused."""
     started_ns = started_unix_ns(pid)
     return started_ns is None or started_ns > since_ns

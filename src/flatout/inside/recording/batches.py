@@ -1,8 +1,8 @@
-"""How many samples and tokens a batch holds, from its shapes alone.
+"""Count the samples and tokens of a batch, from its shapes alone.
 
-In: what a DataLoader yields. Out: samples, the length of the first dimension of the first tensor; and tokens, the
-number of elements of an integer tensor with two dimensions (or of a mapping's `input_ids`). None if a batch shows
-neither.
+In: what a DataLoader yields. Out: the number of samples, i.e. the length of the first dimension of the first tensor,
+and the number of tokens, i.e. the number of elements of a two-dimensional integer tensor (or of a mapping's
+`input_ids`). A number that the batch does not show is None.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def count_batch(batch: object) -> Count:
         first = _first_tensor(batch, _MAX_DEPTH)
     if first is None:
         return None, None
-    if first.is_nested:  # has no shape
+    if first.is_nested:  # a nested tensor has no shape
         return first.size(0), None
     return count_shape(first.shape, first.dtype)
 

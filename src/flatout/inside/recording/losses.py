@@ -1,8 +1,8 @@
-"""The loss of each step, without a synchronization: scalars stay on their device until reading them costs nothing.
+"""Record the loss of each step without a synchronization: scalars stay on the device until reading them costs nothing.
 
 A step's loss is the sum of the scalars that `backward` was called on, before a GradScaler scaled them: the value whose
 gradient the step applied. It is None if `backward` was called on anything else, or if a kept scalar was changed in
-place since. At most `MAX_KEPT` steps are held on a GPU; beyond that every other one is dropped.
+place since. At most `MAX_KEPT` steps are held on a GPU; beyond that every other step is dropped.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch
 MAX_KEPT = 512
 _MAX_PER_STEP = 64
 _Tensor = torch.Tensor
-_MAX_STORAGE_BYTES = 4096  # a scalar that is a view of a large tensor would keep all of it alive
+_MAX_STORAGE_BYTES = 4096  # a scalar that is a view of a larger tensor would keep the entire tensor alive
 
 
 class StepLoss(NamedTuple):
     loss: float | None
-    is_skipped: bool | None  # None: without a GradScaler
+    is_skipped: bool | None  # None: no GradScaler
 
 
-Scalar = tuple[torch.Tensor, int]  # with the version that it had
+Scalar = tuple[torch.Tensor, int]  # the tensor, and its version when it was kept
 _NONE = StepLoss(None, None)
 
 
 class KeptLosses:
-    """What is kept of one step: its scalars, and the flag of a fused optimizer."""
+    """The scalars kept from one step, and the flag of a fused optimizer."""
 
     __slots__ = ("found_inf", "is_complete", "scalars")
 
@@ -43,7 +43,7 @@ class KeptLosses:
         return all([tensor.is_cpu for tensor, _ in self.scalars])  # noqa: C419 - a generator takes twice the time
 
     def value(self) -> StepLoss:
-        """Compute the loss; this waits for the device if the scalars are on one."""
+        """Return the loss; this waits for the GPU if the scalars are on it."""
         is_skipped = None if self.found_inf is None else bool(self.found_inf.item())
         if not self.is_complete or not self.scalars:
             return StepLoss(None, is_skipped)
@@ -56,7 +56,7 @@ class KeptLosses:
 
 
 class Losses:
-    """Call `scaled`, `take` and `take_flag` as things happen, and everything else when there is time."""
+    """The losses of a rank. Call `scaled`, `take` and `take_flag` as the events happen, all other methods later."""
 
     def __init__(self) -> None:
         self._open: KeptLosses | None = None
@@ -65,11 +65,11 @@ class Losses:
         self._stride = 1
 
     def scaled(self, scaled: object, unscaled: object) -> None:
-        """A GradScaler has scaled the loss `unscaled` to `scaled`."""
+        """Note that a GradScaler has scaled the loss `unscaled` to `scaled`."""
         self._scaled = (scaled, unscaled)
 
     def take(self, tensors: object) -> Scalar | None:
-        """Return what `add` keeps of the tensors that `backward` is called on: no graph, and no large tensor."""
+        """Return the scalar to pass to `add` for the tensors of a `backward` call: no graph and no large tensor."""
         tensor: Any = tensors
         if type(tensor) is not _Tensor and isinstance(tensor, (tuple, list)) and len(tensor) == 1:
             tensor = tensor[0]
@@ -87,12 +87,12 @@ class Losses:
         return tensor.detach(), tensor._version
 
     def take_flag(self, optimizer: object) -> torch.Tensor | None:
-        """Return the flag that a GradScaler gave a fused optimizer, which is 1 if the step changed nothing."""
+        """Return the flag that a GradScaler passed to a fused optimizer; it is 1 if the step changed nothing."""
         flag = getattr(optimizer, "found_inf", None)
         return flag.detach() if isinstance(flag, torch.Tensor) else None
 
     def add(self, scalar: Scalar | None) -> None:
-        """Add one more backward pass of the step; None: its loss is unknown."""
+        """Add a backward pass of the step; None means that its loss is unknown."""
         kept = self._open
         if kept is None:
             kept = self._open = KeptLosses()
@@ -107,12 +107,12 @@ class Losses:
         self._open.found_inf = found_inf
 
     def close_step(self) -> KeptLosses | None:
-        """Return what was kept of the step that ends, for `settle`."""
+        """Return the scalars and the flag kept from the step that ends, for `settle`."""
         kept, self._open = self._open, None
         return kept
 
     def settle(self, step: int, kept: KeptLosses | None) -> StepLoss:
-        """Return the step's loss if it is on the CPU; else nothing yet, and it is kept for `fetch`."""
+        """Return the step's loss if it is on the CPU; otherwise keep it for `fetch` and return an unknown loss."""
         if kept is None:
             return _NONE
         if kept.is_on_cpu:
@@ -125,12 +125,12 @@ class Losses:
         return _NONE
 
     def restart(self) -> None:
-        """All steps so far were parts of the first, whose loss is unknown."""
+        """Drop all losses, because all steps so far belong to the first step, whose loss is unknown."""
         self._kept.clear()
         self._open = self._open or KeptLosses()
         self._open.is_complete = False
 
     def fetch(self) -> dict[int, StepLoss]:
-        """Return the losses of all kept steps, with a synchronization, and forget them."""
+        """Return the losses of all kept steps, which synchronizes with the GPU, and forget them."""
         kept, self._kept = self._kept, {}
         return {step: value.value() for step, value in kept.items()}

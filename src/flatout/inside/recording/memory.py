@@ -1,6 +1,6 @@
-"""The counters of the CUDA caching allocator, read as the script would read them and never reset.
+"""Read the counters of the CUDA caching allocator as the script would read them, and never reset them.
 
-Reading takes about 20 us, so it is done at most twice per second; steps in between have None.
+A reading takes about 20 us, so the counters are read at most twice per second; steps in between have None.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MIN_INTERVAL_NS = 500_000_000
 @dataclass(frozen=True, slots=True)
 class MemoryCounts:
     peak_bytes: int
-    num_retries: int  # since the process began: allocations that had to empty the cache first
+    num_retries: int  # allocations since the process started that had to empty the cache first
 
 
 class MemoryReader:
@@ -23,7 +23,7 @@ class MemoryReader:
         self._next_ns = 0
 
     def read(self, now_ns: int, *, is_forced: bool = False) -> MemoryCounts | None:
-        """Read the counters; None if it is too soon, or if the process uses no GPU."""
+        """Return the counters; None if the last reading is too recent, or if the process uses no GPU."""
         if now_ns < self._next_ns and not is_forced:
             return None
         self._next_ns = now_ns + _MIN_INTERVAL_NS

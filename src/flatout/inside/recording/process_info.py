@@ -1,6 +1,6 @@
-"""What a rank reports about its process in the step file, and how the process ended.
+"""Describe the process of a rank for the step file, and how the process ended.
 
-Nothing here wakes a sleeping GPU: torch.cuda is asked only if the script has initialized it.
+Nothing here wakes a sleeping GPU: torch.cuda is queried only if the script has initialized it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _GPU_TIMEOUT_S = 5.0
 
 
 def process_info(identity: Identity, base_unix_ns: int, source: str) -> dict[str, Any]:
-    """Return the header of the step file; `source` is what steps are counted by."""
+    """Return the header of the step file; `source` is the kind of event that steps are counted by."""
     return {
         "rank": identity.rank,
         "world_size": identity.world_size,
@@ -61,7 +61,7 @@ def ended_by() -> str:
 
 
 def is_gpu_done() -> bool:
-    """Whether the GPU finishes its work within a few seconds: if a peer has died, a collective may never end."""
+    """Whether the GPU finishes its work within a few seconds; a collective can hang forever if a peer has died."""
     if not torch.cuda.is_initialized():
         return True
     event = torch.cuda.Event()

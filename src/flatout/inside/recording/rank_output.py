@@ -1,7 +1,7 @@
-"""What one rank writes: its step file, and through `Phases` its trace and facts.
+"""Write the files of one rank: its step file and, through `Phases`, its trace and facts.
 
-In: steps that have ended, losses and gradients. Out: the files of this rank. They are created once the first step has
-ended; the process that creates the step file is the rank, and any other process with the same number is not recorded.
+In: finished steps, losses and gradients. Out: the files of this rank. They are created once the first step has ended.
+The process that creates the step file is the rank; any other process with the same rank number is not recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flatout.inside.settings import RecorderSettings
 
 
 class RankOutput:
-    """`file` and `phases` are None until this process is known to be the rank."""
+    """The output of one rank; `file` and `phases` are None until this process is known to be the rank."""
 
     def __init__(self, settings: RecorderSettings, losses: Losses, gradients: GradientRecorder | None) -> None:
         self.file: StepFile | None = None
@@ -39,7 +39,7 @@ class RankOutput:
         self._base_unix_ns = time.time_ns() - time.perf_counter_ns()
 
     def claim(self, source: str, optimizers: list[weakref.ref[Any]]) -> bool:
-        """Become the rank; return False if another process is, or if nothing can be written."""
+        """Claim the rank; return False if another process has claimed it, or if nothing can be written."""
         identity = find_identity()
         settings = self._settings
         LOG.folder = settings.recording
@@ -63,7 +63,7 @@ class RankOutput:
         return True
 
     def write(self, steps: list[Step]) -> None:
-        """Write the rows of steps; the memory counters are read for the last one."""
+        """Write the rows of steps; the memory counters are read for the last step."""
         assert self.file is not None
         last = steps[-1]
         memory = self.memory.read(last.end, is_forced=last.kind == StepKind.TRACED)
@@ -74,14 +74,14 @@ class RankOutput:
         self.file.rows(rows)
 
     def write_losses(self) -> None:
-        """Write the losses that are still on the GPU: this waits for it."""
+        """Write the losses that are still on the GPU; this waits for the GPU."""
         fetched = self._losses.fetch()
         if fetched and self.file is not None:
             values: list[Any] = [[step, json_number(loss.loss), loss.is_skipped] for step, loss in fetched.items()]
             self.file.event(StepFileEvent.LOSSES, values=values)
 
     def finish(self, steps: list[Step], *, num_steps: int, detector: StepDetector) -> None:
-        """Write all that is still held and close the file; a GPU that does not answer is not waited for."""
+        """Write everything that is still buffered and close the file, without waiting for an unresponsive GPU."""
         file, phases = self.file, self.phases
         assert file is not None and phases is not None
         gpu_is_done = is_gpu_done()

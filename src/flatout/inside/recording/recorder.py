@@ -1,12 +1,13 @@
-"""The recorder of one rank: events of the training loop in, steps out to `RankOutput`.
+"""The recorder of one rank: it takes the events of the training loop and passes finished steps to `RankOutput`.
 
-It lives from the first event of a process to its end. Steps are numbered from 0; a step is the time between two ends
-that `StepDetector` finds, on the thread that trains. The recorder's own heavy work (counting FLOPs, tracing, writing
-the trace) happens between steps and in steps that are marked.
+It exists from the first event of a process until the process ends. Steps are numbered from 0; a step is the time
+between two step ends that `StepDetector` finds on the thread that trains. The recorder does its own heavy work
+(counting FLOPs, tracing, writing the trace) between steps and in steps that it marks.
 
-A hook only notes what happened: code and data that the training has evicted from the processor's caches cost several
-times as much there as in a separate loop. The notes of half a second are then processed together, at an event that
-may end a step. While something is to be done between two particular steps, this happens after each event.
+A hook only notes what happened. The training evicts the recorder's code and data from the CPU caches, so processing
+an event in its hook would cost several times as much as in a separate loop. The notes of half a second are processed
+together, at an event that can end a step. While something has to be done between two particular steps, notes are
+processed after each event.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ from flatout.inside.settings import RecorderSettings
 
 _now = time.perf_counter_ns
 _thread = threading.get_ident
-_MAX_BATCHES = 512  # of one step
-_MAX_NOTES = 4096  # in an evaluation no optimizer steps, however long it lasts
-_TOGETHER_NS, _TOGETHER_STEADY_NS = 50_000_000, 500_000_000  # for how long notes are kept before they are processed
-# After the first steps, only every eighth loss of short steps is kept: keeping it is a third of what a step's hooks
-# cost. A trial, which compares losses, keeps each.
+_MAX_BATCHES = 512  # batch counts kept for one step
+_MAX_NOTES = 4096  # limits the notes of a long evaluation, in which no optimizer steps
+_TOGETHER_NS, _TOGETHER_STEADY_NS = 50_000_000, 500_000_000  # how long notes are kept before they are processed
+# After the first steps, only every eighth loss of short steps is kept, because keeping a loss is a third of the cost of
+# a step's hooks. A trial compares losses, so it keeps all of them.
 _NUM_ALL_LOSSES, _LOSS_EVERY, _SHORT_NS = 64, 8, 50_000_000
 _Tensor = torch.Tensor
 
 
 class Recorder:
-    """Hooks call its methods; `forget` and `finish` end it."""
+    """Records the steps of one rank. The hooks call its methods; `forget` and `finish` end it."""
 
     def __init__(
         self, settings: RecorderSettings, leave: Callable[[], None], *, between_steps: Callable[[], None] = lambda: None
     ) -> None:
-        """`leave` is called when nothing more is to be reported here, and `between_steps` now and then."""
+        """Set callbacks: `leave` is called once no more events are needed, `between_steps` now and then."""
         self.settings = settings
         self.is_stopped = False
         self._leave = leave
@@ -59,15 +60,15 @@ class Recorder:
         self._pid = os.getpid()
         self._detector = StepDetector()
         self._output = RankOutput(settings, self.losses, self.gradients)
-        self._thread = _thread()  # the one that trains
-        # What the hooks have noted: the method that processes it, and its arguments.
+        self._thread = _thread()  # the thread that trains
+        # Events noted by the hooks: the method that processes the event, and its arguments.
         self._notes: list[tuple[Any, ...]] = []
         self._note = self._notes.append
         self._busy = threading.Lock()  # held while notes are processed
         self._next_work_ns = 0
-        self._ended: list[Step] = []  # to be written
+        self._ended: list[Step] = []  # finished steps that are not written yet
         self._step = 0
-        self._first_ns = self._start_ns = 0  # 0: nothing has happened yet
+        self._first_ns = self._start_ns = 0  # 0: no event yet
         self._kind = StepKind.FIRST
         self._is_loading = False
         self._loader_ns = 0
@@ -75,21 +76,21 @@ class Recorder:
         self._is_saving = False
         self._num_batches = 0
         self._counts: list[Count] = []
-        self._is_by_optimizer = False  # an optimizer steps: batches and backward passes do not end steps
+        self._is_by_optimizer = False  # an optimizer is in use, so batches and backward passes do not end steps
         self._has_scaler = False
         self._num_backward = 0
         self._is_skipped: bool | None = None
         self._optimizers: list[weakref.ref[Any]] = []
         self._known: set[int] = set()  # the ids of the optimizers
-        self._keeps_loss = True  # of the current step
+        self._keeps_loss = True  # whether the loss of the current step is kept
         self._thins_losses = False
         self._loss_turn = 0
-        self._is_steady = False  # `steady_rows` may be tried
+        self._is_steady = False  # `steady_rows` can be tried
 
-    # Events that the hooks report, on any thread; those of the thread that trains count.
+    # Events that the hooks report, on any thread. Only events on the thread that trains count.
 
     def load(self, original: Callable[[Any], Any], iterator: Any) -> Any:
-        """Get the loader's next batch and note how long it took; in one call, as calls cost more than this work."""
+        """Return the loader's next batch and note how long it took. All in one call: calls cost more than this work."""
         if self._is_loading or _thread() != self._thread:
             return self._load_beside(original, iterator)
         self._is_loading = True
@@ -118,7 +119,7 @@ class Recorder:
         return batch
 
     def _load_beside(self, original: Callable[[Any], Any], iterator: Any) -> Any:
-        """Get a batch that costs no time here: of a loader inside another, or on a thread that does not train."""
+        """Return a batch without timing it: from a loader inside another, or on a thread that does not train."""
         if _thread() == self._thread:
             return original(iterator)
         batch = original(iterator)
@@ -126,14 +127,14 @@ class Recorder:
         return batch
 
     def _process_early(self) -> None:
-        """Process the notes although no step may have ended: there are too many."""
+        """Process the notes because there are too many, even if no step has ended."""
         try:
             self._process(_now())
         except Exception:  # noqa: BLE001 - an error of ours is never the job's
             LOG.error("loader")
 
     def _asked(self, now: int) -> None:
-        """Note that a loader is asked for a batch, which may end a step."""
+        """Note that the script requests a batch from a loader, which can end a step."""
         try:
             self._note((Recorder._on_asked, now))
             if now >= self._next_work_ns:
@@ -156,12 +157,12 @@ class Recorder:
             self._process(now)
 
     def loss_scaled(self, scaled: object, unscaled: object) -> None:
-        """A GradScaler has scaled the loss `unscaled` to `scaled`."""
+        """Note that a GradScaler has scaled the loss `unscaled` to `scaled`."""
         self._has_scaler = True
         self.losses.scaled(scaled, unscaled)
 
     def optimizer_stepped(self, optimizer: object, *, is_skipped: bool | None) -> None:
-        """An optimizer has stepped, or a GradScaler has skipped its step."""
+        """Note that an optimizer has stepped, or that a GradScaler has skipped its step."""
         now = _now()
         thread = _thread()
         name = id(optimizer)
@@ -178,12 +179,12 @@ class Recorder:
         self._process(now)
 
     def _optimizer_is_gone(self, name: int) -> None:
-        """Forget a deleted optimizer: the next one may have the same address."""
+        """Forget a deleted optimizer, because a new optimizer can get the same address."""
         self._known.discard(name)
         self._note((Recorder._on_optimizer_gone, name))
 
     def checkpoint_begins(self) -> tuple[int, Any] | None:
-        """The script begins to write a checkpoint; None if it is not to be counted."""
+        """Return the start of a checkpoint that the script begins to write; None if the checkpoint is not counted."""
         if self._is_saving or _thread() != self._thread:
             return None
         self._is_saving = True
@@ -201,10 +202,10 @@ class Recorder:
         if mark is not None:
             mark.__exit__(None, None, None)
 
-    # Processing of what was noted, in the order of the events.
+    # Processing of the notes, in the order of the events.
 
     def _process(self, now: int) -> None:
-        """Process the notes and, if the last event ended a step, do what is due between two steps."""
+        """Process the notes and, if the last event ended a step, do the work that is due between two steps."""
         if not self._busy.acquire(blocking=False):
             return
         try:
@@ -226,11 +227,11 @@ class Recorder:
         return is_end
 
     def _take_steady_steps(self, now: int) -> bool:
-        """Process the notes and write their rows in one pass; return False if they hold more than ordinary steps."""
+        """Process the notes and write their rows in one pass; return False if not all of the steps are ordinary."""
         file = self._output.file
         if file is None or len(self._known) != 1:
             return False
-        if self._num_batches or self._num_backward or self._checkpoint_ns or self._ended:  # a step has begun already
+        if self._num_batches or self._num_backward or self._checkpoint_ns or self._ended:  # a step has already begun
             return False
         notes = self._notes[:]
         steady = steady_rows(
@@ -245,7 +246,7 @@ class Recorder:
         )
         if steady is None:
             return False
-        del self._notes[: len(notes)]  # another thread may have added some
+        del self._notes[: len(notes)]  # another thread may have added notes since
         took_ns = steady.start - self._start_ns
         self._step += len(steady.rows)
         self._start_ns = steady.start
@@ -258,7 +259,7 @@ class Recorder:
         loss = self.losses.settle(step, self.losses.close_step()).loss
         return json.dumps(json_number(loss))
 
-    # Each of these processes the note of one event, and returns whether it ended a step.
+    # Each of these methods processes the note of one event and returns whether the event ended a step.
 
     def _on_asked(self, now: int) -> bool:
         if not self._start_ns:
@@ -276,7 +277,7 @@ class Recorder:
         return self._on_batch(began, ended, count_shape(shape, dtype))
 
     def _on_batch(self, began: int, ended: int, count: Count | None) -> bool:
-        """`count` is None if the loader had no more batches."""
+        """Add a batch and its loading time; `count` is None if the loader had no more batches."""
         self._loader_ns += ended - began
         if count is not None:
             self._num_batches += 1
@@ -328,7 +329,7 @@ class Recorder:
     # Steps.
 
     def _restart(self) -> None:
-        """Begin again at step 0, as all so far were parts of the first step; not once ranks have agreed on steps."""
+        """Restart at step 0: all steps so far belong to the first one. Not done once the ranks have agreed on steps."""
         output = self._output
         if output.phases is not None:
             if output.phases.is_decided and not output.phases.may_decide_again:
@@ -367,7 +368,7 @@ class Recorder:
         self._start_ns = now
 
     def _work(self, now: int) -> None:
-        """Do all that is due for the steps that have ended: write them, consult the plan and follow it."""
+        """Handle the steps that have ended: write them, then check the plan and follow it."""
         source = self._detector.source
         assert source is not None
         output = self._output
@@ -387,13 +388,13 @@ class Recorder:
             self.gradients.is_over = True
         if phases.has_exported:
             phases.has_exported = False
-            output.write_losses()  # the export has waited for the GPU already
+            output.write_losses()  # the export has already waited for the GPU
         self._end_work(now, took_ns=now - steps[0].start, num_steps=len(steps))
         if self._kind or steps[-1].kind:
-            self._start_ns = _now()  # what was done here is the recorder's work, and not part of a step
+            self._start_ns = _now()  # the recorder's own work is not part of a step
 
     def _end_work(self, now: int, *, took_ns: int, num_steps: int) -> None:
-        """Choose how the next events are noted, after `num_steps` that took `took_ns`."""
+        """Choose how to note the next events, after `num_steps` steps that took `took_ns` in total."""
         output, phases = self._output, self._output.phases
         assert output.file is not None and phases is not None
         output.file.flush(now)
@@ -413,7 +414,7 @@ class Recorder:
     # The end.
 
     def finish(self) -> None:
-        """The process ends: write all that is still held. A GPU that does not answer is not waited for."""
+        """Write everything that is still buffered when the process ends, without waiting for an unresponsive GPU."""
         if self.is_stopped or self._pid != os.getpid():
             return
         try:
@@ -428,7 +429,7 @@ class Recorder:
         self._output.finish(self._ended, num_steps=self._step, detector=self._detector)
 
     def forget(self) -> None:
-        """Stop without writing, in a forked child: the recording is the parent's."""
+        """Stop without writing, in a forked child, because the recording belongs to the parent."""
         self.is_stopped = True
         if self._output.file is not None:
             self._output.file.forget()

@@ -1,8 +1,8 @@
-"""Start the sampler on a node where no `flatout profile` runs, e.g. where `srun` has started the ranks.
+"""Start the sampler on a node without a `flatout profile` process, e.g. if `srun` has started the ranks.
 
-In: this rank. Out: a separate process that writes `host-<hostname>.samples.jsonl` and ends when this rank does, however
-that happens. It is not a child of the job and holds none of its streams. It runs with the job's Python; if that lacks
-psutil there is no file, and the recording says that the node was not sampled.
+In: this rank. Out: a separate process that writes `host-<hostname>.samples.jsonl` and ends when this rank ends, however
+it ends. The sampler is not a child of the job and holds none of its streams. It runs with the job's Python. If that
+Python lacks psutil, there is no file, and the recording says that the node was not sampled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TIMEOUT_S = 5.0
 
 
 def start_sampler(recording: Path, identity: Identity) -> bool:
-    """Start it from the node's first rank, unless this host is sampled already; return whether it was started."""
+    """Start the sampler if this is the node's first rank and the host is not sampled yet; return whether it started."""
     is_first_of_node = identity.rank == 0 if identity.local_rank is None else identity.local_rank == 0
     if not is_first_of_node or not sys.executable:
         return False

@@ -1,8 +1,8 @@
-"""The rows of ordinary steps, made together in one pass: what a training is, nearly all of its time.
+"""Make the rows of ordinary steps in one pass: a training consists of them nearly all of the time.
 
 In: the recorder's notes of half a second. Out: rows of the step file as text, or None if the notes hold anything but
-ordinary steps: at most one batch, one backward pass and one step of the only optimizer. Handled event by event, as all
-other steps are, they would cost several times as much.
+ordinary steps. An ordinary step has at most one batch, one backward pass and one step of the only optimizer. Processing
+such steps event by event, like all other steps, would cost several times as much.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from flatout.inside.recording.batches import count_shape
 
 Note = tuple[Any, ...]
-_OrdinaryStep = tuple[int, int, str, Any]  # end, time in the loader, columns of its batch, what was kept of its loss
+_OrdinaryStep = tuple[int, int, str, Any]  # end, time in the loader, columns of its batch, scalar kept of its loss
 _NO_BATCH = "0,null,null"
 
 
 class NoteKinds(NamedTuple):
-    """What the notes of the three events of an ordinary step begin with."""
+    """The first element of the notes of the three events of an ordinary step."""
 
     tensors: object
     backward: object
@@ -27,7 +27,7 @@ class NoteKinds(NamedTuple):
 
 class SteadyRows(NamedTuple):
     rows: list[str]
-    start: int  # of the step that runs now
+    start: int  # start of the current step
 
 
 def steady_rows(
@@ -41,9 +41,10 @@ def steady_rows(
     memory: str,
     loss_of: Callable[[int, Any], str],
 ) -> SteadyRows | None:
-    """Return the rows of the steps from `number` on, which began at `start`; None if there was anything else.
+    """Return the rows of the steps in the notes; None if the notes hold anything else.
 
-    `memory` holds the memory columns of the last row. `loss_of` gives the loss of a step from what was kept of it.
+    The first step has number `number` and began at `start`. `memory` holds the memory columns of the last row.
+    `loss_of` returns the loss of a step, from its number and the scalar kept of it.
     """
     steps = _ordinary_steps(notes, kinds, (thread, optimizer, None, None))
     if not steps:
@@ -61,9 +62,9 @@ def steady_rows(
 def _ordinary_steps(
     notes: Sequence[Note], kinds: NoteKinds, optimizer_note: tuple[object, ...]
 ) -> list[_OrdinaryStep] | None:
-    """Return the steps that the notes hold; None if they hold anything else, or end within a step.
+    """Return the steps in the notes; None if the notes hold anything else, or end within a step.
 
-    `optimizer_note` is what the note of an optimizer's step ends with.
+    `optimizer_note` holds the elements after the time in the note of an optimizer's step.
     """
     tensors, backward, optimized = kinds
     if not notes or notes[-1][0] is not optimized:

@@ -1,10 +1,10 @@
-"""Where one step ends and the next begins, from what a training loop does. Knows nothing of torch.
+"""Detect where one step ends and the next begins, from the events of a training loop. This module does not use torch.
 
-In: optimizers that step, batches that loaders yield, backward passes. Out: whether that ended a step.
+In: optimizer steps, batches from loaders, backward passes. Out: whether the event ended a step.
 
-Steps are counted by optimizer if one steps. Several that step in turn (the two of a GAN, Muon and AdamW, one for each
-layer) make one step, which ends with the optimizer that appeared last. Without any optimizer a step is a batch, and
-without batches a backward pass.
+If an optimizer steps, steps are counted by optimizer. Several optimizers that step in turn (the two of a GAN, Muon and
+AdamW, one for each layer) make one step, which ends with the optimizer that appeared last. Without an optimizer, each
+batch is a step, and without batches, each backward pass.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Hashable
 from enum import StrEnum
 
-# After this many steps of one optimizer without the closing one, the closing one is no longer in use.
+# After this many steps of one optimizer without a step of the closing optimizer, the latter is no longer in use.
 MAX_STEPS_WITHOUT_CLOSER = 64
 
 
 class StepSource(StrEnum):
-    """What steps are counted by, in the order of preference."""
+    """The kinds of events that steps are counted by, in order of preference."""
 
     OPTIMIZER = "optimizer"
     BATCH = "batch"
@@ -26,7 +26,7 @@ class StepSource(StrEnum):
 
 
 class StepDetector:
-    """Call a method for each event; each returns whether the event ended a step."""
+    """Detects the ends of steps: call a method for each event; it returns whether the event ended a step."""
 
     def __init__(self) -> None:
         self.source: StepSource | None = None
@@ -40,7 +40,7 @@ class StepDetector:
         self._has_backward = False
 
     def optimizer(self, optimizer: Hashable) -> bool:
-        """An optimizer has stepped."""
+        """Take the step of an optimizer."""
         self.restarts = False
         if optimizer == self._closer and self.num_optimizers == 1:
             self._has_closed = True
@@ -61,14 +61,14 @@ class StepDetector:
         return True
 
     def optimizer_is_gone(self, optimizer: Hashable) -> None:
-        """An optimizer was deleted: that of a new fold or round will take its place."""
+        """Take the deletion of an optimizer, which the optimizer of a new fold or round will replace."""
         self._known.discard(optimizer)
         self._since_close.pop(optimizer, None)
         if optimizer == self._closer:
             self._closer = None
 
     def batch(self) -> bool:
-        """A loader is asked for a batch, which ends the step of the batch before it."""
+        """Take the request for a batch, which ends the step of the previous batch."""
         self.restarts = False
         if self.source is StepSource.OPTIMIZER:
             return False
@@ -79,11 +79,11 @@ class StepDetector:
         return ended
 
     def no_batch(self) -> None:
-        """The loader had no more batches: what follows belongs to the step of the next batch."""
+        """Take the end of a loader's batches: what follows belongs to the step of the next batch."""
         self._has_batch = False
 
     def backward(self) -> bool:
-        """A backward pass begins, which ends the step of the one before it."""
+        """Take the start of a backward pass, which ends the step of the previous pass."""
         self.restarts = False
         if self.source not in (None, StepSource.BACKWARD):
             self._has_backward = True

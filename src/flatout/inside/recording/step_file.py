@@ -1,8 +1,8 @@
-"""`rank{R}.steps.jsonl`: what one rank records, line by line, so that a killed rank leaves what it had written.
+"""Write `rank{R}.steps.jsonl`, the record of one rank, line by line, so that a killed rank leaves what it had written.
 
-The first line is an object with `schema`. It is followed by rows (arrays, in the order of `STEP_COLUMNS`) and objects
-with `event`. Creating the file claims the rank: a second process with the same rank finds it there. Lines are
-buffered for a second, so that writing costs a step nothing; lines that cannot be written are kept and tried again.
+The first line is an object with the key `schema`. It is followed by rows (arrays, in the order of `STEP_COLUMNS`) and
+objects with the key `event`. Creating the file claims the rank: a second process with the same rank finds the file.
+Lines are buffered for a second, so that writing takes no step time; a failed write is tried again later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StepFile:
     """The step file of one rank."""
 
     def __init__(self, recording: Path, rank: int, header: dict[str, Any]) -> None:
-        """Create the file. Raises FileExistsError if another process is this rank already."""
+        """Create the file. Raises FileExistsError if another process has already claimed this rank."""
         path = recording / File.STEPS.of(rank)
         self.rank = rank
         self.num_lost = 0
@@ -34,23 +34,23 @@ class StepFile:
         self._next_ns = 0
 
     def rows(self, rows: Sequence[tuple[object, ...]]) -> None:
-        """Add rows. They are encoded together, in a third of the time; no text in them contains a bracket."""
+        """Add rows. Encoding them together takes a third of the time; no text in them contains a bracket."""
         if rows:
             self._held += _encode(rows)[1:-1].replace("],[", "]\n[").split("\n")
 
     def lines(self, rows: Sequence[str]) -> None:
-        """Add rows that are encoded already."""
+        """Add rows that are already encoded."""
         self._held += rows
 
     def event(self, name: str, **fields: object) -> None:
         self._held.append(_encode({"event": name, **fields}))
 
     def drop_held_rows(self) -> None:
-        """Forget the rows that are not written yet."""
+        """Drop the rows that are not written yet."""
         self._held = [line for line in self._held if not line.startswith("[")]
 
     def flush(self, now_ns: int, *, is_forced: bool = False) -> None:
-        """Write the buffered lines, if it is time to."""
+        """Write the buffered lines, if it is time to or `is_forced`."""
         is_time = is_forced or now_ns >= self._next_ns
         if not is_time or not self._held:
             return
@@ -61,14 +61,14 @@ class StepFile:
         except OSError:
             self._drop_oldest()
             return
-        if written < len(data):  # a full disk takes the beginning; the truncated line is written again later
+        if written < len(data):  # the disk is full; the truncated line is written again later
             rest = data[data.rfind(b"\n", 0, written) + 1 :]
             self._held = ["", *rest.decode().splitlines()]
         else:
             self._held = []
 
     def forget(self) -> None:
-        """Close the file without writing, in a forked child: it is the parent's."""
+        """Close the file without writing, in a forked child, because the file belongs to the parent."""
         os.close(self._file)
 
     def close(self, now_ns: int) -> None:

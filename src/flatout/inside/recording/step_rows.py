@@ -1,6 +1,6 @@
-"""The row of a step of any kind: `Step`, its loss and the memory counters -> the columns of the step file.
+"""Make the row of a step of any kind: the columns of the step file, from a `Step`, its loss and the memory counters.
 
-Ordinary steps, the bulk of a training, are written by `steady_state` instead.
+`steady_state` makes the rows of ordinary steps, the bulk of a training, instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flatout.inside.recording.memory import MemoryCounts
 
 
 class Step(NamedTuple):
-    """A step that has ended and is not written yet."""
+    """A finished step that is not written yet."""
 
     number: int
     start: int
@@ -32,7 +32,7 @@ class Step(NamedTuple):
 def row_of(step: Step, loss: float | None, is_skipped: bool | None, memory: MemoryCounts | None) -> tuple[object, ...]:
     """Return the row of a step.
 
-    `is_skipped` is what a GradScaler's flag says, for a step that does not know itself; `memory` is None if the
+    `is_skipped` is the value of a GradScaler's flag, used if the step itself does not know; `memory` is None if the
     counters were not read.
     """
     if step.is_skipped is not None:
@@ -54,7 +54,7 @@ def row_of(step: Step, loss: float | None, is_skipped: bool | None, memory: Memo
 
 
 def memory_columns(memory: MemoryCounts | None) -> str:
-    """Return the two columns of the memory counters as text, for a row that is text already."""
+    """Return the two columns of the memory counters as text, for a row that is already text."""
     return "null,null" if memory is None else f"{memory.peak_bytes},{memory.num_retries}"
 
 
@@ -64,9 +64,9 @@ def json_number(value: float | None) -> float | str | None:
 
 
 def _counted(step: Step) -> Count:
-    """Return the samples and tokens of the step: those of as many of its last batches as it had backward passes.
+    """Return the samples and tokens of the step, from its last N batches if it had N backward passes.
 
-    Earlier batches belong to an evaluation. A trainer may fetch all batches of a step before its first pass.
+    Earlier batches belong to an evaluation. A trainer can fetch all batches of a step before the first backward pass.
     """
     if len(step.counts) == 1:
         return step.counts[0]
