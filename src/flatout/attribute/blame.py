@@ -1,11 +1,12 @@
-"""Exposed waiting, charged to the rank and the part that began it.
+"""Charge each exposed wait to the rank and the part that caused it.
 
-For each wait the late rank's time since both ranks were last level is compared with the waiting rank's, part by
-part; what the late rank spent more is in proportion the cause (negative excess is clipped). Ranks are level when a
-collective ends and neither is computing then nor has computed ahead: after that both do the same work. Comparing
-since the last collective instead would be wrong, because a rank that waits hidden computes ahead meanwhile, and the
-late rank's ordinary work would look like excess. At a step's start lateness from before keeps the cause that it had
-then. Where the late rank's excess is itself waiting, the charge passes to the rank that it waited for, and why.
+For each wait, compare the time that the late rank and the waiting rank spent on each part since both were last in sync.
+The parts on which the late rank spent more time are the cause, in proportion to the excess (a negative excess counts as
+0). Two ranks are in sync when a collective ends and neither is still computing or has computed ahead: from then on,
+both do the same work. Comparing since the last collective instead would be wrong: a rank whose wait is hidden computes
+ahead meanwhile, so the late rank's ordinary work would look like excess. Lateness that a step inherits from the
+previous step keeps the cause that it had there. If the late rank's excess is itself a wait, the charge passes on to the
+rank that it waited for, and to the cause of that wait.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from flatout.records.timeline import NUM_PARTS, RankTimeline, Segments
 BEFORE_WINDOW = "before_window"
 # Shorter gaps are ordinary gaps between kernels.
 MIN_LEVEL_NS = 20_000
-MAX_LOOK_BACK = 512  # level collectives to search for a common one; a step has fewer
-MIN_STAGE_EXCESS = 1.03  # of equal stages the slowest computes up to 3 % longer than the next
+MAX_LOOK_BACK = 512  # collectives that left a rank in sync, searched for a common one; a step has fewer
+MIN_STAGE_EXCESS = 1.03  # among equal stages, the slowest computes up to 3 % longer than the next
 
 Cause = tuple[int, str]  # blamed rank, part
 Charges = dict[Cause, float]  # nanoseconds
 
 _WAITS = (int(Part.WAIT), int(Part.BUBBLE))
 _IS_WAIT = np.isin(np.arange(NUM_PARTS), _WAITS)
-PREFETCHED = {"all_gather"}  # launched ahead of the compute that needs it, not behind that which makes it
+PREFETCHED = {
+    "all_gather"
+}  # launched before the compute that needs its result, not after the compute that makes its input
 
 
 class BlameBook:
@@ -70,7 +73,7 @@ class BlameBook:
             self._at_until[rank], self._at_step[rank] = at[2 * n : 3 * n], at[3 * n :]
         self._level = {t.rank: self._level_kernels(t.rank) for t in timelines}
         self._exposed = {t.rank: self._exposed_waits(t.rank) for t in timelines}
-        # Level matches by pair of ranks are found by walking the matches that a rank took part in, by its end.
+        # The last match that left two ranks in sync is found by walking one rank's matches, latest end first.
         self._history: dict[int, list[tuple[int, int]]] = {t.rank: [] for t in timelines}
         for index, match in enumerate(matches):
             for rank, kernel in match.kernels.items():
@@ -83,7 +86,7 @@ class BlameBook:
         self._charged: dict[int, list[tuple[int, Charges]]] = defaultdict(list)
 
     def charge(self) -> list[tuple[int, int, Cause, float, int]]:
-        """All charges: (waiting rank, time of the wait's start, cause, ns, row of matches)."""
+        """Return all charges: (waiting rank, start time of the wait, cause, ns, row of matches)."""
         waits: list[tuple[int, int, int]] = []
         for rank, arrival in self._arrival.items():
             kernels = np.flatnonzero((arrival.late_rank >= 0) & (self._exposed[rank] > 0)).tolist()
@@ -106,10 +109,10 @@ class BlameBook:
         return result
 
     def _slowest_stage(self, rank: int, kernel: int) -> int | None:
-        """The stage of the rank's pipeline that computes longest in the step, where it stands out.
+        """Return the stage of the rank's pipeline that computes longest in this step, if it is clearly the slowest.
 
-        Stages do different work at a time, so comparing two of them since the step's start says nothing; but a stage
-        with more work sets the pace of all, and makes them wait beyond the bubble.
+        Stages do different work at any moment, so comparing two of them since the step's start is meaningless. But a
+        stage with more work sets the pace of all stages, and makes them wait beyond the bubble.
         """
         step = self._step_of(rank, int(self._kernels[rank].start_ns[kernel]))
         stages = next((p.stages for p in self._pipelines if rank in p.stages), ())
@@ -127,10 +130,10 @@ class BlameBook:
         return slowest if stands_out and slowest != rank else None
 
     def _level_kernels(self, rank: int) -> NDArray[np.bool_]:
-        """True for each kernel that leaves the rank with nothing computed ahead.
+        """Return True for each kernel after which the rank has nothing computed ahead.
 
-        It was not computing when the collective ended, nor had been for `MIN_LEVEL_NS`, and its next collective was
-        not ready by then: a rank whose next one follows at once has computed ahead while it waited hidden.
+        The rank was not computing when the collective ended, nor in the `MIN_LEVEL_NS` before, and its next collective
+        was not ready by then: if the next collective follows at once, the rank computed ahead during a hidden wait.
         """
         kernels, segments = self._kernels[rank], self._segments[rank]
         if kernels.num_kernels == 0:
@@ -142,13 +145,13 @@ class BlameBook:
         return np.asarray(idle & (next_start - MIN_LEVEL_NS > kernels.end_ns))
 
     def _exposed_waits(self, rank: int) -> NDArray[np.int64]:
-        """Exposed WAIT nanoseconds of each kernel."""
+        """Return the exposed WAIT nanoseconds of each kernel."""
         kernels, arrival = self._kernels[rank], self._arrival[rank]
         until = np.where(arrival.is_known, arrival.until_ns, kernels.start_ns)
         return exposed_ns(self._segments[rank], kernels.start_ns, until, Part.WAIT)
 
     def _causes(self, waiting: int, late: int, wait_kernel: int, late_kernel: int) -> dict[Cause, float]:
-        """Shares of one wait, summing to 1."""
+        """Return each cause's share of one wait; the shares sum to 1."""
         late_start = int(self._kernels[late].start_ns[late_kernel])
         wait_start = int(self._kernels[waiting].start_ns[wait_kernel])
         steps = self._step_rows(waiting, late, self._step_of(waiting, wait_start))
@@ -165,7 +168,7 @@ class BlameBook:
             self._add_excess(excess, waiting, late, (none, none), (wait_kernel, late_kernel))
             earlier = self._timelines[late].window_start_ns - self._timelines[waiting].window_start_ns
             excess[late, BEFORE_WINDOW] += max(0, earlier)
-        # The late rank may once have waited for this one; nobody waits for itself.
+        # The late rank may itself have waited for this rank earlier, but no rank waits for itself.
         excess = {cause: ns for cause, ns in excess.items() if cause[0] != waiting}
         total = sum(excess.values())
         if total <= 0:
@@ -180,10 +183,11 @@ class BlameBook:
         since: tuple[NDArray[np.int64], NDArray[np.int64]],
         kernels: tuple[int, int],
     ) -> None:
-        """Add what the late rank spent more on, from `since` (cumulative parts of both) to its arrival.
+        """Add the late rank's excess over the waiting rank, from `since` (cumulative parts of both) to its arrival.
 
-        Gathered weights do not depend on the compute before: the late rank may have computed, before it arrived, what
-        the waiting one computes hidden during its wait. There that counts as the waiting rank's own.
+        Gathered weights do not depend on the compute before them: before it arrived, the late rank may have done
+        compute that the waiting rank does, hidden, during its wait. That compute also counts as done by the waiting
+        rank.
         """
         spent_waiting = self._at_start[waiting][kernels[0]] - since[0]
         if self._matches[int(self._arrival[waiting].match[kernels[0]])].operation in PREFETCHED:
@@ -194,7 +198,7 @@ class BlameBook:
         self._spread(excess, late, spent_late - spent_waiting, int(spent_late.sum()), until)
 
     def _add_earlier(self, excess: Charges, waiting: int, late: int, rows: tuple[int, int]) -> None:
-        """Lateness at the step's start keeps the cause that it had in the step before."""
+        """Charge lateness at the step's start to the cause that it had in the previous step."""
         wait_start = self._timelines[waiting].steps[rows[0]].start_ns
         late_start = self._timelines[late].steps[rows[1]].start_ns
         lateness = late_start - wait_start
@@ -219,7 +223,7 @@ class BlameBook:
             excess[cause] += lateness * ns / total
 
     def _spread(self, excess: Charges, late: int, more: NDArray[np.int64], length_ns: int, until_ns: int) -> None:
-        """Positive excess by part; that of waiting goes to the causes of the late rank's own waits in the span."""
+        """Charge positive excess by part; charge excess waiting to the causes of the late rank's waits in the span."""
         for part in np.flatnonzero(more > 0).tolist():
             if part not in _WAITS:
                 excess[late, PART_NAMES[part]] += float(more[part])
@@ -240,9 +244,10 @@ class BlameBook:
     def _level_since(
         self, waiting: int, late: int, arrivals: tuple[int, int], rows: tuple[int, int] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Cumulative parts of both ranks when both were last level before they arrived, within the step of `rows`.
+        """Return the cumulative parts of both ranks when they were last in sync before arriving, in the step of `rows`.
 
-        The last collective that ended before both arrivals and left both level; None where there is none.
+        That is the end of the last collective that ended before both arrivals and left both ranks in sync; None if
+        there is none.
         """
         earliest = self._timelines[waiting].steps[rows[0]].start_ns if rows is not None else 0
         at = int(np.searchsorted(self._history_ends[waiting], arrivals[0], side="right"))

@@ -1,8 +1,8 @@
-"""When a rank was writing a checkpoint: annotated, or recognised by its signature in a plain trace.
+"""Find when a rank was writing a checkpoint: from annotations, or by its signature in a plain trace.
 
-`torch.save` of GPU tensors is a burst of device-to-host copies into pageable memory and then a host that does
-nothing the profiler sees (pickling, writing). More than `MIN_BYTES` in one series is taken for a checkpoint; it lasts
-from the last launch before the burst to the first operator after it.
+`torch.save` of GPU tensors shows as a burst of device-to-host copies into pageable memory, followed by a time in which
+the profiler sees no host activity (pickling, writing). A series of copies of more than `MIN_BYTES` is taken for a
+checkpoint, from the last launch before the burst to the first operator after it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _signatures(table: EventTable, work: GpuWork, marks: HostSteps) -> list[tupl
 def _extent(
     table: EventTable, work: GpuWork, marks: HostSteps, thread: int, mine: Times, first: int, last: int
 ) -> tuple[int, int]:
-    """Return the time from the end of the launch before row `first` of `mine` to the operator after row `last`."""
+    """Return the interval from the end of the launch before row `first` of `mine` to the operator after row `last`."""
     calls = work.launch[mine]
     first_call, last_call = calls[first], calls[last]
     start = int(table.end_ns[calls[first - 1]]) if first else int(table.start_ns[first_call])
@@ -76,7 +76,7 @@ def _extent(
     # Traces of 2021 record the step marks as operators.
     is_operator = table.is_kind(Kind.CPU_OP) & ~names.matching(table.names, names.STEP)[table.name]
     operators = is_operator & (table.thread == thread) & (table.start_ns > copied_at)
-    # An operator that began inside one that was open at the copy belongs to the copy (aten::copy_ in aten::to).
+    # An operator nested in one that was open at the copy belongs to the copy (aten::copy_ in aten::to).
     is_open = is_operator & (table.thread == thread) & (table.start_ns <= copied_at) & (table.end_ns > copied_at)
     copied_until = int(table.end_ns[is_open].max()) if is_open.any() else int(table.end_ns[last_call])
     after = table.start_ns[operators & (table.start_ns >= copied_until)]

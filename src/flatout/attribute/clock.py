@@ -1,9 +1,9 @@
-"""The difference between the ranks' clocks, and the matches that cannot be true on the common clock.
+"""Estimate the offsets between the ranks' clocks, and drop matches that are impossible on the common clock.
 
-In: timelines of all ranks and their matched communication. Out: nanoseconds to add to the times of each rank.
-
-Collectives that no rank can leave before all have arrived end together: the difference of their ends is that of the
-clocks. Ranks that only send to each other have no such common moment, but nothing is received before it was sent.
+In: timelines of all ranks and their matched communication. Out: nanoseconds to add to the times of each rank. A
+collective that no rank can leave before all have arrived ends at the same moment on all ranks, so the difference
+between its recorded ends is the clock offset. Ranks that only send to each other share no such moment, but no message
+is received before it was sent.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _Edges = dict[int, list[tuple[int, int]]]  # rank -> its neighbours, each with t
 
 
 def clock_offsets(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -> tuple[dict[int, int], list[Quality]]:
-    """Return the nanoseconds to add to each rank's times so that common collectives end together, and notes on them.
+    """Return the nanoseconds to add to each rank's times so that common collectives end together, and notes.
 
     An offset is the sum of the shifts between neighbours along a spanning tree from the lowest rank. Ranks that share
-    no collective are joined by what they send to each other.
+    no collective are joined by the messages that they send to each other.
     """
     by_collectives = _edges(_from_collectives(timelines, matches))
     by_messages = _edges(_from_messages(timelines, matches))
@@ -82,7 +82,7 @@ def _offsets(ranks: Iterable[int], by_collectives: _Edges, by_messages: _Edges) 
 
 
 def _from_collectives(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -> Shifts:
-    """Return the median difference of common ends; 0 within their spread, as ranks of one host share a clock."""
+    """Return the median difference of common ends; 0 if within their spread, as ranks of one host share a clock."""
     kernels_of = {t.rank: t.communication for t in timelines}
     differences: dict[tuple[int, int], list[int]] = defaultdict(list)
     for match in matches:
@@ -105,12 +105,12 @@ def _shift_of_ends(differences_ns: NDArray[np.int64]) -> int:
 
 
 def _from_messages(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -> Shifts:
-    """Return a shift for each pair of ranks of which one sends to the other.
+    """Return the clock shift for each pair of ranks that exchange messages.
 
-    A receive cannot end before its send began, so the messages of each direction bound the shift from one side.
+    A receive cannot end before its send began, so the messages in each direction bound the shift from one side.
     """
     kernels_of = {t.rank: t.communication for t in timelines}
-    # By (source, target): from the send's start to the receive's end, and from the send's end to it.
+    # By (source, target): time from the send's start, and from its end, to the receive's end.
     lengths: dict[tuple[int, int], list[int]] = defaultdict(list)
     delays: dict[tuple[int, int], list[int]] = defaultdict(list)
     for match in matches:
@@ -136,7 +136,7 @@ def _from_messages(timelines: Sequence[RankTimeline], matches: Sequence[Match]) 
 
 
 def _shift_between(least: int, most: int, halfway: float) -> int:
-    """Return 0 where no message ends before it was sent; else half way between the two delays, as NTP does."""
+    """Return 0 if no message ends before it was sent; otherwise halfway between the two delays, as NTP does."""
     if least <= MIN_CLOCK_SHIFT_NS and most >= -MIN_CLOCK_SHIFT_NS:
         return 0
     if least > most:
@@ -145,22 +145,23 @@ def _shift_between(least: int, most: int, halfway: float) -> int:
 
 
 def _shift_above(least: int) -> int:
-    """Return the smallest shift that obeys the bound of messages in one direction."""
+    """Return the smallest shift that satisfies the bound from messages in one direction."""
     return least if least > MIN_CLOCK_SHIFT_NS else 0
 
 
 def _surely_above(values: Sequence[int]) -> int:
-    """Return the lower bound of the values without their lowest tenth, which may be of wrong matches."""
+    """Return the minimum of the values without their lowest tenth, which may come from wrong matches."""
     return int(np.quantile(values, 0.1, method="lower"))
 
 
 def without_impossible(
     timelines: Sequence[RankTimeline], matches: Sequence[Match]
 ) -> tuple[list[Match], list[Quality]]:
-    """Return the matches of which no kernel ended before another began, on the common clock, and a note on the others.
+    """Return the matches that are possible on the common clock, and a note on the others.
 
-    No rank can leave such a collective before all have arrived, and nothing is received before it was sent: where the
-    times contradict that, the kernels are not of the same collective.
+    In a possible match, no kernel ended before another began: no rank can leave such a collective before all have
+    arrived, and no message is received before it was sent. If the times contradict that, the kernels do not belong to
+    the same collective.
     """
     kernels_of = {t.rank: t.communication for t in timelines}
     possible = [match for match in matches if len(match.kernels) < 2 or not _is_impossible(match, kernels_of)]

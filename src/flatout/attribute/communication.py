@@ -1,7 +1,7 @@
-"""The GPU work that is communication, and what each communication kernel carries.
+"""Identify the GPU work that is communication, and the operation and size of each communication kernel.
 
-What is known of a kernel comes from its own arguments, else from the host's `record_param_comms` around or before
-its launch (send and receive are recorded before the batch that launches them), else from its name and stream alone.
+These come from the kernel's own arguments, else from the host's `record_param_comms` around or before its launch (send
+and receive are recorded before the batch that launches them), else from the kernel's name and stream alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def is_communication(table: EventTable, work: GpuWork) -> Flags:
 
 
 def communication_kernels(table: EventTable, work: GpuWork, is_comm: Flags) -> CommunicationKernels:
-    """Return the communication of a rank by start; on the CPU, collective annotations take the place of kernels."""
+    """Return a rank's communication by start time; on the CPU, collective annotations take the place of kernels."""
     if len(work) == 0:
         return _cpu_collectives(table)
     rows = np.flatnonzero(is_comm)
@@ -69,9 +69,9 @@ def communication_kernels(table: EventTable, work: GpuWork, is_comm: Flags) -> C
 
 
 def _recorded_before_launch(table: EventTable, work: GpuWork, rows: NDArray[np.int64]) -> dict[int, list[int]]:
-    """Return the rows of `table.collectives` that the host recorded for kernels that lack arguments.
+    """Return the rows of `table.collectives` that the host recorded for kernels without arguments.
 
-    Those are what the launching thread recorded since its previous communication launch.
+    For each such kernel, these are the rows that the launching thread recorded since its previous communication launch.
     """
     bare = rows[(table.collective[work.event[rows]] == NULL) & work.is_linked[rows]]
     if len(bare) == 0:
@@ -94,7 +94,7 @@ def _recorded_before_launch(table: EventTable, work: GpuWork, rows: NDArray[np.i
 
 
 def _annotated_operations(table: EventTable, work: GpuWork, rows: NDArray[np.int64]) -> dict[int, str]:
-    """Return, for kernels without arguments, the collective that the host's annotation around the launch names."""
+    """Return the collective named by the host's annotation around the launch, for each kernel without arguments."""
     bare = rows[(table.collective[work.event[rows]] == NULL) & work.is_linked[rows]]
     is_annotation = names.matching(table.names, names.COLLECTIVE_ANNOTATION)[table.name]
     spans = np.flatnonzero(is_annotation & (table.kind == Kind.USER_ANNOTATION))
@@ -106,7 +106,7 @@ def _annotated_operations(table: EventTable, work: GpuWork, rows: NDArray[np.int
     until = np.searchsorted(table.start_ns[spans], launched, side="right")
     result: dict[int, str] = {}
     for row, time, thread, at in zip(bare.tolist(), launched.tolist(), threads.tolist(), until.tolist(), strict=True):
-        for span in range(at - 1, max(at - 9, -1), -1):  # the annotation around a launch is one of the last to begin
+        for span in range(at - 1, max(at - 9, -1), -1):  # the annotation around a launch is among the last that began
             if span_thread[span] == thread and span_end[span] >= time:
                 operation = names.operation(table.names[table.name[spans[span]]])
                 if operation != "unknown":

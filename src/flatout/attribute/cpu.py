@@ -1,4 +1,4 @@
-"""Parts of a rank without GPU events: operators are compute, collectives under no operator are communication."""
+"""Attribute the time of a rank without GPU events: operators are compute, other collectives are communication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatout.records.timeline import Segments
 
 
 def cpu_parts(table: EventTable, marks: HostSteps, states: HostStates, bounds: tuple[int, int]) -> Segments:
-    """Give each moment to one part: checkpoint, else data loading, operators, collectives, other host activity."""
+    """Assign each moment to one part: checkpoint, else data loading, operators, collectives, other host activity."""
     low, high = bounds
     training = states.launching_threads[table.thread]
     on_host = table.is_kind(Kind.CPU_OP, Kind.USER_ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
@@ -24,7 +24,7 @@ def cpu_parts(table: EventTable, marks: HostSteps, states: HostStates, bounds: t
     # Traces of 2021 record the step marks as operators.
     is_mark = table.name_matches(names.matching(table.names, names.STEP))
     operators = (table.kind == Kind.CPU_OP) & training & ~is_collective & ~loading & ~is_mark
-    # The last one wins.
+    # Later entries overwrite earlier ones.
     claims = [
         (_cut(table, on_host & training, low, high), Part.HOST_LAUNCH),
         (union(*clip(marks.start_ns, marks.end_ns, low, high)), Part.HOST_LAUNCH),

@@ -1,4 +1,4 @@
-"""Facts of a rank that rules need beyond its parts: counts, bytes and host times over the whole steps."""
+"""Collect the facts about a rank that rules need beyond its parts: counts, bytes and host times over complete steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from flatout.records.events import NULL, EventTable, Kind
 from flatout.records.timeline import CallCount, CommunicationKernels, RankFacts, Segments, StepSpan
 
 SHORT_KERNEL_NS = 10_000
-DENSE_GAP_NS = 5_000  # kernels this close are a run that the GPU itself is slow to switch between
+DENSE_GAP_NS = 5_000  # kernels this close together form a run, limited by the GPU's own switching time
 MIN_RUN = 20
-# A kernel of a horizontally fused operation still has to move the same bytes: of a short kernel's time about this
-# is fixed cost (start, drain), seen as the shortest kernels of the example traces.
+# A horizontally fused kernel still has to move the same bytes. About this much of a short kernel's time is fixed cost
+# (start, drain): the duration of the shortest kernels in the example traces.
 FIXED_KERNEL_NS = 1_500
 DIRECTIONS = re.compile(r"(HtoD|DtoH|DtoD|PtoP|HtoH)")
 
@@ -37,7 +37,7 @@ def rank_facts(
     segments: Segments,
     communication: CommunicationKernels,
 ) -> RankFacts:
-    """Collect the facts of one rank."""
+    """Collect the facts about one rank."""
     in_step = _in_host_steps(table, marks)
     launching = states.launching_threads[table.thread]
     on_host = table.is_kind(Kind.CPU_OP, Kind.USER_ANNOTATION, Kind.RUNTIME, Kind.PYTHON) & in_step & launching
@@ -96,7 +96,7 @@ def rank_facts(
 
 
 def _first_counted_ns(steps: Sequence[StepSpan], segments: Segments) -> int:
-    """Return when the first step begins; without steps, the window."""
+    """Return the start of the first step; without steps, the start of the window."""
     if steps:
         return steps[0].start_ns
     return int(segments.start_ns[0]) if len(segments.part) else 0
@@ -131,7 +131,7 @@ def _pageable(table: EventTable, work: GpuWork) -> tuple[Flags, Flags]:
 
 
 def _short_kernels(start: Times, end: Times) -> tuple[int, int]:
-    """Return the number of short kernels, and the ns saved without those in dense runs: `MIN_RUN` in a row or more."""
+    """Return the number of short kernels, and the ns saved excluding dense runs of `MIN_RUN` or more."""
     if len(start) == 0:
         return 0, 0
     short = (end - start) < SHORT_KERNEL_NS
@@ -146,7 +146,7 @@ def _short_kernels(start: Times, end: Times) -> tuple[int, int]:
 
 
 def _matmuls(table: EventTable, work: GpuWork, kernels: Flags) -> tuple[Flags, Flags]:
-    """Return the matrix multiplications among the kernels, and those of them without tensor-core instructions."""
+    """Return the matrix multiplications among the kernels, and those of them that use no tensor-core instructions."""
     is_matmul = names.matching(table.names, names.MATMUL)
     has_tensor_cores = names.matching(table.names, names.TENSOR_CORE)
     name = table.name[work.event]
@@ -182,7 +182,7 @@ def _by_operator(table: EventTable, rows: NDArray[np.int64]) -> dict[str, CallCo
         reach = np.maximum.accumulate(table.end_ns[operators]) if len(operators) else operators
         for row in rows[table.thread[rows] == thread]:
             time = table.start_ns[row]
-            # The first operator whose reach passes the call is the outermost that is open, if it began before.
+            # The first operator that ends after the call is the outermost open operator, if it began before.
             at = int(np.searchsorted(reach, time, side="right"))
             is_open = at < len(operators) and table.start_ns[operators[at]] <= time
             name = table.names[table.name[operators[at] if is_open else row]]
@@ -206,7 +206,7 @@ def _copy_bytes(table: EventTable, work: GpuWork, counted: Flags) -> dict[str, i
 
 
 def _checkpoint_copies(table: EventTable, work: GpuWork, states: HostStates, segments: Segments, low: int) -> int:
-    """Return the exposed nanoseconds of copies to the host inside checkpoint intervals, in whole steps."""
+    """Return the exposed nanoseconds of copies to the host during checkpoints, in complete steps."""
     to_host = (table.kind[work.event] == Kind.MEMCPY) & table.name_matches(_directed(table, "DtoH"))[work.event]
     start, end = union(work.start_ns[to_host], work.end_ns[to_host])
     in_checkpoint = covers(*states.checkpoint, start)
@@ -239,7 +239,7 @@ def _launched_inside_s(table: EventTable, work: GpuWork, kernels: Flags, spans: 
 
 
 def _pass_starts(table: EventTable, on_host: Flags) -> Times:
-    """Return when each forward pass of DistributedDataParallel began; without it, each backward pass at its loss."""
+    """Return the start of each DistributedDataParallel forward pass; if none, of each backward pass (its loss)."""
     forward = on_host & table.name_matches(names.matching(table.names, names.FORWARD))
     if forward.any():
         return np.asarray(table.start_ns[forward])
@@ -255,7 +255,7 @@ _EMBEDDING = re.compile(r"^aten::(?:embedding|convolution|conv\dd|linear|addmm)$
 
 
 def _input_elements(table: EventTable, marks: HostSteps) -> tuple[int | None, ...]:
-    """Return for each step the elements of the first layer's input: the index of an embedding, or the batch."""
+    """Return each step's number of elements in the first layer's input: an embedding's indices, or the batch."""
     if not marks.number or not table.shapes:
         return ()
     first = np.flatnonzero(

@@ -1,4 +1,4 @@
-"""What the launching threads of a rank were doing, as merged intervals in which a moment can be looked up."""
+"""Classify what a rank's launching threads were doing, as merged intervals in which a time can be looked up."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Intervals = tuple[Times, Times]
 
 
 class HostStates(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Merged intervals by what the host does, of the launching threads only."""
+    """Merged intervals of each kind of host activity, for the launching threads only."""
 
     checkpoint: Intervals
     data_loading: Intervals
     allocator: Intervals
     command_buffer_full: Intervals
-    active: Intervals  # any host event is open, or a host step
+    active: Intervals  # any host event or a host step is open
     sync_start_ns: Times  # of synchronising calls inside host steps, sorted
-    sync_end_ns: Times  # sorted on its own
-    launching_threads: Flags  # on the CPU the training threads; shape (threads,)
+    sync_end_ns: Times  # sorted independently of sync_start_ns
+    launching_threads: Flags  # the training threads if there is no GPU work; shape (threads,)
 
 
 def host_states(table: EventTable, work: GpuWork, marks: HostSteps) -> HostStates:
-    """Sort the host events of the launching threads (and of the thread that marks the steps) by what they are."""
+    """Classify the host events of the launching threads and of the thread that marks the steps."""
     launching = _launching_threads(table, work, marks) if len(work) else training_threads(table, marks)
     on_host = table.is_kind(Kind.CPU_OP, Kind.USER_ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
     mine = on_host & launching[table.thread]
@@ -72,7 +72,7 @@ def _launching_threads(table: EventTable, work: GpuWork, marks: HostSteps) -> Fl
 
 
 def training_threads(table: EventTable, marks: HostSteps) -> Flags:
-    """Return the training threads on the CPU: those that mark steps or run backward; else all with operators."""
+    """Return the training threads on the CPU: those that mark steps or run backward, else all that run operators."""
     threads = np.zeros(len(table.threads), dtype=np.bool_)
     operators = table.kind == Kind.CPU_OP
     if marks.thread is None:
@@ -85,7 +85,7 @@ def training_threads(table: EventTable, marks: HostSteps) -> Flags:
 
 
 def data_loading_events(table: EventTable) -> Flags:
-    """Return True for each host event in which a data loader is asked for its next batch."""
+    """Return True for each host event in which the next batch is requested from a data loader."""
     annotated = table.name_matches(names.matching(table.names, names.DATA_LOADING))
     python = table.name_matches(names.matching(table.names, names.PYTHON_DATA_LOADING)) & (table.kind == Kind.PYTHON)
     return np.asarray((annotated & table.is_kind(Kind.CPU_OP, Kind.USER_ANNOTATION)) | python)
@@ -96,7 +96,7 @@ def synchronising_calls(table: EventTable, work: GpuWork) -> Flags:
     calls = np.asarray(
         table.name_matches(names.matching(table.names, names.SYNCHRONISING)) & (table.kind == Kind.RUNTIME)
     )
-    # A copy into pageable memory blocks its caller, whatever the call is named.
+    # A copy into pageable memory blocks its caller, whatever the call's name.
     blocking = work.launch[pageable_to_host(table, work) & work.is_linked]
     calls[blocking] = True
     return calls

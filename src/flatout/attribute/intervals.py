@@ -1,4 +1,4 @@
-"""Arithmetic on half-open intervals [start, end) of integer nanoseconds, as pairs of numpy arrays."""
+"""Arithmetic on half-open intervals [start, end) in integer nanoseconds, stored as pairs of numpy arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Flags = NDArray[np.bool_]
 
 
 def union(start: Times, end: Times) -> tuple[Times, Times]:
-    """Merge intervals that overlap or touch, by start. Empty intervals vanish."""
+    """Merge intervals that overlap or touch; return them by start. Empty intervals are dropped."""
     keep = end > start
     start, end = start[keep], end[keep]
     if len(start) == 0:
@@ -27,7 +27,7 @@ def union(start: Times, end: Times) -> tuple[Times, Times]:
 
 
 def distinct(times: Times) -> Times:
-    """Sort the times, each once. (`np.unique` hashes first, and is several times slower.)"""
+    """Return the sorted distinct times. (`np.unique` hashes first, and is several times slower.)"""
     times = np.sort(times)
     keep = np.ones(len(times), dtype=np.bool_)
     np.not_equal(times[1:], times[:-1], out=keep[1:])
@@ -48,7 +48,7 @@ def covers(start: Times, end: Times, times: Times) -> Flags:
 
 
 def gaps(start: Times, end: Times, low: int, high: int) -> tuple[Times, Times]:
-    """Return the intervals of [low, high) that the merged intervals leave free."""
+    """Return the parts of [low, high) that no merged interval covers."""
     gap_start = np.concatenate(([low], end)).astype(np.int64)
     gap_end = np.concatenate((start, [high])).astype(np.int64)
     keep = gap_end > gap_start
@@ -56,14 +56,14 @@ def gaps(start: Times, end: Times, low: int, high: int) -> tuple[Times, Times]:
 
 
 def overlap_ns(start: Times, end: Times, other_start: Times, other_end: Times) -> int:
-    """Return how long both sets of merged intervals are open together."""
+    """Return the total time during which both sets of merged intervals are open."""
     if len(start) == 0 or len(other_start) == 0:
         return 0
     return int((covered_before(other_start, other_end, end) - covered_before(other_start, other_end, start)).sum())
 
 
 def covered_before(start: Times, end: Times, times: Times) -> Times:
-    """Return how much of the merged intervals is before each time."""
+    """Return, for each time, the total length of the merged intervals before it."""
     if len(start) == 0:
         return np.zeros(len(times), dtype=np.int64)
     lengths = np.concatenate(([0], np.cumsum(end - start)))

@@ -1,4 +1,4 @@
-"""Timelines of all ranks -> the whole job: aligned clocks, split communication, blame."""
+"""Combine the timelines of all ranks into a job: align clocks, match and split communication, charge waits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from flatout.records.job import Arrivals, BlameSlice, JobAttribution, Pipeline
 from flatout.records.timeline import BEFORE_RECORDING, RankTimeline, Segments, StepSpan
 from flatout.units import percent
 
-MIN_UNSPLIT_SHARE = 0.01  # of the steps: less changes no finding
+MIN_UNSPLIT_SHARE = 0.01  # of the steps; a smaller share changes no finding
 
 
 def attribute_job(timelines: Sequence[RankTimeline]) -> JobAttribution:
-    """Align, match, split and charge. Works for any number of ranks; what missing ranks hide stays unsplit."""
+    """Align, match, split and charge. Works for any number of ranks; communication with missing ranks stays unsplit."""
     timelines = sorted(timelines, key=lambda t: t.rank)
     matches, match_notes = match_kernels(timelines)
     offsets, clock_notes = clock_offsets(timelines, matches)
@@ -101,7 +101,7 @@ def _job_quality(
     arrival: Mapping[int, Arrivals],
     world_size: int | None,
 ) -> list[Quality]:
-    """Return notes on what is unsure of the job as a whole."""
+    """Return notes on uncertainties about the job as a whole."""
     notes = []
     if world_size is None and any(t.communication.num_kernels for t in timelines):
         notes.append(
@@ -126,7 +126,7 @@ def _job_quality(
 def _unmatched_note(
     timelines: Sequence[RankTimeline], segments: Mapping[int, Segments], arrival: Mapping[int, Arrivals]
 ) -> list[Quality]:
-    """Return a note where much communication stays unsplit though no rank is missing."""
+    """Return a note if much communication stays unsplit although no rank is missing."""
     in_steps = np.sum([segments[t.rank].between_ns(t.first_step_ns, t.window_end_ns) for t in timelines], axis=0)
     unsplit = float(in_steps[Part.COMMUNICATION_UNSPLIT] / max(in_steps.sum(), 1))
     if unsplit < MIN_UNSPLIT_SHARE:
@@ -142,7 +142,7 @@ def _unmatched_note(
 
 
 def _step_numbers(steps: tuple[StepSpan, ...]) -> Callable[[int], int | None]:
-    """Return a function from a time (ns) to the number of its step; None before the first step."""
+    """Return a function that maps a time (ns) to the number of its step; None before the first step."""
     starts = [step.start_ns for step in steps]
 
     def number_at(time_ns: int) -> int | None:

@@ -1,4 +1,4 @@
-"""GPU work joined with the host calls that launched it, by correlation and by stream."""
+"""Join GPU work with the host calls that launched it, by correlation and by stream."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from flatout.records.timeline import BEFORE_RECORDING
 class GpuWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The GPU work of one rank with its launches, in the table's order (by start). Columns of equal length.
 
-    Work without a launching call in the recording takes the launch of the work before it on its stream, which
-    cannot have been launched later; where there is none it was launched before the recording.
+    Work without a launching call in the recording takes the launch time of the previous work on its stream, which
+    cannot have been launched later. If there is no previous work, it was launched before the recording.
     """
 
     event: NDArray[np.int64]  # row of the event table
     start_ns: Times
     end_ns: Times
-    launch: NDArray[np.int64]  # row of the launching RUNTIME event, NULL where the work itself has none
-    launched_ns: Times  # BEFORE_RECORDING where launched before it
+    launch: NDArray[np.int64]  # row of the launching RUNTIME event, NULL if the recording has none
+    launched_ns: Times  # BEFORE_RECORDING if launched before the recording
     launch_end_ns: Times
     is_linked: Flags
 
@@ -34,7 +34,7 @@ def link_launches(table: EventTable) -> GpuWork:
     """Join GPU work with its launching calls by correlation; one launch may start many kernels (graphs)."""
     event = np.flatnonzero(table.is_kind(*GPU_WORK))
     runtime = np.flatnonzero(table.is_kind(Kind.RUNTIME) & (table.correlation != NULL))
-    # Stable sort keeps the table's order, so the first of equal correlations is the earliest call.
+    # A stable sort keeps the table's order, so the first of equal correlations is the earliest call.
     runtime = runtime[np.argsort(table.correlation[runtime], kind="stable")]
     wanted = table.correlation[event]
     position = np.searchsorted(table.correlation[runtime], wanted)
@@ -65,7 +65,7 @@ def link_launches(table: EventTable) -> GpuWork:
 
 
 def _last_linked_on_stream(device: NDArray[np.int32], stream: Times, linked: Flags) -> NDArray[np.int64]:
-    """Return for each GPU event the last linked one at or before it on its stream, NULL where there is none."""
+    """Return, for each GPU event, the last linked event at or before it on its stream; NULL if there is none."""
     order = np.lexsort((np.arange(len(stream)), stream, device))
     stream_changes = np.ones(len(order), dtype=np.bool_)
     if len(order):

@@ -1,10 +1,9 @@
-"""The communication kernels of all ranks, matched: which of them are the same collective.
+"""Match the communication kernels of all ranks: find which of them belong to the same collective.
 
-In: timelines of all ranks. Out: a `Match` for each collective, and notes on what could not be matched.
-
-Collectives are matched by process group, then by sequence number where all ranks recorded one, else by the order in
-which they were launched within the recording; kernels launched before it are matched from the back. External ids and
-times play no part: ids differ between ranks, and times need the match to be aligned.
+In: timelines of all ranks. Out: a `Match` for each collective, and notes on unmatched communication. Collectives are
+matched by process group, then by sequence number if all ranks recorded one, else by their launch order within the
+recording; kernels launched before the recording are matched from the end. External ids and times are not used: ids
+differ between ranks, and times can only be aligned after matching.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from flatout.records.events import Quality
 from flatout.records.job import Match
 from flatout.records.timeline import BEFORE_RECORDING, CommunicationCall, RankTimeline
 
-NAMELESS = "?"  # the group of kernels of which no group was recorded
-MIN_COMMON_ENDS = 8  # needed to recognise groups by them
+NAMELESS = "?"  # the group of kernels without a recorded group
+MIN_COMMON_ENDS = 8  # needed to recognise groups by common ends
 MAX_GROUPS_SHOWN = 4
-MAX_END_SPREAD_NS = 50_000  # of the ends of one collective: 10-42 us on one host
+MAX_END_SPREAD_NS = 50_000  # spread of the ends of one collective: 10-42 us on one host
 
-SIZED = {"all_reduce", "all_gather", "reduce_scatter"}  # all ranks pass as many elements
+SIZED = {"all_reduce", "all_gather", "reduce_scatter"}  # all ranks pass the same number of elements
 
 
 class _Queued(NamedTuple):
-    """A call of one rank with its position: 0, 1, ... for those launched in the recording, -1, -2, ... before it."""
+    """A call of one rank with its position: 0, 1, ... if launched in the recording, -1, -2, ... if before it."""
 
     position: int
     call: CommunicationCall
@@ -38,15 +37,15 @@ class _Queued(NamedTuple):
 
 class _QueueKey(NamedTuple):
     group: str
-    pair: tuple[int, int] | None  # the rank that sends and the one that receives; None: collectives of the group
+    pair: tuple[int, int] | None  # the sending and the receiving rank; None: collectives of the group
 
 
 _Queues = dict[int, list[_Queued]]  # by rank
-_CallOfRank = dict[int, CommunicationCall]  # of one collective
+_CallOfRank = dict[int, CommunicationCall]  # the calls of one collective, by rank
 
 
 def match_kernels(timelines: Sequence[RankTimeline]) -> tuple[list[Match], list[Quality]]:
-    """Match the communication of all ranks; what cannot be matched is excluded and noted."""
+    """Match the communication of all ranks; communication that cannot be matched is excluded and noted."""
     if len(timelines) < 2:
         return _single(timelines), []
     present = {t.rank for t in timelines}
@@ -74,7 +73,7 @@ def match_kernels(timelines: Sequence[RankTimeline]) -> tuple[list[Match], list[
 
 
 def world_size_of(timelines: Sequence[RankTimeline]) -> int | None:
-    """Return the world size of the metadata, else the one that the largest recorded group implies."""
+    """Return the world size from the metadata, else the size that the largest recorded group implies."""
     recorded = [t.meta.world_size for t in timelines if t.meta.world_size]
     if recorded:
         return max(recorded)
@@ -84,7 +83,7 @@ def world_size_of(timelines: Sequence[RankTimeline]) -> int | None:
 
 
 def _single(timelines: Sequence[RankTimeline]) -> list[Match]:
-    """Let each kernel of a lone rank stand for itself; only a group of one is complete."""
+    """Return one match per kernel of a single rank; only collectives of a group of one rank are complete."""
     matches = []
     for timeline in timelines:
         for call in timeline.communication.calls:
@@ -105,13 +104,13 @@ def _single(timelines: Sequence[RankTimeline]) -> list[Match]:
 
 
 def _queues_of(timeline: RankTimeline) -> dict[_QueueKey, list[_Queued]]:
-    """Return the rank's calls in launch order, by what they must be matched within."""
+    """Return the rank's calls in launch order, by the key within which they must be matched."""
     kernels = timeline.communication
     groups_of_stream: dict[int, set[tuple[str, tuple[int, ...] | None]]] = defaultdict(set)
     for call in kernels.calls:
         if call.group is not None:
             groups_of_stream[int(kernels.stream[call.kernel])].add((call.group, call.ranks))
-    # By key: whether the call was launched in the recording, when, and the call.
+    # By key: whether the call was launched in the recording, its launch time, and the call.
     launches: dict[_QueueKey, list[tuple[bool, int, CommunicationCall]]] = defaultdict(list)
     for call in kernels.calls:
         if call.operation == "send_recv":
@@ -119,7 +118,7 @@ def _queues_of(timeline: RankTimeline) -> dict[_QueueKey, list[_Queued]]:
         group, ranks = call.group, call.ranks
         stream_groups = groups_of_stream[int(kernels.stream[call.kernel])]
         if group is None and len(stream_groups) == 1:
-            # A kernel without arguments belongs to the only group that the other kernels of its stream name.
+            # A kernel without arguments belongs to the only group that the other kernels on its stream name.
             group, ranks = next(iter(stream_groups))
         key = _QueueKey(_group_key(group, ranks), _pair_of(call, timeline.rank))
         launched_ns = int(kernels.launched_ns[call.kernel])
@@ -147,7 +146,7 @@ def _pair_of(call: CommunicationCall, rank: int) -> tuple[int, int] | None:
 
 @functools.cache
 def _group_key(group: str | None, ranks: tuple[int, ...] | None) -> str:
-    """Return the group's name with its ranks, as names repeat between disjoint groups of the same kind."""
+    """Return the group's name with its ranks, because disjoint groups of the same kind share a name."""
     if group is None:
         return NAMELESS
     return f"{group}:{','.join(map(str, ranks))}" if ranks else group
@@ -203,7 +202,7 @@ def _match_group(
 
 
 def _agree(calls: _CallOfRank, operations: set[str]) -> bool:
-    """Whether the calls can be of one collective, by their kind and size."""
+    """Whether the calls can belong to one collective, by their kind and size."""
     if len(operations) > 1:
         return False
     sizes = {call.num_elements for call in calls.values()} - {None}
@@ -211,7 +210,7 @@ def _agree(calls: _CallOfRank, operations: set[str]) -> bool:
 
 
 def _aligned(by_rank: _Queues, counts: dict[int, int], ends: dict[int, NDArray[np.int64]]) -> _Queues:
-    """Align recordings of different length from the front or from the back, where the ends agree better."""
+    """Align recordings of different length at the front or at the back, whichever makes the ends agree better."""
     longest = max(counts, key=lambda rank: counts[rank])
     reference_ends = {position: int(ends[longest][call.kernel]) for position, call in by_rank[longest]}
     aligned = {}
@@ -224,9 +223,9 @@ def _aligned(by_rank: _Queues, counts: dict[int, int], ends: dict[int, NDArray[n
 
 
 def _disagreement(own_ends: Mapping[int, int], reference_ends: Mapping[int, int], shift: int) -> float:
-    """How much the distances between common ends differ, where the own positions are shifted.
+    """Return the spread of the distances between common ends if the rank's own positions are shifted by `shift`.
 
-    How far apart the ends are is the clocks' affair; that they are equally far apart shows the right match.
+    The distance itself depends on the clocks; a constant distance shows the right match.
     """
     common = [position for position in own_ends if position + shift in reference_ends]
     if not common:
@@ -236,7 +235,7 @@ def _disagreement(own_ends: Mapping[int, int], reference_ends: Mapping[int, int]
 
 
 def _members(by_rank: _Queues, world: int | None, group: str) -> tuple[int, ...] | None:
-    """Return the group's ranks: recorded, else all of the world if the group has its size or nothing else is known."""
+    """Return the group's ranks: as recorded, else the entire world if the group has its size or no size is known."""
     for call in _calls(by_rank):
         if call.ranks and call.group_size in (None, len(call.ranks)):
             return call.ranks
@@ -255,12 +254,13 @@ def _calls(by_rank: _Queues) -> Iterator[CommunicationCall]:
 
 
 def _side_by_side(by_rank: _Queues) -> list[_CallOfRank]:
-    """Group calls by sequence number where every call launched in the recordings has its own, else by position."""
+    """Group calls by sequence number if every call launched in the recordings has its own, else by position."""
     collectives: dict[object, _CallOfRank] = defaultdict(dict)
     has_numbers = all(_is_numbered(queue) for queue in by_rank.values())
     for rank, queue in by_rank.items():
         for position, call in queue:
-            # Those launched before the recording have no number, and their position only where all begin alike.
+            # Calls launched before the recording have no number, and their position is right only if all recordings
+            # begin alike.
             key = ("sequence", call.sequence) if has_numbers and position >= 0 else ("position", position)
             collectives[key][rank] = call
     return list(collectives.values())
@@ -287,7 +287,7 @@ def _match_pair(group: str, pair: tuple[int, int], by_rank: _Queues) -> Iterator
 
 
 def _groups_by_ends(by_rank: _Queues, timelines: Sequence[RankTimeline]) -> list[_Queues]:
-    """Group ranks by whose nameless collectives end together; one group of all where the ends do not show groups."""
+    """Group ranks whose nameless collectives end together; return one group of all if the ends show no groups."""
     ends = {t.rank: t.communication.end_ns for t in timelines}
     common = set.intersection(*({position for position, _ in queue} for queue in by_rank.values()))
     if len(common) < MIN_COMMON_ENDS:
@@ -309,7 +309,7 @@ def _groups_by_ends(by_rank: _Queues, timelines: Sequence[RankTimeline]) -> list
 
 
 def _end_together(ends: NDArray[np.int64], other_ends: NDArray[np.int64]) -> bool:
-    """Whether all ends are as far apart, as they are where only the clocks differ."""
+    """Whether all ends are the same distance apart, as they are if only the clocks differ."""
     distances = ends - other_ends
     return bool(np.median(np.abs(distances - np.median(distances))) <= MAX_END_SPREAD_NS)
 

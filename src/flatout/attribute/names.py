@@ -1,7 +1,7 @@
-"""Patterns of event names: is this kernel communication, this call a synchronisation, this annotation a loader?
+"""Patterns of event names: whether a kernel is communication, a call synchronises, an annotation is a data loader.
 
-Each pattern is searched once per distinct name, never once per event. Names are those of CUDA, ROCm, XPU and of the
-libraries seen in public traces; the list grew with the traces that were read.
+Each pattern is searched once per distinct name, never once per event. The names are those of CUDA, ROCm, XPU and the
+libraries seen in public traces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COMMUNICATION_KERNEL = re.compile(
     r"|(?:^|[^a-z])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?:_?kernel|_push|_pull|<|\()",
     re.IGNORECASE,
 )
-GENERATED_KERNEL = re.compile(r"^triton_|^void at::native")  # inductor names fused kernels after what they fuse
+GENERATED_KERNEL = re.compile(r"^triton_|^void at::native")  # inductor names kernels after the fused operations
 DATA_LOADING = re.compile(r"DataLoader.*__next__")
 PYTHON_DATA_LOADING = re.compile(r"torch/utils/data/dataloader\.py.*__next__")
 CHECKPOINT = re.compile(
@@ -60,13 +60,13 @@ TENSOR_CORE = re.compile(
 
 
 def matching(names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """Return True for each dictionary name in which the pattern is found; shape (len(names),)."""
+    """Return True for each name in the dictionary that contains the pattern; shape (len(names),)."""
     search = pattern.search
     return np.fromiter((search(name) is not None for name in names), dtype=np.bool_, count=len(names))
 
 
 def communication_kernels(names: Sequence[str]) -> NDArray[np.bool_]:
-    """Return True for each name that is a kernel of a communication library."""
+    """Return True for each name of a kernel from a communication library."""
     return matching(names, COMMUNICATION_KERNEL) & ~matching(names, GENERATED_KERNEL)
 
 
@@ -88,7 +88,7 @@ _OPERATIONS = (
 
 
 def operation(name: str) -> str:
-    """Return the collective that a kernel, annotation or recorded call names: `all_reduce`, ..., else `unknown`."""
+    """Return the collective named by a kernel, annotation or recorded call: `all_reduce`, ..., else `unknown`."""
     if "cross_device_reduce" in name or "one_shot" in name or "two_shot" in name:
         return "all_reduce"
     for word, pattern in _OPERATIONS:

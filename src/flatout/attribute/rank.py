@@ -1,6 +1,6 @@
-"""One rank's events -> its window, its steps and the part that each moment went to.
+"""Attribute one rank's events: find its window and its steps, and give each moment to a part.
 
-Exposed communication stays unsplit here: how much of it was waiting shows only in the other ranks' traces (`split.py`).
+Exposed communication stays unsplit here: only the other ranks' traces show how much of it was waiting (`split.py`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from flatout.records.events import EventTable, Kind, Quality
 from flatout.records.timeline import CommunicationKernels, RankTimeline, Segments
 from flatout.records.track import RankTrack
 
-MIN_UNLINKED_SHARE = 0.25  # a host that runs a whole step ahead of three recorded ones leaves as much
+MIN_UNLINKED_SHARE = 0.25  # reached by a host that runs one step ahead, with three steps recorded
 
 
 def attribute_rank(table: EventTable, rank: int | None = None, *, with_track: bool = False) -> RankTimeline:
-    """Give every nanosecond of the rank's window to one part; `rank` overrides what the trace says of itself.
+    """Give every nanosecond of the rank's window to one part; `rank` overrides the rank that the trace states.
 
-    `with_track` also keeps what a replay needs: each launch and each kernel.
+    `with_track` also keeps each launch and each kernel, which a replay needs.
     """
     work = link_launches(table)
     marks = host_steps(table)
@@ -78,7 +78,7 @@ def _track(
 def _gpu_parts(
     table: EventTable, work: GpuWork, is_comm: Flags, states: HostStates, bounds: tuple[int, int, int]
 ) -> Segments:
-    """GPU busy first (compute, communication, copies), then the gaps by what the host was doing."""
+    """Assign times with GPU work first (compute, communication, copies), then the gaps by the host's activity."""
     low, lead_in_end, high = bounds
     start, end = clip(work.start_ns, work.end_ns, low, high)
     is_kernel = table.kind[work.event] == Kind.KERNEL
@@ -100,7 +100,7 @@ def _gpu_parts(
         is_drained = drained[gap]
     else:
         before_ready = is_drained = np.zeros(len(at), dtype=np.bool_)
-    # From the last rule to the first, so that an earlier rule overwrites a later one.
+    # Apply the last rule first, so that earlier rules overwrite later ones.
     part = np.full(len(at), Part.UNATTRIBUTED, dtype=np.uint8)
     part[covers(*states.active, at)] = Part.HOST_LAUNCH
     part[~before_ready] = Part.LAUNCH_LATENCY
@@ -122,7 +122,7 @@ def _gpu_parts(
 def _gap_ends(
     work: GpuWork, states: HostStates, gap_start: Times, gap_end: Times, window_end: int
 ) -> tuple[Times, Flags]:
-    """For each gap: when the work that ends it had been launched, and whether a synchronising call drained it."""
+    """Return, for each gap, when the work that ends it was launched, and whether a synchronising call drained it."""
     order = np.lexsort((-np.maximum(work.launch_end_ns, 0), work.start_ns))
     at = np.searchsorted(work.start_ns[order], gap_end, side="left")
     follows = at < len(order)
@@ -139,7 +139,7 @@ def _take(start: Times, end: Times, rows: Flags) -> tuple[Times, Times]:
 
 
 def _has_launches(table: EventTable) -> bool:
-    """The host launched kernels, whether or not the profiler recorded them."""
+    """Whether the host launched kernels, even if the profiler did not record the kernels."""
     is_launch = names.matching(table.names, names.LAUNCH)
     return bool((is_launch[table.name] & (table.kind == Kind.RUNTIME)).any())
 

@@ -1,10 +1,9 @@
-"""Exposed communication split into transfer, wait, bubble and unsplit, by when the other ranks arrived.
+"""Split exposed communication into transfer, wait, bubble and unsplit, by the arrival of the other ranks.
 
-In: timelines and matches on the common clock. Out: when each kernel stopped waiting, segments with the split parts.
-
-A kernel waits until the last rank that it needs has arrived, and then transfers. Who is needed: everyone, in
-a collective that combines all; the root, for the others of a broadcast or scatter (the root needs nobody); everyone,
-for the root of a reduce or gather (the others need nobody); the partner, in a send and receive.
+In: timelines and matches on the common clock. Out: when each kernel stopped waiting, and segments with the split parts.
+A kernel waits until the last rank that it needs has arrived, and then transfers. In a collective that combines all
+data, every rank needs all others. In a broadcast or scatter, the others need the root, and the root needs nobody. In a
+reduce or gather, the root needs all others, and these need nobody. In a send and receive, each needs its partner.
 """
 
 from __future__ import annotations
@@ -71,9 +70,9 @@ def _arrive(
 
 
 def _needed_rank(match: Match, rank: int, last: int) -> int | None:
-    """Return the rank that this one has to wait for, itself where it needs nobody; None if that is unknown.
+    """Return the rank that this rank has to wait for, itself if it needs nobody; None if that is unknown.
 
-    `last`: the recorded rank that arrived last.
+    `last` is the recorded rank that arrived last.
     """
     if match.root is None and match.operation in FROM_ROOT | TO_ROOT:
         return None
@@ -85,7 +84,7 @@ def _needed_rank(match: Match, rank: int, last: int) -> int | None:
 
 
 def _root(match: Match) -> int | None:
-    """Return the root as a rank of the job: it may be recorded as one of the group, but one of the job comes first."""
+    """Return the root as a rank of the job; a root that is not a member of the group is taken as a rank within it."""
     root = match.root
     if root is None or match.members is None or root in match.members:
         return root
@@ -93,7 +92,7 @@ def _root(match: Match) -> int | None:
 
 
 def split_segments(timeline: RankTimeline, arrival: Arrivals) -> Segments:
-    """Split the exposed communication of a rank; all pipeline waits become `BUBBLE` here (see `cap_bubbles`)."""
+    """Split a rank's exposed communication; all pipeline waits become `BUBBLE` here (see `cap_bubbles`)."""
     segments = timeline.segments
     kernels = timeline.communication
     start, until, end = kernels.start_ns, arrival.until_ns, kernels.end_ns
@@ -102,7 +101,7 @@ def split_segments(timeline: RankTimeline, arrival: Arrivals) -> Segments:
         return union(*clip(begin[rows], finish[rows], timeline.window_start_ns, timeline.window_end_ns))
 
     is_known, is_pipeline = arrival.is_known, arrival.is_pipeline
-    # The last one wins: transfer over unknown over waiting for a collective over waiting in the pipeline.
+    # Later claims overwrite earlier ones: transfer, then unknown, then waiting for a collective, then for the pipeline.
     claims = [
         (merged(start, until, is_known & is_pipeline), Part.BUBBLE),
         (merged(start, until, is_known & ~is_pipeline), Part.WAIT),
@@ -122,7 +121,7 @@ def split_segments(timeline: RankTimeline, arrival: Arrivals) -> Segments:
 
 
 def exposed_ns(segments: Segments, start: Times, end: Times, part: Part) -> Times:
-    """Return the nanoseconds of `part` in each interval, by start; overlaps belong to the interval that began first."""
+    """Return the nanoseconds of `part` in each interval, by start; an overlap counts for the earlier interval."""
     if len(start) == 0:
         return np.zeros(0, dtype=np.int64)
     end = np.maximum(end, start)
@@ -132,7 +131,7 @@ def exposed_ns(segments: Segments, start: Times, end: Times, part: Part) -> Time
 
 
 def pipelines(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -> list[Pipeline]:
-    """Return the chains of ranks that send to each other, with the microbatches that pass through them per step."""
+    """Return the chains of ranks that send to each other, with the number of microbatches per step."""
     num_steps = max((len(t.steps) for t in timelines), default=0) or 1
     num_sent: dict[tuple[int, int], int] = defaultdict(int)
     for match in matches:
@@ -164,9 +163,9 @@ def _connected(start: int, neighbours: dict[int, set[int]]) -> set[int]:
 
 
 def cap_bubbles(timeline: RankTimeline, segments: Segments, pipeline: Pipeline | None) -> Segments:
-    """Make pipeline waiting beyond the idle share of an ideal schedule of that shape wait instead of bubble.
+    """Turn pipeline waiting beyond the idle share of an ideal schedule of that shape from bubble into wait.
 
-    Each step keeps its first nanoseconds of pipeline waiting as bubble, up to that share of the step.
+    In each step, the first nanoseconds of pipeline waiting stay bubble, up to that share of the step.
     """
     is_bubble = segments.part == Part.BUBBLE
     if not is_bubble.any():
@@ -178,7 +177,7 @@ def cap_bubbles(timeline: RankTimeline, segments: Segments, pipeline: Pipeline |
             part=np.where(is_bubble, Part.WAIT, segments.part).astype(np.uint8),
         )
     spans = [(s.start_ns, s.end_ns) for s in timeline.steps] or [(timeline.window_start_ns, timeline.window_end_ns)]
-    excesses = []  # from the time at which a span has had its share of bubble, to the span's end
+    excesses = []  # from the time at which a span's bubbles reach the allowed share, to the span's end
     for start, end in spans:
         allowed_ns = round((end - start) * pipeline.ideal_bubble_share)
         excesses.append((_spent_at(segments, start, end, allowed_ns), end))
@@ -193,7 +192,7 @@ def cap_bubbles(timeline: RankTimeline, segments: Segments, pipeline: Pipeline |
 
 
 def _spent_at(segments: Segments, start: int, end: int, allowed: int) -> int:
-    """Return the time at which the bubbles of [start, end) have summed up to `allowed`, or `end`."""
+    """Return the time at which the bubbles in [start, end) sum to `allowed`, or `end` if they do not."""
     inside = np.minimum(segments.end_ns, end) - np.maximum(segments.start_ns, start)
     lengths = np.where(segments.part == Part.BUBBLE, inside.clip(min=0), 0)
     total = np.cumsum(lengths)

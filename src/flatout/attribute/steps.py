@@ -1,4 +1,4 @@
-"""The window of a rank and its steps: when the GPU begins and ends each.
+"""Find a rank's window and its steps, with the time at which each begins and ends on the GPU.
 
 In: a rank's events and GPU work. Out: the profiler's step marks on the host, the window, and the GPU's steps.
 """
@@ -23,11 +23,11 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     number: tuple[int, ...]
     start_ns: Times
     end_ns: Times
-    thread: int | None  # row of table.threads, None without steps
+    thread: int | None  # row of table.threads; None without steps
 
 
 def host_steps(table: EventTable) -> HostSteps:
-    """Return the `ProfilerStep#N` marks of the thread that has most of them; the first of equal numbers counts."""
+    """Return the `ProfilerStep#N` marks of the thread with the most marks; the first of equal numbers counts."""
     numbers = np.full(len(table.names), -1, dtype=np.int64)
     for row, name in enumerate(table.names):
         if name.startswith("ProfilerStep"):
@@ -51,9 +51,9 @@ def host_steps(table: EventTable) -> HostSteps:
 
 
 def window_of(table: EventTable, marks: HostSteps, work: GpuWork) -> tuple[int, int]:
-    """Return the time from the first host step to the end of the last one and of its GPU work.
+    """Return the interval from the start of the first host step to the end of the last one and of its GPU work.
 
-    Without steps, from the first event to the last.
+    Without steps, it extends from the first event to the last.
     """
     if marks.number:
         end = int(marks.end_ns.max())
@@ -67,7 +67,7 @@ def window_of(table: EventTable, marks: HostSteps, work: GpuWork) -> tuple[int, 
 
 
 def step_spans(marks: HostSteps, work: GpuWork, window_end_ns: int) -> tuple[StepSpan, ...]:
-    """Return the steps: each begins at its host mark, or when the last GPU work launched before the mark has ended."""
+    """Return the steps: each begins at its mark, or when the last GPU work launched before the mark ends, if later."""
     if not marks.number:
         return ()
     begins = marks.start_ns

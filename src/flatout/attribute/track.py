@@ -1,8 +1,8 @@
-"""Events of one rank -> its `RankTrack`: launches, what the host waited for, and the order that streams keep.
+"""Build the `RankTrack` of one rank: its launches, what the host waited for, and the order that the streams keep.
 
-A synchronising call waited for the last work that ended inside it. A stream is taken to wait for another one where
-a work begins right when one of the other stream has ended, and where it has to: a collective follows the work launched
-before it, and the optimizer follows all collectives.
+A synchronising call waited for the last work that ended inside it. A stream is taken to wait for another one if its
+work begins just after work of the other stream has ended, and wherever it has to: a collective follows the work
+launched before it, and the optimizer follows all collectives.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from flatout.records.events import NULL, EventTable, Kind
 from flatout.records.timeline import CommunicationKernels, Segments
 from flatout.records.track import GpuWorkKind, Node, RankTrack, Spent
 
-NEAR_NS = 10_000  # a work that begins within this time after another ended may have waited for it
+NEAR_NS = 10_000  # work that begins within this time after other work ended may have waited for it
 RETURN_NS = 5_000  # the clocks of host and GPU agree to within about this
-MOST_OF = 0.9  # a call that lasts during this share of a copy blocked the host for it
+MOST_OF = 0.9  # a call that spans at least this share of a copy blocked the host for it
 Intervals = tuple[Times, Times]
 Rows = NDArray[np.int64]
 _SPENT_PARTS = {Part.COMPUTE: Spent.COMPUTE, Part.DATA_LOADING: Spent.DATA_LOADING, Part.CHECKPOINT: Spent.CHECKPOINT}
 
 
 def rank_track(table: EventTable, work: GpuWork, is_comm: Flags, states: HostStates, marks: HostSteps) -> RankTrack:
-    """The track of a rank with GPU work and step marks."""
+    """Return the track of a rank with GPU work and step marks."""
     low, high = int(marks.start_ns[0]), int(marks.end_ns.max())
     order = np.argsort(work.launched_ns, kind="stable")
     order = order[work.launched_ns[order] < high]
@@ -53,7 +53,7 @@ def rank_track(table: EventTable, work: GpuWork, is_comm: Flags, states: HostSta
     rows.append(np.full(len(bounds), -1))
     tails.append(np.zeros(len(bounds), dtype=np.int64))
     time, node = np.concatenate(times), np.concatenate(kinds)
-    # At equal times a mark comes first (the last one last), and a launch before the wait inside its call.
+    # At equal times, a mark comes first (the final mark last), and a launch before the wait inside its call.
     rank_of = np.where(node == Node.MARK, np.where(time == high, 9, -1), node)
     sort = np.lexsort((rank_of, time))
     time, node = time[sort], node[sort]
@@ -87,7 +87,7 @@ def rank_track(table: EventTable, work: GpuWork, is_comm: Flags, states: HostSta
 
 
 def cpu_track(segments: Segments, communication: CommunicationKernels, marks: HostSteps) -> RankTrack:
-    """The track of a rank without GPU work: operators are host time, and exposed communication is a wait for it."""
+    """Return the track of a rank without GPU work: operators are host time, exposed communication a wait for it."""
     low, high = int(marks.start_ns[0]), int(marks.end_ns.max())
     exposed = (segments.part == Part.COMMUNICATION_UNSPLIT) & (segments.start_ns < high) & (segments.end_ns > low)
     wait_start, wait_end = segments.start_ns[exposed], np.minimum(segments.end_ns[exposed], high)
@@ -126,7 +126,7 @@ def cpu_track(segments: Segments, communication: CommunicationKernels, marks: Ho
         start_ns=start - low,
         end_ns=end - low,
         launched_by=position[: len(start)],
-        stream=np.arange(len(inside), dtype=np.int64),  # collectives of gloo may run at the same time
+        stream=np.arange(len(inside), dtype=np.int64),  # gloo collectives can run at the same time
         after=np.full(len(inside), -1, dtype=np.int64),
         communication=inside,
         phase=np.full(len(inside), Spent.HOST, dtype=np.uint8),
@@ -135,7 +135,7 @@ def cpu_track(segments: Segments, communication: CommunicationKernels, marks: Ho
 
 
 class _Calls:
-    """Host calls that the GPU blocked, and the work that each waited for."""
+    """Host calls that were blocked by the GPU, and the work that each waited for."""
 
     def __init__(self, table: EventTable, work: GpuWork, states: HostStates, order: Rows, low: int, high: int) -> None:
         self._table, self._work, self._states = table, work, states
@@ -144,7 +144,7 @@ class _Calls:
         self._order, self._low, self._high = order, low, high
 
     def waiting(self) -> tuple[dict[Node, tuple[Times, Rows, Times]], Intervals]:
-        """Return by node when calls began, the work they waited for and how long they took after it; all intervals."""
+        """Return calls by node (start, the work it waited for, its duration after that), and all intervals."""
         table, states = self._table, self._states
         mine = states.launching_threads[table.thread] & (table.kind == Kind.RUNTIME)
         syncs = np.flatnonzero(mine & synchronising_calls(table, self._work))
@@ -169,7 +169,7 @@ class _Calls:
         return result, (np.concatenate(starts), np.concatenate(ends))
 
     def _last_ended(self, start: Times, end: Times) -> Rows:
-        """Return the last work that ended inside each interval and was launched before it; -1 where there is none."""
+        """Return the last work that was launched before each interval and ended in it; -1 if there is none."""
         ends = self._end[self._by_end]
         at = np.searchsorted(ends, end + RETURN_NS, side="right") - 1
         row = self._by_end[np.maximum(at, 0)]
@@ -177,7 +177,7 @@ class _Calls:
         return np.where(good, row, -1)
 
     def _blocking_copies(self) -> tuple[Rows, Rows]:
-        """Return the calls that copied from or into pageable memory until that was done, and the rows of the copies."""
+        """Return the calls that blocked until a copy from or into pageable memory was done, and the copies' rows."""
         table, work = self._table, self._work
         is_pageable = np.fromiter(("Pageable" in name for name in table.names), np.bool_, len(table.names))
         event, launch = work.event[self._order], work.launch[self._order]
@@ -185,7 +185,7 @@ class _Calls:
         calls = launch[rows]
         start, end = self._start[rows], self._end[rows]
         done = (end <= table.end_ns[calls] + RETURN_NS) & (end > table.start_ns[calls])
-        # The copy of a large batch lasts so long that clocks may differ by more.
+        # For the long copy of a large batch, the clocks may differ by more than RETURN_NS.
         together = np.minimum(end, table.end_ns[calls]) - np.maximum(start, table.start_ns[calls])
         done |= together >= np.maximum(MOST_OF * (end - start), 10 * RETURN_NS)
         return calls[done], rows[done]
@@ -214,7 +214,7 @@ def _work_kinds(table: EventTable, work: GpuWork, is_comm: Flags) -> NDArray[np.
 
 
 def _phases(table: EventTable, states: HostStates) -> dict[Spent, Intervals]:
-    """Return the intervals of what the host does; where they overlap, the first one counts."""
+    """Return the intervals of each kind of host activity; if they overlap, the first kind counts."""
     annotated = table.is_kind(Kind.USER_ANNOTATION, Kind.CPU_OP) & states.launching_threads[table.thread]
     optimizer = annotated & table.name_matches(names.matching(table.names, names.OPTIMIZER))
     zero_grad = annotated & table.name_matches(names.matching(table.names, names.ZERO_GRAD))
@@ -230,7 +230,7 @@ def _phases(table: EventTable, states: HostStates) -> dict[Spent, Intervals]:
 
 
 def _spent(time: Times, phases: dict[Spent, Intervals], blocked: Intervals) -> NDArray[np.int64]:
-    """Return the unblocked host time since the previous node by what it was spent on; shape (nodes, Spent)."""
+    """Return the unblocked host time since the previous node by activity; shape (nodes, Spent)."""
     blocked = union(*blocked)
     taken = blocked
     spent = np.zeros((len(time), len(Spent)), dtype=np.int64)
@@ -244,7 +244,7 @@ def _spent(time: Times, phases: dict[Spent, Intervals], blocked: Intervals) -> N
 
 
 def _after(start: Times, end: Times, stream: Times, is_comm: Flags, is_optimizer: Flags, launched_by: Rows) -> Rows:
-    """Return the work of another stream that each had to wait for, -1 where none; rows are in the order of launch."""
+    """Return the work on another stream that each had to wait for, -1 if none; rows are in launch order."""
     num = len(start)
     result = np.full(num, -1, dtype=np.int64)
     if num == 0:
@@ -252,7 +252,7 @@ def _after(start: Times, end: Times, stream: Times, is_comm: Flags, is_optimizer
     rows = np.arange(num)
     by_end = np.argsort(end, kind="stable")
     at = np.searchsorted(end[by_end], start + 1_000, side="right")
-    for back in range(1, 4):  # of the last few that ended, the first that is of another stream and launched before
+    for back in range(1, 4):  # of the last few that ended, take the first on another stream launched before
         position = at - back
         near = by_end[np.maximum(position, 0)]
         good = (result < 0) & (position >= 0) & (stream[near] != stream) & (near < rows)

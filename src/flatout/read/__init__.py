@@ -1,4 +1,4 @@
-"""Trace files to event tables: `open_sources` finds the files, `read_trace` reads one, `assign_ranks` says whose."""
+"""Read trace files into event tables: `open_sources` finds them, `read_trace` reads each, `assign_ranks` adds ranks."""
 
 from __future__ import annotations
 

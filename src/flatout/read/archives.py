@@ -1,9 +1,9 @@
-"""Unpack the traces of a tar archive into a folder, trusting nothing in it.
+"""Unpack the traces of an untrusted tar archive into a folder.
 
-In: `.tar`, `.tar.gz`, `.tar.xz` (by content). Out: regular files below the folder. An archive with an absolute
-path, `..`, a link, a device or a sparse file is refused as a whole; so is one that grows beyond the limits, which are
-counted while unpacking. Members that are not traces are skipped; of a damaged archive, what comes before the damage
-is kept.
+In: `.tar`, `.tar.gz`, `.tar.xz` (by content). Out: regular files below the folder. An archive that contains an absolute
+path, `..`, a link, a device or a sparse file is refused completely, and so is one that exceeds the limits, which are
+checked while unpacking. Members that are not traces are skipped. From a damaged archive, the members before the damage
+are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flatout.errors import InputError
 from flatout.read.stream import ByteStream, Limits
 
 _COPY_BYTES = 1 << 20
-_MAX_HEADER_BYTES = 1 << 20  # of a long name or an extended header, which tarfile would hold in memory
+_MAX_HEADER_BYTES = 1 << 20  # of a long name or an extended header, which tarfile holds in memory
 _HINT = "unpack it yourself, look at what it holds, and give the folder"
 _HEADERS = (
     tarfile.XHDTYPE,
@@ -32,12 +32,12 @@ _HEADERS = (
 
 
 class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
-    problem: str | None  # why the archive ends early, if it does
-    repeated_names: tuple[str, ...]  # of members that replaced an earlier one
+    problem: str | None  # why the archive ends early; None if it is complete
+    repeated_names: tuple[str, ...]  # of members that replaced an earlier member
 
 
 def unpack(path: Path, folder: Path, suffixes: tuple[str, ...], limits: Limits) -> Unpacked:
-    """Write the members that end with one of `suffixes` below `folder`."""
+    """Write the members whose names end with one of `suffixes` below `folder`."""
     repeated: dict[str, None] = {}
     with ByteStream(path, str(path), limits) as stream:
         try:
@@ -59,7 +59,7 @@ def unpack(path: Path, folder: Path, suffixes: tuple[str, ...], limits: Limits) 
 
 
 class _File(io.RawIOBase):
-    """What tarfile needs of a file."""
+    """The file interface that tarfile requires."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -77,7 +77,7 @@ class _HeaderTooLargeError(Exception):
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose extended headers cannot be used to fill the memory."""
+    """A member whose extended headers cannot exhaust the memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:

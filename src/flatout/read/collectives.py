@@ -1,6 +1,6 @@
-"""The arguments of a collective as the record of them, whatever types the profiler wrote them in.
+"""Convert the arguments of a collective to a `CollectiveArgs`, whatever types the profiler wrote.
 
-In: `args` of a kernel or of `record_param_comms`. Out: `CollectiveArgs`, None for what is absent or truncated.
+In: `args` of a kernel or of `record_param_comms`. Out: `CollectiveArgs`, with None for absent or truncated values.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 from flatout.read.schema import Arguments
 from flatout.records.events import CollectiveArgs
 
-# Of these PyTorch records the root as "Rank", which is the recording rank itself for all others.
+# For these, PyTorch records the root as "Rank"; for all others, "Rank" is the recording rank itself.
 _FROM_ROOT = {"broadcast", "_broadcast_oop", "scatter"}
 _TO_ROOT = {"reduce", "_reduce_oop", "gather"}
 
 
 def collective_args(a: Arguments) -> CollectiveArgs:
-    operation = str(a.operation)  # some profiler may write a list or an object
+    operation = str(a.operation)  # a profiler may write a list or an object
     return CollectiveArgs(
         operation=operation,
         group_name=_text(a.group_name),
@@ -37,7 +37,7 @@ def _text(value: Any) -> str | None:
 
 
 def as_integer(value: Any) -> int | None:
-    """A number, or a text of one: "7", "007" or "0x7f1a"."""
+    """Convert a number, or a number written as text: "7", "007" or "0x7f1a"; None if it is neither."""
     try:
         return int(value, 16) if isinstance(value, str) and value.startswith("0x") else int(value)
     except (TypeError, ValueError, OverflowError):
@@ -45,7 +45,7 @@ def as_integer(value: Any) -> int | None:
 
 
 def as_ranks(value: Any) -> tuple[int, ...] | None:
-    """`[0, 1]` or the text "[0, 1]"; None if empty, or truncated by the profiler ("[0, 1, ...]")."""
+    """Convert `[0, 1]` or the text "[0, 1]"; None if empty, or truncated by the profiler ("[0, 1, ...]")."""
     if isinstance(value, str):
         value = [] if "..." in value else re.findall(r"-?\d+", value)
     if not isinstance(value, list) or not value:

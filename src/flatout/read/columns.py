@@ -1,8 +1,8 @@
-"""A block of event text to columns.
+"""Decode a block of event text to columns.
 
-In: bytes that hold whole JSON events, separated by commas. Out: one numpy array per column of the event table, with
-times still relative to the file's base and ids into this decoder's own dictionaries; `table` joins the blocks.
-Text that does not decode strictly goes to `lenient`. Nothing here knows about files or processes.
+In: bytes that hold complete JSON events, separated by commas. Out: one numpy array per column of the event table, with
+times relative to the file's base time, and ids into this decoder's own dictionaries; `table` joins the blocks. Text
+that does not decode strictly goes to `lenient`. This module does not depend on files or processes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from flatout.records.events import COLUMNS, GPU_WORK, NULL, CollectiveArgs, Kind
 _IS_ON_DEVICE = np.zeros(256, np.bool_)
 _IS_ON_DEVICE[[*GPU_WORK, Kind.GPU_ANNOTATION, Kind.SYNC, MTIA_DEVICE]] = True
 
-# Python functions show where the host waits for data or writes a checkpoint; the rest is most of the file and unused.
+# Only Python functions that wait for data or write a checkpoint are used; the others are most of the file.
 # torch/utils/checkpoint.py is activation recomputation, not a checkpoint.
 _KEPT_PYTHON = re.compile(
     r"torch/utils/data/|data_?loader|dataset|torch/serialization\.py\(\d+\): _?(?:legacy_)?save"
@@ -52,7 +52,7 @@ class _KeptPython(dict[str, bool]):
 
 
 class BlockDecoder:
-    """Decodes blocks one after another; dictionaries and counts grow over all of them."""
+    """Decodes blocks one after another; its dictionaries and counts grow over all of them."""
 
     def __init__(self) -> None:
         self.names: Codes[str] = Codes()
@@ -60,7 +60,7 @@ class BlockDecoder:
         self.shapes: Codes[bytes] = Codes()
         self.collectives: Codes[CollectiveArgs] = Codes()
         self.kinds = KindOfCategory()
-        self.dropped: Counter[str] = Counter()  # by design: phases and categories that no analysis needs
+        self.dropped: Counter[str] = Counter()  # dropped by design: phases and categories that no analysis needs
         self.damage: Counter[str] = Counter()  # keys of `quality.DAMAGE`
         self._kept_python = _KeptPython()
         self._strict = msgspec.json.Decoder(list[AnyEvent])
@@ -73,7 +73,7 @@ class BlockDecoder:
             if columns is None:
                 columns = self._columns(self._exact.decode(text), ExactEvent)
         except UNREADABLE:
-            from flatout.read import lenient  # its patterns take milliseconds to compile, and most files are whole
+            from flatout.read import lenient  # its patterns take milliseconds to compile, and most files are undamaged
 
             columns = self._columns(lenient.decode(text[1:-1], self.damage), ExactEvent)
         assert columns is not None
@@ -91,7 +91,7 @@ class BlockDecoder:
         )
 
     def _columns(self, events: list[Any], complete: type[CompleteEvent] | type[ExactEvent]) -> Columns | None:
-        """The columns of decoded events; None if `CompleteEvent` cannot hold their times exactly."""
+        """Return the columns of decoded events; None if `CompleteEvent` cannot hold their times exactly."""
         rows: list[Any] = [event for event in events if type(event) is complete]
         kind_of = self.kinds
         kind = np.fromiter([kind_of[row.cat or row.pid] for row in rows], np.uint8, len(rows))
@@ -115,7 +115,7 @@ class BlockDecoder:
         }
 
     def _needed(self, rows: list[Any], kind: NDArray[np.uint8], placed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """True for events that an analysis needs; counts the others."""
+        """Return True for events that an analysis needs; count the others."""
         self.damage["no time"] += len(rows) - int(placed.sum())
         needed = np.ones(len(rows), np.bool_)
         for index in np.flatnonzero(((kind == SKIPPED) | (kind == Kind.PYTHON)) & placed).tolist():
@@ -126,7 +126,7 @@ class BlockDecoder:
         return needed
 
     def _argument_columns(self, rows: list[Any], kind: NDArray[np.uint8]) -> Columns:
-        """Columns of `args`; lists are built only for rows that can have a value: a third of the time."""
+        """Return the columns of `args`. Lists are built only for rows that can have a value, in a third of the time."""
         arguments = [row.args for row in rows]
         external_id = self._integers([a.external_id for a in arguments])
         without = np.flatnonzero(external_id == NULL)
@@ -166,7 +166,7 @@ class BlockDecoder:
             return np.fromiter(map(self._integer, values), np.int64, len(values))
 
     def _integer(self, value: Any) -> int:
-        """An id as a number, whatever it was written as; null where it is none or does not fit 64 bits."""
+        """Return an id as a number, whatever type it was written as; NULL if it is not a number or exceeds 64 bits."""
         number = as_integer(value)
         if number is None:
             return NULL

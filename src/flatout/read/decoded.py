@@ -1,4 +1,4 @@
-"""What decoding gives and `table` takes: columns in pieces, and the dictionaries that their codes refer to."""
+"""The output of decoding and input of `table`: columns in pieces, and the dictionaries that their codes refer to."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from flatout.records.events import CollectiveArgs
 
-Columns = dict[str, NDArray[Any]]  # one array a column of the event table
+Columns = dict[str, NDArray[Any]]  # one array per column of the event table
 Key = TypeVar("Key")
 
 
 class Codes(dict[Key, int]):
-    """A dictionary that numbers its keys in the order in which they are first asked for."""
+    """A dictionary that numbers its keys in the order of first lookup."""
 
     def __missing__(self, key: Key) -> int:
         code = self[key] = len(self)
@@ -23,7 +23,7 @@ class Codes(dict[Key, int]):
 
 
 class Dictionaries(msgspec.Struct, kw_only=True):
-    """What one decoder knows at its end: the keys of its dictionaries by code, and its counts."""
+    """The final state of one decoder: the keys of its dictionaries by code, and its counts."""
 
     names: list[str]
     threads: list[tuple[int | str, int | str]]

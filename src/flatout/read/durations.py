@@ -1,8 +1,9 @@
-"""Repair durations that cannot be right.
+"""Repair impossible durations.
 
-In: the columns of a table, sorted by time. Out: durations that are not negative and not absurd, and how many were
-changed. Overlap on one stream alone is not an error (programmatic dependent launch, CUDA graphs); what is repaired is a
-duration out of proportion to everything around it, as counters that overflow leave behind (ROCm: TraceLens issue 669).
+In: the columns of a table, sorted by time. Out: durations that are neither negative nor absurd, and the number of
+changes. Overlap on one stream is not an error by itself (programmatic dependent launch, CUDA graphs). Repaired are
+durations out of proportion to everything around them, such as those that overflowing counters cause (ROCm: TraceLens
+issue 669).
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from flatout.read.schema import is_kind
 from flatout.records.events import GPU_WORK
 from flatout.units import NS_PER_S
 
-# Longer than a hundred times the distance to the next start on its stream, and than half of the whole trace.
+# Absurd: longer than a hundred times the distance to the next start on its stream, and than half of the trace.
 _MIN_GAPS = 100
 _MIN_SHARE_OF_SPAN = 0.5
-# Or, whatever follows, longer than a hundred times the whole trace. An annotation may well outlast the last start of a
-# short trace, so only what no recording can hold is cut on the host.
+# Also absurd: longer than a hundred times the complete trace. An annotation can outlast the last start of a short
+# trace, so on the host only durations that no recording can contain are cut.
 _MIN_SPANS = 100
 _MIN_DEVICE_NS = NS_PER_S
 _MIN_HOST_NS = 24 * 3600 * NS_PER_S
-# A mark of a step ends where the next one begins, give or take rounding.
+# A step mark ends where the next one begins, up to rounding.
 _MIN_MARK_OVERLAP_NS = 1_000_000
-# The last one may outlast the recording, but not by more than ten steps.
+# The last mark can outlast the recording, but not by more than ten steps.
 _MIN_MARK_MEDIANS = 10
 
 
 class Repairs(msgspec.Struct, frozen=True, kw_only=True):
     num_negative: int = 0  # negative or missing
     num_clipped: int = 0
-    clipped_ns: int = 0  # by how much in total
-    num_marks: int = 0  # marks of steps that were cut
-    marks_ns: int = 0  # by how much in total
+    clipped_ns: int = 0  # total time removed by clipping
+    num_marks: int = 0  # number of step marks that were cut
+    marks_ns: int = 0  # total time removed from step marks
 
     @property
     def any(self) -> bool:
@@ -44,7 +45,7 @@ class Repairs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def repair_durations(columns: dict[str, NDArray[Any]], is_mark: NDArray[np.bool_]) -> Repairs:
-    """Change `duration_ns` in place; `is_mark` is true for the marks of steps on the host."""
+    """Change `duration_ns` in place; `is_mark` is true for the step marks on the host."""
     start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
     if not len(start_ns):
         return Repairs()
@@ -54,7 +55,7 @@ def repair_durations(columns: dict[str, NDArray[Any]], is_mark: NDArray[np.bool_
     is_work = is_kind(columns["kind"], *GPU_WORK)
     shortest_ns = np.where(is_work, _MIN_DEVICE_NS, _MIN_HOST_NS)
     limit_ns = np.maximum(shortest_ns, min(_MIN_SPANS * span_ns, 1 << 62))
-    end_ns = np.full(len(start_ns), start_ns[-1])  # what a duration beyond its limit is clipped to
+    end_ns = np.full(len(start_ns), start_ns[-1])  # the end to which a duration beyond its limit is clipped
     suspects = duration_ns > _MIN_SHARE_OF_SPAN * span_ns
     if suspects.any():
         work = np.flatnonzero(is_work)
@@ -79,16 +80,18 @@ def repair_durations(columns: dict[str, NDArray[Any]], is_mark: NDArray[np.bool_
 
 
 def _cut_marks(columns: dict[str, NDArray[Any]], marks: NDArray[np.int64]) -> tuple[int, int]:
-    """Cut marks of steps that reach far beyond the next one of their thread, or the last beyond all other events.
+    """Cut step marks that reach far beyond the next mark of their thread, or the last mark beyond all other events.
 
-    Kineto now and then writes a span with a corrupt end. How many were cut, and by how much in total.
+    Kineto occasionally writes a span with a corrupt end. Return the number of marks cut, and the total time removed.
     """
     start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
     num_cut, cut_ns = 0, 0
     last_of_thread: list[tuple[int, NDArray[np.int64]]] = []
     for thread in np.unique(columns["thread"][marks]).tolist():
         rows = marks[columns["thread"][marks] == thread]
-        following = np.searchsorted(start_ns[rows], start_ns[rows], side="right")  # two may start at once
+        following = np.searchsorted(
+            start_ns[rows], start_ns[rows], side="right"
+        )  # two marks can start at the same time
         others = following < len(rows)
         last_of_thread += [(int(row), rows[others]) for row in rows[~others]]
         next_start = start_ns[rows[following[others]]]
@@ -111,7 +114,7 @@ def _cut_marks(columns: dict[str, NDArray[Any]], marks: NDArray[np.int64]) -> tu
 
 
 def _next_start_on_stream(columns: dict[str, NDArray[Any]], work: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each row of `work`, the start of the next later event on the same device and stream; -1 if none."""
+    """Return, for each row of `work`, the next later start on the same device and stream; -1 if none."""
     start_ns, device, stream = columns["start_ns"][work], columns["device"][work], columns["stream"][work]
     order = np.lexsort((start_ns, stream, device))
     start_ns, device, stream = start_ns[order], device[order], stream[order]

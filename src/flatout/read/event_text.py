@@ -1,7 +1,7 @@
-"""Split the text of a trace into what stands before its events, the events in blocks, and what stands after them.
+"""Split the text of a trace into the part before its events, the events in blocks, and the part after them.
 
 In: a `ByteStream`. Out: `EventText`: `head`, an iterator of blocks that begin and end at event boundaries, and after
-the last block `tail` and `is_cut_short`. The whole text is never in memory at once.
+the last block `tail` and `is_cut_short`. The complete text is never in memory at once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MAX_HEAD_BYTES = 1 << 26
 _MAX_EVENT_BYTES = 1 << 28
 _TRACE_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _REPORT_OF_OURS = re.compile(rb'\A\s*\{\s*"schema"\s*:\s*"flatout/')
-# What `--perfetto` writes; a copy of the traces it was made from.
+# The output of `--perfetto`, which is a copy of the traces that it was made from.
 TRACE_OF_OURS = re.compile(rb'"otherData"\s*:\s*\{\s*"flatout"\s*:')
-# Of zip, bzip2, 7-Zip, Zstandard and rar.
+# First bytes of zip, bzip2, 7-Zip, Zstandard and rar files.
 _OTHER_ARCHIVES = (b"PK\x03\x04", b"BZh", b"7z\xbc\xaf", b"\x28\xb5\x2f\xfd", b"Rar!")
 _EVENTS_END = re.compile(rb"\}\s*,?\s*\]")
 _EMPTY_LIST = re.compile(rb"\A\s*\]")
@@ -35,20 +35,20 @@ _MAX_END_CANDIDATES = 16
 
 
 class EventText:
-    """The text of one trace, read once from front to back."""
+    """The text of one trace, read once from start to end."""
 
     def __init__(self, stream: ByteStream, name: str) -> None:
-        self.head = b""  # JSON up to the bracket that opens the events, with it; empty for a top-level list
-        self.tail = b""  # JSON from the bracket that closes the events, without it
+        self.head = b""  # JSON up to and including the bracket that opens the events; empty for a top-level list
+        self.tail = b""  # JSON after the bracket that closes the events
         self.is_cut_short = False  # the list of events is not closed
-        self.has_trailing_comma = False  # behind the last event
+        self.has_trailing_comma = False  # after the last event
         self.num_bytes = 0
         self._stream = stream
         self._name = name
         self._pending = self._find_events()
 
     def blocks(self) -> Iterator[bytes]:
-        """The events, about `BLOCK_BYTES` at a time."""
+        """Yield the events, about `BLOCK_BYTES` at a time."""
         pending = self._pending
         self._pending = b""
         num_wanted = max(BLOCK_BYTES - len(pending), BLOCK_BYTES // 4)
@@ -63,14 +63,14 @@ class EventText:
             elif len(pending) > _MAX_EVENT_BYTES:
                 limit = units.num_bytes(_MAX_EVENT_BYTES)
                 raise InputError(f"{self._name} has more than {limit} without the end of an event", hint=EXPORT_HINT)
-            # Without a boundary twice as much, so that a long event is not searched again and again.
+            # Without a boundary, double the amount, so that a long event is not searched repeatedly.
             num_wanted = max(BLOCK_BYTES - len(pending), BLOCK_BYTES // 4) if boundary else len(pending)
         last = self._split_end(pending)
         if last.strip():
             yield last
 
     def _find_events(self) -> bytes:
-        """Read up to the first event; sets `head`, returns what was read beyond it."""
+        """Read up to the first event and set `head`; return the text read beyond it."""
         text = b""
         while data := self._stream.read(1 << 20):
             self.num_bytes += len(data)
@@ -110,7 +110,7 @@ class EventText:
         return InputError(f"{name} is not a JSON trace: it begins with `{beginning}`", hint=EXPORT_HINT)
 
     def _split_end(self, text: bytes) -> bytes:
-        """Divide the last text into events and tail; returns the events."""
+        """Divide the last text into events and tail; return the events."""
         last_event = text.rfind(b'"ph"')
         if last_event < 0:
             match = _EMPTY_LIST.search(text)

@@ -1,11 +1,11 @@
-"""Save what can be saved of event text that is not valid JSON, or whose fields have other types than expected.
+"""Recover events from text that is not valid JSON, or whose fields have unexpected types.
 
-In: the text of some events, without the brackets around them. Out: the events, with decimal times. What was repaired or
-lost is counted by the keys of `quality.DAMAGE`. Three attempts, each slower and more tolerant than the one before:
+In: the text of some events, without the brackets around them. Out: the events, with decimal times. Repairs and losses
+are counted by the keys of `quality.DAMAGE`. There are three attempts, each slower and more tolerant than the previous:
 
-1. valid JSON with odd types (`"ts": "12.5"`, entries that are not objects): decode without types and convert;
-2. characters that JSON forbids (control characters, bad UTF-8, `inf`, `nan`): replace them and decode again;
-3. anything else: cut the text where events begin, decode each alone, and read the fields of those that still fail.
+1. valid JSON with odd types (`"ts": "12.5"`, entries that are not objects): decode without types and convert; 2.
+characters that JSON forbids (control characters, bad UTF-8, `inf`, `nan`): replace them and decode again; 3. anything
+else: cut the text where events begin, decode each alone, and read the fields of those that still fail.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _decode = msgspec.json.Decoder(float_hook=Decimal).decode
 
 _SPACES = b"\t\n\r"
 _CONTROL = bytes(code for code in range(32) if code not in _SPACES)
-# Outside strings a control character is at most white space, and inside it is not allowed at all.
+# A control character is at most white space outside strings, and not allowed inside strings.
 _CONTROL_TO_SPACE = bytes(max(code, 32) for code in range(256))
 _NO_NUMBER = re.compile(rb"([:\[,]\s*)[+-]?(?:inf(?:inity)?|nan)(?=\s*[,}\]])", re.IGNORECASE)
 _BAD_ESCAPE = re.compile(rb'(\\\\|\\["/bfnrtu])|\\')
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _TRAILING_COMMA = re.compile(rb",(\s*[}\]])")
-_MAX_JOINED = 16  # events that a list of objects inside one event may be mistaken for
+_MAX_JOINED = 16  # pieces into which a list of objects inside one event may have been cut
 
 _ARGUMENT_OF_KEY = dict(zip(Arguments.__struct_encode_fields__, Arguments.__struct_fields__, strict=True))
 _FIELD = re.compile(
@@ -38,18 +38,18 @@ _FIELD = re.compile(
     + b"|".join(re.escape(key.encode()) for key in ("ph", "cat", "pid", "tid", "ts", "dur", *_ARGUMENT_OF_KEY))
     + rb')"\s*:\s*("(?:[^"\\]|\\.)*"|-?[0-9][-+.0-9eE]*)'
 )
-# A name with quotes in it: up to the quote that another key of an event, or the end of the event, follows.
+# A name with quotes in it: it ends at the quote before another key of an event, or before the event's end.
 _NAME = re.compile(rb'"name"\s*:\s*"(.*?)"\s*(?:,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|s|bp)"\s*:|\}\s*$)', re.DOTALL)
 _TOP_LEVEL = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
 
 
 def decode(text: bytes, damage: Counter[str]) -> list[ExactEvent | None]:
-    """The events; None stands for each one of another phase."""
+    """Return the events; None stands for each event of another phase."""
     return [_event(value, damage) for value in objects(text, damage)]
 
 
 def objects(text: bytes, damage: Counter[str]) -> list[dict[str, Any]]:
-    """The events of all phases as they were decoded."""
+    """Return the events of all phases as decoded."""
     try:
         values = _decode(b"".join((b"[", text, b"]")))
     except UNREADABLE:
@@ -107,7 +107,7 @@ def _whole(piece: bytes) -> Any:
 
 
 def _joined(text: bytes, start: int, ends: list[int]) -> tuple[Any, int]:
-    """The event at `start` with the pieces after it, where these are a list of objects inside of it."""
+    """Return the event at `start`, joined with the pieces after it if they are a list of objects inside it."""
     for number, end in enumerate(ends, 1):
         piece = text[start:end]
         if not _is_open(piece):
@@ -117,12 +117,12 @@ def _joined(text: bytes, start: int, ends: list[int]) -> tuple[Any, int]:
 
 
 def _mended(piece: bytes) -> Any:
-    """With escapes that JSON does not know, and commas before a closing bracket, put right."""
+    """Decode the piece after repairing invalid escapes and commas before a closing bracket."""
     return _whole(_TRAILING_COMMA.sub(rb"\1", _BAD_ESCAPE.sub(lambda match: match[1] or rb"\\", piece)))
 
 
 def _is_open(piece: bytes) -> bool:
-    """More braces open than close, not counting those in texts (where quotes are too damaged, all count)."""
+    """Whether more braces open than close, not counting those in strings (if quotes are damaged, all are counted)."""
     bare = _TEXT.sub(b"", piece)
     if b'"' in bare:
         bare = piece
@@ -130,12 +130,12 @@ def _is_open(piece: bytes) -> bool:
 
 
 def _is_unfinished(piece: bytes, text: bytes) -> bool:
-    """An event that the end of a file cuts off may end in half a number."""
+    """Whether the piece is an event truncated by the end of the file, which can end within a number."""
     return text.endswith(piece) and _is_open(piece)
 
 
 def _visible_fields(piece: bytes) -> dict[str, Any] | None:
-    """The fields that can be recognised in a broken event; None without a phase or a time."""
+    """Return the recognisable fields of a broken event; None without a phase or a time."""
     fields: dict[str, Any] = {}
     for key, value in _FIELD.findall(piece):
         try:
@@ -191,7 +191,7 @@ def _id(value: Any) -> int | str:
 
 
 def _decimal(value: Any, default: Decimal) -> Decimal:
-    """A number, or a number written as text."""
+    """Convert a number, or a number written as text, to a Decimal."""
     if value is None or isinstance(value, bool):
         return default
     try:

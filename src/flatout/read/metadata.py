@@ -1,7 +1,8 @@
-"""What a trace says of itself before and after its events.
+"""Parse a trace's metadata, which is before and after its events.
 
-In: the text around the events. Out: `FileMetadata` (rank, process groups, devices, base time) and what the profiler's
-own log admits to have lost. Damaged metadata never costs the events: what cannot be parsed is looked up key by key.
+In: the text around the events. Out: `FileMetadata` (rank, process groups, devices, base time) and the losses that the
+profiler's own log reports. Damaged metadata never costs the events: metadata that cannot be parsed is looked up key by
+key.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from flatout.read.collectives import as_integer, as_ranks
 from flatout.read.schema import UNREADABLE
 from flatout.records.events import Quality
 
-_MAX_RANKS = 1 << 20  # far above any job; tables with a row a rank are made of these
+_MAX_RANKS = 1 << 20  # far above any job; tables with a row per rank are allocated from rank numbers
 
 
 class FileMetadata(msgspec.Struct, kw_only=True):
-    """The parts of the metadata that are used, checked and converted."""
+    """The metadata that is used, checked and converted."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -43,7 +44,7 @@ class _Raw(msgspec.Struct, rename={"base_ns": "baseTimeNanoseconds", "warning": 
 
 
 def parse(head: bytes, tail: bytes) -> FileMetadata:
-    """`head` ends with the bracket that opens the events, `tail` begins behind the one that closes them."""
+    """Parse `head`, which ends with the bracket that opens the events, and `tail`, which follows the closing one."""
     if not head:
         return FileMetadata(quality=(_NO_METADATA,))
     quality: list[Quality] = []
@@ -78,7 +79,7 @@ _NO_METADATA = Quality(
 
 
 def _bounded(info: dict[str, Any], key: str, least: int, most: int, quality: list[Quality]) -> int | None:
-    """A number of `distributedInfo`; one that no job can have is noted and counts as absent."""
+    """Return a number from `distributedInfo`; a number that no job can have is noted and counts as absent."""
     value = as_integer(info.get(key))
     if value is None or value < least:
         return None
@@ -99,7 +100,7 @@ def _decode(text: bytes) -> _Raw:
 
 
 def _look_up(head: bytes, tail: bytes) -> _Raw:
-    """Each key on its own: the shortest prefix after `"key":` that is JSON alone."""
+    """Look up each key separately: its value is the shortest prefix after `"key":` that is valid JSON."""
     raw = _Raw()
     for field, key in zip(_Raw.__struct_fields__, _Raw.__struct_encode_fields__, strict=True):
         for text in (head, tail):

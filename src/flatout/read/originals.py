@@ -1,8 +1,9 @@
-"""The events of a trace file as they stand in it, for writing them again with nothing lost.
+"""Read the events of a trace file unchanged, to write them again without loss.
 
 In: a `TraceSource`. Out: every event of every phase and category, with its fields as JSON text, in file order.
-`read_trace` keeps what an analysis needs; this keeps all, is slower, and is asked only where a trace is written back.
-One block of text is in memory at once. What no JSON parser takes is repaired by `lenient`, as for the analysis.
+`read_trace` keeps only what an analysis needs; this module keeps everything, is slower, and is used only to write a
+trace again. One block of text is in memory at a time. Text that no JSON parser accepts is repaired by `lenient`, as for
+the analysis.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ Fields = dict[str, msgspec.Raw]
 
 _decode = msgspec.json.Decoder(list[Fields]).decode
 _encode = msgspec.json.Encoder(decimal_format="number").encode
-_MAX_US = 1 << 52  # as for the analysis: a start and a duration in ns together fit 64 bits
+_MAX_US = 1 << 52  # as for the analysis: the sum of a start and a duration in ns fits 64 bits
 _MISSING = msgspec.Raw(b"null")
-# Halves of a surrogate pair, which no JSON parser takes, are spelled out.
+# Halves of a surrogate pair, which no JSON parser accepts, are written as plain text.
 _HALF = re.compile(
     rb"(\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\(u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
@@ -39,13 +40,15 @@ class Originals:
     """The events of one file; each iteration reads it again."""
 
     def __init__(self, source: TraceSource, *, base_ns: int = 0, earliest_ns: int | None = None) -> None:
-        """`base_ns` is added to all times. No event is before `earliest_ns`: such a time is none (a clamped 0)."""
-        self.metadata: Fields = {}  # what stands around the events; empty before an iteration and where damaged
+        """Add `base_ns` to all times. A time before `earliest_ns` (0, written for an unknown time) counts as absent."""
+        self.metadata: Fields = {}  # the fields around the events; empty before an iteration, or if damaged
         self._source = source
         self._base_ns = base_ns
         self._earliest_ns = earliest_ns
         self._kinds = KindOfCategory()
-        self._values: dict[bytes, Any] = {}  # of short texts that repeat: phases, categories, process and thread ids
+        self._values: dict[
+            bytes, Any
+        ] = {}  # decoded short texts that repeat: phases, categories, process and thread ids
 
     def __iter__(self) -> Iterator[OriginalEvent]:
         source = self._source
@@ -122,7 +125,7 @@ def _kind(code: int) -> Kind | None:
 
 
 def _ns(raw: msgspec.Raw | None) -> int | None:
-    """Microseconds in decimals, written as a number or a text, to whole nanoseconds; None where that is not a time."""
+    """Convert decimal microseconds, written as a number or a text, to integer nanoseconds; None if not a time."""
     if raw is None:
         return None
     text = bytes(raw).strip(b'"')

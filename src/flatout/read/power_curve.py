@@ -1,9 +1,9 @@
-"""A CSV of measured power caps -> `PowerSample`s.
+"""Read a CSV of measured power caps into `PowerSample`s.
 
     dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power
 
-as Zeus has them: W, s, W. Every other column is part of the configuration. `dataset`, `network`, `model` and `workload`
-say what is trained; where none of them is there, each configuration is a separate workload.
+in the format of Zeus; the last three are in W, s and W. Every other column is part of the configuration. `dataset`,
+`network`, `model` and `workload` identify the workload; without any of them, each configuration is a separate workload.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORKLOAD = ("dataset", "network", "model", "workload")
 
 
 def read_power_curve(path: Path) -> tuple[PowerSample, ...]:
-    """InputError in one line, with the line's number, where a number is missing or is none."""
+    """Read the file. Raises InputError (one line, with the line number) if a number is missing or not valid."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, strict=True)
@@ -52,7 +52,7 @@ def _sample(path: Path, line: int, row: dict[str, str | None]) -> PowerSample:
         if not 0 < number < math.inf:
             raise InputError(f"`{path}`, line {line}: {name} must be a number above 0, but is `{row[name] or ''}`")
         numbers.append(number)
-    # A row that is too long has its rest under None.
+    # DictReader stores the extra cells of a row that is too long under None.
     keys = [(str(name), value or "") for name, value in row.items() if name not in NUMBERS and isinstance(value, str)]
     configuration = tuple(value for _, value in keys)
     workload = tuple(value for name, value in keys if name.casefold() in _WORKLOAD)

@@ -1,6 +1,6 @@
-"""What was lost, repaired or unsure in a file, in words.
+"""Describe what was lost, repaired or uncertain in a file.
 
-In: the counts that the other modules kept. Out: `Quality` notes with the numbers and what they do to the result.
+In: the counts that the other modules kept. Out: `Quality` notes with the numbers and their effect on the result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flatout.records.events import Quality
 
 _TIME_IS_IDLE = "their time shows as idle or unattributed"
 
-# damage counted while decoding: problem ({} is the number), effect
+# for each damage counted while decoding: the problem ({} is the number) and its effect
 DAMAGE: Mapping[str, tuple[str, str]] = {
     "unreadable": ("{} events could not be read: the JSON is broken there", _TIME_IS_IDLE),
     "repaired": ("{} events of broken JSON were repaired", "their times are right; some arguments may be lost"),
@@ -72,7 +72,7 @@ def duration_quality(repairs: Repairs) -> list[Quality]:
 
 
 def _count(text: str, count: int) -> str:
-    """`3 events have`, but `1 event has`."""
+    """Fill in the number: `3 events have`, but `1 event has`."""
     text = text.replace("{}", f"{count:,}", 1)
     if count != 1:
         return text

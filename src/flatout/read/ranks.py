@@ -1,7 +1,7 @@
-"""Which rank each trace belongs to.
+"""Assign each trace to its rank.
 
-In: what the files say of themselves, and their names. Out: one rank per file, or None for a copy of another file. The
-order of trust: what the user said, `distributedInfo.rank`, the file name, the order of the files (noted as a guess).
+In: the metadata of the files, and their names. Out: one rank per file, or None for a copy of another file. The sources,
+in order of trust: the user, `distributedInfo.rank`, the file name, the order of the files (noted as a guess).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from flatout.records.events import Quality, TraceMeta
 
 # rank-3, rank3_, rank_3, worker3_step, Rank 3
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_. ]?(\d+)(?!\d)", re.IGNORECASE)
-# trace_3.json: a number that is only believed where it distinguishes all files of a job
+# trace_3.json: such a number is only used if it distinguishes all files of a job
 _NUMBER_AT_END = re.compile(r"(?:^|\D)(\d+)(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 _MAX_RANK = 1 << 20
 _HINT = "give one recording a rank, or say which is which: --rank FILE=N"
 
 
 class RankAssignment(msgspec.Struct, frozen=True, kw_only=True):
-    ranks: tuple[int | None, ...]  # parallel to the files; None: a copy of another one, to be excluded
+    ranks: tuple[int | None, ...]  # in the order of the files; None: a copy of another file, to be excluded
     quality: tuple[Quality, ...] = ()
 
 
 def rank_in_name(name: str) -> int | None:
-    """Return the rank in the file name, otherwise in the folder name."""
+    """Return the rank in the file name, else in the folder name; None if there is none."""
     for part in re.split(r"[/\\]", name)[:-3:-1]:
         match = _RANK_IN_NAME.search(part)
         if match is not None and int(match[1]) < _MAX_RANK:
@@ -37,9 +37,9 @@ def rank_in_name(name: str) -> int | None:
 
 
 def assign_ranks(metas: Sequence[TraceMeta], *, given: Mapping[str, int] | None = None) -> RankAssignment:
-    """Decide the rank of each file. `given` maps a file, by path or name, to the rank that the user says it has.
+    """Decide the rank of each file. `given` maps a file, by path or name, to the rank that the user assigned.
 
-    Raises InputError where two different files claim one rank and nothing tells them apart.
+    Raises InputError if two different files claim the same rank and nothing distinguishes them.
     """
     names = {name for meta in metas for name in (meta.path, _last_part(meta.path))}
     for name in given or {}:
@@ -80,7 +80,7 @@ def _stated_rank(meta: TraceMeta, given: Mapping[str, int]) -> int | None:
 
 
 def _copies(metas: Sequence[TraceMeta], ranks: list[int | None], quality: list[Quality]) -> set[int]:
-    """Return the files with the content of an earlier one of the same rank."""
+    """Return the files with the same content as an earlier file of the same rank."""
     seen: dict[tuple[int | None, str], int] = {}
     copies = set()
     for index, meta in enumerate(metas):
@@ -106,7 +106,7 @@ def _use_names(
     given: Mapping[str, int],
     quality: list[Quality],
 ) -> None:
-    """Where the files contradict each other, believe their names if these distinguish all of them."""
+    """Take the ranks of contradictory files from their names, if these distinguish all of the files."""
     named = [given.get(metas[i].path, given.get(_last_part(metas[i].path), rank_in_name(metas[i].path))) for i in files]
     if None in named or len(set(named)) < len(named):
         return
@@ -121,7 +121,7 @@ def _use_names(
 
 
 def _guess(metas: Sequence[TraceMeta], ranks: list[int | None], missing: list[int], quality: list[Quality]) -> None:
-    """Ranks of files that state none: from the numbers that end their names, else in order."""
+    """Guess the ranks of files that state none: from the numbers that end their names, else in order."""
     world_size = max((meta.world_size or 0 for meta in metas), default=0)
     taken = {rank for rank in ranks if rank is not None}
     numbers = [_number_at_end(metas[index].path) for index in missing]
