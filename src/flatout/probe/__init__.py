@@ -1,1 +1,1 @@
-"""The machine: its hardware, its load while a job runs (`sampler`), and the rates it delivers (`ceilings/`)."""
+"""Read the machine: its hardware, its load while a job runs (`sampler`), and its achievable rates (`ceilings/`)."""

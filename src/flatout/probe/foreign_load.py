@@ -1,9 +1,10 @@
-"""Measure how many of the job's cores other processes keep busy: busy time less the job's and Flatout's.
+"""Measure how many of the job's cores other processes keep busy: busy time minus that of the job and of Flatout.
 
-In: /proc. Out: cores, as the mean since the last call. The job are the descendants of the process that started the
-sampler, and all processes whose environment says that they are recorded to its folder, with what descends from them.
-Time in interrupts is excluded: most of it is the job's own network and disks. Time that a hypervisor gave to other
-machines (steal) is others'. Other containers count too: their processes are not seen, but the cores are busy.
+In: /proc. Out: cores, as the mean since the last call. The job's processes are the descendants of the process that
+started the sampler, and all processes whose environment says that they are recorded to its folder, with their
+descendants. Time in interrupts is excluded: most of it serves the job's own network and disks. Time that a hypervisor
+gave to other machines (steal) counts as others'. Other containers count too: their processes are invisible, but their
+cores are busy.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import psutil
 
 from flatout.inside.protocol import Variable
 
-_MAX_OWN_SHARE = 0.05  # of a core, for scanning all processes: with thousands, it is done less often
-_SETTLED_S = 2.0  # a process of this age has its environment
+_MAX_OWN_SHARE = 0.05  # of a core, for scanning all processes: with thousands of them, scans are less frequent
+_SETTLED_S = 2.0  # a process of this age surely has its final environment
 _Key = tuple[int, int]  # PID and start time: a PID is reused
 
 
@@ -26,7 +27,7 @@ class _Process(NamedTuple):
     key: _Key
     parent: int
     own: int  # ticks
-    children: int  # ticks of those that ended and were waited for, and of theirs
+    children: int  # ticks of descendants that ended and were waited for
 
 
 class ForeignLoad:
@@ -36,7 +37,7 @@ class ForeignLoad:
         self._roots = set(roots)
         self._mark = os.fsencode(f"{Variable.RECORDING}={os.path.realpath(recording)}")
         self._cores = sorted(os.sched_getaffinity(0))
-        self._others: set[_Key] = set()  # known not to belong to the job
+        self._others: set[_Key] = set()  # processes known not to belong to the job
         self._job: dict[_Key, _Process] = {}
         self._busy: tuple[float, float] | None = None
         self._due_s = 0.0
@@ -55,7 +56,7 @@ class ForeignLoad:
         self._busy, self._job = busy, job
         now = time.monotonic()
         self._due_s = now + (now - began) / _MAX_OWN_SHARE
-        if before is None or busy[1] <= before[1]:  # a sandbox without counters counts no time
+        if before is None or busy[1] <= before[1]:  # in a sandbox without counters, time does not advance
             return None
         elapsed_s = (busy[1] - before[1]) / len(self._cores)
         return round(max(busy[0] - before[0] - own_s, 0.0) / elapsed_s, 3)
@@ -119,7 +120,7 @@ def _all_processes() -> Iterable[_Process]:
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         if len(fields) < 20:
             continue
@@ -128,12 +129,12 @@ def _all_processes() -> Iterable[_Process]:
 
 
 def _ticks_between(before: dict[_Key, _Process], now: dict[_Key, _Process]) -> int:
-    """What the job's processes used, those included that ended, or came and went.
+    """Return the ticks that the job's processes used, including those that ended, or both started and ended, meanwhile.
 
-    A parent that waits for a child gets all of its time added. Of that, the part up to the last look was counted then.
+    A parent that waits for a child gets all of the child's time; the part before the last call was counted then.
     """
     known = {key[0]: key for key in before}
-    counted: dict[_Key, int] = {}  # by the nearest ancestor that is still there
+    counted: dict[_Key, int] = {}  # by the nearest ancestor that still runs
     for key, process in before.items():
         if key in now:
             continue

@@ -1,4 +1,4 @@
-"""NVML -> what `nvidia-smi -q` would print, under the same names, for where the tool is not: `python -m` prints JSON.
+"""Read from NVML what `nvidia-smi -q` would print, under the same names, if that tool is missing; `-m` prints JSON.
 
 In: the driver through `nvidia-ml-py`. Out: `{"driver": .., "cuda": .., "gpus": [{"address": .., "values": {path:
 text}}]}`. A value that the driver does not give is absent. Nothing is changed on the GPUs.
@@ -14,7 +14,7 @@ from typing import Any
 _ON = {0: "Disabled", 1: "Enabled"}
 _YES = {0: "No", 1: "Yes"}
 _COMPUTE_MODES = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
-# nvmlClocksEventReasons, by the names that nvidia-smi gives them.
+# nvmlClocksEventReasons, by their names in nvidia-smi.
 _REASONS = {
     "SW Power Cap": 0x4,
     "HW Slowdown": 0x8,
@@ -32,7 +32,7 @@ _ECC = {
 
 
 def gpu_values(nvml: Any) -> dict[str, Any]:
-    """`nvml` is the module `pynvml`. Raises its NVMLError where there is no driver."""
+    """Read the values through `nvml`, the module `pynvml`. Raises its NVMLError if there is no driver."""
     nvml.nvmlInit()
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     return {
@@ -102,7 +102,7 @@ def _remapped(nvml: Any, handle: Any) -> dict[str, str]:
 
 
 def _read(nvml: Any, read: Callable[[], Any]) -> Any:
-    """None where the driver, or an old `nvidia-ml-py`, does not give it, or gives what nobody knows."""
+    """Return the value; None if the driver or an old `nvidia-ml-py` does not give it, or if it is not a known one."""
     try:
         return read()
     except (nvml.NVMLError, AttributeError, KeyError, UnicodeDecodeError):
@@ -114,7 +114,7 @@ def _text(value: Any) -> str:
 
 
 def _version(number: int) -> str:
-    """12040 is 12.4."""
+    """Format a CUDA version: 12040 is 12.4."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -127,7 +127,7 @@ def _watts(milliwatts: int) -> str:
 
 
 def main() -> int:
-    """Print them; 1 with the reason on standard error where there are none."""
+    """Print the values; without any, print the reason on standard error and return 1."""
     try:
         import pynvml
     except ImportError:

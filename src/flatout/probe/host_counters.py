@@ -26,7 +26,7 @@ class HostCounters:
 
     def read(self) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        busy = psutil.cpu_percent(percpu=True)  # since the last call; the first call has nothing to compare with
+        busy = psutil.cpu_percent(percpu=True)  # since the last call; the first call has no earlier value
         if self._last_s:
             values["cores_busy_percent"] = busy
         _add(values, "memory_used_bytes", lambda: limits.memory_used_bytes() or psutil.virtual_memory().used)
@@ -42,7 +42,7 @@ class HostCounters:
         if self._last_s:
             elapsed = now - self._last_s
             for name, value in counters.items():
-                if name in self._last and value >= self._last[name]:  # a removed device takes its count with it
+                if name in self._last and value >= self._last[name]:  # the sum falls when a device is removed
                     values[name] = round((value - self._last[name]) / elapsed, 6)
         self._last, self._last_s = counters, now
         return values

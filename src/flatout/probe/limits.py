@@ -20,7 +20,7 @@ def allowed_cores() -> float:
 
 
 def cpu_quota() -> float | None:
-    """Return the number of cores whose time the control groups allow, the lowest of all levels."""
+    """Return the number of cores whose time the control groups allow: the lowest quota of all levels."""
     quotas = []
     for folder in control_groups("cpu"):
         match _words(folder / "cpu.max"):
@@ -33,7 +33,7 @@ def cpu_quota() -> float | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """Return the lowest limit of all levels."""
+    """Return the lowest memory limit of all levels of control groups."""
     limits = []
     for folder in control_groups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -44,7 +44,7 @@ def memory_limit_bytes() -> int | None:
 
 
 def free_bytes() -> float:
-    """Return the free memory, or half of a lower limit."""
+    """Return the free memory of the machine, or half of the memory limit if that is less."""
     import psutil
 
     free = float(psutil.virtual_memory().available)

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML (`nvidia-ml-py`): each counter that the driver gives; those that it refuses are absent.
+"""Read NVIDIA GPUs through NVML (`nvidia-ml-py`); counters that the driver does not give are absent.
 
 In: the driver. Out: plain dictionaries for the sampler's lines. Without the package, a driver or a GPU there is no
 entry at all. Nothing is changed on the GPUs.
@@ -24,7 +24,7 @@ THROTTLE_REASONS = {
     0x80: "power_brake",
     0x100: "display_clocks",
 }
-# The default PCIe query watches the bus for 20 ms per direction, so only every tenth sample makes it.
+# The default PCIe query monitors the bus for 20 ms per direction, so only every tenth sample includes it.
 _SLOW_EVERY = 10
 
 
@@ -55,7 +55,7 @@ class Gpus:
         return Xids(self._nvml, self._handles)
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return what does not change: name, UUID, memory, limits."""
+        """Return the facts that do not change: name, UUID, memory, limits."""
         return [self._facts(index, handle) for index, handle in enumerate(self._handles)]
 
     def _facts(self, index: int, handle: Any) -> dict[str, Any]:

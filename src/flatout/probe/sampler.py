@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def about_host(gpus: Gpus, interval_s: float) -> dict[str, Any]:
-    """Return the first line."""
+    """Return the first line: the facts about the host that do not change."""
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -90,7 +90,7 @@ def sample(
         if has_ended(due - time.monotonic()):
             break
     last = xids.read()
-    if last:  # it may show why the job ended
+    if last:  # the last sample can show why the job ended
         _write(file, {"unix_s": round(time.time(), 3), "xids": last})
 
 

@@ -1,7 +1,7 @@
 """Read this machine into a Snapshot: /proc, /sys, /etc and outputs of tools, without root. Nothing is changed.
 
-A file or a tool that cannot be read is noted with the reason. No tool runs longer than its limit, so that a driver or a
-mount that hangs holds nothing up.
+A file or a tool that cannot be read is noted with the reason. No tool runs longer than its limit, so that a hanging
+driver or mount delays nothing else.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from flatout.probe.limits import control_groups
 from flatout.records.snapshot import Output, Snapshot
 
 _LIMIT_S = 20.0
-_MAX_BYTES = 64 << 10  # of a file
-_MAX_LOG_BYTES = 1 << 20  # of an output: the end of a kernel log is the newest
+_MAX_BYTES = 64 << 10  # the most that is read of a file
+_MAX_LOG_BYTES = 1 << 20  # the most that is kept of an output: its end, as the end of a kernel log is the newest
 _FILES = (
     "/proc/cmdline",
     "/proc/cpuinfo",

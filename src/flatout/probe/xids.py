@@ -15,12 +15,12 @@ KERNEL_LOG = Path("/dev/kmsg")
 DRIVER = Path("/proc/driver/nvidia/version")  # without a driver in this kernel, its log mentions no GPU
 # NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s ...
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)[^)]*\): (\d+)")
-_RECORD_BYTES = 8192  # the kernel's longest
+_RECORD_BYTES = 8192  # the kernel's longest record
 _MAX_READS = 10_000  # per round: a log that fills faster than it is read must not delay the sampler
 
 
 class Xids:
-    """Both sources. An Xid that both report comes twice."""
+    """Xids from both sources. An Xid that both report is returned twice."""
 
     def __init__(self, nvml: Any, handles: list[Any]) -> None:
         self._events = _Events(nvml, handles) if handles else None
@@ -44,13 +44,13 @@ class Xids:
             index = self._addresses.get(address)
             if index is not None:
                 found.append({"gpu": index, "address": address, "number": number})
-            elif not self._knows_all:  # else it is a GPU that this container was not given
+            elif not self._knows_all:  # otherwise the Xid is of a GPU that this container was not given
                 found.append({"address": address, "number": number})
         return found if found or self.problem is None else None
 
 
 class _Events:
-    """NVML's events. Each GPU has a separate event set, which identifies the GPU of an event without a handle."""
+    """NVML's events. Each GPU has its own event set, which identifies the GPU of an event without a handle."""
 
     def __init__(self, nvml: Any, handles: list[Any]) -> None:
         self.problem: str | None = None
@@ -66,7 +66,7 @@ class _Events:
             self._sets[index] = events
 
     def read(self) -> list[tuple[int, int]]:
-        """Return the index of the GPU and the number of the Xid, for each."""
+        """Return the GPU's index and the Xid's number, for each Xid."""
         found = []
         for index, events in list(self._sets.items()):
             for _ in range(_MAX_READS):
@@ -102,7 +102,7 @@ class _KernelLog:
         return self._descriptor is not None
 
     def read(self) -> list[tuple[str, int]]:
-        """Return the address of the GPU and the number of the Xid, for each."""
+        """Return the GPU's address and the Xid's number, for each Xid."""
         found: list[tuple[str, int]] = []
         for _ in range(_MAX_READS):
             if self._descriptor is None:

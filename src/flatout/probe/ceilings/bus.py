@@ -1,7 +1,7 @@
 """Bus bandwidth of a collective, as nccl-tests defines it (doc/PERFORMANCE.md).
 
-`algbw = S / t`, and `busbw = algbw * factor`, so that the value compares with the speed of the links for any number of
-ranks. S is the size of the larger buffer: of all-gather the output's, of reduce-scatter the input's.
+`algbw = S / t`, and `busbw = algbw * factor`, so that the value can be compared with the speed of the links for any
+number of ranks. S is the size of the larger buffer: for all-gather the output, for reduce-scatter the input.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 
 
 def bus_factor(collective: str, num_ranks: int) -> float:
-    """What to multiply S / t with. ValueError for a collective that is not in `COLLECTIVES`."""
+    """Return the factor from S / t to bus bandwidth. Raises ValueError for a collective not in `COLLECTIVES`."""
     n = num_ranks
     match collective:
         case "all_reduce":

@@ -1,8 +1,8 @@
-"""One thing that is measured: how it is prepared, done once, and checked.
+"""A case: one measurement, and how to prepare, call and check it.
 
-A family yields cases; a worker times them. `work` is what one call does in the unit of the rate, so that rate =
-work / seconds. `who` says which ranks do it: `each` at the same time, `turns` one after the other, `first` the first
-alone, `group` together.
+A family yields cases; a worker times them. `work` is the amount that one call does, in the unit of the rate times a
+second, so that rate = work / seconds. `who` says which ranks call it: `each` (all at the same time), `turns` (one after
+the other), `first` (only the first), or `group` (together).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class Case:
     unit: str
     work: float
     call: Callable[[], None]
-    # What is wrong with the result, or None. It runs the call itself, on data with a known answer.
+    # Returns what is wrong with the result, or None. It runs the call itself, on data with a known answer.
     check: Callable[[], str | None]
     checked: str
     who: Who = "each"
     sync: Callable[[], None] = lambda: None
-    before: Callable[[], None] = lambda: None  # each repetition, not timed: an emptied cache
+    before: Callable[[], None] = lambda: None  # runs before each repetition, untimed: for example to empty a cache
     max_calls: int = 1_000_000
-    sample_s: float = 0.0  # a repetition takes at least this long; 0: what is usual of the device
+    sample_s: float = 0.0  # a repetition takes at least this long; 0: the device's default
     labels: dict[str, Any] = field(default_factory=dict)
-    # Device seconds of a call, of (calls, seconds of a call as the host saw it): see `queued`. None: host time is it.
+    # (calls, seconds per call as timed by the host) -> device seconds per call, see `queued`. None: host time counts.
     queued: Callable[[int, float], float | None] | None = None
-    curve: str = ""  # sizes of one curve come in ascending order; a slow one ends it
+    curve: str = ""  # sizes of one curve come in ascending order; a size that is too slow ends the curve
 
 
 class CannotMeasureError(Exception):
-    """Why a family or a case is not measured here."""
+    """A family or a case cannot be measured here, for the reason in the message."""

@@ -1,7 +1,7 @@
 """Every collective over sizes from 1 KB to 1 GB, for each shape of process group, on gloo or NCCL.
 
 Groups: `all`; `pairs` (0 and 1, 2 and 3, all at the same time); `node`, the ranks of one host; `across`, the ranks with
-the same place on each host. A group equal to another one is skipped. Sizes are those of nccl-tests: of the larger
+the same place on each host. A group equal to another one is skipped. As in nccl-tests, a size is that of the larger
 buffer. Data are integers in fp32, so that sums are exact, and every element is compared.
 """
 
@@ -16,7 +16,7 @@ from flatout.probe.ceilings.queued import device_seconds
 
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 10, 1 << 30
 _PERIOD = 5
-_LARGEST_QUEUED = 64 << 20  # bytes; above, Python's share of the time is under a tenth
+_LARGEST_QUEUED = 64 << 20  # bytes; for larger sizes, Python's share of the time is below 10 %
 _AT_ONCE = 1 << 22  # elements that are filled or compared at once
 
 
@@ -38,7 +38,7 @@ def shapes(num_ranks: int, hosts: Sequence[int]) -> dict[str, list[tuple[int, ..
         "node": nodes,
     }
     if len(nodes) > 1 and len({len(node) for node in nodes}) == 1:
-        # Ascending, as a process group numbers its ranks whatever order it is given.
+        # Ascending, because a process group numbers its ranks so, in whatever order they are given.
         found["across"] = [tuple(sorted(ranks)) for ranks in zip(*nodes, strict=True)]
     kept: dict[str, list[tuple[int, ...]]] = {}
     for shape, groups in found.items():
@@ -60,7 +60,7 @@ def bytes_needed(size: int, *, is_gpu: bool) -> int:
 
 
 class Collectives:
-    """The cases of one rank. Every rank makes the same ones in the same order."""
+    """The cases of one rank. Every rank creates the same cases in the same order."""
 
     def __init__(self, torch: Any, device: Any, *, largest: int, step: int, hosts: Sequence[int]) -> None:
         self.torch, self.device = torch, device
@@ -95,7 +95,7 @@ class Collectives:
             )  # fmt: skip
         members, group = mine
         n = len(members)
-        count = max(1, size // 4 // n) * n  # each member has a whole share
+        count = max(1, size // 4 // n) * n  # every member's share has the same size
         return Case(
             name=name,
             unit="B/s",
@@ -123,7 +123,7 @@ class Collectives:
             self.torch,
             self.device,
             lambda: self._call(name, members, group, count),
-            # Not the call itself: a broadcast's root waits for nobody.
+            # Not the call itself, because the root of a broadcast waits for no other rank.
             lambda: self.dist.all_reduce(self.input[:1], group=group),
             calls=calls,
             host_s=host_s,
@@ -152,7 +152,7 @@ class Collectives:
                 request.wait()
 
     def _check(self, name: str, members: tuple[int, ...], group: Any, count: int) -> str | None:
-        """Check on fresh data; afterwards the buffers hold zeros, which sums of any number of calls keep."""
+        """Check the collective on fresh data; the buffers are zeros afterwards, so that repeated sums stay zero."""
         n = len(members)
         share, place = count // n, members.index(self.rank)
         self._fill(count)
@@ -160,7 +160,7 @@ class Collectives:
         self._call(name, members, group, count)
         in_place = name in ("all_reduce", "broadcast")
         found = self.input[:count] if in_place else self.output[: share if name == "reduce_scatter" else count]
-        # What is right: runs of equal origin, each (first of the result, length, first index, ranks that are summed).
+        # The expected result as runs of one origin: (first element of the result, length, first index, ranks to sum).
         if name == "all_reduce":
             runs = [(0, count, 0, members)]
         elif name == "broadcast":
@@ -184,7 +184,7 @@ class Collectives:
             self.input[first : first + length] = pattern(self.torch, length, (self.rank,), self.device, first=first)
 
     def _wrong(self, found: Any, runs: list[tuple[int, int, int, tuple[int, ...]]]) -> str | None:
-        """Compare a part at a time: so a gigabyte is compared without another gigabyte."""
+        """Compare one part at a time, so that comparing a gigabyte does not need another gigabyte."""
         bad, text = 0, ""
         for start, length, index, ranks in runs:
             for first in range(0, length, _AT_ONCE):

@@ -1,7 +1,7 @@
 """Memory copy and STREAM's triad, on a GPU or with all cores; bytes are counted as STREAM does (McCalpin, 1995).
 
-A copy reads and writes: 2 bytes of traffic a byte. A triad `a = b + s c` reads two arrays and writes one: 3. Arrays are
-larger than any cache; what a CPU reads before it writes a line is not counted.
+A copy reads and writes: 2 bytes of traffic per byte. A triad `a = b + s c` reads two arrays and writes one: 3. Arrays
+are larger than any cache; reads of a CPU that fill a cache line before it is written are not counted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def torch_cases(torch: Any, device: Any, *, who: Who, array_bytes: int, threads:
             torch.cuda.synchronize(device)
 
     labels = {"dtype": "fp32", "size": array_bytes, "backend": "torch", "threads": threads}
-    kinds = [("memory_copy", 2, copy, check_copy)] if device.type == "cuda" else []  # on a CPU, memcpy is quicker
+    kinds = [("memory_copy", 2, copy, check_copy)] if device.type == "cuda" else []  # on a CPU, memcpy is faster
     for name, factor, call, check in (*kinds, ("memory_triad", 3, triad, check_triad)):
         yield Case(
             name=name,
@@ -71,7 +71,7 @@ def torch_cases(torch: Any, device: Any, *, who: Who, array_bytes: int, threads:
 
 
 def memcpy_case(*, who: Who, array_bytes: int, threads: int) -> Case:
-    """The C library's copy, a part in each thread: numpy calls its memcpy, which goes past the caches."""
+    """Return the case of the C library's memcpy, one part per thread: numpy calls it, and it bypasses the caches."""
     count = array_bytes // 4
     made: dict[str, Any] = {}
 

@@ -1,7 +1,7 @@
 """Measure how fast one core decodes training data: JPEG as a user's loader does, and zlib, which needs no library.
 
-JPEG: bytes that are in memory, to RGB, with each decoder that loaders use and that is installed here: Pillow as
-torchvision's ImageFolder calls it, and torchvision.io. Reading the file, cropping and resizing are not in it.
+JPEG: bytes in memory are decoded to RGB, with each installed decoder that loaders use: Pillow as torchvision's
+ImageFolder calls it, and torchvision.io. Reading the file, cropping and resizing are excluded.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 from flatout.probe.ceilings.case import CannotMeasureError, Case
 
-_IMAGE = (384, 512, 3)  # about the mean of ImageNet's photographs
+_IMAGE = (384, 512, 3)  # about the mean size of ImageNet's photographs
 _TEXT_BYTES = 1 << 20
-_GRAIN = 6.0  # of the pixels, standard deviation: a photograph is not smooth
-# Of 255, on average: a quality of 90 keeps the pixels to 2.9; smoothed ones are off by 4.8, a row too low by 6.9.
+_GRAIN = 6.0  # standard deviation of the pixels: a photograph is not smooth
+# Mean error of a pixel, of 255: JPEG of quality 90 is off by 2.9, a smoothed image by 4.8, one shifted by a row by 6.9.
 _MOST_OFF = 4.0
 _DECODERS = {"Pillow": "PIL", "torchvision": "torchvision"}
 
@@ -43,7 +43,7 @@ def picture() -> Any:
     """Return pixels (rows, columns, 3) of 8 bits: waves, a slope, and grain."""
     rows, columns, _ = _IMAGE
     y, x = np.mgrid[0:rows, 0:columns]
-    grain = np.random.default_rng(4).normal(0, _GRAIN, (rows, columns, 1))  # of brightness, which JPEG keeps
+    grain = np.random.default_rng(4).normal(0, _GRAIN, (rows, columns, 1))  # in brightness, which JPEG preserves
     waves = np.stack([128 + 100 * np.sin(x / 40), 128 + 100 * np.cos(y / 30), (x + y) / 4], axis=2)
     return (waves + grain).clip(0, 255).astype(np.uint8)
 
@@ -67,14 +67,14 @@ def _torchvision() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any], Call
         return bytes(images.encode_jpeg(torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), quality=90).numpy())
 
     def decode(data: bytes) -> Any:
-        # As in `decode_image(path)`: the bytes are in a separate tensor.
+        # As `decode_image(path)` does: the bytes are in a separate tensor.
         return images.decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=images.ImageReadMode.RGB)
 
     return pack, decode, lambda image: image.permute(1, 2, 0).numpy()
 
 
 def _jpeg(backend: str) -> Case:
-    made: list[Any] = []  # when first needed: the library, the picture and its bytes
+    made: list[Any] = []  # the library, the picture and its bytes, created when first needed
     labels: dict[str, Any] = {"shape": _IMAGE, "threads": 1, "backend": backend}
 
     def prepared() -> list[Any]:
@@ -88,7 +88,7 @@ def _jpeg(backend: str) -> Case:
                 RuntimeError,
                 AttributeError,
                 OSError,
-            ) as error:  # of another torch
+            ) as error:  # built for another version of torch
                 raise CannotMeasureError(f"{backend} does not work here: {str(error).splitlines()[0][:150]}") from error
             labels["size"] = len(made[3])
         return made

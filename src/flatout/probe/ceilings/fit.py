@@ -1,8 +1,8 @@
 """Fit latency and bandwidth to a collective's curve: seconds = latency + wire bytes / bandwidth.
 
-The fit is of logarithms, so that a kilobyte counts as much as a gigabyte, and robust: a size at which the library
-changes its algorithm, or which was disturbed, has little weight. The measured curve is kept too: it shows what a line
-cannot.
+Logarithms are fitted, so that a kilobyte counts as much as a gigabyte. The fit is robust: a size at which the library
+changes its algorithm, or which was disturbed, has little weight. The measured curve is kept too, because it shows what
+a line cannot.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ MIN_SIZES = 4
 
 
 def fitted(wire_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return latency in seconds, bytes/s, and the median error as a share; None for fewer than 4 sizes.
+    """Return latency in seconds, bandwidth in bytes/s, and the median relative error; None for fewer than 4 sizes.
 
-    `wire_bytes` are those of bus bandwidth: the size times its factor.
+    `wire_bytes` are those of bus bandwidth: the size times the collective's factor.
     """
     if len(wire_bytes) < MIN_SIZES:
         return None

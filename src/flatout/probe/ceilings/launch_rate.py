@@ -1,7 +1,7 @@
 """The number of small operations per second that one thread can start: kernels on a GPU, operator calls on a CPU.
 
-A step of many small kernels cannot be faster than this. Each call adds one to a counter, which must then be the number
-of calls.
+A step of many small kernels cannot be faster than this. Each call adds one to a counter, which must equal the number
+of calls at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CALLS = 200
 
 def torch_case(torch: Any, device: Any) -> Case:
     is_gpu = device.type == "cuda"
-    made: list[Any] = []  # the counter, when first needed
+    made: list[Any] = []  # the counter, created when first needed
 
     def call() -> None:
         counter = made[0]

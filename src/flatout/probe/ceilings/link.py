@@ -1,7 +1,7 @@
-"""A GPU's PCIe link while it is busy: an idle link runs at its lowest speed and shows nothing.
+"""Read a GPU's PCIe link while it is busy: an idle link runs at its lowest speed, which shows nothing.
 
-In: what reads the link (sysfs, else NVML) and what keeps it busy. Out: the last reading that was surely under load, or
-None: hidden by a virtual machine, no such device, or the copies had ended before it was read.
+In: functions that read the link (from sysfs, else NVML) and keep it busy. Out: the last reading that was certainly
+under load; None if a virtual machine hides the link, there is no such device, or the copies ended before the reading.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from flatout.records.ceilings import LoadedLink
 
-_GT_PER_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0}  # of a lane, by PCIe generation
-_NUM_COPIES = 8  # of 256 MiB: 40 ms and more, and a link that slept has woken after a few
+_GT_PER_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0}  # per lane, by PCIe generation
+_NUM_COPIES = 8  # of 256 MiB each: at least 40 ms in total, and a sleeping link wakes up after a few
 
 
 def link_under_load(
     read: Callable[[], LoadedLink | None], copy: Callable[[], None], is_busy: Callable[[], bool]
 ) -> LoadedLink | None:
-    """`copy` only queues one. A reading counts if the copies still run after it.
+    """Return the last reading after which the copies still ran; `copy` only queues a copy.
 
-    One is made before them, as a first one may take longer than all copies: it starts NVML.
+    The link is read once before the copies, because the first reading starts NVML and can take longer than all copies.
     """
     if read() is None:
-        return None  # nor would it be there a moment later
+        return None  # a later reading would give nothing either
     for _ in range(_NUM_COPIES):
         copy()
     found = None
@@ -92,7 +92,7 @@ def _from_nvml(address: str) -> LoadedLink | None:
     except ImportError:
         return None
     try:
-        pynvml.nvmlInit()  # never shut down: the next reading is to be quick, and the process is short-lived
+        pynvml.nvmlInit()  # never shut down: the next reading must be quick, and the process is short-lived
         handle = pynvml.nvmlDeviceGetHandleByPciBusId(address)
         speed = _GT_PER_S.get(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle))
         width = int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))

@@ -16,27 +16,27 @@ from flatout.probe.ceilings.case import CannotMeasureError, Case, Who
 
 GPU_SHAPES = (
     *((n, n, n) for n in (1024, 2048, 4096, 8192)),
-    (8192, 28672, 8192),  # a feed-forward layer of a model with 70 billion parameters
+    (8192, 28672, 8192),  # a feed-forward layer of a 70-billion-parameter model
     (8192, 8192, 28672),
     (16384, 4096, 4096),
 )
 CPU_SHAPES = ((256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (1024, 4096, 1024))
-# Compute capability from which the tensor cores have the type (CUDA C++ programming guide, table of capabilities).
+# The lowest compute capability whose tensor cores have the type (CUDA C++ programming guide, table of capabilities).
 NEEDS = {"fp32": (0, 0), "tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "fp8": (8, 9)}
 _EPSILON = {"fp32": 2.0**-24, "tf32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-8}  # of the result
 _NUM_ENTRIES = 256
 _AT_ONCE = 1 << 25  # numbers that a check widens to float64
-# Of a GPU's repetition: a burst of 5 ms may run at a clock that the power limit does not allow for long.
+# Least duration of a GPU's repetition: a 5 ms burst can run at a clock that the power limit does not allow for long.
 _GPU_SAMPLE_S = 0.05
 CHECKED = f"{_NUM_ENTRIES} entries and a random vector, in float64"
 
 
 def tolerance(dtype: str, k: int, exact: Any) -> Any:
-    """Return how far an entry may be off, for operands even in (-0.5, 0.5) (mean square of their products: 1/144).
+    """Return the allowed error of an entry, for operands uniform in (-0.5, 0.5) (mean square of their products: 1/144).
 
-    Rounding of the result (and of partial sums, where a GPU may keep them in the result's type), of sums in fp32, and
-    of tf32's operands to 11 bits, which tensor cores truncate instead of rounding: an entry loses a share of itself. An
-    entry is about sqrt(k)/12 in size: a kernel that skips a hundredth of k is caught.
+    It covers rounding of the result (and of partial sums, if a GPU keeps them in the result's type), of sums in fp32,
+    and of tf32's operands to 11 bits, which tensor cores truncate instead of rounding, so that an entry loses a share
+    of its value. An entry's size is about sqrt(k)/12, so a kernel that skips 1 % of k is detected.
     """
     usual = np.maximum(np.abs(exact), math.sqrt(k) / 12)
     sums = 4 * _EPSILON["fp32"] * k / 12
@@ -44,7 +44,7 @@ def tolerance(dtype: str, k: int, exact: Any) -> Any:
 
 
 def wrong_entries(a: Any, b: Any, c: Any, dtype: str) -> str | None:
-    """`a` (entries, k), `b` (entries, k) and `c` (entries), all float64: rows, columns and what came out."""
+    """Return what is wrong with `c` (entries), from its rows `a` and columns `b` (entries, k); all are float64."""
     exact = np.einsum("ik,ik->i", a, b)
     off = np.abs(c - exact)
     bad = ~(off <= tolerance(dtype, a.shape[1], exact))
@@ -90,7 +90,7 @@ def _discard(_: Any) -> None:
 
 
 def torch_cases(torch: Any, device: Any, *, who: Who, shapes: tuple[tuple[int, int, int], ...]) -> Iterator[Case]:
-    """One operand type after the other, small shapes first. A type that the device lacks raises where it is tried."""
+    """Yield the cases by operand type, small shapes first. A type that the device lacks raises when it is tried."""
     operands = Operands(torch, device, shapes)
     for dtype in ("fp32", "bf16") if device.type == "cpu" else ("fp32", "tf32", "bf16", "fp16", "fp8"):
         for shape in shapes:
@@ -101,7 +101,7 @@ def fitting(shapes: tuple[tuple[int, int, int], ...], free: float) -> tuple[tupl
     """Return the shapes that fit into `free` bytes of a GPU.
 
     The operands of all types stay allocated, about 12 bytes per number (fp32, bf16, fp16, fp8), and other measurements
-    need as much.
+    need as much memory again.
     """
     return tuple(shape for shape in shapes if 12 * sum(_numbers(shape)) <= free / 2)
 
@@ -115,7 +115,7 @@ def _numbers(shape: tuple[int, int, int]) -> tuple[int, int, int]:
 class Operands:
     """Random numbers and memory for the result, once per type: each shape uses the first elements that it needs.
 
-    On a GPU a grid of operands for each shape and type would be some 20 GB; this is 6.
+    On a GPU, separate operands for each shape and type would take about 20 GB; these take 6 GB.
     """
 
     def __init__(self, torch: Any, device: Any, shapes: tuple[tuple[int, int, int], ...]) -> None:
@@ -143,20 +143,20 @@ class Operands:
         return self._made[key]
 
     def _random(self, seed: int, kind: Any) -> Any:
-        """Even in (-0.5, 0.5)."""
+        """Return random numbers, uniform in (-0.5, 0.5)."""
         generator = self._torch.Generator(device=self._device).manual_seed(seed)
         count = self._most[seed - 1]
         return self._torch.rand(count, generator=generator, device=self._device).sub_(0.5).to(kind)
 
     def _fp8(self) -> Any:
-        """Return the fp8 type; AMD's third generation has a separate variant."""
+        """Return the fp8 type; AMD's third generation has its own variant."""
         torch = self._torch
         is_variant = torch.version.hip and _architecture(torch, self._device).startswith("gfx94")
         return torch.float8_e4m3fnuz if is_variant else torch.float8_e4m3fn
 
 
 def lacks(torch: Any, device: Any) -> dict[str, str]:
-    """Return the operand types that this device is not measured with, and why."""
+    """Return the operand types that are not measured on this device, and why."""
     if device.type == "cpu":
         return {
             "matmul tf32": "a CPU has none",
@@ -178,13 +178,13 @@ def lacks(torch: Any, device: Any) -> dict[str, str]:
 
 
 def _architecture(torch: Any, device: Any) -> str:
-    """`gfx90a` of an AMD GPU."""
+    """Return the architecture of an AMD GPU, such as `gfx90a`."""
     return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
 
 
 def _torch_case(torch: Any, device: Any, dtype: str, shape: tuple[int, int, int], who: Who, operands: Operands) -> Case:
     m, n, k = shape
-    made: list[Any] = []  # when first needed: a, b, c, and fp8's scale
+    made: list[Any] = []  # a, b, c, and fp8's scale, created when first needed
 
     def prepared() -> list[Any]:
         if not made:
@@ -195,10 +195,10 @@ def _torch_case(torch: Any, device: Any, dtype: str, shape: tuple[int, int, int]
 
     def call() -> None:
         a, b, c, scale = made or prepared()
-        if dtype == "fp8":  # with sums in fp32, as in a backward pass: fast accumulation would be quicker and coarser
+        if dtype == "fp8":  # sums in fp32, as in a backward pass: fast accumulation would be faster but less precise
             torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=c.dtype, out=c)
             return
-        # Small multiplications are limited by the host's time, so nothing is set that is set already.
+        # Small multiplications are limited by the host's time, so a setting that is already right is not set again.
         if device.type == "cuda" and dtype in ("fp32", "tf32"):
             settings = torch.backends.cuda.matmul
             if settings.allow_tf32 != (dtype == "tf32"):
@@ -233,7 +233,7 @@ def wrong_product(torch: Any, a: Any, b: Any, c: Any, dtype: str) -> str | None:
     rows, columns = torch.as_tensor(i, device=a.device), torch.as_tensor(j, device=a.device)
 
     def taken(matrix: Any, which: Any) -> Any:
-        """Rows; fp8 has no kernel for indexing, so that its bytes are indexed."""
+        """Return rows of the matrix; fp8 has no kernel for indexing, so its bytes are indexed."""
         if matrix.element_size() == 1:
             return matrix.view(torch.uint8)[which].view(matrix.dtype).float()
         return matrix[which]
@@ -249,8 +249,8 @@ def wrong_product(torch: Any, a: Any, b: Any, c: Any, dtype: str) -> str | None:
     generator = torch.Generator(device=a.device).manual_seed(3)
     signs = torch.randint(0, 2, (n, 1), generator=generator, device=a.device).double() * 2 - 1
     off = (_times(torch, c, signs) - _times(torch, a, _times(torch, b, signs))).abs().max().item()
-    # A row's error is a sum of n entries' errors of either sign; of n/2 that are off by their whole size it would be
-    # hundreds of times as much.
+    # A row's error is the sum of n entry errors of either sign; if n/2 entries were entirely wrong, it would be
+    # hundreds of times larger.
     most = math.sqrt(n) * float(tolerance(dtype, k, np.float64(0.0)))
     return None if off <= most else f"a row is off by {off:.4g} where rounding explains {most:.4g}"
 

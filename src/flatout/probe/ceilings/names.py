@@ -1,4 +1,4 @@
-"""The names of all that is measured, as `--only` takes them."""
+"""The names of all measurements, as `--only` takes them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NAMES = (
 
 
 def concerns(what: str, only: Collection[str]) -> bool:
-    """Whether `what`, of which is said why it was not measured, is among the names that were asked for (none: all).
+    """Whether `what`, a key of `not_measured`, concerns one of the names in `only` (empty: all names).
 
-    It is a name and what of it (`matmul fp8`, `all_reduce all, the sizes above`), the beginning of several names
+    `what` is a name with details (`matmul fp8`, `all_reduce all, the sizes above`), the beginning of several names
     (`storage`, `host_to_device, device_to_host`), or `collectives`.
     """
     if not only:

@@ -1,8 +1,9 @@
-"""Device time of short calls: queued ahead of a GPU that is kept busy meanwhile, and timed by its own events.
+"""Measure the device time of short calls: they are queued while the GPU is kept busy, and timed by its own events.
 
-A training job's host runs ahead of its GPUs, so that what Python costs to start a call is hidden. A loop that only
-starts short calls is as slow as Python is: no ceiling of the GPUs. So a kernel that spins holds the stream until all
-calls are queued. `align` comes between it and the first event: no rank's time holds the wait for another rank to begin.
+A training job's host runs ahead of its GPUs, which hides the time that Python takes to start a call. A loop that only
+starts short calls is as slow as Python, so it does not measure a ceiling of the GPUs. Therefore a spinning kernel holds
+the stream until all calls are queued. `align` runs between that kernel and the first event, so that no rank's time
+includes waiting for another rank to begin.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 MAX_CALLS, FEW_CALLS = 20, 5  # 20, as nccl-tests; far fewer launches than the 1,024 that a CUDA stream queues
 _LONG_S, _MOST_S = 1e-3, 5e-3
-_CYCLES_PER_S = 2e9  # a GPU's clock, about: on a faster one the queue runs dry, which is seen
+_CYCLES_PER_S = 2e9  # roughly a GPU's clock; with a faster clock the queue can run dry, which is detected
 _MARGIN, _MARGIN_S = 2.0, 2e-4
 
 

@@ -1,4 +1,4 @@
-"""What passes between the command and its workers: settings, and every repetition as it was measured."""
+"""The records that pass between the command and its workers: settings, and every repetition as it was measured."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     path: str | None = None
     allow_write: bool = False
-    folder_prefix: str = ".flatout-bench-"  # of what is written there, for the command to remove if a worker cannot
+    folder_prefix: str = ".flatout-bench-"  # of folders in `path` that the command removes if a worker cannot
     uses_gpu: bool = False
-    meeting_file: str | None = None  # where the ranks of one host find each other; None: as torchrun says
+    meeting_file: str | None = None  # where the ranks of one host find each other; None: torchrun's address
     only: tuple[str, ...] = ()  # names of measurements
-    without: dict[str, str] = {}  # keys of measurements in which ranks were lost before, and how
+    without: dict[str, str] = {}  # measurements to skip, because a rank was lost in them: key -> reason
 
 
 def what_of(labels: Mapping[str, Any]) -> str:
-    """`bf16 1024 x 1024 x 1024`, `all 4,096 B`."""
+    """Describe a measurement by its labels: `bf16 1024 x 1024 x 1024`, `all 4,096 B`."""
     words = [str(labels[name]) for name in ("dtype", "group") if labels.get(name)]
     if labels.get("shape"):
         words.append(" x ".join(map(str, labels["shape"])))
@@ -47,8 +47,8 @@ class RawCase(msgspec.Struct, kw_only=True):
     work: float
     checked: str
     labels: dict[str, Any] = {}
-    seconds: list[float] = []  # of a call, each repetition
-    queued_seconds: list[float | None] = []  # by the device's events, of the same repetitions; empty: not asked for
+    seconds: list[float] = []  # per call, one value per repetition
+    queued_seconds: list[float | None] = []  # the same by the device's events; empty: not measured
     wrong: str | None = None
 
     @property

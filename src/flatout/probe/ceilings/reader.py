@@ -1,8 +1,8 @@
-"""A process that reads records at given offsets: `storage` starts several, because one Python issues too few reads.
+"""A process that reads records at given offsets: `storage` starts several, as one Python process issues too few reads.
 
-Arguments: the files, each with `d` (around the page cache) or `c` before it. On standard input: a size and a count as
-two 32-bit numbers, then for each record a 32-bit number of its file and a 64-bit offset. A byte on standard output says
-that all of them were read; it ends where a read is short.
+Arguments: the files, each prefixed with `d` (past the page cache) or `c`. On standard input: a size and a count as two
+32-bit numbers, then for each record the 32-bit number of its file and a 64-bit offset. A byte on standard output
+reports that all records were read; the process ends if a read is short.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from flatout.probe.limits import allowed_cores
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
 _SHARE_OF_WARMING = 0.4  # share of the time, before the first repetition that counts
 _SHARE_OF_CHECKS = 0.1  # share of the time, after the last repetition
-_PASSES = 3  # passes, each for the measurements that the one before had no time for
-_CHEAP = 5  # samples: a measurement that costs fewer is never dropped for lack of time
+_PASSES = 3  # passes, each over the measurements that the previous pass had no time for
+_CHEAP = 5  # samples: a larger size of a curve that costs fewer is not dropped for lack of time
 # A first call is repeated if it took longer than this, and longer than this factor times the previous size explains.
 _COLD_S, _COLD_TIMES = 0.05, 3.0
 _CPU_SAMPLE_S, _GPU_SAMPLE_S = 0.02, 0.005
@@ -238,7 +238,7 @@ class Rounds:
         return self._left_s() - self._reserved_s
 
     def _too_dear(self) -> list[int]:
-        """Return the measurements to drop so that the rounds fit into the time, the most expensive first.
+        """Choose measurements to drop, the most expensive first, until the rounds fit into the time.
 
         Only the expensive upper sizes of curves are dropped, and measurements that alone would take a third of the
         time.

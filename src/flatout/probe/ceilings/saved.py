@@ -1,4 +1,4 @@
-"""Where ceilings are kept, and reading them back."""
+"""Where ceilings are saved, and functions that read them back."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class _Envelope(msgspec.Struct):
 
 
 def saved_path(host: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """$XDG_STATE_HOME/flatout/ceilings/HOST.json, of a host by its name."""
+    """Return the path of a host's saved ceilings: $XDG_STATE_HOME/flatout/ceilings/HOST.json."""
     state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state, "flatout", "ceilings", re.sub(r"[^\w.-]", "_", host)[:200] + ".json")
 
 
 def load_ceilings(path: Path) -> Ceilings:
-    """What `flatout bench` wrote. InputError: no such file, no JSON, another schema or version."""
+    """Read what `flatout bench` wrote. Raises InputError if it is missing, or not JSON of this schema and version."""
     hint = "make one with `flatout bench --out FILE`"
     try:
         data = path.read_bytes()
@@ -47,7 +47,7 @@ def load_ceilings(path: Path) -> Ceilings:
 
 
 def known_ceilings(hosts: set[str], environment: Mapping[str, str] = os.environ) -> dict[str, Ceilings]:
-    """What was saved of these hosts; a file that cannot be read is none."""
+    """Return the saved ceilings of these hosts; a file that cannot be read is skipped."""
     found = {}
     for host in hosts:
         path = saved_path(host, environment)

@@ -15,9 +15,9 @@ from flatout.probe.ceilings.fit import fitted
 from flatout.probe.ceilings.raw import Raw, RawCase, what_of
 from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
 
-# What differs by less matters to no job.
+# A smaller difference between peers matters to no job.
 PEER_SHARE = 0.05
-# A device alone takes no longer than with the host that starts its work: then the measurement is not what it should be.
+# Device time cannot exceed the time timed by the host; if it does by more than this factor, it is not used.
 _NO_LONGER = 1.1
 Rule = Callable[[Mapping[str, float]], Mapping[str, float]]
 
@@ -25,7 +25,7 @@ Rule = Callable[[Mapping[str, float]], Mapping[str, float]]
 def ceilings_of(
     raw: Raw, *, took_s: float, outliers: Rule, min_peers: int, cores_busy_by_others: float | None = None
 ) -> Ceilings:
-    """`outliers` names the peers that are off: name -> value over the median, less 1."""
+    """Summarise the repetitions. `outliers` returns the peers that differ: name -> value / median - 1."""
     measurements: list[Measurement] = []
     wrong: list[WrongResult] = []
     for index in range(len(raw.cases[0])):
@@ -65,7 +65,7 @@ def ceilings_of(
 
 
 def _teams(by_rank: Mapping[int, RawCase]) -> dict[tuple[int, ...], list[RawCase]]:
-    """The ranks that worked together: the members of a group, else each rank that has repetitions or a fault."""
+    """Return the ranks that worked together: the members of a group, else each rank with repetitions or an error."""
     found: dict[tuple[int, ...], list[RawCase]] = {}
     for rank, one in by_rank.items():
         members = one.labels.get("members")
@@ -82,7 +82,7 @@ def _measurement(ranks: tuple[int, ...], ones: list[RawCase], raw: Raw) -> Measu
     num = min(len(one.seconds) for one in ones)
     as_called = [statistics.fmean(one.seconds[index] for one in ones) for index in range(num)]
     queued = _queued(ones)
-    is_ahead = 2 * len(queued) >= max(num, 1)  # else the host was mostly too slow
+    is_ahead = 2 * len(queued) >= max(num, 1)  # otherwise the host was mostly too slow
     is_queued = is_ahead and statistics.median(queued) <= _NO_LONGER * statistics.median(as_called)
     seconds = queued if is_queued else as_called
     rates = [ones[0].work / value for value in seconds]
@@ -90,7 +90,7 @@ def _measurement(ranks: tuple[int, ...], ones: list[RawCase], raw: Raw) -> Measu
     low, high = np.percentile(rates, [25, 75])
     return Measurement(
         name=ones[0].name,
-        value=ones[0].work / statistics.median(seconds),  # so that both are of the same repetition
+        value=ones[0].work / statistics.median(seconds),  # so that value and seconds are of the same repetition
         unit=ones[0].unit,  # type: ignore[arg-type]
         spread=float(high - low),
         device=raw.devices[ranks[0]],
@@ -112,7 +112,7 @@ def _measurement(ranks: tuple[int, ...], ones: list[RawCase], raw: Raw) -> Measu
 
 
 def _queued(ones: list[RawCase]) -> list[float]:
-    """Device times of the repetitions in which every rank was ahead of its GPU."""
+    """Return the device times of the repetitions in which every rank was ahead of its GPU."""
     rounds = zip(*(one.queued_seconds for one in ones), strict=False)
     return [statistics.fmean(values) for values in rounds if None not in values]
 
@@ -145,12 +145,12 @@ def _fits(measurements: list[Measurement]) -> list[CollectiveFit]:
 
 class _Peers(NamedTuple):
     differences: list[PeerDifference]
-    num_compared: dict[str, int]  # by what was compared
+    num_compared: dict[str, int]  # what was compared -> number of peers
     described: dict[str, str]
 
 
 def _peers(measurements: list[Measurement], outliers: Rule, min_peers: int) -> _Peers:
-    """Ranks that did the same at the same time, and groups of one shape; of a curve, its largest size alone."""
+    """Compare ranks that did the same work, and groups of one shape; a curve is compared only at its largest size."""
     alike: dict[tuple[Any, ...], dict[str, Measurement]] = {}
     for one in measurements:
         key = (one.name, one.dtype, one.shape, one.group, one.threads, one.note)
@@ -175,7 +175,7 @@ def _peers(measurements: list[Measurement], outliers: Rule, min_peers: int) -> _
         num_compared[what] = len(group)
         described[what] = f"{len(group)} peers"
         usual = statistics.median(one.value for one in group.values())
-        # By time: a rate cannot fall below 0, so that of few peers with some spread no slow one would ever stand out.
+        # Times are compared, not rates: a rate cannot fall below 0, so a slow peer among few could never be an outlier.
         for who in outliers({who: one.seconds for who, one in group.items()}):
             one = group[who]
             differences.append(

@@ -13,7 +13,7 @@ from flatout.probe.ceilings.raw import Settings
 
 
 class Team:
-    """The ranks, as one of them sees them; of one rank alone, without torch, nothing has to be agreed."""
+    """All ranks, as seen by one of them. A single rank, or one without torch, communicates with no other."""
 
     def __init__(self, settings: Settings, torch: Any) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -42,7 +42,7 @@ class Team:
         return found
 
     def of_first(self, value: Any) -> Any:
-        """What the first rank says."""
+        """Return the first rank's value, on every rank."""
         if self._dist is None:
             return value
         box = [value]
@@ -55,6 +55,6 @@ class Team:
 
 
 def tell(what: dict[str, Any]) -> None:
-    """To the command that started the ranks: a line of JSON."""
+    """Send a line of JSON to the command that started the ranks."""
     sys.stdout.buffer.write(msgspec.json.encode(what) + b"\n")
     sys.stdout.buffer.flush()

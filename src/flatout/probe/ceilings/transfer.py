@@ -1,7 +1,7 @@
 """Host memory to a GPU and back, from pinned and from pageable memory: each GPU alone, and all of a host at once.
 
-What all together lose against one alone is what they share: a PCIe switch's uplink, a CPU socket's memory. The PCIe
-link is read while copies from pinned memory run: those from pageable memory leave it idle in between.
+All GPUs together are slower than one alone by what they share: a PCIe switch's uplink, a CPU socket's memory. The PCIe
+link is read while copies from pinned memory run, because copies from pageable memory leave it idle in between.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The current measurement of each rank, in a separate file, so that it is known even if the kernel kills the rank.
 
-In: `Whereabouts.at` in the worker. Out: `read_whereabouts` in the command that started it. A write costs some
-microseconds, before the clock of a measurement runs, and wakes nobody.
+In: `Whereabouts.at` in the worker. Out: `read_whereabouts` in the command that started it. A write takes a few
+microseconds, before the clock of a measurement starts, and wakes no other process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _NOTHING = "-"
 
 
 class Whereabouts:
-    """Without a folder, as where torchrun has started the ranks, nobody would read it."""
+    """Record what a rank measures. Without a folder, as when torchrun started the ranks, nothing is recorded."""
 
     def __init__(self, folder: Path | None, rank: int) -> None:
         self._file = -1
@@ -21,14 +21,14 @@ class Whereabouts:
             self._file = os.open(folder / f"at-{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
 
     def at(self, key: str | None) -> None:
-        """`key`: as `raw.key_of` gives it; None: between measurements."""
+        """Record the current measurement by its key (see `raw.key_of`); None between measurements."""
         if self._file >= 0:
             text = (key or _NOTHING).encode()
-            os.pwrite(self._file, text + b"\n", 0)  # what is longer of the one before is behind the end of the line
+            os.pwrite(self._file, text + b"\n", 0)  # a longer previous key's rest stays below
 
 
 def read_whereabouts(folder: Path, rank: int) -> str | None:
-    """What the rank was at; None: at none, or not that far."""
+    """Return the key of the rank's current measurement; None between measurements, or before the first."""
     try:
         key = (folder / f"at-{rank}").read_text("utf-8", "replace").partition("\n")[0]
     except OSError:
