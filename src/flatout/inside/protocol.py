@@ -1,4 +1,4 @@
-"""What Flatout and the processes of a job agree on: each variable, file name, kind and interval that both sides spell.
+"""The protocol between Flatout and the processes of a job: the variables, file names, kinds and intervals that both use.
 
 Flatout starts a job with the variables below in its environment. The code of `inside/`, loaded into the job's Python
 processes, reads them and writes the files below, which Flatout reads while the job runs or afterwards.
@@ -12,7 +12,7 @@ have an older Python than Flatout.
 class Variable:
     """The environment variables of Flatout: the only place where their names are spelled."""
 
-    # What the recorder is to do. `flatout profile` and `flatout tune` set these; a user may set them too.
+    # Settings of the recorder. `flatout profile` and `flatout tune` set them; a user may set them too.
     RECORDING = "FLATOUT_RECORDING"  # folder to record to; without it nothing is recorded
     STEPS = "FLATOUT_STEPS"  # number of steps to trace, DEFAULT_NUM_STEPS if unset
     WARMUP = "FLATOUT_WARMUP"  # number of steps before the trace; unset: until step times are stable
@@ -20,29 +20,29 @@ class Variable:
     FACTS = "FLATOUT_FACTS"  # 1: write the facts of the job even without a trace
     FLOPS = "FLATOUT_FLOPS"  # 0: do not count floating-point operations
     GRADIENTS = "FLATOUT_GRADIENTS"  # 1: measure the norms of the first steps' gradients
-    DATA_CHECK = "FLATOUT_DATA_CHECK"  # 1: check the answers of collectives when the job is stopped
+    DATA_CHECK = "FLATOUT_DATA_CHECK"  # 1: check the results of collectives when the job is stopped
     STOP_AFTER = "FLATOUT_STOP_AFTER"  # stop the job after this many measured steps, at a step boundary of all ranks
     STOP_AFTER_S = "FLATOUT_STOP_AFTER_S"  # the same after this many seconds
 
-    # What else is to be done in the job's processes, with or without a recording.
+    # Other settings of the job's processes, with or without a recording.
     PATCHES = "FLATOUT_PATCHES"  # JSON list of the patches to apply, see `change.patches`
-    REPORTS = "FLATOUT_REPORTS"  # folder for the reports of patches where nothing is recorded
-    DIVERT = "FLATOUT_DIVERT"  # folder for what a trial would write over the user's files
+    REPORTS = "FLATOUT_REPORTS"  # folder for the reports of patches if nothing is recorded
+    DIVERT = "FLATOUT_DIVERT"  # folder for files of a trial that would overwrite the user's
     SAFE_SAVE = "FLATOUT_SAFE_SAVE"  # 1: torch.save leaves a complete file or none
     HEARTBEAT = "FLATOUT_HEARTBEAT"  # folder for heartbeats
     CHECKPOINT_EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # seconds between checkpoints of `flatout.checkpoint`
 
-    # What Flatout's own processes read.
+    # Settings that Flatout's own processes read.
     JOB = "FLATOUT_JOB"  # name of the job, the same each time its scheduler starts it
     TUNING = "FLATOUT_TUNING"  # marks the processes of one tuning, to end those that outlive it
     DEBUG = "FLATOUT_DEBUG"  # show the traceback of an internal error
 
 
-DEFAULT_NUM_STEPS = 3  # that are traced
+DEFAULT_NUM_STEPS = 3  # number of traced steps
 
 
 class FileName:
-    """The name of one kind of file: what stands before and after the part that names a rank, a host or a process."""
+    """The names of one kind of file: the text before and after the part that names a rank, a host or a process."""
 
     def __init__(self, before: str, after: str) -> None:
         self.before = before
@@ -59,7 +59,7 @@ class FileName:
         return part if part and name == self.of(part) else None
 
     def rank(self, name: str) -> "int | None":
-        """Return the rank that `name` is of; None if `name` is not of this kind, or not of a rank."""
+        """Return the rank in `name`; None if `name` is not of this kind, or does not name a rank."""
         part = self.part(name)
         return int(part) if part is not None and part.isdecimal() else None
 
@@ -70,12 +70,12 @@ def process_name(hostname: str, pid: int) -> str:
 
 
 def partial_name(name: str) -> str:
-    """Return the name of a file while it is written: a complete one is renamed to `name`."""
+    """Return the name of a file while it is written; once complete, it is renamed to `name`."""
     return "." + name + ".part"
 
 
 def complete_name(name: str) -> str:
-    """Return the name that a file gets once it is complete: itself for one that is."""
+    """Return the name that a file gets once it is complete; the name of a complete file is unchanged."""
     is_partial = name.startswith(".") and name.endswith(".part")
     return name[len(".") : -len(".part")] if is_partial else name
 
@@ -83,9 +83,9 @@ def complete_name(name: str) -> str:
 class File:
     """The files of a recording, and of the folders for heartbeats and redirected files."""
 
-    # Of a recording.
+    # Files of a recording.
     RECORDING = "recording.json"  # marks the folder as a recording, and names its run
-    HOST = FileName("host-", ".json")  # by host: the command there, and how it ended
+    HOST = FileName("host-", ".json")  # by host: the command on this host, and how it ended
     SAMPLES = FileName("host-", ".samples.jsonl")  # by host
     STEPS = FileName("rank", ".steps.jsonl")  # by rank, see STEP_COLUMNS and StepFileEvent
     TRACE = FileName("rank", ".json")  # by rank
@@ -101,22 +101,22 @@ class File:
     STATE = ".state"  # folder: how processes communicate while the job runs; removed afterwards
     PROCESSES = FileName("processes-", "")  # by host, in STATE: the Python processes of the job, see ProcessEvent
 
-    # Of a folder for heartbeats.
+    # Files of a folder for heartbeats.
     HEARTBEAT = FileName("beat-", "")  # by process, see HEARTBEAT_FIELDS
     STACKS = FileName("stacks-", "")  # by process
-    FLIGHT_REQUEST = "flight-request"  # asks the ranks for what torch's flight recorder has
+    FLIGHT_REQUEST = "flight-request"  # asks the ranks for the records of torch's flight recorder
     FLIGHT = FileName("flight-", ".json")  # by process: the answer
 
-    # Of a folder for redirected files.
-    TRIAL_BEGAN = ".began"  # files changed before this one was made are the user's
+    # Files of a folder for redirected files.
+    TRIAL_BEGAN = ".began"  # files last changed before this file was created are the user's
 
     # Next to a checkpoint that torch.save has written under SAFE_SAVE.
-    PREVIOUS = FileName("", ".previous")  # the checkpoint before
+    PREVIOUS = FileName("", ".previous")  # the previous checkpoint
     CHECKSUMS = FileName("", ".checksums")  # sizes and CRC-32s of both
 
 
 class ProcessEvent:
-    """What a Python process of the job notes in PROCESSES: `<pid> <parent pid> <event>`."""
+    """Events that a Python process of the job notes in PROCESSES, as `<pid> <parent pid> <event>`."""
 
     PYTHON = "python"  # it was started with the recorder loaded
     TORCH = "torch"  # it has imported torch
@@ -125,14 +125,14 @@ class ProcessEvent:
 
 
 class StepFileEvent:
-    """Objects among the rows of a step file, by the value of their key `event`."""
+    """The values of the key `event` in the objects among the rows of a step file."""
 
     PLAN = "plan"  # which steps will be measured and traced
     FLOPS = "flops"  # floating-point operations of one step
     WINDOW = "window"  # which steps were traced
-    RECORDER = "recorder"  # what the recorder itself took between two steps
+    RECORDER = "recorder"  # time that the recorder itself took between two steps
     LOSSES = "losses"  # losses that were still on the GPU when the rows of their steps were written
-    RESTART = "restart"  # all rows so far were parts of the first step
+    RESTART = "restart"  # all rows so far belong to the first step
     STOP = "stop"  # the job is stopped at a step boundary
     END = "end"  # the process ends
 
@@ -141,22 +141,22 @@ EXIT = "exit"  # in `reason` of END: the process ended without an exception
 
 STEP_COLUMNS = (
     "step",
-    "start_ns",  # since `base_unix_ns` of the header
+    "start_ns",  # relative to `base_unix_ns` of the header
     "duration_ns",
-    "loader_ns",  # in the loader, waiting for batches
+    "loader_ns",  # time in the loader, waiting for batches
     "num_batches",
     "num_samples",
     "num_tokens",
     "num_backward",
-    "is_skipped",  # by a GradScaler that found infinities; null: unknown
+    "is_skipped",  # skipped by a GradScaler that found infinities; null: unknown
     "kind",  # see StepKind
     "loss",
     "peak_memory_bytes",
     "num_alloc_retries",
-    "checkpoint_ns",  # in torch.save or torch.distributed.checkpoint, on the thread that trains
+    "checkpoint_ns",  # time in torch.save or torch.distributed.checkpoint, on the thread that trains
 )
-NOT_RECORDED = "this process is not recorded"  # in LOG: ends a line that begins with the reason
-STEP_FILE_DELAY_S = 1.0  # how long rows are buffered: a killed process loses as much
+NOT_RECORDED = "this process is not recorded"  # the end of a line in LOG that begins with the reason
+STEP_FILE_DELAY_S = 1.0  # how long rows are buffered, and so the most that a killed process loses
 
 
 class StepKind:
@@ -167,14 +167,14 @@ class StepKind:
     FLOPS = "flops"  # its floating-point operations were counted
     PREPARE = "prepare"  # the profiler was prepared
     TRACED = "traced"
-    RECOVERY = "recovery"  # the one before was disturbed
+    RECOVERY = "recovery"  # the previous step was disturbed
 
 
-NUM_STABLE_WARMUP_STEPS = 5  # at the end of the warm-up, whose times agreed with those of as many before them
+NUM_STABLE_WARMUP_STEPS = 5  # steps at the end of the warm-up; their times agreed with those of the 5 steps before
 
 
 class FailureKind:
-    """Kinds of failures, in FAILURE."""
+    """Kinds of failures, in files of kind FAILURE."""
 
     ERROR = "error"
     OUT_OF_MEMORY = "out_of_memory"
@@ -182,68 +182,69 @@ class FailureKind:
 
 
 class MemoryKind:
-    """Of which memory a process has run out, in FAILURE."""
+    """The memory that a process ran out of, in files of kind FAILURE."""
 
     DEVICE = "device"
     HOST = "host"
 
 
-REFUSED = "SystemExit"  # the exception in FAILURE where argparse refused the arguments
+REFUSED = "SystemExit"  # the exception in FAILURE if argparse refused the arguments
 
 
 class OutputKind:
-    """What became of a file that a trial's script wrote, in `DIVERTED`."""
+    """What became of a file that a trial's script wrote or removed, in files of kind `DIVERTED`."""
 
-    DIVERTED = "diverted"  # redirected, as the user had one of this name
-    KEPT = "kept"  # the user's, that the script has removed: it is still there
-    NEW = "new"  # written where the script wants it
-    FOLDER = "folder"  # made where the script wants it
-    IN_PLACE = "in_place"  # the user's, opened to be changed: too large to be copied first
+    DIVERTED = "diverted"  # redirected, because the user had a file of this name
+    KEPT = "kept"  # a file of the user's that the script has removed: it still exists
+    NEW = "new"  # a new file, written where the script wants it
+    FOLDER = "folder"  # a folder, created where the script wants it
+    IN_PLACE = "in_place"  # a file of the user's that was changed in place: too large to be copied first
 
 
 class Phase:
-    """What the thread that trains is doing, in HEARTBEAT."""
+    """What the thread that trains is doing, in a heartbeat file."""
 
-    COMPUTE = "compute"  # what is none of the others
-    DATA = "data"  # it waits for a batch
+    COMPUTE = "compute"  # anything that is in none of the other phases
+    DATA = "data"  # waiting for a batch
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"
 
 
-# A heartbeat file is a header, one line of JSON, and then the fields below, each of as many 8-byte integers as it says.
+# A heartbeat file is a header, which is one line of JSON, and then the fields below: for each, its name and the number
+# of its 8-byte integers.
 HEARTBEAT_HEADER_BYTES = 4096
-HEARTBEAT_PHASES = (Phase.COMPUTE, Phase.DATA, Phase.CHECKPOINT, Phase.EVALUATION)  # as they are numbered
-HEARTBEAT_MOST_GROUPS = 16  # process groups whose collectives are counted
-HEARTBEAT_BUCKETS = 64  # of step times: bucket b counts those from 2**(b-1) to 2**b ns
+HEARTBEAT_PHASES = (Phase.COMPUTE, Phase.DATA, Phase.CHECKPOINT, Phase.EVALUATION)  # in the order of their numbers
+HEARTBEAT_MOST_GROUPS = 16  # maximum number of process groups whose collectives are counted
+HEARTBEAT_BUCKETS = 64  # number of buckets for step times: bucket b counts times from 2**(b-1) to 2**b ns
 HEARTBEAT_FIELDS = (
-    ("change", 1),  # odd while a step's end is being written
+    ("change", 1),  # odd while the end of a step is being written
     ("rank", 1),  # -1: unknown, or not a rank
     ("world_size", 1),
-    ("num_events", 1),  # of any kind: it grows while the job gets on
+    ("num_events", 1),  # events of any kind: the number grows while the job makes progress
     ("num_steps", 1),
     ("base_step", 1),  # steps that the optimizer had made before this process; -1: unknown
-    ("has_loaded", 1),  # torch.load before the first step
+    ("has_loaded", 1),  # torch.load was called before the first step
     ("phase", 1),
     ("phase_since", 1),
     ("first_step_end", 1),
     ("last_step_end", 1),
     ("num_checkpoints", 1),
-    ("checkpoint_step", 1),  # num_steps when the last one was complete; -1: none
+    ("checkpoint_step", 1),  # num_steps when the last checkpoint was complete; -1: none
     ("main_thread", 1),
-    ("gives_stacks", 1),  # the signal is still ours
-    ("has_ended", 1),  # without an exception
+    ("gives_stacks", 1),  # the signal handler is still ours
+    ("has_ended", 1),  # the process has ended without an exception
     ("has_gpu", 1),
-    ("gpu", 2),  # the two halves of its UUID; 0: unknown
-    ("exchange", 4),  # see `Beat.exchanged`; all 0: none is known
-    ("spent", len(HEARTBEAT_PHASES)),  # ns in each phase, without the current stay in the current phase
-    ("spent_at_first", len(HEARTBEAT_PHASES)),  # the same at the end of the first step
-    ("spent_at_last", len(HEARTBEAT_PHASES)),  # and of the last
-    ("longest", len(HEARTBEAT_PHASES)),  # ns; of compute, the longest step
+    ("gpu", 2),  # the two halves of the GPU's UUID; 0: unknown
+    ("exchange", 4),  # see `Beat.exchanged`; all 0: unknown
+    ("spent", len(HEARTBEAT_PHASES)),  # ns in each phase, excluding the current period in the current phase
+    ("spent_at_first", len(HEARTBEAT_PHASES)),  # `spent` at the end of the first step
+    ("spent_at_last", len(HEARTBEAT_PHASES)),  # `spent` at the end of the last step
+    ("longest", len(HEARTBEAT_PHASES)),  # longest period in each phase, in ns; for compute, the longest step
     ("num_groups", 1),
     ("sequence", HEARTBEAT_MOST_GROUPS),  # collectives begun in each process group, as torch counts them
     ("buckets", HEARTBEAT_BUCKETS),
 )
 
-# The signal that asks a process for its stacks is SIGRTMIN plus this. Real-time signals have no fixed meaning; the C
-# library uses the first two, and Valgrind the last.
+# The signal that asks a process for its stacks is SIGRTMIN plus this offset. Real-time signals have no fixed meaning;
+# the C library uses the first two, and Valgrind uses the last.
 STACKS_SIGNAL_OFFSET = 8

@@ -1,9 +1,9 @@
-"""How all ranks come to trace the same steps: through a small file, without a collective in the job's process group.
+"""Make all ranks trace the same steps, through a small file and without a collective in the job's process group.
 
-In: rank 0's step time when its warm-up is over. Out: one `TracePlan` that all ranks follow. Rank 0 plans for a step far
-enough ahead that the others will have read the file: a third of a second on one node, three on several, whose shared
-folder may be slow to show changes. The others look for the file between steps, about every 50 ms. Nobody waits: a rank
-that reads the plan too late skips the trace.
+In: rank 0's step time when its warm-up is over. Out: one `TracePlan` that all ranks follow. Rank 0 chooses a step far
+enough ahead that the other ranks will have read the file by then: a third of a second on one node, three seconds on
+several nodes, whose shared folder can be slow to show changes. The other ranks look for the file between steps, about
+every 50 ms. No rank waits: a rank that reads the plan too late skips the trace.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from flatout.inside.identity import Identity
 
 _POLL_NS = 20_000_000
 _NOTICE_S, _NOTICE_ACROSS_NODES_S = 0.3, 3.0
-# Ahead; where steps take a few tenths of a millisecond, ranks in sync poll in between.
+# Limits on how many steps ahead rank 0 plans. If steps take a few tenths of a millisecond, ranks in sync still poll the
+# file within this number of steps.
 _MAX_STEPS_AHEAD, _MAX_STEPS_AHEAD_ACROSS_NODES = 100, 1000
-NUM_UNTRACED_STEPS = 5  # at least this many steps are measured before the recorder disturbs any
-NUM_RECOVERY_STEPS = 2  # steps after a disturbed one that are not counted
+NUM_UNTRACED_STEPS = 5  # at least this many steps are measured before the recorder disturbs a step
+NUM_RECOVERY_STEPS = 2  # number of steps after a disturbed step that are not counted
 _MAX_TRACED_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracePlan:
-    """Steps by number. Those from `settled` to `flops_step` (or else to the one before `start`) are not disturbed."""
+    """Step numbers. Steps from `settled` to `flops_step` (or else to the step before `start`) are not disturbed."""
 
-    settled: int  # the first that is measured
+    settled: int  # the first measured step
     flops_step: int
-    start: int | None  # of the trace; None: no trace
-    num_steps: int  # to trace
+    start: int | None  # first step of the trace; None: no trace
+    num_steps: int  # number of steps to trace
 
 
 def make_plan(
     *, settled: int, step_s: float, num_steps: int, is_light: bool, identity: Identity, is_short: bool = False
 ) -> TracePlan:
-    """Plan on rank 0, whose steps take `step_s` when its warm-up is over at step `settled`.
+    """Return rank 0's plan, given the step time `step_s` when its warm-up ends at step `settled`.
 
-    With `is_short` the trace begins as early as possible: after fewer untraced steps and with fewer to recover in.
+    With `is_short` the trace begins as early as possible: after fewer untraced steps and fewer recovery steps.
     """
     num_untraced = 1 if is_short else NUM_UNTRACED_STEPS
     num_recovery = 0 if is_short else NUM_RECOVERY_STEPS
@@ -49,16 +50,16 @@ def make_plan(
     return TracePlan(
         settled=settled,
         flops_step=flops_step,
-        start=None if is_light else flops_step + num_recovery + 2,  # one of them prepares the profiler
+        start=None if is_light else flops_step + num_recovery + 2,  # one of these two steps prepares the profiler
         num_steps=max(min(num_steps, affordable), 1),
     )
 
 
 def steps_ahead(step_s: float, identity: Identity) -> int:
-    """Return after how many steps all ranks will have read what rank 0 writes now."""
+    """Return the number of steps after which all ranks will have read what rank 0 writes now."""
     if identity.world_size == 1:
         return 0
-    if step_s <= 0:  # no step but the first has ended
+    if step_s <= 0:  # only the first step has ended
         return NUM_UNTRACED_STEPS - 1
     if identity.num_nodes in (None, 1):
         return min(ceil(_NOTICE_S / step_s), _MAX_STEPS_AHEAD)
@@ -66,7 +67,7 @@ def steps_ahead(step_s: float, identity: Identity) -> int:
 
 
 class TracePlanFile:
-    """The plan's file. Every rank creates it empty before it is read, so that no file server caches its absence."""
+    """The plan's file. Every rank creates it empty before reading it, so that no file server caches its absence."""
 
     def __init__(self, state: Path, identity: Identity, generation: int) -> None:
         self._path = state / f"plan-{generation}"
@@ -80,7 +81,7 @@ class TracePlanFile:
             self._path.write_text(json.dumps(asdict(plan)) + "\n")
 
     def look(self, now_ns: int) -> TracePlan | None:
-        """Return the plan once it is there; the file is read at most every 20 ms."""
+        """Return the plan once it is written, else None; the file is read at most every 20 ms."""
         if now_ns < self._next_ns:
             return None
         self._next_ns = now_ns + _POLL_NS

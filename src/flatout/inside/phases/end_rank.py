@@ -1,4 +1,4 @@
-"""End a rank at a step boundary, before its script ends: together with all other ranks, with code 0."""
+"""End a rank at a step boundary, before its script ends, together with all other ranks and with exit code 0."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PEERS_TIMEOUT_S, _RANK_0_LINGERS_S = 20.0, 0.3
 
 
 def end_now(state: Path, identity: Identity) -> None:
-    """End this rank with code 0 once all ranks are here, so that none waits for one that has left. Never returns.
+    """End this rank with code 0 once all ranks are here, so that no rank waits for one that has left. Never returns.
 
-    What the script registered to run at its exit does not run.
+    Exit handlers that the script registered do not run.
     """
     deadline = time.monotonic() + _GPU_TIMEOUT_S
     while not is_gpu_done() and time.monotonic() < deadline:
@@ -47,12 +47,12 @@ def _meet(state: Path, identity: Identity) -> None:
     deadline = time.monotonic() + _PEERS_TIMEOUT_S
     while len(list(state.glob("stopped-*"))) < identity.world_size and time.monotonic() < deadline:
         time.sleep(0.01)
-    if identity.rank == 0:  # the others may communicate through it
+    if identity.rank == 0:  # the other ranks may still communicate through rank 0
         time.sleep(_RANK_0_LINGERS_S)
 
 
 def _end_children() -> None:
-    """Kill the workers of loaders, without the error that torch's own handler raises for killed ones."""
+    """Kill the loader workers, without the error that torch's own handler raises for killed workers."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     children = active_children()
@@ -61,4 +61,4 @@ def _end_children() -> None:
     for child in children:
         child.join(1.0)
     finalize: Any = vars(multiprocessing_util)["_run_finalizers"]
-    finalize(0)  # releases semaphores, which Python would report as leaked
+    finalize(0)  # release semaphores, which Python would otherwise report as leaked

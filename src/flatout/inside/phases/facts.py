@@ -1,10 +1,10 @@
-"""What the job is, as only its process knows: `facts-rank<R>.json` in the recording.
+"""Write the facts of the job that only its process knows to `facts-rank<R>.json` in the recording.
 
-In: the objects of the script. They are looked at once, in steps that the recorder disturbs anyway: from the FLOPs step
+In: the objects of the script. They are inspected once, in steps that the recorder disturbs anyway: from the FLOPs step
 to the end of the trace window, the first `zero_grad` and the first `autocast` are noted; then the model, its wrapper,
-the optimizers and the loaders are searched for among all live objects. Other steps cost nothing. In a trial of a
-tuning, whose steps are compared, everything happens at the end and nothing is noted before, except for the loaders
-after the first step: a job that ends before its trial is stopped has none left. What is unknown is null.
+the optimizers and the loaders are searched for among all live objects. Other steps cost nothing. A tuning compares the
+steps of its trials, so in a trial everything happens at the end. Only the loaders are noted after the first step,
+because a job that ends before its trial is stopped no longer has any. Unknown values are null.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose
 
 
 class FactsCollector:
-    """Call `watch` before the steps to be watched, and `write` once at the end."""
+    """Collects the facts of the job. Call `watch` before the steps to be watched, and `write` once at the end."""
 
     def __init__(self) -> None:
         self.zero_grad_sets_to_none: bool | None = None
@@ -163,7 +163,7 @@ def _object_facts(optimizers: list[Any]) -> dict[str, Any]:
 
 
 def _optimizer_facts(optimizers: list[Any], parameters: list[Any]) -> dict[str, Any]:
-    """Return the facts of the optimizer with most parameters, and of all gradients."""
+    """Return the facts of the optimizer with the most parameters, and of all gradients."""
     if not optimizers:
         return {}
     largest = max(optimizers, key=_num_elements)
@@ -209,7 +209,7 @@ def _has_class(module: Any, name: str) -> bool:
 
 
 def _is_compiled(modules: list[Any]) -> bool:
-    """Whether a module was compiled in place, or a function that is not a module."""
+    """Whether a module was compiled in place, or a plain function was compiled."""
     if any(module._compiled_call_impl is not None for module in modules):
         return True
     utils = sys.modules.get("torch._dynamo.utils")
@@ -217,7 +217,7 @@ def _is_compiled(modules: list[Any]) -> bool:
 
 
 def _reshards(units: list[Any]) -> bool | None:
-    """Whether a unit frees its weights after forward; not counting the root, which FSDP2 itself keeps gathered."""
+    """Whether a unit frees its weights after forward, excluding the root, which FSDP2 itself keeps gathered."""
     answers = []
     for unit in units:
         state = unit._get_fsdp_state()
@@ -229,7 +229,7 @@ def _reshards(units: list[Any]) -> bool | None:
 
 
 def _loader_facts(iterators: list[Any]) -> dict[str, Any]:
-    """Return the facts of the loader that has yielded most batches."""
+    """Return the facts of the loader that has yielded the most batches."""
     if not iterators:
         return {}
     busiest = max(iterators, key=lambda iterator: iterator._num_yielded)

@@ -1,9 +1,9 @@
-"""The floating-point operations of one step, as executed, by the formulas of torch's own flop counter.
+"""Count the floating-point operations that one step executes, with the formulas of torch's own FLOP counter.
 
 In: the operators of one step. Out: FLOPs by operand type. A dispatch mode sees each operator with its tensors, counts
-it and passes it on. It is not used where it would change what runs: code compiled by `torch.compile` would fall back to
-eager kernels, another mode may be active, and unknown tensor subclasses may not expect one. Recomputed
-activations are counted each time; custom kernels and those of other libraries are not seen.
+its FLOPs and passes it on. The mode is not used if it would change what runs: code compiled by `torch.compile` would
+fall back to eager kernels, another mode may be active, and unknown tensor subclasses may not expect a mode. Recomputed
+activations are counted each time. Custom kernels and kernels of other libraries are not seen.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def _cpu_attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_:
     return int(flop_counter.sdpa_backward_flop_count(*shapes))
 
 
-# The registry knows only the fused attention of GPUs; that of the CPU has the same matrix multiplications.
+# The registry knows only the fused attention for GPUs; the CPU version has the same matrix multiplications.
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_counter.flop_registry,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
 }
 _KNOWN_PARAMETERS = {"Parameter", "Tensor", "DTensor", "FlatParameter"}
-_LEFT: list[Any] = []  # modes that stay in place: torch 2.4 crashes if one is removed that nobody else holds
-_NOT_EXECUTED = {"FakeTensor", "FunctionalTensor"}  # only shapes are computed
+_LEFT: list[Any] = []  # modes left in place: torch 2.4 crashes if it removes a mode without other references
+_NOT_EXECUTED = {"FakeTensor", "FunctionalTensor"}  # tensors for which only shapes are computed
 _NAMES = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
-    supports_higher_order_operators = True  # passed on like any other
+    supports_higher_order_operators = True  # they are passed on like any other operator
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[misc]  # torch is not followe
     ) -> Any:
         kinds = {kind.__name__ for kind in types}
         if "DTensor" in kinds:
-            return NotImplemented  # it unwraps itself, and the work of this rank comes here again
+            return NotImplemented  # DTensor unwraps itself, and this rank's part is dispatched here again
         out = func(*args, **(kwargs or {}))
         if self.is_on and not kinds & _NOT_EXECUTED:
             self.num_operators += 1
@@ -70,7 +70,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[misc]  # torch is not followe
 
     def _count(self, formula: Callable[..., int], args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         try:
-            # Overloads with an output type (`addmm.dtype`) have it after the tensors; the formulas do not know it.
+            # Overloads with an output type (`addmm.dtype`) take it after the tensors; the formulas do not accept it.
             shaped = tuple(arg for arg in args if not isinstance(arg, torch.dtype))
             self.flops[self._operand_type(args)] += int(formula(*shaped, **kwargs, out_val=out))
         except Exception:  # noqa: BLE001 - a shape that the formula does not expect
@@ -92,7 +92,7 @@ class FlopsStep:
     """Counts the operations between `begin` and `end`, both called between two steps."""
 
     def __init__(self) -> None:
-        self.reason: str | None = None  # why there is no count
+        self.reason: str | None = None  # the reason for a missing count
         self._counter: _Counter | None = None
 
     def begin(self, optimizers: Iterable[Any] = ()) -> None:
@@ -102,13 +102,13 @@ class FlopsStep:
             self._counter.__enter__()
 
     def end(self) -> tuple[dict[str, int], int] | None:
-        """Return FLOPs by operand type and the number of operators; or None, with the reason set."""
+        """Return FLOPs by operand type and the number of operators; None, with `reason` set, if there is no count."""
         counter, self._counter = self._counter, None
         if counter is None:
             return None
         if _python_dispatch._get_current_dispatch_mode() is counter:
             counter.__exit__(None, None, None)
-        else:  # a mode of the script is above ours, which stays below it and only passes operators on
+        else:  # a mode of the script is above ours, so ours stays and only passes operators on
             self.reason = "another dispatch mode was active at the end of the step"
             _LEFT.append(counter)
         was_on, counter.is_on = counter.is_on, False
@@ -118,7 +118,7 @@ class FlopsStep:
 
 
 def why_not(optimizers: Iterable[Any] = ()) -> str | None:
-    """Return the reason not to count now; None if there is none."""
+    """Return the reason why FLOPs cannot be counted now; None if they can."""
     if os.environ.get(Variable.FLOPS) == "0":
         return f"{Variable.FLOPS}=0 was set"
     unknown = {type(parameter).__name__ for parameter in parameters_of(optimizers)} - _KNOWN_PARAMETERS
@@ -140,5 +140,5 @@ def _uses_tf32() -> bool:
     """Whether fp32 matrix multiplications on the GPU may round their operands."""
     try:
         return bool(torch.cuda.is_initialized() and torch.get_float32_matmul_precision() != "highest")
-    except RuntimeError:  # the script has used torch's newer setting, which cannot be mixed with this one
+    except RuntimeError:  # the script has used torch's newer setting, which excludes this one
         return bool(getattr(torch.backends.cuda.matmul, "fp32_precision", "ieee") == "tf32")

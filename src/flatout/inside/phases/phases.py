@@ -1,7 +1,7 @@
-"""What the recorder does at which step: warm-up, untraced steps, the FLOPs step, the trace window, the rest.
+"""Run the phases of the recorder: warm-up, untraced steps, the FLOPs step, the trace window, the remaining steps.
 
-In: the end of each step. Out: the kind of the next step, and events in the step file. Ranks go through the same phases
-at the same steps, by the plan that `consensus` gives them.
+In: the end of each step. Out: the kind of the next step, and events in the step file. All ranks go through the same
+phases at the same steps, because they follow the plan from `consensus`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MIN_STEPS_BEFORE_LOOKING = 3
 
 
 class Phases:
-    """The phases of one rank, from its first step to its end."""
+    """The phases of one rank, from its first step to the end of its process."""
 
     def __init__(self, settings: RecorderSettings, identity: Identity, file: StepFile) -> None:
         self._settings = settings
@@ -56,7 +56,7 @@ class Phases:
 
     @property
     def is_exact(self) -> bool:
-        """Whether something is to be done between two particular steps, so that each end must be reported at once."""
+        """Whether something has to be done between two particular steps, so each step end must be reported at once."""
         if self._stop_condition.needs_each_step:
             return True
         if self._plan is None:
@@ -75,7 +75,7 @@ class Phases:
     def may_decide_again(self) -> bool:
         """Whether the plan may be dropped: it was made for steps without an optimizer, and has been carried out.
 
-        These turn out to be an evaluation before the training.
+        If an optimizer steps afterwards, those steps were an evaluation before the training.
         """
         has_no_optimizer = self._source not in (None, StepSource.OPTIMIZER)
         return has_no_optimizer and (self._plan is None or self.is_over)
@@ -91,7 +91,7 @@ class Phases:
             self._warmup.add(step_s)
 
     def advance(self, step: int, source: StepSource, *, is_training: bool) -> str:
-        """Step number `step` has just ended: do what is due before the next one, and return the kind of that one."""
+        """Do what is due now that step number `step` has ended, and return the kind of the next step."""
         if self._stop_condition.is_asked:
             self._stop_condition.look(step + 1, self._warmup.step_s)
             if self._stop_condition.is_due(step + 1):
@@ -147,7 +147,7 @@ class Phases:
         return self._plan_file.look(time.perf_counter_ns())
 
     def _follow(self, plan: TracePlan, ended: int) -> str:
-        """Do what the plan has for the time after step `ended`; return the kind of the next step."""
+        """Do what the plan schedules after step `ended`, and return the kind of the next step."""
         following = ended + 1
         if self._window is not None:
             return self._advance_window(self._window, plan, following)
@@ -232,7 +232,7 @@ class Phases:
         end_now(self._settings.state, self._identity)
 
     def finish(self) -> None:
-        """The job ends: close the trace window if it is open, with what it has."""
+        """Close the trace window if it is open when the job ends, with the steps traced so far."""
         self._write_facts()
         if self._window is not None and not self.is_over:
             self._end_window()

@@ -1,8 +1,8 @@
-"""At which step the job is stopped before its own end: the same step on all ranks.
+"""Decide at which step the job is stopped before its own end: the same step on all ranks.
 
-In: FLATOUT_STOP_AFTER, a number of ordinary steps after the warm-up, which determines a step through the plan that all
-ranks share; or FLATOUT_STOP_AFTER_S, seconds since torch was imported on rank 0, which then names a step far enough
-ahead that the others read of it in time. Whichever comes first counts. A job that ends earlier ends as usual.
+In: FLATOUT_STOP_AFTER, a number of ordinary steps after the warm-up: the plan that all ranks share determines the step.
+Or FLATOUT_STOP_AFTER_S, seconds since torch was imported on rank 0: rank 0 then announces a step far enough ahead that
+the other ranks read the announcement in time. The limit that comes first counts. A job that ends earlier ends as usual.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _IMPORTED_S = time.monotonic()
 
 
 class StopCondition:
-    """`step` is None until the stop is decided."""
+    """The step at which the job is stopped; `step` is None until it is decided."""
 
     def __init__(self, settings: RecorderSettings, identity: Identity, generation: int) -> None:
-        self.step: int | None = None  # the first step that is not to begin
+        self.step: int | None = None  # the first step that does not run
         self.reason = ""
         self._steps, self._limit_s = settings.stop_after, settings.stop_after_s
         self._is_trial = settings.is_trial
@@ -35,7 +35,7 @@ class StopCondition:
         self._path: Path = settings.state / f"stop-{generation}"
         self._next_look = 0.0
         if self._limit_s is not None and identity.world_size > 1:
-            # Every rank creates it empty before it is read, so that no file server caches its absence.
+            # Every rank creates the file empty before reading it, so that no file server caches its absence.
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644))
 
     @property
@@ -52,7 +52,7 @@ class StopCondition:
         return time.monotonic() - _IMPORTED_S >= self._limit_s - _NEAR_S
 
     def agreed(self, plan: TracePlan) -> None:
-        """Choose the step by the plan, which all ranks know by its `flops_step`; disturbed steps do not count."""
+        """Choose the step from the plan, which all ranks know by its `flops_step`; disturbed steps do not count."""
         if self._steps is None:
             return
         step = max(plan.settled + self._steps, plan.flops_step)
@@ -63,7 +63,7 @@ class StopCondition:
         self._stop_before(step, "steps")
 
     def look(self, following: int, step_s: float) -> None:
-        """Check the time limit between two steps; `following` is the number of the second."""
+        """Check the time limit between two steps; `following` is the number of the next step."""
         now = time.monotonic()
         if self._limit_s is None or self.reason == "time" or now < self._next_look:
             return
@@ -85,7 +85,7 @@ class StopCondition:
         return self.step is not None and following >= self.step
 
     def _num_notice_steps(self, step_s: float) -> int:
-        """Return after how many steps the others, who look twice a second if nothing else is due, have read of it."""
+        """Return how many steps the other ranks, which look twice a second if nothing else is due, need to read it."""
         if self._identity.world_size == 1 or step_s <= 0:
             return 0
         is_one_node = self._identity.num_nodes in (None, 1)

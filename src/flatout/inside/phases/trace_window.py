@@ -1,8 +1,8 @@
-"""The traced steps: torch.profiler around a few steps, exported as plain Kineto JSON when they are over.
+"""Trace a few steps with torch.profiler and export them as plain Kineto JSON when they are over.
 
 In: the boundaries of steps. Out: a trace file. `prepare` is called one step ahead (it loads the GPU's tracing library),
 then `start`, `next_step` between two steps, and `stop`. Only one profiler can run in a process: if the script starts
-its own, ours yields at once.
+its own, ours ends at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flatout.inside.log import guarded
 from flatout.inside.protocol import partial_name
 
 MAX_EVENTS = 2_000_000
-_EVENTS_PER_OPERATOR = 6  # its nested operators, launch and kernel
+_EVENTS_PER_OPERATOR = 6  # an operator's nested operators, launch and kernel
 _MAX_S = 60.0
 _BYTES_PER_EVENT = 300
 _STARTERS = ("_prepare_trace", "_start_trace")
@@ -38,12 +38,12 @@ class WindowState(Enum):
 
 
 class TraceWindow:
-    """`problem` says why there is no trace, or only part of it."""
+    """The traced steps of a rank; `problem` says why there is no trace, or only part of one."""
 
     def __init__(self, path: Path, num_steps: int, num_operators: int | None) -> None:
         self.state = WindowState.IDLE
         self.problem: str | None = None
-        self.steps: list[int] = []  # traced completely
+        self.steps: list[int] = []  # the completely traced steps
         self._path = path
         self._num_steps = num_steps
         if num_operators:
@@ -85,7 +85,7 @@ class TraceWindow:
         self._begin(step)
 
     def next_step(self) -> bool:
-        """A traced step has ended; return whether the next one is traced too."""
+        """Mark the end of a traced step; return whether the next step is traced too."""
         if self.state is not WindowState.TRACING:
             return False
         self._mark.__exit__(None, None, None)
@@ -98,7 +98,7 @@ class TraceWindow:
         return True
 
     def stop(self) -> None:
-        """End tracing and write the file; `problem` says what went wrong."""
+        """Stop tracing and write the file; `problem` says what went wrong."""
         if self.state is not WindowState.TRACING:
             self._release()
             if self.state is WindowState.PREPARED:
@@ -139,7 +139,7 @@ class TraceWindow:
         self._profiler = None
 
     def _watch_other_profilers(self) -> None:
-        """End ours before a profiler of the script begins, as two would raise an error in the script's own call."""
+        """Stop our profiler before the script starts its own: two would raise an error in the script's own call."""
         for name in _STARTERS:
             original = getattr(autograd_profiler.profile, name, None)
             if original is not None:
@@ -158,7 +158,7 @@ class TraceWindow:
     def _yield_to_script(self) -> None:
         self.problem = "the script started torch.profiler itself during the traced steps"
         if self.state is WindowState.PREPARED:
-            # Kineto can only be unprepared by a recording, here an empty one.
+            # Only a recording returns Kineto to the unprepared state, so make an empty one.
             self._is_ours = True
             self._profiler.start_trace()
             self._profiler.stop_trace()
@@ -176,7 +176,7 @@ class TraceWindow:
 
 @contextmanager
 def _quiet_kineto() -> Iterator[None]:
-    """Keep Kineto from writing to the job's standard error; it reads this variable when it is first used."""
+    """Keep Kineto from writing to the job's standard error; it reads the variable at its first use."""
     if "KINETO_LOG_LEVEL" in os.environ:
         yield
         return

@@ -1,7 +1,7 @@
-"""When the warm-up is over: a rule on the step times so far. Knows nothing of torch.
+"""Decide when the warm-up is over, by a rule on the step times so far. This module does not use torch.
 
 In: the time of each step. Out: whether steps may be measured now. They may after eleven steps and one second (or fifty
-steps) if the median of the last five step times is within a tenth of that of the five before. If step times
+steps) if the median of the last five step times is within 10 % of the median of the five before. If step times
 never become stable, the warm-up ends after a hundred steps and half a minute, or after two minutes.
 """
 
@@ -18,17 +18,17 @@ _MAX_DIFFERENCE = 0.1
 _MIN_S, _MIN_STEPS_WITHOUT_TIME = 1.0, 50
 _MAX_STEPS, _MAX_S, _LONGEST_S, _FEWEST_STEPS = 100, 30.0, 120.0, 3
 
-# DistributedDataParallel times its first ten iterations itself, and waits for the GPU in each. In the step after them
-# the host gets ahead of the GPU again, so that it is short: it counts as warm-up, too.
+# DistributedDataParallel times its first ten iterations itself, and waits for the GPU in each. The step after them is
+# short, because the host gets ahead of the GPU again, so it also counts as warm-up.
 _DDP_STEPS = 11
 
-# Steps that are not optimizer steps may turn out to be parts of one (an evaluation before the training, gradients that
-# are accumulated over many batches), so more of them are awaited.
+# Steps that are not optimizer steps can turn out to be parts of an optimizer step (an evaluation before the training,
+# gradients accumulated over many batches), so more of them are required.
 MIN_STEPS = {StepSource.OPTIMIZER: _DDP_STEPS, StepSource.BATCH: 20, StepSource.BACKWARD: 64}
 
 
 class WarmupDetector:
-    """Takes one step time after another. With `warmup`, that number of steps replaces the rule."""
+    """Takes one step time after another and detects the end of the warm-up; `warmup` steps replace the rule if given."""
 
     def __init__(self, *, warmup: int | None = None) -> None:
         self.num_steps = 0
@@ -43,7 +43,7 @@ class WarmupDetector:
 
     @property
     def step_s(self) -> float:
-        """The median of the last steps; 0 before the first."""
+        """The median time of the last steps; 0 before the first step."""
         return median(list(self._last)[-_HALF:]) if self._last else 0.0
 
     def is_over(self, source: StepSource, *, is_training: bool) -> bool:
@@ -54,7 +54,7 @@ class WarmupDetector:
         if self._warmup is not None:
             if source is StepSource.OPTIMIZER:
                 return self.num_steps >= self._warmup
-            # Passes before the first optimizer step are not steps: a plan made from them would differ between ranks.
+            # Passes before the first optimizer step are not steps: a plan based on them would differ between ranks.
             return self.num_steps >= max(self._warmup, fewest)
         if self._elapsed_s >= _LONGEST_S and self.num_steps >= _FEWEST_STEPS:
             return True
