@@ -1,4 +1,4 @@
-"""The protocol between Flatout and the processes of a job: the variables, file names, kinds and intervals that both use.
+"""The protocol between Flatout and the processes of a job: variables, file names, kinds and intervals that both use.
 
 Flatout starts a job with the variables below in its environment. The code of `inside/`, loaded into the job's Python
 processes, reads them and writes the files below, which Flatout reads while the job runs or afterwards.

@@ -1,7 +1,7 @@
-"""A known-answer check of the collectives, if a trial asks for it: some NCCL settings are fast and wrong.
+"""A known-answer test of the collectives, if a trial asks for it, because some NCCL settings are fast but wrong.
 
 In: FLATOUT_DATA_CHECK=1, when the job is stopped at a step boundary. All ranks reduce and gather numbers whose result
-is known exactly, at sizes that take different paths inside NCCL or gloo. Out: `data-check-rank<R>.json`.
+is known exactly, at sizes for which NCCL or gloo takes different code paths. Out: `data-check-rank<R>.json`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from flatout.inside.identity import Identity
 from flatout.inside.protocol import File, Variable
 
 SCHEMA, VERSION = "flatout/data-check", 1
-_NUM_ELEMENTS = (1, 1023, 65_536, 1_048_576 + 1, 16 * 1_048_576)  # of 4 bytes: 4 B to 64 MiB
-_PERIOD = 97  # of the pattern, whose sums are exact in 32-bit floats for up to 400 ranks
+_NUM_ELEMENTS = (1, 1023, 65_536, 1_048_576 + 1, 16 * 1_048_576)  # elements of 4 bytes: 4 B to 64 MiB
+_PERIOD = 97  # period of the pattern; its sums are exact in 32-bit floats for up to 400 ranks
 
 
 def check_data(recording: Path, identity: Identity) -> None:

@@ -1,16 +1,16 @@
-"""The norms of the first steps' gradients, as each optimizer is about to use them, if a trial asks for them.
+"""Measure the norms of the first steps' gradients, as each optimizer is about to use them, if a trial asks for them.
 
 In: FLATOUT_GRADIENTS=1, and optimizers before each step. Out: `gradients-rank<R>.json`, the L2 norm of each parameter's
-gradient in the first `NUM_STEPS` steps of each optimizer, before the warm-up is over. Wrong gradients show in them at
-once, even where the learning rate is still near 0 and the loss shows nothing. Norms stay on their device until the
-process ends; nothing waits for them, and no random number is drawn. A parameter without a gradient has the norm 0, as
-one with zeros has.
+gradient in the first `NUM_STEPS` steps of each optimizer, before the warm-up is over. Wrong gradients show in the norms
+at once, even if the learning rate is still near 0 and the loss shows nothing. Norms stay on their device until the
+process ends; nothing waits for them, and no random number is drawn. A parameter without a gradient has the norm 0, just
+like a parameter whose gradient is zero.
 
-A step is unknown (null) if a GradScaler skipped it, if a gradient is sparse, not reduced yet (DTensor's Partial) or of
-a tensor class that only a library knows, and inside the capture of a CUDA graph. If a fused optimizer is to undo a
-GradScaler's scale, that scale is divided out. What the script does to gradients before the step is included. If it
-clips by `torch.nn.utils.clip_grad_norm_`, the norms from before are written as well (`clipping.py`); null if nothing
-was clipped, or if they are unknown.
+The norms of a step are unknown (null) if a GradScaler skipped the step, if a gradient is sparse, not reduced yet
+(DTensor's Partial) or of a tensor class that only a library knows, and during the capture of a CUDA graph. If a fused
+optimizer has to undo a GradScaler's scale, the norms are divided by that scale. They include what the script does to
+gradients before the step. If the script clips with `torch.nn.utils.clip_grad_norm_`, the norms before clipping are also
+written (`clipping.py`); null if nothing was clipped, or if they are unknown.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from flatout.inside.recording.step_rows import json_number
 
 SCHEMA, VERSION = "flatout/gradients", 1
 NUM_STEPS = 5
-_MAX_OPTIMIZERS = 16  # one for each layer, or for each parameter, may be hundreds
+_MAX_OPTIMIZERS = 16  # a script with an optimizer per layer or per parameter can have hundreds
 _DIGITS = 8
-# How FullyShardedDataParallel marks parameters that it shards by plain tensors (torch.distributed.fsdp._common_utils).
+# The attribute by which FullyShardedDataParallel marks the parameters that it shards as plain tensors
+# (torch.distributed.fsdp._common_utils).
 _FSDP1 = "_fsdp_flattened"
 _Changed = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -47,10 +48,10 @@ class _StepNorms(NamedTuple):
     """The norms of one step."""
 
     num_parameters: int
-    sharded: list[int]  # positions of the parameters of which each rank holds a part
-    used: list[_NormsOfSome]  # one for each device and type
-    unclipped: list[_NormsOfSome] | None  # before clipping; None: nothing was clipped, or unknown
-    found_inf: torch.Tensor | None  # of a GradScaler, for a fused optimizer: not 0 if the step will change nothing
+    sharded: list[int]  # positions of the sharded parameters: each rank holds a part
+    used: list[_NormsOfSome]  # the norms as used, one entry for each device and type
+    unclipped: list[_NormsOfSome] | None  # the norms before clipping; None: nothing was clipped, or unknown
+    found_inf: torch.Tensor | None  # a GradScaler's flag for a fused optimizer: not 0 if the step will change nothing
 
     def fetch(self) -> tuple[list[float] | None, list[float] | None]:
         """Return the norm of each parameter, as used and before clipping; this synchronizes with the device."""
@@ -84,13 +85,13 @@ class _OptimizerNorms:
 
     def as_json(self) -> dict[str, Any]:
         counts = [norms.num_parameters for norms in self.steps if norms is not None]
-        # Positions are those of the first step: groups may be added, or stepped one by one (DeepSpeed).
+        # Positions are those of the first step, as groups can be added later, or stepped one by one (DeepSpeed).
         steps = [norms if norms is not None and norms.num_parameters == counts[0] else None for norms in self.steps]
         measured = [norms for norms in steps if norms is not None]
         fetched = [(None, None) if norms is None else norms.fetch() for norms in steps]
         return {
             "num_parameters": counts[0] if counts else None,
-            # From all steps: a parameter without a gradient in the first may get one later.
+            # From all steps, as a parameter without a gradient in the first step can get a gradient later.
             "sharded": sorted({position for norms in measured for position in norms.sharded}),
             "steps": [_numbers(used) for used, _ in fetched],
             "unclipped": [_numbers(unclipped) for _, unclipped in fetched],
@@ -98,18 +99,18 @@ class _OptimizerNorms:
 
 
 class GradientRecorder:
-    """Call `before_step`, `skipped` and the others as it happens, and `write` at the end."""
+    """Records gradient norms. Call `before_step`, `skipped` etc. as the events happen, and `write` at the end."""
 
     def __init__(self, warmup: int | None) -> None:
-        """`warmup` is the number of steps before steps are measured; None: until they are stable, at least ten."""
-        self.is_over = False  # steps are measured, so that none may be disturbed
+        """Set `warmup`, the number of steps before steps are measured; None: until they are stable, at least ten."""
+        self.is_over = False  # steps are now measured, so no step may be disturbed
         self._num_steps = NUM_STEPS if warmup is None else min(NUM_STEPS, warmup + 1)
         self._watched: list[_OptimizerNorms] = []
         self._by_id: dict[int, _OptimizerNorms] = {}
         self._clipping = ClippedGradients()
 
     def clips(self, parameters: Sequence[Any]) -> bool:
-        """The gradients of these parameters are about to be clipped; return whether `clipped` must follow."""
+        """Measure the gradients of these parameters before they are clipped; return whether `clipped` must follow."""
         if self.is_over or self._has_all_steps():
             return False
         return self._guarded(lambda: self._clipping.begins(parameters))
@@ -121,19 +122,19 @@ class GradientRecorder:
         self._guarded(self._clipping.ended)
 
     def unscales(self, optimizer: Any) -> None:
-        """A GradScaler is about to change the optimizer's gradients, a change that no tensor counts."""
+        """Note that a GradScaler is about to change the optimizer's gradients; tensors do not count this change."""
         if not self.is_over:
             self._guarded(lambda: self._clipping.forget(parameters_of([optimizer])))
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Changed | None:
-        """Measure before the step, as a hook of torch; return other arguments if it has a closure.
+        """Measure the gradients before the step, as a torch hook; return changed arguments if the step has a closure.
 
-        `args` begins with the optimizer. A closure computes the gradients, so they are measured after it.
+        `args` begins with the optimizer. A closure computes the gradients, so they are measured after it has run.
         """
         watched = self._watch(optimizer)
         if watched is None:
             return None
-        if "grad_scaler" in kwargs:  # the step itself unscales
+        if "grad_scaler" in kwargs:  # the step itself unscales the gradients
             watched.steps.append(None)
             return None
         if "closure" in kwargs:
@@ -149,12 +150,12 @@ class GradientRecorder:
         return (args[0], measured, *args[2:]), kwargs
 
     def skipped(self, optimizer: object) -> None:
-        """A GradScaler has skipped the optimizer's step."""
+        """Note that a GradScaler has skipped the optimizer's step."""
         if (watched := self._watch(optimizer)) is not None:
             watched.steps.append(None)
 
     def write(self, folder: Path, rank: int) -> None:
-        """Write all that was measured. It waits for the device, so call it only when that has done its work."""
+        """Write all measured norms. This waits for the device, so call it only after the device has finished."""
         if not self._watched:
             return
         optimizers = [watched.as_json() for watched in self._watched]
@@ -166,7 +167,7 @@ class GradientRecorder:
         if self.is_over:
             return None
         watched = self._by_id.get(id(optimizer))
-        if watched is None or watched.optimizer() is not optimizer:  # another may have the same address by now
+        if watched is None or watched.optimizer() is not optimizer:  # a new optimizer can have the same address
             if len(self._watched) == _MAX_OPTIMIZERS:
                 return None
             watched = self._by_id[id(optimizer)] = _OptimizerNorms(optimizer)
@@ -180,7 +181,7 @@ class GradientRecorder:
         def measured(*args: Any, **kwargs: Any) -> Any:
             nonlocal is_done
             result = closure(*args, **kwargs)
-            if not is_done:  # L-BFGS calls it more than once per step
+            if not is_done:  # L-BFGS calls the closure more than once per step
                 is_done = True
                 self._measure(watched, optimizer)
             return result
@@ -204,7 +205,7 @@ class GradientRecorder:
 
 
 def _norms(optimizer: Any, clipping: ClippedGradients) -> _StepNorms | None:
-    """Measure the gradients that are there now, without a synchronization; None if a norm is unknown."""
+    """Return the norms of the current gradients, without a synchronization; None if a norm is unknown."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return None
     scale = getattr(optimizer, "grad_scale", None)
@@ -212,12 +213,12 @@ def _norms(optimizer: Any, clipping: ClippedGradients) -> _StepNorms | None:
         return None
     parameters = parameters_of([optimizer])
     sharded: list[int] = []
-    clipped_norms: list[torch.Tensor | None] = []  # before clipping, of the gradients that were clipped
+    clipped_norms: list[torch.Tensor | None] = []  # norms before clipping, of the clipped gradients
     kinds: dict[tuple[torch.device, torch.dtype], _SameKind] = {}
     for position, parameter in enumerate(parameters):
         gradient = parameter.grad
         if is_sharded(parameter if gradient is None else gradient) or getattr(parameter, _FSDP1, False):
-            sharded.append(position)  # even if this rank's part has no gradient, as those of others may have one
+            sharded.append(position)  # even without a gradient here: other ranks' parts may have one
         if gradient is None:
             continue
         norm = norm_of(gradient)
@@ -240,7 +241,7 @@ def _norms(optimizer: Any, clipping: ClippedGradients) -> _StepNorms | None:
 
 
 def _stacked(norms: list[torch.Tensor], scale: torch.Tensor | None) -> torch.Tensor:
-    """Stack the norms, divided by the scale of a GradScaler if the step itself is to undo it."""
+    """Stack the norms, divided by the scale of a GradScaler if the step itself has to undo the scale."""
     stacked = torch.stack(norms)
     return stacked if scale is None else stacked / scale.to(stacked.device, non_blocking=True)
 

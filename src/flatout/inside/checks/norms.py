@@ -1,4 +1,4 @@
-"""The L2 norm of a gradient, on its device and without a synchronization; of the local part if ranks hold parts."""
+"""Measure the L2 norm of a gradient, on its device and without a synchronization; if sharded, of the local part."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def norm_of(gradient: Any) -> torch.Tensor | None:
-    """Return the norm such that the squares of all ranks' parts sum to that of the complete gradient.
+    """Return the norm, such that the squared norms of all ranks' parts sum to the square of the complete norm.
 
     This also holds if each part exists more than once. None if the norm cannot be determined: for a sparse gradient,
-    one that is not reduced yet (DTensor's Partial), or a tensor class that only a library knows.
+    a gradient that is not reduced yet (DTensor's Partial), or a tensor class that only a library knows.
     """
     num_replicas = 1
     if hasattr(gradient, "placements"):
@@ -29,16 +29,16 @@ def norm_of(gradient: Any) -> torch.Tensor | None:
 
 
 def local_part(tensor: Any) -> Any:
-    """Return what this rank holds of a DTensor; any other tensor itself."""
+    """Return the part of a DTensor that this rank holds; return any other tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "placements") else tensor
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether each rank holds only a part, as of a DTensor that is not replicated."""
+    """Whether each rank holds only a part, which is the case for a DTensor that is not replicated."""
     return not all(placement.is_replicate() for placement in getattr(tensor, "placements", ()))
 
 
 def _num_replicas(gradient: Any) -> int:
-    """Return how often each part of a DTensor exists, e.g. with hybrid sharding."""
+    """Return how many copies of each part of a DTensor exist, e.g. with hybrid sharding."""
     replicated = (dim for dim, placement in enumerate(gradient.placements) if placement.is_replicate())
     return math.prod(gradient.device_mesh.size(dim) for dim in replicated)

@@ -1,9 +1,9 @@
-"""A rank's heartbeat: a small memory-mapped file that shows other processes how far this one is.
+"""A rank's heartbeat: a small memory-mapped file that shows other processes the progress of this process.
 
 In: what the hooks report. Out: `beat-<host>-<pid>` in the folder of FLATOUT_HEARTBEAT: a line of JSON that names the
-fields, then the fields, each of 8 bytes. It is read without asking this process, so it can be read while the process is
-stuck. All times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share. Phases are those of the thread
-that trains; `compute` is what is none of the others.
+fields, then the fields, each of 8 bytes. Reading the file needs no answer from this process, so it works while the
+process is stuck. All times are in nanoseconds of CLOCK_MONOTONIC, which all processes of a host share. Phases are those
+of the thread that trains; `compute` is everything outside the other phases.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _now = time.monotonic_ns
 
 
 class Beat:
-    """`slots` are the numbers; the methods are called on the thread that trains."""
+    """The heartbeat file; `slots` are its numbers. The methods are called on the thread that trains."""
 
     def __init__(self, folder: Path) -> None:
         self.pid = os.getpid()
@@ -71,7 +71,7 @@ class Beat:
         self.slots[_SINCE] = _now()
         self.slots[SLOTS["main_thread"]] = threading.main_thread().ident or 0
         self._write_header()
-        partial.replace(self._path)  # seen whole, or not at all
+        partial.replace(self._path)  # others see the complete file or none
 
     def _write_header(self) -> None:
         head = {
@@ -98,7 +98,7 @@ class Beat:
         self.slots[_EVENTS] += 1
 
     def enter(self, phase: int) -> int:
-        """The phase before, to give to `leave`."""
+        """Enter a phase; return the previous phase, to pass to `leave`."""
         slots, now = self.slots, _now()
         before = slots[_PHASE]
         slots[_SPENT + before] += now - slots[_SINCE]
@@ -119,7 +119,7 @@ class Beat:
         slots[_EVENTS] += 1
 
     def evaluates(self, is_evaluating: bool) -> None:
-        """A model was put into evaluation mode, or back into training."""
+        """Note that a model was put into evaluation mode, or back into training mode."""
         phase = self.slots[_PHASE]
         if is_evaluating and phase == COMPUTE:
             self._evaluation_mark = self.slots[_SPENT + EVALUATION]
@@ -128,12 +128,12 @@ class Beat:
             self.leave(COMPUTE)
 
     def stepped(self) -> int:
-        """An optimizer step has ended; the time."""
+        """Note the end of an optimizer step, and return the time."""
         slots, now = self.slots, _now()
         slots[_CHANGE] += 1
         slots[_SPENT + slots[_PHASE]] += now - slots[_SINCE]
         slots[_SINCE] = now
-        if slots[_PHASE] == EVALUATION:  # no evaluation: a part of the model is kept in that mode while it is trained
+        if slots[_PHASE] == EVALUATION:  # not an evaluation: a part of the model stays in evaluation mode in training
             slots[_SPENT + COMPUTE] += slots[_SPENT + EVALUATION] - self._evaluation_mark
             slots[_SPENT + EVALUATION] = self._evaluation_mark
             slots[_PHASE] = COMPUTE
@@ -154,13 +154,13 @@ class Beat:
         return now
 
     def is_on(self, uuid: bytes) -> None:
-        """The GPU with this `uuid`, of 16 bytes."""
+        """Note that this process uses the GPU with this `uuid`, of 16 bytes."""
         for place in range(2):
             half = int.from_bytes(uuid[8 * place : 8 * place + 8], "big", signed=True)
             self.slots[SLOTS["gpu"] + place] = half
 
     def exchanged(self, iteration: int, exposed_ns: int, *, per_step: int, num_ranks: int) -> None:
-        """How long an exchange of gradients among `num_ranks` lasted after the backward pass; a step has `per_step`."""
+        """Note how long a gradient exchange of `num_ranks` ranks continued after backward; a step has `per_step`."""
         slots = self.slots
         slots[_CHANGE] += 1
         for place, value in enumerate((iteration, exposed_ns, per_step, num_ranks)):
@@ -174,7 +174,7 @@ class Beat:
         return int(self.slots[SLOTS[name]])
 
     def counts(self, sequences: dict[str, int]) -> None:
-        """Collectives begun in each process group."""
+        """Note the number of collectives begun in each process group."""
         for group, number in sequences.items():
             if group not in self._group_names:
                 if len(self._group_names) >= HEARTBEAT_MOST_GROUPS:
@@ -186,7 +186,7 @@ class Beat:
 
 
 def _pid_namespace() -> str:
-    """In another one, as a container's, this process has another number."""
+    """Return the PID namespace; this process has another PID in another namespace, such as a container's."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -194,7 +194,7 @@ def _pid_namespace() -> str:
 
 
 def _start_ticks() -> int:
-    """When this process was started, in the kernel's ticks: with its number, it names the process for good."""
+    """Return when this process was started, in kernel ticks; together with the PID, this is a unique name."""
     try:
         return int(Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):

@@ -1,9 +1,10 @@
-"""How long gradients are exchanged after the backward pass has computed the last of them, as DDP measures it.
+"""Read how long DDP exchanges gradients after the backward pass has computed the last of them, as DDP measures it.
 
 In: DDP modules as they are created, and optimizer steps as they end. Out: a field of the heartbeat. DDP measures its
-first ten iterations and one in a hundred, whether anybody reads that or not (`torch/csrc/distributed/c10d/logger.cpp`),
-with events on a GPU. Here it is set to one in 97, so that it does not always coincide with the checkpoint of a round
-step, and read at the same steps on all ranks, so that they report the same iteration.
+first ten iterations and then one in a hundred, with events on a GPU, whether or not the measurement is read
+(`torch/csrc/distributed/c10d/logger.cpp`). This module sets the rate to one in 97, so that the measured iterations do
+not always coincide with the checkpoint of a round step. It reads at the same steps on all ranks, so that they report
+the same iteration.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from torch.nn.parallel import DistributedDataParallel
 from flatout.inside.liveness.beat import Beat
 from flatout.inside.log import guarded
 
-EVERY, FIRST = 97, 12  # steps at which to read: each of the first ones, then one in EVERY
-_NUM_ALL_TIMED = 10  # iterations at the start that DDP measures without exception
+EVERY, FIRST = 97, 12  # steps at which to read: each step up to FIRST, then one in EVERY
+_NUM_ALL_TIMED = 10  # DDP measures each of its first iterations, this many
 
 
 class DdpExchanges:
-    """The exchanges of one process."""
+    """The gradient exchanges of one process."""
 
     def __init__(self) -> None:
         self._modules: list[weakref.ref[DistributedDataParallel]] = []
-        self._per_step: int | None = None  # DDP's iterations in an optimizer step
+        self._per_step: int | None = None  # number of DDP iterations in an optimizer step
 
     def made(self, module: DistributedDataParallel) -> None:
         self._modules.append(weakref.ref(module))
         module._set_ddp_runtime_logging_sample_rate(EVERY)
 
     def stepped(self, beat: Beat, step: int) -> None:
-        """Read what DDP has measured. Call it at each step of this process up to FIRST, and at multiples of EVERY."""
+        """Read DDP's measurements. Call this at each step of this process up to FIRST, and at multiples of EVERY."""
         modules = [module for reference in self._modules if (module := reference()) is not None]
-        if len(modules) != 1 or modules[0].logger is None:  # with several, it is unknown when each was exchanged
+        if len(modules) != 1 or modules[0].logger is None:  # with several, their exchanges cannot be told apart in time
             return
         logged = modules[0].logger._get_ddp_logging_data().ints_map
         iteration = logged.get("iteration", 0)
@@ -54,7 +55,7 @@ class DdpExchanges:
         beat.exchanged(iteration, exposed_ns, per_step=self._per_step, num_ranks=num_ranks)
 
     def _learn_per_step(self, step: int, iteration: int) -> None:
-        """Learn how many iterations a step has. DDP logs an iteration when the next begins: the last one is missing."""
+        """Learn how many iterations a step has. DDP logs an iteration when the next begins, so the last is missing."""
         num = iteration + 1
         is_seen = num <= _NUM_ALL_TIMED
         if step == 1:
@@ -64,7 +65,7 @@ class DdpExchanges:
 
 
 def hook_ddp(made: Callable[[DistributedDataParallel], object]) -> Callable[[], None] | None:
-    """Call `made` with each new module; return what removes the hook."""
+    """Call `made` with each new module; return a function that removes the hook."""
     if not torch.distributed.is_available():
         return None
     original = DistributedDataParallel.__init__

@@ -1,8 +1,9 @@
 """The hooks of the heartbeat in torch: optimizer steps, batches, checkpoints, evaluation, process groups.
 
-In: FLATOUT_HEARTBEAT, a folder. Out: see `beat` and `stacks`. The collectives of torch.distributed are not wrapped, as
-compilers recognize these functions. How many a rank has begun is read from torch's own counters, which include those of
-DDP and FSDP, by a thread that starts with the first process group, when the process has threads of torch's anyway.
+In: FLATOUT_HEARTBEAT, a folder. Out: see `beat` and `stacks`. The collectives of torch.distributed are not wrapped,
+because compilers recognize these functions. The number of collectives that a rank has begun is read from torch's own
+counters, which include those of DDP and FSDP. A thread reads them; it starts with the first process group, when torch
+has already started threads in the process.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ from flatout.inside.protocol import File, Variable, partial_name
 
 _COUNT_EVERY_S = 0.5
 _LOOK_EVERY_NS = 1_000_000_000
-_OTHERS_BEFORE_CHANGE = 64  # steps of other optimizers after which one of them is counted
+_OTHERS_BEFORE_CHANGE = 64  # after this many steps of other optimizers, the steps of the latest are counted
 
 _is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 _ident = threading.get_ident
 
 
 class _Heart:
-    """The heartbeat of this process; a forked child begins from scratch."""
+    """The heartbeat of this process; a forked child starts from scratch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.beat: Beat | None = None
         self.thread = threading.main_thread().ident
         self.is_out = False
-        self.counted: Callable[[], Any] = lambda: None  # the optimizer whose steps are the job's
+        self.counted: Callable[[], Any] = lambda: None  # the optimizer whose steps are counted as the job's
         self.num_others = 0
         self.next_look_ns = 0
         self.is_counting = False
@@ -71,7 +72,7 @@ class _Heart:
         return self.beat
 
     def _ends(self) -> None:
-        # An exception that the script did not catch runs exit handlers, too.
+        # Exit handlers also run after an exception that the script did not catch.
         if self.beat is not None and self.beat.pid == os.getpid() and getattr(sys, "last_value", None) is None:
             self.beat.set("has_ended", 1)
 
@@ -81,7 +82,7 @@ class _Heart:
         if self.thread != _ident():
             if self.beat is not None and self.beat.get("num_steps"):
                 return
-            self.thread = _ident()  # the script trains in another thread than the main one
+            self.thread = _ident()  # the script does not train in the main thread
         beat = self.beat if self.beat is not None else self.begin()
         if beat is None:
             return
@@ -102,7 +103,7 @@ class _Heart:
             self.look(beat, optimizer)
 
     def look(self, beat: Beat, optimizer: Any | None = None) -> None:
-        """Update what seldom changes."""
+        """Update the fields that seldom change."""
         identity = find_identity()
         beat.is_rank(identity.rank, identity.world_size)
         beat.set("has_gpu", int(torch.cuda.is_initialized()))
@@ -115,7 +116,7 @@ class _Heart:
             beat.set("base_step", -1 if steps is None else steps - 1)
 
     def counts_collectives(self) -> None:
-        """Start the thread that reads torch's counters; not by `threading`, where the script could see it."""
+        """Start the thread that reads torch's counters; not with `threading`, as the script could see it there."""
         if not self.is_counting and self.beat is not None:
             self.is_counting = True
             _thread.start_new_thread(_count, (self, self.beat))
@@ -136,7 +137,7 @@ def _count(heart: _Heart, beat: Beat) -> None:
 
 
 def _write_flight(folder: Path, beat: Beat) -> None:
-    """Write once what torch has recorded of the collectives; an empty object if its recorder is off."""
+    """Write torch's flight record of the collectives, once; write an empty object if its recorder is off."""
     path = folder / File.FLIGHT.of(beat.name)
     if path.exists():
         return
@@ -151,30 +152,30 @@ def _write_flight(folder: Path, beat: Beat) -> None:
 
 
 def _sequences() -> dict[str, int]:
-    """Return how many collectives were begun in each process group."""
+    """Return the number of collectives begun in each process group."""
     world = torch.distributed.distributed_c10d._world
     counts = {}
     for group, name in list(world.pg_names.items()):
         try:
             counts[str(name)] = int(group._get_sequence_number_for_group())
-        except (RuntimeError, AttributeError):  # a backend that does not count
+        except (RuntimeError, AttributeError):  # the backend does not count collectives
             continue
     return counts
 
 
 def _gpu_uuid() -> bytes:
-    """Return the UUID of this process's GPU; 16 zeros if torch does not know it."""
+    """Return the UUID of this process's GPU; 16 zero bytes if torch does not know it."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     uuid = bytes(getattr(getattr(properties, "uuid", None), "bytes", b""))
     return uuid if len(uuid) == 16 else bytes(16)
 
 
 def _steps_made(optimizer: Any) -> int | None:
-    """Return the count in the optimizer's own state, which a script that resumes has restored; None if it has none."""
+    """Return the step count in the optimizer's state, which a resuming script restores; None if there is no count."""
     state = next(iter(optimizer.state.values()), None)
     step = state.get("step") if isinstance(state, dict) else None
     if isinstance(step, torch.Tensor):
-        is_readable = step.device.type == "cpu" and step.numel() == 1  # without waiting for a GPU
+        is_readable = step.device.type == "cpu" and step.numel() == 1  # readable without waiting for a GPU
         return int(step) if is_readable else None
     return int(step) if isinstance(step, (int, float)) else None
 
@@ -198,7 +199,7 @@ _CHECKPOINTS = CheckpointHooks(_checkpoint_begins, _checkpoint_ends)
 
 
 def start_heartbeat() -> list[Callable[[], None]]:
-    """Hook torch if the environment asks for it; return what removes each of the hooks."""
+    """Hook torch if the environment asks for it; return functions that remove the hooks."""
     global HEART
     folder = os.environ.get(Variable.HEARTBEAT)
     if not folder:
@@ -230,7 +231,7 @@ def _after_fork() -> None:
 
 
 def _stacks_of_child(folder: Path) -> None:
-    """Give a loader's worker its own file for stacks: its rank may be waiting for it."""
+    """Give a loader worker its own file for stacks, because its rank may be waiting for the worker."""
     if is_ours():
         give_stacks(folder)
 
@@ -307,7 +308,7 @@ def _hook_loads() -> Callable[[], None]:
 
 
 def _hook_groups() -> Callable[[], None] | None:
-    """Note the rank when the process group is created, in case it never gets to its first step."""
+    """Note the rank when the process group is created, in case the rank never reaches its first step."""
     if not torch.distributed.is_available():
         return None
     original = torch.distributed.init_process_group

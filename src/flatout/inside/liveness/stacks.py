@@ -1,8 +1,8 @@
-"""The Python stacks of all threads on a signal, whatever the process is stuck in.
+"""Write the Python stacks of all threads on a signal, whatever call the process is stuck in.
 
 In: SIGRTMIN + 8. Out: the stacks, appended to `stacks-<host>-<pid>` in the folder of FLATOUT_HEARTBEAT. The handler is
-`faulthandler`'s, written in C: it needs no GIL and runs while the main thread is in a call that does not return. A
-script that sets another handler for this signal removes ours, which `is_ours` detects.
+`faulthandler`'s, written in C: it does not need the GIL and runs even if the main thread is in a call that does not
+return. If a script sets another handler for this signal, ours is removed; `is_ours` detects this.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from flatout.inside.protocol import STACKS_SIGNAL_OFFSET, File, process_name
 
 NUMBER = signal.SIGRTMIN + STACKS_SIGNAL_OFFSET
 
-_FILES: list[object] = []  # kept open, as faulthandler keeps only the number of the file
+_FILES: list[object] = []  # kept open because faulthandler keeps only the file descriptor
 
 
 def give_stacks(folder: Path) -> bool:
-    """Install the handler; return False if the signal has one already."""
+    """Install the handler; return False if the signal already has a handler."""
     if signal.getsignal(NUMBER) is not signal.SIG_DFL:
         return False
     file = (folder / File.STACKS.of(process_name(os.uname().nodename, os.getpid()))).open("ab", buffering=0)
@@ -30,5 +30,5 @@ def give_stacks(folder: Path) -> bool:
 
 
 def is_ours() -> bool:
-    """Whether the handler is still ours: `signal` does not know of a handler that faulthandler has set."""
+    """Whether the handler is still ours; `signal` knows nothing of a handler that faulthandler has set."""
     return signal.getsignal(NUMBER) is signal.SIG_DFL

@@ -28,7 +28,7 @@ MIN_STEPS = {StepSource.OPTIMIZER: _DDP_STEPS, StepSource.BATCH: 20, StepSource.
 
 
 class WarmupDetector:
-    """Takes one step time after another and detects the end of the warm-up; `warmup` steps replace the rule if given."""
+    """Takes one step time after another and detects the end of the warm-up; a given `warmup` replaces the rule."""
 
     def __init__(self, *, warmup: int | None = None) -> None:
         self.num_steps = 0
