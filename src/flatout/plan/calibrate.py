@@ -1,9 +1,11 @@
-"""Measured runs -> constants with their uncertainty: one Bayesian fit for the shipped constants and for a user's few.
+"""Fit the constants, with their uncertainty, to measured runs.
 
-The logarithm of a step time is predicted as the model's plus an offset of the source (its software, clocks and
-network, which no column shows), plus noise. Constants have a prior, offsets another; a robust Gauss-Newton step
-repeated a few times finds the most probable values, and the curvature there their covariance. With three runs the
-offset moves most; with many layouts measured, the constants that distinguish these layouts move too.
+The same Bayesian fit produces the shipped constants from many runs and corrects them with a user's few runs.
+
+The logarithm of a step time is modelled as the cost model's prediction, plus an offset for the source (its software,
+clocks and network, which no column records), plus noise. Constants and offsets have separate priors. A few robust
+Gauss-Newton iterations find the most probable values, and the curvature at that point gives their covariance. With
+three runs, mostly the offset changes; with many measured layouts, the constants that distinguish them change too.
 """
 
 from __future__ import annotations
@@ -21,29 +23,29 @@ from flatout.plan.step_time import step_time
 
 Array = npt.NDArray[np.float64]
 
-Z_90 = 1.6449  # standard deviations of a normal distribution on either side that hold 90 %
-# Standard deviations of the offsets of one source, level by level: identical layouts differ by 20 % between software
-# stacks (SC21 and MT-NLG), and what the model has wrong of a GPU or a model's shape, all of its runs share.
+Z_90 = 1.6449  # a normal distribution has 90 % within this many standard deviations of its mean
+# Standard deviations of one source's offsets, by level. Identical layouts differ by 20 % between software stacks (SC21
+# and MT-NLG), and all runs on the same GPU or model shape share the cost model's error for it.
 LEVELS = {"source": 0.12, "gpu": 0.05, "model": 0.05, "software": 0.05}
-# The inputs by which two kinds of one level differ.
+# The inputs that distinguish two kinds of the same level.
 _DISTINGUISHING = {
     "source": (),
     "gpu": ("half_peak", "memory", "memory_rate", "domain"),
     "model": ("layers", "hidden", "heads", "experts"),
     "software": ("is_low", "matmul_peak", "eager", "fused", "overlaps_dp", "overlaps_tp", "overlaps_ep", "gathers"),
 }
-NOISE_SD = 0.06  # within a source: repeats and software versions differ by a median of 6 %, some by 20 %
+NOISE_SD = 0.06  # within a source: repeats and software versions differ by 6 % in the median, sometimes by 20 %
 NOISE_FREEDOM = 10.0
-# A source counts as at most this many independent runs: its rows share what the model does not know.
+# A source counts as at most this many independent runs, because its rows share the same unmodelled errors.
 MOST_EFFECTIVE_ROWS = 20.0
-# How much a constant differs from one source to another, as a share of its prior's deviation: fitted constants are a
-# mean over sources, and a new one may have another value.
+# How much a constant differs between sources, as a share of its prior's standard deviation: fitted constants are a mean
+# over sources, and a new source can have a different value.
 BETWEEN_SOURCES = 0.6
-# Limits for a very large file: further kinds are skipped, and rows are chosen from an evenly spaced part.
+# Limits for a very large file: additional kinds are skipped, and rows are chosen from an evenly spaced subset.
 MOST_KINDS, MOST_ROWS = 300, 2000
 _ITERATIONS = 8
 _STEP = 1e-4
-_LARGEST_MOVE = 0.7  # of a logarithm in one iteration
+_LARGEST_MOVE = 0.7  # largest change of a logarithm in one iteration
 
 
 class Kind(NamedTuple):
@@ -55,21 +57,21 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The constants and one source's offsets, as logarithms with a normal distribution."""
+    """The constants and one source's offsets: normally distributed logarithms."""
 
     logs: Array  # constants, in the order of NAMES
-    covariance: Array  # of the constants, then of the effects
-    effects: Array  # offsets of the source, and of its GPUs, models and software that were seen
-    kinds: tuple[Kind, ...] = ()  # that the effects are of
+    covariance: Array  # of the constants, followed by the effects
+    effects: Array  # offsets of the source, and of the GPUs, models and software in its runs
+    kinds: tuple[Kind, ...] = ()  # one per effect
     num_runs: int = 0
 
     def offset(self, inputs: CostModelInputs) -> Array:
-        """Return what is added to the logarithm of each row."""
+        """Return the offset to add to the logarithm of each row's step time."""
         return np.asarray(_design(inputs, self.kinds) @ self.effects, dtype=np.float64)
 
 
 def prior() -> Calibration:
-    """Return the constants before any run was seen."""
+    """Return the prior of the constants, before any run is taken into account."""
     return Calibration(logs=to_logs(PRIOR), covariance=_spread_between_sources(), effects=np.zeros(0))
 
 
@@ -78,7 +80,7 @@ def _spread_between_sources() -> Array:
 
 
 def predict_logs(inputs: CostModelInputs, calibration: Calibration) -> tuple[Array, Array]:
-    """Return the logarithm of each step time, and its standard deviation for one more run on the same cluster."""
+    """Return the logarithm of each step time, and its standard deviation for a new run on the same cluster."""
     mean = _model_logs(inputs, calibration.logs)
     design = np.hstack([_jacobian(inputs, calibration.logs, mean), _design(inputs, calibration.kinds)])
     variance = np.einsum("ri,ij,rj->r", design, calibration.covariance, design)
@@ -92,9 +94,9 @@ def predict_logs(inputs: CostModelInputs, calibration: Calibration) -> tuple[Arr
 def fit(
     inputs: CostModelInputs, log_seconds: Array, sources: Sequence[str], before: Calibration | None = None
 ) -> Calibration:
-    """Fit constants to the runs of many sources; the sources' offsets are fitted too, and forgotten.
+    """Fit the constants to the runs of many sources; the sources' offsets are fitted too, then discarded.
 
-    `inputs`, `log_seconds` and `sources` have a row per run.
+    `inputs`, `log_seconds` and `sources` have one row per run.
     """
     designs, deviations = [], []
     for name in dict.fromkeys(sources):
@@ -115,7 +117,7 @@ def fit(
 
 
 def update(inputs: CostModelInputs, log_seconds: Array, before: Calibration) -> Calibration:
-    """Fit a few runs of one source: its offsets, and the constants where its runs show them."""
+    """Fit the offsets of one source to its few runs, and the constants as far as these runs determine them."""
     kinds = _kinds(inputs, np.ones(len(log_seconds), dtype=bool))
     noise = _noise(log_seconds - _model_logs(inputs, before.logs))
     weights = np.full(len(log_seconds), 1.0 / noise**2)
@@ -129,9 +131,9 @@ def update(inputs: CostModelInputs, log_seconds: Array, before: Calibration) -> 
 
 
 def most_informative(inputs: CostModelInputs, before: Calibration, count: int) -> list[int]:
-    """Return the rows whose step times, once measured, would leave the least variance of all rows, chosen one by one.
+    """Return the rows to measure: those that most reduce the variance of all rows' predictions, chosen greedily.
 
-    They are chosen by their layouts alone, before anything was measured.
+    The choice depends on the layouts alone; no measurement is needed.
     """
     kinds = _kinds(inputs, np.ones(_num_rows(inputs), dtype=bool))[:MOST_KINDS]
     mean = _model_logs(inputs, before.logs)
@@ -156,14 +158,14 @@ def most_informative(inputs: CostModelInputs, before: Calibration, count: int) -
 
 
 def _model_logs(inputs: CostModelInputs, logs: Array) -> Array:
-    """Return the logarithm of each row's step time as the model has it, without offsets."""
+    """Return the logarithm of each row's step time as the cost model predicts it, without offsets."""
     return np.asarray(np.log(step_time(inputs, from_logs(logs)).total_s), dtype=np.float64)
 
 
 def _noise(residuals: Array) -> float:
-    """Return the noise of one source, from how far its runs' errors differ.
+    """Return the noise of one source, estimated from the spread of its runs' errors.
 
-    The usual noise counts as `NOISE_FREEDOM` more runs.
+    The default `NOISE_SD` enters the estimate with the weight of `NOISE_FREEDOM` additional runs.
     """
     freedom = len(residuals) - 1
     squares = float(np.var(residuals, ddof=1)) * freedom if freedom else 0.0
@@ -172,7 +174,7 @@ def _noise(residuals: Array) -> float:
 
 
 def _distinguishing_columns(inputs: CostModelInputs, level: str, num_rows: int) -> Array:
-    """Return the inputs that distinguish the kinds of a level: a row of numbers per row of the inputs."""
+    """Return the inputs that distinguish the kinds of a level, one row of numbers per row of the inputs."""
     names = _DISTINGUISHING[level]
     if not names:
         return np.zeros((num_rows, 0))
@@ -185,7 +187,7 @@ def _num_rows(inputs: CostModelInputs) -> int:
 
 
 def _kinds(inputs: CostModelInputs, rows: npt.NDArray[np.bool_]) -> list[Kind]:
-    """Return the kinds that the rows have, of every level."""
+    """Return the kinds that occur in the rows, at every level."""
     kinds: list[Kind] = []
     for level in LEVELS:
         values = _distinguishing_columns(inputs, level, len(rows))[rows]
@@ -199,7 +201,7 @@ def _deviations(kinds: Sequence[Kind]) -> list[float]:
 
 
 def _design(inputs: CostModelInputs, kinds: Sequence[Kind]) -> Array:
-    """Return 1 where a row is of a kind: a column per kind."""
+    """Return the design matrix: one column per kind, 1 in the rows of that kind and 0 elsewhere."""
     num_rows = _num_rows(inputs)
     if not kinds:
         return np.zeros((num_rows, 0))
@@ -217,7 +219,7 @@ def _most_probable(
     weights: Array,
     before: Calibration,
 ) -> tuple[Array, Array]:
-    """Return the most probable constants, then effects, and their covariance."""
+    """Return the most probable constants, followed by the effects, and their joint covariance."""
     size, num_effects = len(NAMES), design.shape[1]
     effects = range(size, size + num_effects)
     precision = np.zeros((size + num_effects, size + num_effects))
@@ -229,7 +231,7 @@ def _most_probable(
     for _ in range(_ITERATIONS):
         mean = _model_logs(inputs, values[:size])
         residual = log_seconds - mean - design @ values[size:]
-        # Rows far off count less (pseudo-Huber): a published table has typing errors and other software.
+        # Outliers count less (pseudo-Huber): published tables contain typing errors and runs of other software.
         robust = weights / np.sqrt(1.0 + (residual / (2.0 * NOISE_SD)) ** 2)
         jacobian = np.hstack([_jacobian(inputs, values[:size], mean), design])
         curvature = (jacobian * robust[:, None]).T @ jacobian + precision
@@ -241,7 +243,7 @@ def _most_probable(
 
 
 def _jacobian(inputs: CostModelInputs, logs: Array, mean: Array) -> Array:
-    """Return the change of each row's logarithm with each constant's, by forward differences in one pass."""
+    """Return the derivative of each row's logarithm by each constant's, from forward differences in one pass."""
     moved = np.exp(logs[None, :] + _STEP * np.eye(len(logs)))
     columns: dict[str, Any] = {name: moved[:, number, None] for number, name in enumerate(NAMES)}
     logarithms = np.log(step_time(inputs, Constants(**columns)).total_s)

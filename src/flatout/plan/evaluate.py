@@ -1,7 +1,7 @@
-"""Measured runs replayed: how wrong the predictions are, each source by constants that its rows had no part in.
+"""Replay measured runs to determine the prediction errors, with constants that were not fitted to the runs' source.
 
-In: the runs of a CSV. Out: errors by source, and for groups of layouts, how much slower the best predicted ones are
-than the best measured one. Nothing is written.
+In: the runs of a CSV. Out: errors by source, and for each group of layouts, how much slower the layouts predicted to
+be best are than the layout measured to be best. Nothing is written.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
 NUM_CALIBRATION_ROWS = 3
-# Draws of three rows; their errors are averaged, so that no lucky draw is published.
+# Number of random draws of three rows; their errors are averaged, so that the result does not depend on a lucky draw.
 NUM_DRAWS = 20
-# With fewer rows, too few are left to test on.
+# With fewer rows, too few remain to test on.
 FEWEST_ROWS = 5
 
 
@@ -37,7 +37,7 @@ class _Predicted:
 
     runs: Sequence[MeasuredRun]
     constants: Calibration
-    logs: Array  # predicted, of each run's seconds
+    logs: Array  # predicted logarithm of each run's step time in seconds
     deviations: Array
     measured_logs: Array
 
@@ -45,11 +45,11 @@ class _Predicted:
 def evaluate(
     runs: Sequence[MeasuredRun], rows_read: int, *, shipped: Calibration | None = None, minimum_group: int = 5
 ) -> PlanEvaluation:
-    """Return errors by source and regrets by group.
+    """Return the errors by source and the regrets by group.
 
-    Without `shipped`, each source is predicted by constants that saw none of its rows: those of this version, if they
-    were not fitted to it, else a fit to all other sources of the file. With it, by those alone.
-    InputError: no row can be replayed, or all are of one source and there are no other constants.
+    If `shipped` is given, all predictions use these constants. Otherwise each source is predicted with constants that
+    were not fitted to it: those of this version if possible, else a fit to all other sources in the file.
+    InputError: no row can be replayed, or all rows are from one source and no other constants are available.
     """
     if not runs:
         raise InputError(
@@ -57,7 +57,7 @@ def evaluate(
         )
     timed = [run for run in runs if run.step_time_s is not None]
     accuracies: list[SourceAccuracy] = []
-    predicted_s: dict[int, float] = {}  # by the run's identity
+    predicted_s: dict[int, float] = {}  # keyed by id(run)
     for source in dict.fromkeys(run.source for run in runs):
         constants = shipped or _constants_without(source, timed)
         predicted = _predict([run for run in timed if run.source == source], constants)
@@ -78,7 +78,7 @@ def evaluate(
 
 
 def _constants_without(source: str, timed: Sequence[MeasuredRun]) -> Calibration:
-    """Return constants that no run of the source had a part in."""
+    """Return constants that were fitted without any run of the source."""
     if source not in shipped_sources():
         return shipped_constants()
     others = [run for run in timed if run.source != source]
@@ -104,7 +104,7 @@ def _measured_logs(runs: Sequence[MeasuredRun]) -> Array:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of those that are known; None: none is."""
+    """Return the mean of the known values; None if no value is known."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
@@ -114,7 +114,7 @@ def _mean_or_none(values: Array) -> float | None:
 
 
 def _accuracy(source: str, runs: Sequence[MeasuredRun], predicted: _Predicted) -> SourceAccuracy:
-    """Return the errors of one source; `runs` are all of its rows, with or without a step time."""
+    """Return the errors of one source; `runs` are all of its rows, including those without a step time."""
     differences = predicted.logs - predicted.measured_logs
     errors = np.expm1(differences)
     is_inside = (np.abs(differences) <= Z_90 * predicted.deviations).astype(np.float64)
@@ -141,14 +141,14 @@ def _accuracy(source: str, runs: Sequence[MeasuredRun], predicted: _Predicted) -
 
 
 def _num_called_safe(out_of_memory: Sequence[MeasuredRun]) -> int:
-    """Return how many of the runs that ran out of memory a plan would have called safe."""
+    """Return the number of runs that ran out of memory although a plan would have called them safe."""
     if not out_of_memory:
         return 0
     return int((out_of_memory_probability(as_inputs(out_of_memory), MemoryConstants()) < SAFE).sum())
 
 
 def _memory_errors(runs: Sequence[MeasuredRun]) -> Array:
-    """Return predicted over measured peaks, less 1, of the runs whose peak is known."""
+    """Return the relative error of the predicted peak memory of each run whose measured peak is known."""
     with_peak = [run for run in runs if run.peak_memory_bytes is not None]
     if not with_peak:
         return np.zeros(0)
@@ -157,9 +157,10 @@ def _memory_errors(runs: Sequence[MeasuredRun]) -> Array:
 
 
 def _calibrated(predicted: _Predicted) -> tuple[float | None, float | None]:
-    """Return the mean error on the other rows, once three have corrected the constants.
+    """Return the mean error on the remaining rows after three rows have corrected the constants.
 
-    The three that the model would have measured, then the mean of many random three; None with too few rows.
+    The first value uses the three rows that the model would choose to measure, the second is averaged over random draws
+    of three rows. Both are None if there are too few rows.
     """
     count = len(predicted.runs)
     if count < FEWEST_ROWS:
@@ -173,7 +174,7 @@ def _calibrated(predicted: _Predicted) -> tuple[float | None, float | None]:
 
 
 def _repeats(timed: Sequence[MeasuredRun]) -> Array:
-    """Return how far each of the runs with equal inputs is from the median of its like, as a share."""
+    """Return the relative deviation of each repeated run from the median of the runs with the same inputs."""
     alike: dict[tuple[float, ...], list[float]] = {}
     for run in timed:
         alike.setdefault(tuple(run.columns.values()), []).append(float(run.step_time_s or 0.0))
@@ -182,7 +183,7 @@ def _repeats(timed: Sequence[MeasuredRun]) -> Array:
 
 
 def _error_in_sample(predicted: _Predicted) -> float | None:
-    """Return the mean error on rows that were all used to correct the constants."""
+    """Return the mean error on all rows when all of them have corrected the constants."""
     if not predicted.runs:
         return None
     everything = np.arange(len(predicted.runs))
@@ -190,7 +191,7 @@ def _error_in_sample(predicted: _Predicted) -> float | None:
 
 
 def _error_without(predicted: _Predicted, used: Rows) -> float:
-    """Return the mean error on the other rows, once the rows `used` have corrected the constants."""
+    """Return the mean error on the remaining rows after the rows `used` have corrected the constants."""
     return _error_after(predicted, used, np.setdiff1d(np.arange(len(predicted.runs)), used))
 
 
@@ -204,7 +205,7 @@ def _error_after(predicted: _Predicted, used: Rows, tested: Rows) -> float:
 def _regrets(
     timed: Sequence[MeasuredRun], predicted_s: dict[int, float], minimum_group: int
 ) -> tuple[GroupRegret, ...]:
-    """Return for each group how much slower the best measured of the first k predicted layouts is than the best."""
+    """Return, per group, how much slower the best of the k fastest predicted layouts is than the best, as measured."""
     regrets = []
     for group in dict.fromkeys(run.group for run in timed if run.group):
         members = [run for run in timed if run.group == group]

@@ -1,7 +1,7 @@
 """The inputs of the cost model: workload, machine, software and layout as numbers or columns of numbers.
 
-Each field is a scalar or an array, and all arrays have one length: a search has one workload and many layouts, an
-evaluation has another workload in every row, and both go through the same code in one pass.
+Each field is a scalar or an array, and all arrays have the same length. A search has one workload and many layouts, an
+evaluation has a different workload in every row; the same vectorized code handles both in one pass.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModelInputs:
-    """One training or many. Widths are in elements, rates per second, shares from 0 to 1; booleans are 0 or 1."""
+    """The inputs of one or many trainings.
+
+    Widths are in elements, rates per second, shares from 0 to 1; booleans are 0 or 1.
+    """
 
     # workload
     layers: Column
     hidden: Column
-    qkv_width: Column  # columns of the projection, or of latent attention's projections together
+    qkv_width: Column  # columns of the QKV projection, or of all of latent attention's projections together
     out_width: Column
     score_width: Column  # mean of all heads' query and value elements
     heads: Column
@@ -44,10 +47,10 @@ class CostModelInputs:
     shared_ffn: Column
     moe_layers: Column
     seq: Column
-    attended: Column  # tokens that one attends to: those of the sequence, or if it is packed, of the document
+    attended: Column  # tokens that each token attends to: the sequence, or with packing, the document
     # machine
     gpus: Column
-    matmul_peak: Column  # for linear layers: the share of the peak that was measured to be reachable
+    matmul_peak: Column  # peak for linear layers times the share of it that was measured to be reachable
     half_peak: Column  # the same for 16-bit matmuls: attention and logits
     balance: Column  # peak operations per byte of memory traffic, for linear layers
     half_balance: Column
@@ -57,17 +60,17 @@ class CostModelInputs:
     link: Column
     nic: Column
     core: Column  # share of the adapters' rate that the network's core carries
-    pod: Column  # GPUs that reach each other without the core
+    pod: Column  # GPUs that reach each other without the network's core
     rail_pod: Column  # the same for GPUs on one rail
     network_latency: Column
     host_link: Column
     host_memory: Column
     domain: Column
-    head_power: Column  # exponent of 128 / head size, by which late attention slows down on smaller heads
-    after_ampere: Column  # Hopper and later: asynchronous matrix units, which older kernels leave half idle
+    head_power: Column  # exponent of 128 / head size: the slowdown of late attention on smaller heads
+    after_ampere: Column  # Hopper and later, whose asynchronous matrix units are half idle under older kernels
     # precision
-    element_bytes: Column  # size of weights and activations in compute
-    is_low: Column  # fp8 or fp4: casts before each matmul
+    element_bytes: Column  # size of weights and activations in computations
+    is_low: Column  # fp8 or fp4, which need casts before each matmul
     # software
     fused: Column
     overlaps_dp: Column
@@ -111,7 +114,7 @@ FIELDS = tuple(field.name for field in fields(CostModelInputs))
 def workload_columns(workload: Workload, seq: int, document: int = 0) -> dict[str, float]:
     """Return the workload's part of the inputs.
 
-    `document`: tokens per document, where several are packed into a sequence.
+    `document`: tokens per document if several documents are packed into a sequence.
     """
     query_key_and_value = counts.query_key_dim(workload) + counts.value_dim(workload)
     return {
@@ -138,27 +141,30 @@ def workload_columns(workload: Workload, seq: int, document: int = 0) -> dict[st
     }
 
 
-# Operand type of the linear layers -> type of the peak, bytes of weights in compute, whether there are casts.
+# Operand type of the linear layers -> type whose peak applies, bytes per weight in computations, whether it needs casts.
 PRECISIONS = {
     "fp32": ("fp32", 4.0, False),
     "fp16": ("fp16", 2.0, False),
     "bf16": ("bf16", 2.0, False),
     "fp8": ("fp8", 2.0, True),
-    # One scale per row: torchao keeps the weight gradient's matmul in 16 bits and casts for the other two.
+    # With one scale per row, torchao keeps the weight gradient's matmul in 16 bits and casts for the other two.
     "fp8-rowwise": ("bf16", 2.0, True),
     "fp4": ("fp4", 2.0, True),
 }
-# Where no reachable share was measured for a type: the mean of those that were (catalog/systems.toml).
+# Share for types without a measured reachable share: the mean of the measured ones (catalog/systems.toml).
 ASSUMED_SHARE = {"fp32": 0.85, "fp16": 0.8, "bf16": 0.75, "fp8": 0.72, "fp4": 0.6}
 
 
-# Share of an adapter's rate, and multiple of InfiniBand's latency, that a network reaches untuned; assumed. Plain
-# Ethernet goes through the kernel's TCP.
+# Assumed share of an adapter's rate, and multiple of InfiniBand's latency, of an untuned network. Plain Ethernet uses
+# the kernel's TCP stack.
 NETWORKS = {"infiniband": (1.0, 1.0), "roce": (0.95, 1.3), "ethernet": (0.6, 5.0)}
 
 
 def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, float]) -> dict[str, float]:
-    """Return the machine's and the precision's part of the inputs. A GPU without the type computes in 16 bits."""
+    """Return the machine's and the precision's part of the inputs.
+
+    A GPU that does not support the precision's type computes in 16 bits.
+    """
     peaks = cluster.peak_flops_per_s
     half_type = _half_type(precision, peaks)
     peak_type, element_bytes, is_low = PRECISIONS[precision]
@@ -187,8 +193,8 @@ def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, fl
         "host_memory": cluster.host_memory_bytes_per_s,
         "domain": cluster.nvlink_domain,
         "after_ampere": "fp8" in peaks,
-        # A score's exponential costs the same in any head: on Hopper half of it shows (arXiv 2407.08608, figure 5), and
-        # Blackwell has twice the matrix rate with as many units for exponentials.
+        # A score's exponential costs the same for any head size. On Hopper, half of this cost is exposed (arXiv
+        # 2407.08608, figure 5); Blackwell has twice the matrix rate but as many units for exponentials.
         "head_power": 1.0 if "fp4" in peaks else 0.6,
         "element_bytes": element_bytes,
         "is_low": is_low,
@@ -249,5 +255,5 @@ def layout_columns(layout: Layout) -> dict[str, float]:
 
 
 def stacked(rows: Sequence[dict[str, float]]) -> CostModelInputs:
-    """Return inputs with these rows."""
+    """Return the inputs with the given rows stacked into columns."""
     return CostModelInputs(**{name: np.array([row[name] for row in rows], dtype=np.float64) for name in FIELDS})

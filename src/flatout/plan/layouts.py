@@ -1,10 +1,14 @@
 """Every valid layout of a training on a cluster, as columns.
 
-The rules, and who sets them (Megatron-LM's arguments.py and the papers named in the other files): degrees multiply to
-the number of GPUs; TP divides the heads, the hidden width and the feed-forward widths, and key-value heads or the
-other way round; the pipeline's chunks divide the layers, or without interleaving leave each stage at least one;
-interleaving needs the micro-batches to be a multiple of the stages; CP divides the sequence in twice as many pieces;
-EP divides the experts and the ranks of a stage.
+The rules come from Megatron-LM's arguments.py and the papers named in the other files:
+
+- The product of the degrees is the number of GPUs.
+- TP divides the heads, the hidden width and the feed-forward widths; it divides the key-value heads or is a multiple
+  of them.
+- The number of pipeline chunks divides the layers, or without interleaving, leaves each stage at least one layer.
+- With interleaving, the number of micro-batches is a multiple of the number of stages.
+- The sequence is divisible into 2 * CP pieces.
+- EP divides the experts and the ranks of a stage.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from flatout.records.plan import Cluster, Layout, Workload
 
 Array = npt.NDArray[np.float64]
 Columns = dict[str, Array]
-# What a layout is chosen by, and what --fix takes.
+# The parameters of a layout, which `--fix` accepts.
 LAYOUT_PARAMETERS = (
     *("tp", "sp", "pp", "vpp", "cp", "ep", "zero", "shard", "offload", "micro_batch", "recompute", "schedule"),
 )
@@ -29,24 +33,24 @@ _COLUMNS = (
     *("tp", "pp", "cp", "ep", "dp", "sp", "vpp", "zero", "shard", "offload"),
     *("micro_batch", "num_micro", "recompute", "schedule"),
 )
-# No published run goes beyond these, and a search would list little else.
+# No published run exceeds these limits, and without them such layouts would dominate a search.
 MOST_CHUNKS, MOST_CP, MOST_TP, MOST_MICRO_BATCH = 64, 64, 64, 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
-    """What is trained where, which all layouts of a search share."""
+    """The workload, the cluster and the batch, shared by all layouts of a search."""
 
     workload: Workload
     cluster: Cluster
     global_batch: int  # sequences per step
     seq: int  # tokens per sequence
-    document: int = 0  # tokens per document, where several are packed into a sequence
-    offloads: bool = False  # whether layouts that keep the optimizer in the host's memory are listed too
+    document: int = 0  # tokens per document if several are packed into a sequence; otherwise 0
+    offloads: bool = False  # whether to include layouts that keep the optimizer in host memory
 
 
 class Degrees(NamedTuple):
-    """A split of the GPUs; data parallelism takes what these leave."""
+    """A split of the GPUs; the data-parallel degree follows from these degrees."""
 
     tp: int
     pp: int
@@ -55,15 +59,15 @@ class Degrees(NamedTuple):
 
 
 class _Sharding(NamedTuple):
-    """How the replicas' states are sharded."""
+    """A way to shard the replicas' training state."""
 
     zero: float
     shard: float  # ranks that share one copy; 0: all replicas
-    offload: float  # 1: the optimizer is in the host's memory
+    offload: float  # 1: the optimizer is in host memory
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
-    """Return the divisors in rising order, none above `most`."""
+    """Return the divisors in ascending order, up to `most` if given."""
     return [value for value in range(1, min(number, most or number) + 1) if number % value == 0]
 
 
@@ -77,7 +81,7 @@ def tp_is_valid(workload: Workload, tp: int) -> bool:
 
 
 def chunks_are_valid(workload: Workload, pp: int, vpp: int) -> bool:
-    """Whether the layers can be dealt to the pipeline's chunks."""
+    """Whether the layers can be distributed over the pipeline's chunks."""
     layers = workload.num_layers
     if layers % (pp * vpp) == 0:
         return vpp == 1 or pp > 1
@@ -86,12 +90,12 @@ def chunks_are_valid(workload: Workload, pp: int, vpp: int) -> bool:
 
 
 def cp_is_valid(seq: int, cp: int, tp: int) -> bool:
-    """Whether the sequence divides: causal CP gives each rank two pieces, and sequence parallelism splits those."""
+    """Whether the sequence can be split: causal CP gives each rank two pieces, which sequence parallelism splits."""
     return cp == 1 or seq % (2 * cp * tp) == 0
 
 
 def degrees(spec: TrainingSpec) -> Iterator[Degrees]:
-    """Yield the valid degrees."""
+    """Yield all valid combinations of degrees."""
     workload, num_gpus = spec.workload, spec.cluster.num_gpus
     for tp in divisors(num_gpus, MOST_TP):
         if not tp_is_valid(workload, tp):
@@ -121,7 +125,7 @@ def all_layouts(spec: TrainingSpec) -> Columns:
 
 
 def _layouts_of(spec: TrainingSpec, split: Degrees, dp: int) -> Array:
-    """Return all layouts with these degrees: a row per column of `_COLUMNS`, a column per layout."""
+    """Return all layouts with these degrees, with one row per name in `_COLUMNS` and one column per layout."""
     tp, pp, cp, ep = split
     sequences = spec.global_batch // dp
     all_chunks = divisors(spec.workload.num_layers // pp or 1, MOST_CHUNKS)
@@ -136,7 +140,7 @@ def _layouts_of(spec: TrainingSpec, split: Degrees, dp: int) -> Array:
     )
     zero, shard, offload = np.array(shardings)[sharding.astype(np.intp)].T
     num_micro = sequences / micro_batch
-    # A single stage has one schedule, and interleaved chunks have theirs.
+    # A single stage has only one schedule, and so do interleaved chunks.
     has_schedule = (schedule == SCHEDULES.index("1f1b")) | ((pp > 1) & (vpp == 1))
     divides_stages = (vpp == 1) | (num_micro % pp == 0)
     keeps_gradients_sharded = (zero != 2) | (num_micro == 1)
@@ -147,14 +151,14 @@ def _layouts_of(spec: TrainingSpec, split: Degrees, dp: int) -> Array:
 
 
 def _combinations(*axes: npt.ArrayLike) -> list[Array]:
-    """Return every combination of the axes' values: as many flat columns as axes."""
+    """Return every combination of the axes' values, as one flat column per axis."""
     return [grid.ravel() for grid in np.meshgrid(*axes, indexing="ij")]
 
 
 def _shardings(spec: TrainingSpec, replicas: int, tp: int, pp: int) -> list[_Sharding]:
-    """Return the ways to shard the replicas' states, on the GPUs and, where the spec says so, on the host.
+    """Return the ways to shard the replicas' training state, on the GPUs and, if the spec offloads, on the host.
 
-    A group smaller than all replicas is that of an NVLink domain: its shards are gathered without the network.
+    The only sharding group smaller than all replicas is an NVLink domain, which gathers its shards without the network.
     """
     unsharded = _Sharding(0.0, 0.0, 0.0)
     if replicas == 1:
@@ -165,7 +169,7 @@ def _shardings(spec: TrainingSpec, replicas: int, tp: int, pp: int) -> list[_Sha
     if 1 < largest_in_domain < replicas:
         groups.append(float(largest_in_domain))
     sharded = [_Sharding(1.0, group, 0.0) for group in groups]
-    if pp == 1:  # with a pipeline, gradients stay unsharded while its micro-batches add to them
+    if pp == 1:  # with a pipeline, gradients stay unsharded while micro-batches accumulate into them
         sharded.append(_Sharding(2.0, 0.0, 0.0))
     sharded += [_Sharding(3.0, group, 0.0) for group in groups]
     on_host = [sharding._replace(offload=1.0) for sharding in sharded] if spec.offloads else []
@@ -173,7 +177,7 @@ def _shardings(spec: TrainingSpec, replicas: int, tp: int, pp: int) -> list[_Sha
 
 
 def layout_at(columns: Columns, row: int) -> Layout:
-    """Return one row as a record."""
+    """Return the layout in one row as a record."""
     whole = {name: int(values[row]) for name, values in columns.items()}
     return Layout(
         tp=whole["tp"],

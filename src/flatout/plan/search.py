@@ -1,4 +1,4 @@
-"""All valid layouts evaluated, the best ones with intervals, and why each neighbour of the best is worse."""
+"""Search all valid layouts, and report the best with intervals and why each neighbour of the best layout is worse."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from flatout.plan.step_time import step_time
 from flatout.records.plan import Layout, Plan, PlannedLayout
 
 MOST_IN_FRONT = 20
-SMALLER = 0.995  # of the memory: a layout of the front saves at least half a per cent
-MOST_LOOKED_AT = 20_000  # of the fastest rows, for layouts that differ
+SMALLER = 0.995  # each layout of the front needs at least 0.5 % less memory than the previous layout
+MOST_LOOKED_AT = 20_000  # number of fastest rows to examine for layouts that differ
 
 
 def plan(context: SearchContext, *, num_layouts: int = 10, fixed: tuple[str, ...] = ()) -> Plan:
-    """Search the layouts with the `fixed` parameters (`tp=8`).
+    """Search the layouts that have the `fixed` parameters (such as `tp=8`) and return the plan.
 
     InputError: no layout is valid, or none fits into memory.
     """
@@ -49,13 +49,13 @@ def plan(context: SearchContext, *, num_layouts: int = 10, fixed: tuple[str, ...
     is_safe = out_of_memory_probability(inputs, MemoryConstants(), totals) < SAFE
     search_s = time.perf_counter() - began
     if not is_safe.any():
-        # The host's memory is slow: it is used only where nothing fits without it.
+        # Host memory is slow, so it is used only if nothing fits without it.
         with_host = _with_host_memory(context)
         if not context.spec.offloads and any_fits(with_host, only(with_host.spec, all_layouts(with_host.spec), fixed)):
             return plan(with_host, num_layouts=num_layouts, fixed=fixed)
         raise too_large(context, totals, fixed)
     safe = np.flatnonzero(is_safe)
-    order = safe[np.lexsort((totals[safe], times[safe]))]  # of layouts that are as fast, the smaller first
+    order = safe[np.lexsort((totals[safe], times[safe]))]  # among equally fast layouts, smaller ones first
     best = int(order[0])
     layouts = _planned(context, columns, _distinct(columns, order, num_layouts))
     around = _planned(context, columns, neighbours(columns, best, times))
@@ -83,7 +83,7 @@ def plan(context: SearchContext, *, num_layouts: int = 10, fixed: tuple[str, ...
 
 
 def _with_host_memory(context: SearchContext) -> SearchContext:
-    """Return the context with layouts that keep the optimizer in the host's memory."""
+    """Return the context extended by layouts that keep the optimizer in host memory."""
     return replace(context, spec=replace(context.spec, offloads=True))
 
 
@@ -95,13 +95,13 @@ def _valid_layouts(context: SearchContext, fixed: tuple[str, ...]) -> Columns:
     columns = only(context.spec, columns, fixed)
     if not context.software.fused_attention or context.software.selective_share:
         return columns
-    # Selective recomputation repeats attention's scores, which fused kernels never store: the same as none.
+    # Selective recomputation repeats attention's scores, which fused kernels never store: it equals no recomputation.
     is_not_selective = columns["recompute"] != 1
     return {name: values[is_not_selective] for name, values in columns.items()}
 
 
 def _front(times: Array, totals: Array, order: Rows) -> Rows:
-    """Return the Pareto front: of the rows in the order of their times, those smaller than every faster one."""
+    """Return the Pareto front: the rows that need less memory than every faster row. `order` sorts rows by time."""
     held = totals[order]
     least_so_far = np.minimum.accumulate(held)
     is_smaller = np.concatenate([[True], held[1:] < SMALLER * least_so_far[:-1]])
@@ -113,11 +113,14 @@ def _front(times: Array, totals: Array, order: Rows) -> Rows:
 
 
 def _distinct(columns: Columns, order: Rows, count: int) -> Rows:
-    """Return the first rows that differ in more than how the same time is reached: one schedule of each kind."""
+    """Return the first `count` rows that differ in degrees, recomputation or tokens per rank.
+
+    Rows that differ only in how they reach the same time, such as in schedule or sharding, count as the same.
+    """
     rows: list[int] = []
     seen = set()
     for row in order[:MOST_LOOKED_AT]:
-        # As many tokens of a sequence on a rank from a shorter piece of more sequences is the same layout in effect.
+        # Layouts with the same tokens per rank, from shorter pieces of more sequences, are the same in effect.
         tokens = columns["micro_batch"][row] / columns["cp"][row]
         key = (tokens, *(columns[name][row] for name in ("tp", "pp", "vpp", "ep", "recompute")))
         if key not in seen:
@@ -129,7 +132,7 @@ def _distinct(columns: Columns, order: Rows, count: int) -> Rows:
 
 
 def _different(planned: Sequence[PlannedLayout]) -> tuple[Layout, ...]:
-    """Return three of the best whose degrees differ, so that an error in one need not be in the others."""
+    """Return three of the best layouts, with different degrees so that they do not share the same prediction error."""
     layouts = [each.layout for each in planned]
     by_degrees: dict[tuple[int, ...], Layout] = {}
     for layout in layouts:
@@ -140,7 +143,7 @@ def _different(planned: Sequence[PlannedLayout]) -> tuple[Layout, ...]:
 
 
 def _planned(context: SearchContext, columns: Columns, rows: Rows) -> list[PlannedLayout]:
-    """Return the rows as records, with all that is predicted of them."""
+    """Return the rows as records with all their predictions."""
     if not len(rows):
         return []
     inputs = context.inputs(columns, rows)
@@ -176,11 +179,11 @@ def _planned(context: SearchContext, columns: Columns, rows: Rows) -> list[Plann
 
 
 def _peak_flops_per_s(context: SearchContext) -> float:
-    """Return the GPU's peak in the context's precision, or where it has none, in 16 bits."""
+    """Return the GPU's peak in the context's precision, or in 16 bits if it does not support that precision."""
     peaks = context.spec.cluster.peak_flops_per_s
     return peaks.get(context.precision) or peaks.get("bf16") or peaks["fp16"]
 
 
 def _at(column: Column, row: int) -> float:
-    """Return the value of a row; a scalar is that of every row."""
+    """Return a row's value; a scalar applies to every row."""
     return float(column if np.ndim(column) == 0 else column[row])

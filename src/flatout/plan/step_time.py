@@ -1,8 +1,9 @@
-"""The step time of layouts, in parts that add up to it.
+"""The step time of layouts, broken down into parts that sum to it.
 
-Pipeline (Narayanan et al., arXiv 2104.04473, 2.2): (m - 1) micro-batches at the pace of the slowest stage, and one
-through all stages, whose fill and drain interleaving divides by the number of chunks. Stages differ: the first has
-the embedding, the last the logits, and layers that do not divide evenly leave some stage one more.
+The pipeline's time (Narayanan et al., arXiv 2104.04473, 2.2) is that of (m - 1) micro-batches at the pace of the
+slowest stage, plus one micro-batch through all stages; interleaving divides the fill and drain of the latter by the
+number of chunks. Stages differ: the first has the embedding, the last has the logits, and if the layers do not divide
+evenly, some stages have an extra layer.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from flatout.plan.constants import Constants
 from flatout.plan.inputs import Column, CostModelInputs
 from flatout.plan.kernels import attention_s, cast_bytes, elementwise_bytes, matmul_s
 
-# Kernels of one layer, forward: norms 2, matmuls 4, attention 1, activation, residuals, rotary and copies; before
-# fused attention and fused norms about twice as many.
+# Number of kernels in one layer's forward: 2 norms, 4 matmuls, 1 attention, plus activation, residuals, rotary and
+# copies. Without fused attention and fused norms, there are about twice as many.
 KERNELS_FUSED, KERNELS_UNFUSED, KERNELS_EXPERTS = 14.0, 30.0, 14.0
-# Of each expert of a rank: its two or three matmuls, and in fp8 the casts of their operands.
+# Number of kernels per expert on a rank: its two or three matmuls, and in fp8 the casts of their operands.
 KERNELS_EXPERT, KERNELS_CAST = 3.0, 3.0
-KERNELS_LOW_PRECISION = 6.0  # casts of one layer in fp8 and fp4
-NATIVE = 0.5  # time that the host takes for an expert's kernel, over one of Python's: a loop in C++ launches them
-GRAPHED_GAP = 0.7  # share of the gap between kernels that a CUDA graph takes away
-HIDDEN_SENDS = 0.8  # share of the sends in steady state that interleaving hides
-HIDES_RING = 0.8  # share of attention's time under which keys and values travel around the ring
+KERNELS_LOW_PRECISION = 6.0  # number of casts in one layer in fp8 and fp4
+NATIVE = 0.5  # host time per expert kernel, relative to a launch from Python: experts are launched by a C++ loop
+GRAPHED_GAP = 0.7  # share of the gap between kernels that a CUDA graph removes
+HIDDEN_SENDS = 0.8  # share of the steady-state sends that interleaving hides
+HIDES_RING = 0.8  # share of attention's time that can hide the transfer of keys and values around the ring
 PARTS = (
     "compute",
     "tensor_parallel",
@@ -43,7 +44,7 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds; columns of one length."""
+    """Predicted step times and their parts in seconds, as columns of equal length."""
 
     total_s: Column
     parts_s: dict[str, Column]
@@ -51,18 +52,18 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Seconds of one layer and one micro-batch: the mean over dense layers and those with experts."""
+    """Seconds per layer and micro-batch, averaged over the dense layers and the layers with experts."""
 
     forward: Column
-    backward: Column  # with what is recomputed
-    weights: Column  # gradients of weights: half of the backward without recomputation
-    tensor: Column  # communication in both directions, with what is recomputed
+    backward: Column  # including recomputation
+    weights: Column  # weight gradients: half of the backward without recomputation
+    tensor: Column  # communication in forward and backward, including recomputation
     context: Column
     expert: Column
 
 
 def step_time(inputs: CostModelInputs, constants: Constants) -> StepTime:
-    """Predict every row of the inputs."""
+    """Predict the step time of every row of the inputs."""
     tokens = inputs.micro_batch * inputs.seq / inputs.cp
     layer = _layer(inputs, constants, tokens)
     compute = layer.forward + layer.backward
@@ -106,7 +107,7 @@ def step_time(inputs: CostModelInputs, constants: Constants) -> StepTime:
 
 
 def _layer(inputs: CostModelInputs, constants: Constants, tokens: Column) -> _Layer:
-    """Return the seconds of one layer and one micro-batch."""
+    """Return the seconds that one layer takes for one micro-batch."""
     attention_in = matmul_s(inputs, constants, tokens, inputs.qkv_width / inputs.tp, inputs.hidden)
     attention_out = matmul_s(inputs, constants, tokens, inputs.hidden, inputs.out_width / inputs.tp)
     matmuls = attention_in + attention_out + _ffn_s(inputs, constants, tokens)
@@ -134,7 +135,7 @@ def _layer(inputs: CostModelInputs, constants: Constants, tokens: Column) -> _La
 
 
 def _elementwise_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
-    """Return the forward seconds of a layer's norms, activations and residuals, by their memory traffic."""
+    """Return the forward seconds of a layer's norms, activations and residuals, from their memory traffic."""
     norms, inner = elementwise_bytes(inputs, tokens)
     norms = norms / np.where(inputs.sp > 0, inputs.tp, 1.0)
     passes = constants.elementwise * np.where(inputs.eager > 0, constants.eager, 1.0)
@@ -142,9 +143,9 @@ def _elementwise_s(inputs: CostModelInputs, constants: Constants, tokens: Column
 
 
 def _launches_s(inputs: CostModelInputs, constants: Constants) -> tuple[Column, Column]:
-    """Return the forward seconds of a layer's gaps between kernels, and of the host to launch them."""
+    """Return a layer's forward seconds in gaps between kernels, and the host's seconds to launch the kernels."""
     moe_share = sizes.moe_share(inputs)
-    experts_here = inputs.experts / inputs.ep  # each has its own matmuls: grouped ones are launched one by one
+    experts_here = inputs.experts / inputs.ep  # even grouped matmuls are launched once per expert
     per_expert = KERNELS_EXPERT + KERNELS_CAST * inputs.is_low
     of_experts = per_expert * experts_here * moe_share
     kernels = np.where(inputs.fused > 0, KERNELS_FUSED, KERNELS_UNFUSED)
@@ -158,7 +159,7 @@ def _launches_s(inputs: CostModelInputs, constants: Constants) -> tuple[Column, 
 def _ffn_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
     """Return the forward seconds of the feed-forward network's matmuls.
 
-    Experts are grouped matmuls of the tokens that reach each one.
+    The experts of a rank run as grouped matmuls, each over the tokens that are routed to that expert.
     """
     num_up = inputs.ffn_matrices - 1.0
 
@@ -179,7 +180,7 @@ def _ffn_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Col
 
 
 def _tensor_parallel_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
-    """Return the exposed seconds of a layer's tensor-parallel collectives, both directions."""
+    """Return the exposed seconds of a layer's tensor-parallel collectives in forward and backward."""
     group_bytes = 2.0 * tokens * inputs.hidden
     calls = 4.0 + 2.0 * inputs.full
     total = all_reduce_s(inputs, constants, group_bytes, inputs.tp, 1.0) * calls
@@ -187,9 +188,9 @@ def _tensor_parallel_s(inputs: CostModelInputs, constants: Constants, tokens: Co
 
 
 def _expert_parallel_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
-    """Return the exposed seconds of a layer's dispatch and combine, both directions.
+    """Return the exposed seconds of a layer's dispatch and combine in forward and backward.
 
-    Expert ranks are neighbours across TP and DP (Megatron's order).
+    The ranks of an expert-parallel group are consecutive across TP and DP (Megatron's order).
     """
     forward: Column = 0.0
     if np.any(inputs.moe_layers):
@@ -203,7 +204,7 @@ def _expert_parallel_s(inputs: CostModelInputs, constants: Constants, tokens: Co
 def _context_parallel_s(
     inputs: CostModelInputs, constants: Constants, tokens: Column, scores_forward: Column, scores_backward: Column
 ) -> Column:
-    """Return the seconds of keys and values around the context-parallel group that attention does not hide."""
+    """Return the seconds of sending keys and values around the context-parallel group that attention does not hide."""
     num_bytes = 2.0 * tokens * inputs.cp * inputs.kv_width / inputs.tp
     around = all_gather_s(inputs, constants, num_bytes, inputs.cp, inputs.tp)
     forward = np.maximum(around - HIDES_RING * scores_forward, 0.0)
@@ -211,9 +212,9 @@ def _context_parallel_s(
 
 
 def _logits_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
-    """Return the seconds of one micro-batch's logits and loss, both directions.
+    """Return the seconds of one micro-batch's logits and loss in forward and backward.
 
-    Three matmuls, and fp32 logits read or written five times.
+    These are three matmuls, and five passes that read or write the fp32 logits.
     """
     matmul = matmul_s(inputs, constants, tokens, inputs.vocab / inputs.tp, inputs.hidden, in_half=True)
     passes = 20.0 * tokens * inputs.vocab / inputs.tp / inputs.memory_rate * constants.elementwise
@@ -231,11 +232,11 @@ def _sends_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> C
 
 
 def _zero_bubble_share(inputs: CostModelInputs, layer: _Layer) -> Column:
-    """Return the share of the bubble that gradients of weights fill.
+    """Return the share of the bubble that weight gradients fill.
 
-    F + B - W is left of F + B + W (H1; Qi et al., arXiv 2401.10241), where B is the gradients of inputs with what is
-    recomputed. With fewer micro-batches than stages there are fewer to fill it with: one alone fills half as much, as
-    `plan/pipeline.py` plays it through.
+    The H1 schedule (Qi et al., arXiv 2401.10241) reduces the bubble from F + B + W to F + B - W, where B is the time of
+    the input gradients including recomputation. With fewer micro-batches than stages, fewer weight gradients are
+    available to fill it: a single micro-batch fills half as much, as the simulation in `plan/pipeline.py` shows.
     """
     lacking = np.clip((inputs.pp - inputs.num_micro) / np.maximum(inputs.pp - 1.0, 1.0), 0.0, 1.0)
     return layer.weights * (2.0 - lacking) / (layer.forward + layer.backward)
@@ -244,9 +245,10 @@ def _zero_bubble_share(inputs: CostModelInputs, layer: _Layer) -> Column:
 def _data_parallel_s(inputs: CostModelInputs, constants: Constants, stage_compute: Column, num_micro: Column) -> Column:
     """Return the exposed seconds of reducing gradients and gathering parameters.
 
-    ZeRO 0-2: once per step, hidden by at most the last micro-batch's backward and the first one's forward. ZeRO 3:
-    gathered in forward and backward and reduced, for each micro-batch, during that micro-batch's compute; the first
-    layer's never hides. Where shards are copied (HSDP), the copies sum their gradients once per step.
+    With ZeRO 0-2, this happens once per step and can be hidden by the last micro-batch's backward and the first
+    micro-batch's forward. With ZeRO 3, each micro-batch gathers in forward and backward and reduces, overlapping its
+    own compute; the first layer's collectives are never hidden. If shards are copied (HSDP), the copies sum their
+    gradients once per step.
     """
     times = _data_parallel_collectives(inputs, constants)
     overlap = np.minimum(constants.overlap, 1.0) * inputs.overlaps_dp
@@ -256,19 +258,19 @@ def _data_parallel_s(inputs: CostModelInputs, constants: Constants, stage_comput
     per_micro_batch = gathers * times.gather + times.reduce
     sharded = num_micro * (per_micro_batch - np.minimum(per_micro_batch, stage_compute) * overlap)
     if np.any(inputs.shard):
-        spare = np.maximum(stage_compute - per_micro_batch, 0.0)  # of the last micro-batch
+        spare = np.maximum(stage_compute - per_micro_batch, 0.0)  # compute left to hide the copies' all-reduce
         sharded = sharded + times.copies - np.minimum(times.copies, spare) * overlap
     return np.where(inputs.zero >= 3, sharded, replicated)
 
 
 @dataclass(frozen=True, slots=True)
 class _DataParallel:
-    """Seconds of collectives over the replicas, each once, for dense parameters and experts together."""
+    """Seconds of a single run of each collective over the replicas, for dense parameters and experts together."""
 
     gather: Column
     reduce: Column
-    all_reduce: Column  # without shards
-    copies: Column  # between copies of the shards
+    all_reduce: Column  # when nothing is sharded
+    copies: Column  # all-reduce between the copies of a shard (HSDP)
 
 
 def _data_parallel_collectives(inputs: CostModelInputs, constants: Constants) -> _DataParallel:
@@ -300,10 +302,10 @@ def _data_parallel_collectives(inputs: CostModelInputs, constants: Constants) ->
 
 
 def _optimizer_s(inputs: CostModelInputs, constants: Constants) -> Column:
-    """Return the seconds of Adam in fp32: reads gradient, master weight and two moments, writes three and a 16-bit
-    weight: 30 bytes.
+    """Return the seconds of an Adam step in fp32, which moves 30 bytes per parameter.
 
-    Offloaded, the host does so with its memory, after gradients went there, and before weights come back.
+    It reads the gradient, the master weight and two moments, and writes the last three and a 16-bit weight. With
+    offloading, the host does this in its own memory, after receiving the gradients and before sending the weights back.
     """
     shards, expert_shards = sizes.shards(inputs)
     is_sharded = inputs.zero >= 1
