@@ -141,7 +141,7 @@ def workload_columns(workload: Workload, seq: int, document: int = 0) -> dict[st
     }
 
 
-# Operand type of the linear layers -> type whose peak applies, bytes per weight in computations, whether it needs casts.
+# Operand type of the linear layers -> type whose peak applies, bytes per weight in compute, whether casts are needed.
 PRECISIONS = {
     "fp32": ("fp32", 4.0, False),
     "fp16": ("fp16", 2.0, False),
