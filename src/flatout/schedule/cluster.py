@@ -1,4 +1,4 @@
-"""The cluster of a replay: nodes with GPUs of a type, in topology domains, with power and price.
+"""The cluster of a replay: nodes with GPUs of some type, their topology domains, and the GPUs' power and price.
 
 In: a cluster file (TOML), or a number of equal nodes. Out: a `Cluster`. It does not check that a history fits on it.
 """
@@ -21,13 +21,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     num_gpus: int
     gpu_type: str = "gpu"
-    domain: str = ""  # rack, leaf switch or NVLink domain: a wide job is placed within one if possible
+    domain: str = ""  # rack, leaf switch or NVLink domain: a wide job is placed within one domain if possible
     num_cpus: float | None = None  # None: not a limit
     memory_bytes: float | None = None
 
 
 class GpuType(msgspec.Struct, frozen=True, kw_only=True):
-    """Power and price of a type of GPU; where one is None, no kWh or no money is reported."""
+    """Power and price of a type of GPU; if a value is None, no kWh or no money is reported."""
 
     busy_w: float | None = None
     idle_w: float | None = None
@@ -46,7 +46,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return sum(node.num_gpus for node in self.nodes)
 
     def mask_of_types(self, gpu_types: Collection[str]) -> int:
-        """Return the mask of the nodes with GPUs of these types; all nodes where no type is named."""
+        """Return the mask of the nodes with GPUs of these types; all nodes if no type is named."""
         if not gpu_types:
             return -1
         return sum(1 << number for number, node in enumerate(self.nodes) if node.gpu_type in gpu_types)
@@ -58,7 +58,7 @@ def uniform(num_nodes: int, gpus_per_node: int, *, gpu_type: str = "gpu", facts:
     return Cluster(nodes=nodes, types={gpu_type: facts} if facts else {})
 
 
-MOST_NODES = 100_000  # masks of nodes take time with the square of their number
+MOST_NODES = 100_000  # the time for node masks grows with the square of the number of nodes
 _EXAMPLE = '[[nodes]]\ncount = 64\ngpus = 8\ntype = "H100"'
 _TABLES = {"nodes", "types", "quotas"}
 _NODE_KEYS = {"count", "gpus", "type", "domain", "nodes_per_domain", "cpus", "memory_gib"}
@@ -105,7 +105,7 @@ def _nodes(path: Path, table_number: int, table: dict[str, Any], num_before: int
     count = _positive(path, f"{where}: count", table.get("count", 1))
     gpus = _positive(path, f"{where}: gpus", table.get("gpus"))
     domain = str(table.get("domain", ""))
-    nodes_per_domain = 0  # all in one
+    nodes_per_domain = 0  # all nodes in one domain
     if table.get("nodes_per_domain") is not None:
         nodes_per_domain = _positive(path, f"{where}: nodes_per_domain", table["nodes_per_domain"])
     cpus = _amount(path, f"{where}: cpus", table.get("cpus"))

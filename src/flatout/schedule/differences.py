@@ -1,4 +1,4 @@
-"""Policies against the first one, each with an interval over seeds and windows of the history.
+"""Differences of policies from the first one, each with an interval over seeds and windows of the history.
 
 In: the samples of all jobs under each policy and seed. Out: `PolicyDifference`s. Jobs are grouped by the window in
 which they were submitted. Seeds and windows are resampled with replacement, together for both policies and for all
@@ -21,20 +21,20 @@ from flatout.schedule.measures import PolicySamples
 WEEK = 7 * 86_400.0
 NUM_RESAMPLES = 2000
 MIN_WINDOWS, MAX_WINDOWS = 5, 52
-MAX_GRID = 2048  # values among which the percentile of a resample is looked for
+MAX_GRID = 2048  # candidate values for the percentile of a resample
 SAME = 0.02  # ratios within 2 % of 1 are equivalent
 _ROWS_AT_ONCE = 128
 Floats = npt.NDArray[np.float64]
 
 
 def num_windows(submit: Floats) -> int:
-    """Return the number of windows: weeks, or tenths of a history shorter than ten weeks, at most 52."""
+    """Return the number of windows: one per week, or ten for a history shorter than ten weeks; at most 52."""
     span_s = float(submit.max() - submit.min()) if len(submit) else 0.0
     return int(min(MAX_WINDOWS, max(10, span_s // WEEK)))
 
 
 def windows(submit: Floats) -> npt.NDArray[np.int64]:
-    """Return the number of the window of each job."""
+    """Return the index of each job's window."""
     count = num_windows(submit)
     since_first = submit - submit.min()
     span_s = float(submit.max() - submit.min())
@@ -43,12 +43,12 @@ def windows(submit: Floats) -> npt.NDArray[np.int64]:
 
 
 def window_edges(submit: Floats) -> Floats:
-    """Return where the windows begin and end, in the history's own time."""
+    """Return the edges of the windows, in the history's own time."""
     return np.linspace(float(submit.min()), float(submit.max()), num_windows(submit) + 1)
 
 
 class _Resamples:
-    """How often each seed and window is in each resample; the last row is the history itself, each once."""
+    """The number of times each seed and window is drawn in each resample; the last row is the history: each once."""
 
     def __init__(self, submit: Floats, num_seeds: int) -> None:
         self.window = windows(submit)
@@ -71,14 +71,14 @@ class _Resamples:
             )
 
     def blocks(self, by_seed: Sequence[Floats]) -> Floats:
-        """Return the sums over the jobs of each seed and window."""
+        """Return the sum over the jobs of each seed and window."""
         return np.concatenate([np.bincount(self.window, values, self.num_windows) for values in by_seed])
 
     def mean(self, by_seed: Sequence[Floats]) -> Floats:
         return np.asarray(self.weights @ self.blocks(by_seed) / np.maximum(self.num_jobs, 1.0))
 
     def p99(self, by_seed: Sequence[Floats]) -> Floats:
-        """Return `np.quantile` of the jobs of each resample: exact up to `MAX_GRID` values, then to a grid's step."""
+        """Return the 0.99 `np.quantile` of the jobs of each resample: exact up to `MAX_GRID` values, else on a grid."""
         pooled = np.concatenate(by_seed)
         grid = _quantile_grid(pooled)
         block = np.concatenate([self.window + seed * self.num_windows for seed in range(self.num_seeds)])
@@ -100,7 +100,7 @@ class _Resamples:
 
 
 def _quantile_grid(pooled: Floats) -> Floats:
-    """Return the values of all jobs, or where those are too many, some that are denser towards the maximum."""
+    """Return the values of all jobs, or if those are too many, a selection that is denser towards the maximum."""
     grid = np.unique(pooled)
     if len(grid) <= MAX_GRID:
         return grid
@@ -110,7 +110,7 @@ def _quantile_grid(pooled: Floats) -> Floats:
 
 
 def _counts(drawn: npt.NDArray[np.int64], size: int) -> Floats:
-    """Return how often each number below `size` is in each row."""
+    """Return the count of each number below `size` in each row."""
     return np.stack([(drawn == value).sum(1) for value in range(size)], 1).astype(float)
 
 
@@ -154,7 +154,7 @@ def _policy_difference(
 
 
 class _Measure(NamedTuple):
-    """A measure whose difference is reported: a ratio, or the policy's value less the baseline's in some unit."""
+    """A measure whose difference is reported: a ratio, or the policy's value minus the baseline's in some unit."""
 
     name: str
     unit: str
@@ -175,7 +175,7 @@ _MEASURES = (
 
 
 def _values(resamples: _Resamples, by_seed: Sequence[PolicySamples]) -> dict[str, Floats]:
-    """Return each measure in each resample, and last in the history."""
+    """Return each measure for each resample; the last value is that of the history."""
     jct = [samples.jct_s for samples in by_seed]
     goodput = np.concatenate([samples.goodput[: resamples.num_windows] for samples in by_seed])
     lost = resamples.blocks([samples.lost_gpu_hours for samples in by_seed])
@@ -211,7 +211,7 @@ def _measure_difference(measure: _Measure, baseline: Floats, policy: Floats, too
 
 
 def _compared(measure: _Measure, baseline: Floats, policy: Floats) -> tuple[float | None, Floats]:
-    """Return the difference in the history (None where it has none), and in the resamples."""
+    """Return the difference in the history (None if it is undefined), and in the resamples."""
     if not measure.is_ratio:
         value = float(policy[-1] - baseline[-1])
         return None if np.isnan(value) else value, policy[:-1] - baseline[:-1]
@@ -228,7 +228,7 @@ def _verdict_of(difference: MeasureDifference) -> str:
 
 
 def verdict(low: float, high: float) -> str:
-    """Judge a policy by the interval of a ratio, of which more than 1 is good."""
+    """Judge a policy by the interval of a ratio that is better the larger it is."""
     if low >= 1 - SAME and high <= 1 + SAME:
         return "equivalent"
     if low > 1:

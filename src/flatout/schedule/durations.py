@@ -1,6 +1,6 @@
-"""Durations predicted from the jobs that the same users submitted before, and how wrong that was.
+"""Durations predicted from the jobs that the same users submitted before, and the error of the predictions.
 
-In: jobs as they end. Out: for a new job the expected duration; for a running one the expected remaining time, given how
+In: jobs as they end. Out: for a new job its expected duration; for a running job its expected remaining time, given how
 long it has run. Histories are histograms in half octaves of seconds, of the most specific of (user and GPUs, user, team
 and GPUs, team, GPUs, all) that has at least `LEAST` ended jobs. Jobs that still run are not included, which makes
 predictions short while a history is young.
@@ -28,12 +28,12 @@ def bucket_of(duration_s: float) -> int:
 
 
 def edge(bucket: int) -> float:
-    """Return where a half octave begins, in seconds."""
+    """Return the lower edge of a half octave, in seconds."""
     return _EDGES[bucket]
 
 
 class _Histogram:
-    """The durations of ended jobs that are alike."""
+    """The durations of ended jobs with the same key."""
 
     __slots__ = ("counts", "index", "index_num", "num", "total_s")
 
@@ -63,7 +63,7 @@ class Durations:
         self._errors: list[float] = []
 
     def ended(self, job: int, ran_s: float, predicted_s: float | None = None) -> None:
-        """Add a job that ended after running for so long; `predicted_s` is what was predicted before."""
+        """Add a job that ended after running for `ran_s`; `predicted_s` is the duration predicted beforehand."""
         if predicted_s is not None and ran_s > 0:
             self._errors.append(abs(math.log(predicted_s / ran_s)))
         bucket = bucket_of(ran_s)
@@ -76,28 +76,28 @@ class Durations:
             histogram.total_s += ran_s
 
     def expected(self, job: int) -> float:
-        """Return the geometric middle of such jobs: the half octave that contains their median."""
+        """Return the typical duration of similar jobs: the geometric middle of the half octave with their median."""
         histogram = self._histogram(job)
         if histogram is None:
             return FIRST_GUESS_S
         return _MIDDLES[histogram.bucket_of_quantile(0.5)]
 
     def mean(self, job: int) -> float:
-        """Return the mean duration of such jobs."""
+        """Return the mean duration of similar jobs."""
         histogram = self._histogram(job)
         if histogram is None:
             return FIRST_GUESS_S
         return max(1.0, histogram.total_s / histogram.num)
 
     def quantile(self, job: int, share: float) -> float:
-        """Return the duration that this share of such jobs stayed within."""
+        """Return the duration that this share of similar jobs did not exceed."""
         histogram = self._histogram(job)
         if histogram is None:
             return FIRST_GUESS_S * 24
         return _EDGES[histogram.bucket_of_quantile(share) + 1]
 
     def remaining(self, job: int, ran_s: float) -> float:
-        """Return the mean remaining time of such jobs that ran longer than that; as long again where none did."""
+        """Return the mean remaining time of similar jobs that ran longer than `ran_s`, or `ran_s` if none did."""
         histogram = self._histogram(job)
         if histogram is None:
             return max(FIRST_GUESS_S, ran_s)
@@ -110,10 +110,10 @@ class Durations:
         return max(1.0, total_s / num) if num else max(1.0, ran_s)
 
     def index(self, job: int, bucket: int) -> float:
-        """Return the inverted Gittins index, in seconds, of such a job that has run for that half octave.
+        """Return the inverted Gittins index, in seconds, of a similar job that has run into this half octave.
 
-        It is the least, over all times to stop at, of (expected time used) / (chance of ending by then). A smaller one
-        is served first. Gittins 1979; for jobs of unknown size Aalto, Ayesta and Righter, Queueing Systems 63 (2009).
+        It is the minimum, over all stopping times, of (expected time used) / (chance of ending by then). The job with the
+        smallest index is served first. Gittins 1979; for jobs of unknown size Aalto, Ayesta and Righter, Queueing Systems 63 (2009).
         """
         histogram = self._histogram(job)
         if histogram is None:
@@ -132,7 +132,7 @@ class Durations:
         return None
 
     def error_text(self) -> str:
-        """Return how wrong the predictions were."""
+        """Return a sentence about the error of the predictions."""
         if not self._errors:
             return "no duration was predicted"
         errors = sorted(self._errors)
@@ -156,7 +156,7 @@ def _keys_of(job: ClusterJob) -> tuple[tuple[object, ...], ...]:
 
 
 def _indices(counts: Sequence[int]) -> list[float]:
-    """Return for each half octave the inverted index of a job that has reached it."""
+    """Return, for each half octave, the inverted index of a job that has run into it."""
     return [_inverted_index(counts, first) for first in range(NUM_BUCKETS)]
 
 

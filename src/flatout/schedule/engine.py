@@ -1,4 +1,4 @@
-"""The simulator: events in order of time, jobs placed by a policy, every GPU-second written to a log.
+"""The simulator: it handles events in order of time, lets a policy place jobs, and logs every GPU-second.
 
 In: jobs in order of submission, a cluster, a policy. Out: a `SimulationResult`: the log of segments (a job on its GPUs
 from one time to another), and when each job ended. All measures are computed from the log afterwards, and tests check
@@ -8,7 +8,7 @@ The time of a segment is divided into `useful` work; `overhead`, from receiving 
 work, done since the last checkpoint when the job was stopped; and `idle` time, in which GPUs are held without use.
 
 Events of equal time are handled in a fixed order (ends, failures, repairs, changes of phase, submissions; then by job),
-and nothing iterates over a set, so that a run depends on its arguments alone.
+and nothing iterates over a set, so a run depends only on its arguments.
 
 It does not model the network between jobs, the time of the scheduler's own decisions, or jobs that depend on others.
 """
@@ -33,12 +33,12 @@ from flatout.schedule.result import Segment, SimulationResult
 FUTURE, WAITING, RUNNING, AWAY, DONE = range(5)  # AWAY: reclaimed while idle, until it has work again
 _END, _FAIL, _REPAIR, _PHASE, _BACK, _WAKE = range(6)
 DAY = 86_400.0
-_MAX_FUTILE_STARTS = 10_000  # starts of one job that failed before it saved anything more
+_MAX_FUTILE_STARTS = 10_000  # failed starts of one job without any newly saved work
 _DECISIONS_PER_REPORT = 4096  # a power of two
 
 
 class FailureModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Node failures as a Poisson process, and the time to repair a node."""
+    """Node failures as a Poisson process, with the time to repair a node."""
 
     per_1000_node_days: float
     repair_s: float = 4 * 3600.0
@@ -46,16 +46,16 @@ class FailureModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shape(NamedTuple):
-    """Everything that decides where a job fits; a pool treats jobs of one shape alike."""
+    """Everything that decides where a job fits; a pool treats jobs with equal shapes alike."""
 
     gpus: int
-    milli: int  # thousandths of a GPU; 1000 for whole ones
+    milli: int  # thousandths of a GPU; 1000 for whole GPUs
     allowed: int  # mask of nodes
-    team: str  # only where a policy gives each team its own nodes
+    team: str  # empty unless the policy gives each team its own nodes
 
 
 class SimulatedPolicy(Protocol):
-    """The calls that a simulation makes to its policy; `flatout.schedule.policy.Policy` documents each of them."""
+    """The methods that a simulation calls on its policy; `flatout.schedule.policy.Policy` documents each of them."""
 
     name: ClassVar[str]
     has_own_nodes: ClassVar[bool]
@@ -72,7 +72,7 @@ class SimulatedPolicy(Protocol):
 
 
 class Simulation:
-    """One simulation. A policy reads the public attributes, and acts through these methods:
+    """One simulation. A policy reads its public attributes and acts through these methods:
 
     `start`, `start_at`, `preempt`, `resize`, `reclaim` and `wake`.
 
@@ -109,24 +109,24 @@ class Simulation:
         # The state of each job.
         self.status = [FUTURE] * count
         self.work_left_s = [job.duration_s for job in jobs]  # at speed 1, after the last checkpoint
-        self.start_overhead_s = [0.0] * count  # of the next start
-        self.attained_gpu_s = [0.0] * count  # of ended segments
-        self.held_s = [0.0] * count  # of ended segments
+        self.start_overhead_s = [0.0] * count  # overhead of the next start
+        self.attained_gpu_s = [0.0] * count  # in ended segments
+        self.held_s = [0.0] * count  # in ended segments
         self.finish_s = [0.0] * count
 
-        # The present segment of each running job.
+        # The current segment of each running job.
         self.running: dict[int, None] = {}
         self.started_s = [0.0] * count
-        self.ready_s = [0.0] * count  # when the overhead of its start is over
+        self.ready_s = [0.0] * count  # when the overhead of the job's start ends
         self.speed = [1.0] * count
         self.held_gpus: list[float] = [0.0] * count
         self.placement: list[Placement] = [0] * count
-        self.idle_since: list[float | None] = [None] * count  # as a sampler of utilization sees it
+        self.idle_since: list[float | None] = [None] * count  # as a utilization sampler would see it
 
         self.log: list[Segment] = []
         self.num_failures = 0
         self.num_done = 0
-        self._version = [0] * count  # events that were queued under an older version are void
+        self._version = [0] * count  # events queued under an older version are invalid
         self._events: list[tuple[float, int, int, int]] = []  # time, kind, job or node, version of the job
         self._failures = failures
         self._random = random.Random(failures.seed if failures else 0)
@@ -134,7 +134,7 @@ class Simulation:
         self._progress = progress
 
     def _shape_of_each_job(self) -> list[int]:
-        """Return the number of each job's shape, and list the shapes in order of first appearance."""
+        """Return the index of each job's shape in `shapes`, which is filled in order of first appearance."""
         numbers: dict[Shape, int] = {}
         number_of_request: dict[tuple[object, ...], int] = {}
         shape_of_job = []
@@ -151,7 +151,7 @@ class Simulation:
         return shape_of_job
 
     def _allowed(self, job: ClusterJob) -> int:
-        """Return the mask of nodes that a job may use: those of its team, or all where its team's cannot hold it."""
+        """Return the mask of nodes that a job may use: its team's nodes, or all nodes if its team's cannot hold it."""
         mask = self.cluster.mask_of_types(job.gpu_types)
         if self.policy.has_own_nodes:
             own = mask & self.policy.own_nodes(job.team, self.cluster)
@@ -165,17 +165,17 @@ class Simulation:
             )
         return mask
 
-    # What a policy calls.
+    # Methods that a policy calls.
 
     def allocate(self, job: int) -> Placement | None:
-        """Take GPUs from the pool for a waiting job, or return None where it does not fit; `start_at` must follow."""
+        """Take GPUs from the pool for a waiting job, or return None if it does not fit; call `start_at` next."""
         gpus, milli, allowed, _ = self.shapes[self.shape[job]]
         if milli != WHOLE:
             return self.pool.take_share(milli, allowed)
         return self.pool.take(gpus, allowed)
 
     def start(self, job: int) -> bool:
-        """Start a waiting job where it fits; return False, and change nothing, where it does not."""
+        """Start a waiting job if it fits; otherwise return False and change nothing."""
         placement = self.allocate(job)
         if placement is None:
             return False
@@ -183,7 +183,7 @@ class Simulation:
         return True
 
     def start_at(self, job: int, placement: Placement, *, gpus: float | None = None, slowdown: float = 1.0) -> None:
-        """Start a waiting job on GPUs that were taken from the pool for it."""
+        """Start a waiting job on GPUs that `allocate` took from the pool."""
         now = self.now
         if gpus is None:
             gpus = self.requested_gpus[job] * self.shapes[self.shape[job]].milli / WHOLE
@@ -206,16 +206,16 @@ class Simulation:
             self._enter_phase(job)
 
     def preempt(self, job: int, ending: str = "preempted") -> None:
-        """Stop a running job: work since its last checkpoint is lost, and its next start has the restart cost."""
+        """Stop a running job: it loses its work since the last checkpoint, and its next start has the restart cost."""
         self._stop(job, ending)
         self.status[job] = WAITING
 
     def resize(self, job: int, placement: Placement, gpus: float) -> None:
-        """Start an elastic job, which was just preempted or waits, on another number of GPUs."""
+        """Start an elastic job, which was just preempted or is waiting, on another number of GPUs."""
         self.start_at(job, placement, gpus=gpus)
 
     def reclaim(self, job: int) -> None:
-        """Take the GPUs of a job that holds them idle; it returns when it has work again, or has ended."""
+        """Take the GPUs from a job that holds them idle; the job is submitted again when it has work, or ends."""
         assert self.idle_since[job] is not None
         position = self._position(job)
         index, phase_end = self._phase(job)
@@ -235,7 +235,7 @@ class Simulation:
         heappush(self._events, (time_s, _WAKE, 0, 0))
 
     def elapsed(self, job: int) -> float:
-        """Return the seconds that a job has held GPUs so far, in all segments; any scheduler can see that."""
+        """Return the seconds that a job has held GPUs so far, in all segments; a real scheduler knows this too."""
         if self.status[job] != RUNNING:
             return self.held_s[job]
         return self.held_s[job] + (self.now - self.started_s[job])
@@ -244,7 +244,7 @@ class Simulation:
         """Return the seconds of work since the last checkpoint of a running job."""
         return max(0.0, self.now - self.ready_s[job]) % self.checkpoint_s[job]
 
-    # The loop.
+    # The event loop.
 
     def run(self) -> SimulationResult:
         """Simulate until every job has ended."""
@@ -299,7 +299,7 @@ class Simulation:
             first = duration - self.work_left_s[job]
             idle = idle_between(self.jobs[job].phases, first, duration) / speed
         row = (job, started, now, gpus, overhead, 0.0, idle, placement, "ended", speed)
-        self.log.append(tuple.__new__(Segment, row))  # a third of the time of calling Segment
+        self.log.append(tuple.__new__(Segment, row))  # takes a third of the time of calling Segment
         self.held_s[job] += held
         self.attained_gpu_s[job] += held * gpus
         self.pool.release(placement, int(gpus))
@@ -318,7 +318,7 @@ class Simulation:
     def _stop(self, job: int, ending: str, *, saves_work: bool = False) -> None:
         """End a segment before the job's end.
 
-        With `saves_work` no work is lost: what was not saved is done again as overhead of the next start.
+        With `saves_work` no work is lost: unsaved work is repeated as overhead of the next start.
         """
         now, started, ready, speed = self.now, self.started_s[job], self.ready_s[job], self.speed[job]
         restart = self.restart_s[job]
@@ -327,7 +327,7 @@ class Simulation:
         lost = worked % self.checkpoint_s[job] if worked > 0 else 0.0
         saved = worked - lost
         if saves_work:
-            # The state of an idle job may be older than the idle time: the work in between is done again.
+            # An idle job's last checkpoint can be older than its idle time: the work in between is repeated.
             idle_time = now - (self.idle_since[job] or now)
             redone = max(0.0, lost - idle_time)
             saved, lost = worked, 0.0
@@ -353,16 +353,16 @@ class Simulation:
     # Idle phases.
 
     def _position(self, job: int) -> float:
-        """Return how many seconds of the job's own time line are behind it."""
+        """Return the job's position on its own time line, in seconds."""
         worked = max(0.0, self.now - self.ready_s[job]) * self.speed[job]
         return self.jobs[job].duration_s - self.work_left_s[job] + worked
 
     def _phase(self, job: int) -> tuple[int, float]:
-        """Return the phase that the job is in, and the position at which it ends."""
+        """Return the index of the job's current phase, and the position at which that phase ends."""
         return phase_at(self.jobs[job].phases, self._position(job))
 
     def _enter_phase(self, job: int) -> None:
-        """Note whether the job leaves its GPUs idle now, and queue its next change of phase."""
+        """Record whether the job leaves its GPUs idle now, and queue its next change of phase."""
         now, ready = self.now, self.ready_s[job]
         index, phase_end = self._phase(job)
         is_starting = now < ready
@@ -390,7 +390,7 @@ class Simulation:
         heappush(self._events, (failure, _FAIL, node, 0))
 
     def _handle(self, kind: int, subject: int, stamp: int) -> None:
-        """Handle an event other than an end; `subject` is a node for failures and repairs, else a job."""
+        """Handle an event other than a job's end; `subject` is a node for failures and repairs, otherwise a job."""
         if kind == _FAIL:
             self._fail_node(subject)
         elif kind == _REPAIR:
@@ -406,7 +406,7 @@ class Simulation:
             self.policy.submitted(subject)
 
     def _fail_node(self, node: int) -> None:
-        """Stop the jobs that have GPUs on the node, and take it out of the pool until it is repaired."""
+        """Stop the jobs that hold GPUs on the node, and remove the node from the pool until it is repaired."""
         assert self._failures is not None
         for victim in [job for job in self.running if self._is_on(job, node)]:
             work_left = self.work_left_s[victim]
@@ -435,7 +435,7 @@ class Simulation:
     # Speeds.
 
     def _speed(self, job: int, placement: Placement, gpus: float) -> float:
-        """Return the seconds of the job's duration that it works off per second, on that type and number of GPUs."""
+        """Return the job's speed on this type and number of GPUs: seconds of its duration done per second of work."""
         request = self.jobs[job]
         node = nodes_of(placement, gpus)[0][0]
         speed = dict(request.type_speeds).get(self.cluster.nodes[node].gpu_type, 1.0)
@@ -445,5 +445,5 @@ class Simulation:
 
 
 def _stated(stated_s: float | None, assumed_s: float) -> float:
-    """Return what the history states of a job, else what is assumed."""
+    """Return the value that the history states for a job, or the assumed one if it states none."""
     return assumed_s if stated_s is None else stated_s

@@ -1,4 +1,4 @@
-"""A queue that finds the first job with an estimate of at most a given time, without looking at each job."""
+"""A queue that finds the first job whose estimate is at most a given time, without examining each job."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class EstimateQueue:
         self.positions: list[int] = []
         self.num_waiting = 0
         self.first = 0  # index of the first job that waits
-        self._estimates: list[float] = []  # infinity where the job has left
-        self._least: list[float] = []  # of the estimates of each block
+        self._estimates: list[float] = []  # infinity for a job that has left
+        self._least: list[float] = []  # the least estimate of each block
         self._index: dict[int, int] = {}
 
     def append(self, job: int, position: int, estimate: float) -> None:
@@ -43,7 +43,7 @@ class EstimateQueue:
         self.first = first
 
     def first_within(self, longest: float) -> int:
-        """Return the index of the first job with at most that estimate; -1 where there is none."""
+        """Return the index of the first job whose estimate is at most `longest`; -1 if there is none."""
         least, estimates = self._least, self._estimates
         for block in range(self.first // _BLOCK, len(least)):
             if least[block] <= longest:

@@ -1,8 +1,8 @@
-"""Fragmentation by the jobs that are likely to come (FGD), and a pool that places jobs so that it grows least.
+"""Fragmentation with respect to the jobs that are likely to come (FGD), and a pool whose placements increase it least.
 
 The fragments of a node, for one kind of job, are its free GPUs that the job could not use: all of them if it does not
 fit at all, else the GPUs with too little left for its share (for whole GPUs, all partly used ones). The mean over the
-jobs seen so far, weighted by their number, is the node's fragmentation. Weng et al., Beware of Fragmentation, ATC'23.
+jobs seen so far is the node's fragmentation. Source: Weng et al., Beware of Fragmentation, ATC'23.
 CPUs and memory, which the paper includes, are not modelled: the pool has GPUs only.
 """
 
@@ -29,10 +29,10 @@ class Tasks:
         self.counts: dict[tuple[int, int], int] = {}
         self.num = 0
         self.weights: list[tuple[int, int, float]] = [(1, WHOLE, 1.0)]
-        self._fragments: dict[State, float] = {}  # of each state, under the present weights
+        self._fragments: dict[State, float] = {}  # of each state, under the current weights
 
     def see(self, gpus: int, milli: int) -> None:
-        """Count a job; the weights are renewed from time to time."""
+        """Count a job. The weights are renewed every `RENEWED_EVERY` jobs, and more often among the first ones."""
         self.counts[gpus, milli] = self.counts.get((gpus, milli), 0) + 1
         self.num += 1
         if self.num in _FIRST_RENEWALS or self.num % RENEWED_EVERY == 0:
@@ -42,7 +42,7 @@ class Tasks:
             self._fragments.clear()
 
     def fragments(self, state: State) -> float:
-        """Return the thousandths of GPUs of a node in that state that the typical job can't use."""
+        """Return the thousandths of GPUs that the typical job can't use on a node in this state."""
         fragments = self._fragments.get(state)
         if fragments is None:
             fragments = 0.0
@@ -53,7 +53,7 @@ class Tasks:
 
 
 def _unusable(state: State, gpus: int, milli: int) -> int:
-    """Return the thousandths of GPUs of a node in that state that jobs of one size can't use."""
+    """Return the thousandths of GPUs that jobs of one size can't use on a node in this state."""
     whole, parts = state
     in_parts = sum(parts)
     if milli == WHOLE:
@@ -66,17 +66,17 @@ def _unusable(state: State, gpus: int, milli: int) -> int:
 
 
 class _ShareOption(NamedTuple):
-    """A way to place a share, the best first: the least growth, a GPU in use, a full node, a low number."""
+    """A way to place a share. The best sorts first: least growth, then a GPU in use, a full node, a low number."""
 
     growth: float
     is_new_gpu: bool
     free_gpus: int
     node: int
-    free_milli: int  # of the GPU; 0: a new one
+    free_milli: int  # of the GPU; 0: an unused GPU
 
 
 class FragmentPool(Pool):
-    """A pool that places jobs where fragmentation grows least; equal nodes by best fit and number."""
+    """A pool that places jobs where fragmentation grows least; ties are broken by best fit, then node number."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         super().__init__(nodes)
@@ -126,7 +126,7 @@ class FragmentPool(Pool):
         return (node, slot, milli)
 
     def _share_options(self, milli: int, allowed: int) -> Iterator[_ShareOption]:
-        """Yield, for each state, the ways in which its first node can hold the share."""
+        """Yield, for each state, the ways to place the share on the first node in that state."""
         fragments = self.tasks.fragments
         for state, nodes in self._usable_states(allowed):
             free, parts = state
@@ -140,7 +140,7 @@ class FragmentPool(Pool):
                 yield _ShareOption(fragments((free - 1, after)) - before, True, free, node, 0)
 
     def _usable_states(self, allowed: int) -> Iterator[tuple[State, int]]:
-        """Yield each state with the mask of its nodes that may be used, where there are any."""
+        """Yield each state that has allowed nodes, with the mask of those nodes."""
         usable = allowed & ~self.down
         for state, mask in self.states.items():
             nodes = mask & usable
@@ -148,7 +148,7 @@ class FragmentPool(Pool):
                 yield state, nodes
 
     def _pop_partial(self, node: int, free_milli: int) -> int:
-        """Remove a partly used GPU with so much left from the list of them, and return its slot."""
+        """Remove a partly used GPU with this much free from the pool's list, and return its slot."""
         for index, (free, other, slot) in enumerate(self.partial):
             if free == free_milli and other == node:
                 del self.partial[index]
@@ -170,7 +170,7 @@ class FragmentPool(Pool):
             self._update(node)
 
     def _update(self, node: int) -> None:
-        """Move a node to the state that it is in now."""
+        """Move a node to its current state."""
         old, bit = self._state[node], 1 << node
         left = self.states[old] ^ bit
         if left:
@@ -183,12 +183,12 @@ class FragmentPool(Pool):
         self.states[new] = self.states.get(new, 0) | bit
 
     def fragmentation(self) -> float:
-        """Return the GPUs of the cluster that the typical job can't use."""
+        """Return the number of the cluster's GPUs that the typical job can't use."""
         return sum(self.tasks.fragments(state) * mask.bit_count() for state, mask in self.states.items()) / WHOLE
 
 
 def _replaced(parts: tuple[int, ...], old: int, new: int) -> tuple[int, ...]:
-    """Return the free thousandths with one of `old` (0: none) replaced by `new` (0: nothing is left)."""
+    """Return the free thousandths with one `old` value (0: none) replaced by `new` (0: nothing is left)."""
     after = list(parts)
     if old:
         after.remove(old)

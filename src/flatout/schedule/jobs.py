@@ -20,8 +20,8 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     user: str = ""
     team: str = ""  # virtual cluster, account or project: owns a share of the cluster, and pays
-    gpu_share: float = 1.0  # of one GPU, for MIG, MPS or shards; only with `num_gpus == 1`
-    gpu_types: tuple[str, ...] = ()  # the types it may run on; empty: any
+    gpu_share: float = 1.0  # share of one GPU, for MIG, MPS or shards; only with `num_gpus == 1`
+    gpu_types: tuple[str, ...] = ()  # the GPU types that it can run on; empty: any
     type_speeds: tuple[tuple[str, float], ...] = ()  # speed on a type, relative to `duration_s`; 1 if not named
     num_cpus: float = 0.0
     memory_bytes: float = 0.0
@@ -35,18 +35,18 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds of work and of holding the GPUs idle, in turn, beginning with work; they sum to `duration_s`.
     # Empty: the job works all the time.
     phases: tuple[float, ...] = ()
-    utilization: float | None = None  # of its GPUs while it works, 0 to 1, for packing; None: unknown
+    utilization: float | None = None  # of the job's GPUs while it works, 0 to 1, for packing; None: unknown
 
 
 class Assumptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is assumed of jobs whose history does not state it."""
+    """Values assumed for jobs whose history does not state them."""
 
     checkpoint_s: float = 1800.0
     restart_s: float = 180.0
 
 
 class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs in order of submission; `skipped` counts the rows that became no job, by reason."""
+    """The jobs in order of submission; `skipped` counts, by reason, the rows that were not read as jobs."""
 
     jobs: tuple[ClusterJob, ...]
     source: str

@@ -6,7 +6,7 @@ first, and of those the ones that lose the fewest GPU-seconds; never one that is
 than `protected_s`. A job that has waited for `ageing_s` without interruption is urgent: it comes before all levels, and
 then keeps its GPUs for `quantum_s`.
 
-Waiting jobs are kept by level and shape, so that a decision looks at one job of each, not at the whole queue.
+Waiting jobs are kept by level and shape, so a decision examines one job of each, not the whole queue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ URGENT = -1_000_000
 
 
 class MultilevelPolicy(Policy):
-    """Base of the policies that serve jobs by level."""
+    """Base class of the policies that serve jobs by level."""
 
     preempts: ClassVar[bool] = True
     margin: ClassVar[int] = 1
@@ -38,11 +38,11 @@ class MultilevelPolicy(Policy):
     retry_s: ClassVar[float] = 60.0  # between attempts to preempt for jobs of one shape and level
 
     def level(self, job: int) -> int:
-        """Return the job's present level; lower is better."""
+        """Return the job's current level; lower is better."""
         raise NotImplementedError
 
     def next_change(self, job: int) -> float | None:
-        """Return the time at which the level of a running job changes; None: never."""
+        """Return the time at which the level of a running job changes; None if it never does."""
         return None
 
     def order(self, job: int) -> float:
@@ -53,13 +53,13 @@ class MultilevelPolicy(Policy):
         count = len(sim.jobs)
         # Level -> shape -> heap of (order, job, stamp). An entry whose stamp is not the job's is outdated.
         self.waiting: dict[int, dict[int, list[tuple[float, int, int]]]] = {}
-        self.levels = [0] * count  # as queued, or as running
+        self.levels = [0] * count  # the level under which the job is queued or running
         self._stamp = [0] * count
         self._running_at: dict[int, dict[int, None]] = {}  # level -> running jobs
-        self._gpus_at: dict[int, float] = {}  # level -> GPUs that they hold
+        self._gpus_at: dict[int, float] = {}  # level -> GPUs that these jobs hold
         self._level_changes: list[tuple[float, int, int]] = []
         self._ageing: deque[tuple[float, int, int]] = deque()
-        # Free whole GPUs without which a shape can't start; a share may fit on a GPU that is in use.
+        # Free whole GPUs that each shape needs to start; none for a share, which can fit on a GPU in use.
         self._needed_free = [shape.gpus if shape.milli == WHOLE else 0 for shape in sim.shapes]
         self._no_preemption_until: dict[tuple[int, int], float] = {}  # by shape and level
 
@@ -131,7 +131,7 @@ class MultilevelPolicy(Policy):
         return False
 
     def _head(self, level: int, blocked: set[int], max_gpus: float) -> tuple[float, int, int] | None:
-        """Return order, job and shape of the first job at a level.
+        """Return the order, job and shape of the first job at a level.
 
         Shapes that are blocked, or need more than `max_gpus` free GPUs, are skipped. Outdated entries are removed.
         """
@@ -160,7 +160,7 @@ class MultilevelPolicy(Policy):
         return first
 
     def allocate(self, job: int) -> Placement | None:
-        """Take GPUs for a waiting job, or return None; a subclass may place jobs in its own way."""
+        """Take GPUs for a waiting job, or return None if it does not fit; a subclass can place jobs in its own way."""
         return self.sim.allocate(job)
 
     def start_at(self, job: int, placement: Placement) -> None:
@@ -184,7 +184,7 @@ class MultilevelPolicy(Policy):
         heappush(heap, (self.order(job), job, self._stamp[job]))
 
     def _add_running(self, job: int, level: int) -> None:
-        """Note a running job's level, and when it changes."""
+        """Record a running job's level, and when that changes."""
         sim = self.sim
         self.levels[job] = level
         self._running_at.setdefault(level, {})[job] = None
@@ -219,7 +219,7 @@ class MultilevelPolicy(Policy):
             return False
         worse_levels = sorted((other for other in self._running_at if other >= level + self.margin), reverse=True)
         gpus = sim.shapes[shape].gpus
-        # A share that is alone on its GPU frees all of it.
+        # Stopping a share that is alone on its GPU frees the whole GPU.
         most_free = sim.pool.num_free + len(sim.pool.partial) + sum(self._gpus_at[other] for other in worse_levels)
         if most_free < gpus:
             return False
@@ -241,14 +241,14 @@ class MultilevelPolicy(Policy):
         return self.sim.now - self.sim.ready_s[job] >= self.protected_s
 
     def _candidates(self, levels: list[int]) -> Iterator[int]:
-        """Yield the jobs that may be stopped, level by level, the cheapest first."""
+        """Yield the jobs that may be stopped, level by level, the cheapest first within a level."""
         for level in levels:
             jobs = [(self.cost_of_stopping(job), job) for job in self._running_at[level] if self.may_stop(job)]
             jobs.sort()
             yield from (job for _, job in jobs)
 
     def _victims(self, worse_levels: list[int], allowed: int, gpus: int) -> list[int]:
-        """Return running jobs whose GPUs, with the free ones, hold a job of that size: one node, or whole nodes."""
+        """Return running jobs whose GPUs, with the free ones, hold a job of this size on one node or on whole nodes."""
         pool = self.sim.pool
         freed_on: dict[int, int] = {}  # whole GPUs, by node
         jobs_on: dict[int, list[int]] = {}
@@ -270,7 +270,7 @@ class MultilevelPolicy(Policy):
         return []
 
     def _freed_gpus(self, job: int, freed_milli: dict[tuple[int, int], int]) -> list[tuple[int, int]]:
-        """Return, by node, the whole GPUs that become free if this job stops after those counted in `freed_milli`."""
+        """Return, by node, the whole GPUs freed if this job stops after those whose shares are in `freed_milli`."""
         placement = self.sim.placement[job]
         if isinstance(placement, int) or is_wide(placement):
             return [(node, int(count)) for node, count in nodes_of(placement, self.sim.held_gpus[job])]
@@ -281,7 +281,7 @@ class MultilevelPolicy(Policy):
         return [(node, int(is_whole_free))]
 
     def _needed_of(self, jobs: list[int], node: int, gpus: int) -> list[int]:
-        """Return those of the jobs on a node, worst first, without which the GPUs would not suffice."""
+        """Return the jobs on a node, worst first, that must be stopped to free this many GPUs."""
         kept = list(jobs)
         for job in reversed(jobs[:-1]):
             fewer = [other for other in kept if other != job]
@@ -290,7 +290,7 @@ class MultilevelPolicy(Policy):
         return kept
 
     def _free_without(self, jobs: list[int], node: int) -> int:
-        """Return the whole GPUs that are free on a node without these jobs."""
+        """Return the whole GPUs that would be free on a node without these jobs."""
         freed_milli: dict[tuple[int, int], int] = {}
         free = self.sim.pool.free[node]
         for job in jobs:
@@ -302,7 +302,7 @@ class MultilevelPolicy(Policy):
     def _whole_nodes(
         self, gpus: int, capacity: int, mask: int, freed_on: dict[int, int], jobs_on: dict[int, list[int]]
     ) -> list[int]:
-        """Return the jobs that empty enough whole nodes of a group; none where that is not possible."""
+        """Return the jobs to stop to empty enough whole nodes of a group; an empty list if that is not possible."""
         pool = self.sim.pool
         num_needed = -(-gpus // capacity)
         num_empty = (pool.by_free[capacity] & mask).bit_count()

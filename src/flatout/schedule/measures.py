@@ -48,8 +48,8 @@ class Columns:
         self.requested: Floats = np.array([job.num_gpus * job.gpu_share for job in jobs])
         self.duration: Floats = np.array([job.duration_s for job in jobs])
         self.finish: Floats = np.array(result.finish_s)
-        # What a job waited before each of its segments. A job that was reclaimed while idle did not wait until it had
-        # work again; that time is included here all the same.
+        # The time that a job waited before each of its segments. A job reclaimed while idle did not wait until it had
+        # work again; that time is nevertheless included here.
         before = np.empty(len(log))
         before[0:1] = self.start[0:1] - self.submit[self.job[0:1]]
         is_same_job = self.job[1:] == self.job[:-1]
@@ -60,18 +60,18 @@ class Columns:
 
     @property
     def jct(self) -> Floats:
-        """Job completion times: from submission to the end."""
+        """Return the job completion times: from submission to the end."""
         return self.finish - self.submit
 
     def per_job(self, values: Floats) -> Floats:
-        """Return the sums over the segments of each job."""
+        """Return the sum over the segments of each job."""
         return np.bincount(self.job, values, len(self.submit)).astype(float)
 
     def held_gpus(self) -> StepFunction:
         return sum_over_intervals(self.start, self.end, self.gpus)
 
     def useful_gpus(self) -> StepFunction:
-        """Return the GPUs in use, where a segment's useful time is spread evenly over the segment."""
+        """Return the number of GPUs in use, with a segment's useful time spread evenly over the segment."""
         share = self.useful / np.maximum(self.held, 1e-9)
         return sum_over_intervals(self.start, self.end, self.gpus * share)
 
@@ -83,16 +83,16 @@ class Columns:
 
 
 class PolicySamples(NamedTuple):
-    """What differences between policies are computed from: by job, and by window of time."""
+    """The samples from which differences between policies are computed, by job and by window of time."""
 
     jct_s: Floats
     wait_s: Floats
     lost_gpu_hours: Floats  # lost work and restarts
-    goodput: Floats  # share of all GPUs, in each window; NaN where all jobs were submitted at once
+    goodput: Floats  # share of all GPUs, in each window; NaN if all jobs were submitted at once
 
 
 def policy_samples(result: SimulationResult, columns: Columns, edges: Floats) -> PolicySamples:
-    """Return the samples of a simulation; `edges` are those of the windows, in the history's own time."""
+    """Return the samples of a simulation; `edges` are the edges of the windows, in the history's own time."""
     useful_gpu_s = np.diff(columns.useful_gpus().integral(edges))
     width_s = np.diff(edges)
     capacity_gpu_s = np.maximum(width_s * result.cluster.num_gpus, 1e-9)
@@ -193,14 +193,14 @@ def _rho(columns: Columns, num_gpus: int) -> Floats:
 
 
 class _TypeFact(NamedTuple):
-    """A number that a GPU type has, such as its power, for each segment, and summed over all GPUs of the cluster."""
+    """A property of GPU types, such as power, for each segment and summed over all GPUs of the cluster."""
 
     of_segments: Floats
     of_cluster: float
 
 
 def _type_fact(result: SimulationResult, columns: Columns, name: str) -> _TypeFact | None:
-    """Return a field of `GpuType` for the segments and the cluster; None where a type in use lacks it."""
+    """Return a field of `GpuType` for the segments and the cluster; None if a type in use lacks it."""
     nodes, types = result.cluster.nodes, result.cluster.types
     value_of: dict[str, float] = {}
     for node in nodes:
@@ -214,7 +214,7 @@ def _type_fact(result: SimulationResult, columns: Columns, name: str) -> _TypeFa
 
 
 def _energy_kwh(result: SimulationResult, columns: Columns, makespan_s: float) -> float | None:
-    """Return the energy of all GPUs: at work they draw `busy_w`; free, restarting or held idle they draw `idle_w`."""
+    """Return the energy of all GPUs in kWh: working GPUs draw `busy_w`; free, restarting or idle ones draw `idle_w`."""
     busy_w, idle_w = _type_fact(result, columns, "busy_w"), _type_fact(result, columns, "idle_w")
     if busy_w is None or idle_w is None:
         return None
@@ -225,7 +225,7 @@ def _energy_kwh(result: SimulationResult, columns: Columns, makespan_s: float) -
 
 
 def _dollars(result: SimulationResult, columns: Columns) -> Floats | None:
-    """Return the price of each segment; None where the price of a type is unknown."""
+    """Return the price of each segment in USD; None if the price of a type is unknown."""
     price = _type_fact(result, columns, "dollars_per_hour")
     if price is None:
         return None

@@ -1,4 +1,4 @@
-"""Phases of a job: seconds of work and of holding GPUs idle, in turn, on the job's own time line.
+"""Phases of a job: alternating seconds of work and of holding GPUs idle, on the job's own time line.
 
 In: `ClusterJob.phases`, which begin with work. Out: the phase at a position, and the idle seconds between two
 positions.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_ROUNDING_S = 1e-6  # a position this close to the end of a phase is in the next one
+_ROUNDING_S = 1e-6  # a position this close to the end of a phase counts as in the next phase
 
 
 def is_idle(index: int) -> bool:
-    """Whether the phase of this index holds GPUs without using them."""
+    """Whether the phase with this index holds GPUs without using them."""
     return index % 2 == 1
 
 

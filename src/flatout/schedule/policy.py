@@ -15,15 +15,15 @@ from flatout.schedule.pool import Pool
 
 
 class Policy:
-    """Base of all policies; alone it never starts a job."""
+    """Base class of all policies; it never starts a job itself."""
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""  # one line for lists
-    is_oracle: ClassVar[bool] = False  # knows how long jobs will run: a bound, not a policy for a real cluster
-    has_own_nodes: ClassVar[bool] = False  # `own_nodes` divides the cluster between the teams
+    is_oracle: ClassVar[bool] = False  # knows how long jobs will run, so it is a bound, not usable on a real cluster
+    has_own_nodes: ClassVar[bool] = False  # `own_nodes` divides the cluster among the teams
 
     def attach(self, sim: Simulation) -> None:
-        """Called once before the first event; `sim` shows the jobs as a scheduler sees them."""
+        """Store the simulation; called once, before the first event. `sim` shows the jobs as a scheduler sees them."""
         self.sim = sim
 
     def pool(self, cluster: Cluster) -> Pool:
@@ -35,20 +35,20 @@ class Policy:
         raise NotImplementedError
 
     def submitted(self, job: int) -> None:
-        """A job was submitted, or has work again after its GPUs were reclaimed."""
+        """Handle a job that was submitted, or has work again after its GPUs were reclaimed."""
 
     def stopped(self, job: int) -> None:
-        """A running job was stopped by a node's failure and waits again."""
+        """Handle a running job that a node failure stopped; it waits again."""
 
     def ended(self, job: int) -> None:
-        """A job ended; its GPUs are free."""
+        """Handle the end of a job; its GPUs are free."""
 
     def phase_changed(self, job: int) -> None:
-        """A running job began to leave its GPUs idle (`sim.idle_since[job]` is a time), or works again (None)."""
+        """Handle a running job that went idle (`sim.idle_since[job]` is a time) or works again (it is None)."""
 
     def decide(self) -> None:
-        """Called once after all events of a time."""
+        """Start and stop jobs; called once after all events of equal time."""
 
     def notes(self) -> tuple[str, ...]:
-        """Return what a reader of the result must know, such as the error of the predictions."""
+        """Return notes that a reader of the result needs, such as the error of the predictions."""
         return ()

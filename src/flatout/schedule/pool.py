@@ -1,8 +1,8 @@
 """The GPUs of a cluster as the simulator allocates them: whole GPUs by bit masks of nodes, shares of a GPU by size.
 
 Nodes with `f` free GPUs are the bits of `by_free[f]`, so that best fit, a GPU type, a team's own nodes and failed nodes
-are a few operations on integers, whatever the number of nodes. A job of at most a node's GPUs gets one node; a wider
-one gets whole nodes of one type (and the rest on one more), within one topology domain if one has enough free.
+take a few integer operations, whatever the number of nodes. A job of at most a node's GPUs gets one node; a wider
+job gets whole nodes of one type (and the rest on one more), within one topology domain if one has enough free.
 
 A placement is the number of a node; or `((node, gpus), ...)` for a wide job; or `(node, slot, milli)` for a share of a
 GPU, where a slot is a GPU that shares were taken from.
@@ -22,7 +22,7 @@ WHOLE = 1000  # a GPU in thousandths
 
 
 class Pool:
-    """Free GPUs. Where a `take` method returns None, it has changed nothing."""
+    """Free GPUs of a cluster. A `take` method that returns None has changed nothing."""
 
     def __init__(self, nodes: Sequence[Node], *, is_first_fit: bool = False) -> None:
         self.capacity = [node.num_gpus for node in nodes]
@@ -41,7 +41,7 @@ class Pool:
         self._next_slot = [0] * len(self.capacity)
 
     def take(self, gpus: int, allowed: int = -1) -> Placement | None:
-        """Take whole GPUs: on the node with the fewest that suffice (first fit: the first one), or on whole nodes."""
+        """Take whole GPUs on the node with the fewest that suffice (first fit: the first node), or on whole nodes."""
         if gpus > self.width:
             return self._take_wide(gpus, allowed)
         if self.is_first_fit:
@@ -79,7 +79,7 @@ class Pool:
         return node
 
     def fits(self, gpus: int, allowed: int = -1) -> bool:
-        """Return whether `take` would succeed."""
+        """Whether `take` would succeed."""
         if gpus > self.num_free:
             return False
         if gpus <= self.width:
@@ -113,7 +113,7 @@ class Pool:
         return None
 
     def take_share(self, milli: int, allowed: int = -1) -> tuple[int, int, int] | None:
-        """Take a share of one GPU: of the partly used GPU with the least that is enough, else of a new one."""
+        """Take a share of one GPU: the partly used GPU with the least sufficient space, or else an unused GPU."""
         first = bisect_left(self.partial, (milli, -1, -1))
         usable = allowed & ~self.down
         for index in range(first, len(self.partial)):
@@ -131,7 +131,7 @@ class Pool:
         return (new_node, slot, milli)
 
     def _open_slot(self, node: int) -> int:
-        """Return the number of a new slot for a GPU of the node, which was taken for shares."""
+        """Return the number of a new slot on the node, for a GPU that was just taken to be shared."""
         slot = self._next_slot[node]
         self._next_slot[node] += 1
         return slot
@@ -142,7 +142,7 @@ class Pool:
             insort(self.partial, (free_milli, node, slot))
 
     def release(self, placement: Placement, gpus: int) -> None:
-        """Take back what a `take` method handed out."""
+        """Return to the pool the GPUs that a `take` method handed out."""
         if isinstance(placement, int):
             self._release_on(placement, gpus)
         elif is_wide(placement):
@@ -161,7 +161,7 @@ class Pool:
             self._set_slot(node, slot, free_milli + milli)
 
     def fail(self, node: int) -> None:
-        """Remove the node until `repair`; its jobs were stopped before, so all of its GPUs are free."""
+        """Remove the node until `repair`; its jobs must have been stopped, so that all of its GPUs are free."""
         assert self.free[node] == self.capacity[node]
         self.by_free[self.free[node]] &= ~(1 << node)
         self.num_free -= self.capacity[node]
@@ -193,7 +193,7 @@ def is_wide(placement: Placement) -> TypeGuard[tuple[tuple[int, int], ...]]:
 
 
 def as_share(placement: Placement) -> tuple[int, int, int]:
-    """Return node, slot and thousandths of a placement that is a share of a GPU."""
+    """Return the node, slot and thousandths of a placement that is a share of a GPU."""
     return placement  # type: ignore[return-value]
 
 
@@ -208,7 +208,7 @@ def nodes_of(placement: Placement, gpus: float) -> list[tuple[int, float]]:
 
 
 def _groups(nodes: Sequence[Node]) -> tuple[list[Group], list[Group]]:
-    """Return the groups of nodes that a wide job may span (domains, the smallest first, then types), and the types."""
+    """Return the groups of nodes that a wide job can span (domains, the smallest first, then types), and the types."""
     domains: dict[tuple[str, int, str], int] = {}
     types: dict[tuple[str, int], int] = {}
     for number, node in enumerate(nodes):
@@ -238,7 +238,7 @@ def lowest(mask: int, count: int) -> list[int]:
 
 
 def mask_of(numbers: Sequence[int]) -> int:
-    """Return the mask with these bits."""
+    """Return the mask with these bits set."""
     mask = 0
     for number in numbers:
         mask |= 1 << number

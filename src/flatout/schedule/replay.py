@@ -1,4 +1,4 @@
-"""Replay a job history under one or several policies; the composition behind `flatout schedule replay`.
+"""Replay a job history under one or several policies; `flatout schedule replay` calls this.
 
 In: a `JobHistory`, a cluster and names of policies. Out: a `ReplayReport`. It writes no files and prints nothing.
 """
@@ -42,7 +42,7 @@ def replay(
     starved_after_s: float = STARVED_AFTER_S,
     progress: Progress | None = None,
 ) -> ReplayReport:
-    """Replay all policies on the same jobs and failures; measures are of the first seed, differences of all seeds."""
+    """Replay all policies on the same jobs and failures; measures use the first seed, differences use all seeds."""
     assumed = assumptions or Assumptions()
     jobs, skipped = runnable(history, cluster)
     submit_s = np.array([job.submit_s for job in jobs])
@@ -81,7 +81,7 @@ def replay(
 
 
 def _by_seed(failures: FailureModel | None, num_seeds: int) -> list[FailureModel | None]:
-    """Return the failure model of each seed; without failures all seeds are alike, and one is enough."""
+    """Return the failure model of each seed; without failures all seeds give equal results, so one is enough."""
     if failures is None:
         return [None]
     return [msgspec.structs.replace(failures, seed=failures.seed + seed) for seed in range(num_seeds)]
@@ -104,7 +104,7 @@ class _Replays:
         self._jobs, self._cluster, self._assumptions = jobs, cluster, assumptions
         self._edges, self._starved_after_s = edges, starved_after_s
         self._num_jobs_total = num_runs * len(jobs)
-        self._num_jobs_done = 0  # in the runs before the present one
+        self._num_jobs_done = 0  # in the runs before the current one
         self._progress = progress
 
     def replay(
@@ -147,7 +147,7 @@ def timed_run(
 ) -> tuple[SimulationResult, float]:
     """Return the result of a simulation and the seconds that it took.
 
-    The garbage collector is off meanwhile: the simulator leaves no garbage in cycles.
+    The garbage collector is off during the run, because the simulator creates no cyclic garbage.
     """
     began = time.perf_counter()
     was_on = gc.isenabled()
@@ -190,7 +190,7 @@ def runnable(history: JobHistory, cluster: Cluster) -> tuple[tuple[ClusterJob, .
 
 
 def _assumption_texts(jobs: Sequence[ClusterJob], assumed: Assumptions, failures: FailureModel | None) -> list[str]:
-    """Return what the replay assumes where the history does not state it."""
+    """Return sentences about the values that the replay assumes because the history does not state them."""
     texts = []
     if any(job.checkpoint_s is None for job in jobs):
         texts.append(f"jobs write a checkpoint every {assumed.checkpoint_s:g} s of work")

@@ -13,7 +13,7 @@ from flatout.schedule.pool import Placement
 
 
 class Segment(NamedTuple):
-    """A job on its GPUs. `gpus` counts a share of a GPU as such; seconds are of the job's time, not times GPUs."""
+    """A job on its GPUs. `gpus` is fractional for a share of a GPU; seconds are wall time, not multiplied by GPUs."""
 
     job: int
     start_s: float
@@ -32,7 +32,7 @@ class Segment(NamedTuple):
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in one simulation. `finish_s` is by job."""
+    """The log of one simulation and the end of each job. `finish_s` is indexed by job."""
 
     policy: str
     jobs: Sequence[ClusterJob]

@@ -1,8 +1,8 @@
-"""FIFO with best fit for jobs that keep whole GPUs until they end: a single loop over the jobs in place of events.
+"""FIFO with best fit for jobs that keep whole GPUs until they end: one loop over the jobs instead of events.
 
-Jobs start in the order of submission, so each waits for its own submission, the job before it, and free GPUs. The
+Jobs start in order of submission, so each waits for its own submission, the job before it, and free GPUs. The
 result is that of `Simulation` with the policy `fifo`, segment by segment, which a test checks; this is five times as
-fast. To that end `fifo` inlines what `Pool.take` and `Pool.release` do for a job on one node.
+fast. For this speed, `fifo` inlines `Pool.take` and `Pool.release` for jobs on one node.
 """
 
 from __future__ import annotations

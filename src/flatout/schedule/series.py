@@ -35,7 +35,7 @@ class Curves(NamedTuple):
 
 
 def replay_series(result: SimulationResult, curves: Curves, start_s: float, end_s: float) -> ReplaySeries:
-    """Return the means of the curves over equal spans of time, and samples of the nodes."""
+    """Return the means of the curves over equal time spans, and samples of the nodes."""
     edges = np.linspace(start_s, end_s, NUM_SPANS + 1)
     span_s = max((end_s - start_s) / NUM_SPANS, 1e-9)
 
@@ -69,7 +69,7 @@ def _rounded(values: Floats) -> tuple[float, ...]:
 
 
 def _node_samples(result: SimulationResult, start_s: float, end_s: float) -> tuple[tuple[float, ...], ...]:
-    """Return the GPUs in use on the first nodes, each sample taken in the middle of its span."""
+    """Return the number of GPUs in use on each of the first nodes, sampled in the middle of each time span."""
     num_nodes = min(MOST_NODES, len(result.cluster.nodes))
     used = np.zeros((NUM_NODE_SAMPLES, num_nodes))
     span_s = max((end_s - start_s) / NUM_NODE_SAMPLES, 1e-9)

@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class StepFunction(NamedTuple):
-    """`values[i]` holds from `times[i]` to `times[i + 1]`; times may repeat. Before the first time it is 0."""
+    """`values[i]` holds from `times[i]` to `times[i + 1]`; times may repeat. Before the first time the value is 0."""
 
     times: Floats
     values: Floats

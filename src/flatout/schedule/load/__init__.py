@@ -1,1 +1,1 @@
-"""Job histories of other tools and data sets as `ClusterJob` records; one format a file."""
+"""Readers of other tools' and data sets' job histories as `ClusterJob` records; one format per file."""

@@ -1,6 +1,6 @@
-"""Jobs from attempts, as a reader of Slurm's `sacct` gives them.
+"""Jobs from attempts, such as those that a reader of Slurm's `sacct` returns.
 
-In: objects with the attributes of `AttemptLike`. Out: jobs; the attempts of one job are put together (it ran for their
+In: objects with the attributes of `AttemptLike`. Out: jobs; the attempts of one job are combined (it ran for their
 sum, and requested GPUs when it was first submitted). Attempts that hold no GPU or never started are skipped; jobs that
 still run count for as long as they have run so far.
 """
@@ -15,7 +15,7 @@ from flatout.schedule.load.rows import Skipped
 
 
 class AttemptLike(Protocol):
-    """What is read of an attempt. None is unknown."""
+    """The attributes of an attempt that are read. None: unknown."""
 
     @property
     def job(self) -> str: ...
@@ -52,7 +52,7 @@ def load(attempts: Iterable[AttemptLike], *, source: str = "sacct") -> JobHistor
 
 
 def _submitted_s(attempt: AttemptLike) -> float | None:
-    """Return the time of submission, or of the start where that is unknown."""
+    """Return the time of submission, or of the start if that is unknown."""
     return attempt.start_s if attempt.submit_s is None else attempt.submit_s
 
 

@@ -16,7 +16,7 @@ from flatout.schedule.jobs import JobHistory
 from flatout.schedule.load import acme, gavel, helios, openb, philly, plain
 from flatout.schedule.load.rows import header
 
-# In this order: the first format whose columns are all present is read.
+# In order of preference: the first format whose columns are all present is used.
 FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[Path], JobHistory]], ...] = (
     ("plain", plain.COLUMNS, plain.load),
     ("philly", philly.COLUMNS, philly.load),
@@ -24,7 +24,7 @@ FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[Path], JobHistory]], ...] =
     ("acme", acme.COLUMNS, acme.load),
     ("helios", helios.COLUMNS, helios.load),
 )
-_MOST_UNREADABLE = 5  # reasons that are reported
+_MOST_UNREADABLE = 5  # number of reasons that are reported
 
 
 def load(path: Path) -> JobHistory:

@@ -1,4 +1,4 @@
-"""Gavel's `.trace` files: one job per line, tabs between 7 or 10 columns, no header, steps in place of seconds.
+"""Gavel's `.trace` files: one job per line, 7 or 10 tab-separated columns, no header, steps instead of seconds.
 
 In: the trace, and next to it the throughputs that Gavel measured (`throughputs.json`: GPU type -> "('JOB TYPE', GPUS)"
 -> "null" -> steps per second). Out: jobs whose duration is that on the first type, with their speed on the others.
@@ -18,7 +18,7 @@ from flatout.errors import InputError
 from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
 from flatout.schedule.load.rows import Skipped, number, whole
 
-_COLUMNS = {7: (4, 5, 6), 10: (5, 9, 6)}  # number of columns -> those of steps, arrival, GPUs
+_COLUMNS = {7: (4, 5, 6), 10: (5, 9, 6)}  # number of columns -> columns of steps, arrival, GPUs
 
 
 def load(path: Path, throughputs: Path | None = None) -> JobHistory:
@@ -84,7 +84,7 @@ def _read_throughputs(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _steps_per_s(measured: dict[str, Any], job_type: str, num_gpus: int) -> float:
-    """Return the rate of a job type alone on its GPUs; 0 where it was not measured."""
+    """Return the steps per second of a job type alone on its GPUs; 0 if it was not measured."""
     rates = measured.get(f"('{job_type}', {num_gpus})")
     if not isinstance(rates, dict):
         return 0.0

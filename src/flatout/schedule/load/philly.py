@@ -1,6 +1,6 @@
 """Microsoft's Philly jobs, as Sia's artifact extracted them: timestamp,duration,num_gpus,gpu_time,cluster.
 
-In: a CSV, gzip or not. Out: jobs; `cluster` (a virtual cluster) is the team. It has no users, failures or types.
+In: a CSV, gzipped or not. Out: jobs; `cluster` (a virtual cluster) is the team. It names no users, failures or types.
 """
 
 from __future__ import annotations

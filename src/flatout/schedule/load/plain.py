@@ -1,6 +1,6 @@
 """A plain CSV: submit_s, num_gpus and duration_s, and any of the other columns below. An empty value is unknown.
 
-submit_s may be a number or a time such as 2026-01-31 12:00:00; gpu_types are separated by spaces.
+submit_s can be a number or a time such as 2026-01-31 12:00:00; gpu_types are separated by spaces.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def load(path: Path) -> JobHistory:
 
 
 class _Row:
-    """The values of one row by column; a wrong one is an InputError that names the line."""
+    """The values of one row by column; an invalid value raises an InputError that names the line."""
 
     def __init__(self, path: Path, line: int, texts: dict[str, str]) -> None:
         self._path, self._line, self._texts = path, line, texts
@@ -57,7 +57,7 @@ class _Row:
         return whole(self._path, self._line, column, self._texts[column])
 
     def amount(self, column: str, low: float, high: float = _MOST) -> float | None:
-        """Return a number within limits; None where the value is empty."""
+        """Return a number within limits; None if the value is empty."""
         if not self._texts[column]:
             return None
         value = self.number(column)
@@ -66,7 +66,7 @@ class _Row:
         return value
 
     def count(self, column: str) -> int | None:
-        """Return a whole number of at least 1; None where the value is empty."""
+        """Return a whole number of at least 1; None if the value is empty."""
         if self.amount(column, 1) is None:
             return None
         return self.whole(column)
@@ -125,7 +125,7 @@ def _job(row: _Row) -> ClusterJob:
 
 
 def _gpu_range(row: _Row, num_gpus: int) -> tuple[int | None, int | None]:
-    """Return the range of an elastic job; one that only has a maximum keeps `num_gpus` as its minimum."""
+    """Return the range of an elastic job; a job with only a maximum has `num_gpus` as its minimum."""
     low, high = row.count("min_gpus"), row.count("max_gpus")
     if (low or num_gpus) > num_gpus or (high or num_gpus) < num_gpus:
         raise row.error(f"min_gpus <= num_gpus <= max_gpus must hold, but is {low}, {num_gpus}, {high}")

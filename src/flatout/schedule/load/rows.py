@@ -1,6 +1,6 @@
 """Rows of a CSV with their line numbers, and the values in them.
 
-In: a file, gzip or not. Out: texts by column, numbers. A damaged file or value is an InputError of one line that names
+In: a file, gzipped or not. Out: texts by column, numbers. A damaged file or value is a one-line InputError that names
 the file, the line and the value.
 """
 
@@ -25,7 +25,7 @@ _EMPTY_HINT = "a job history begins with a row of column names"
 
 
 class Skipped:
-    """Counts the rows that became no job, by reason."""
+    """Counts, by reason, the rows that were not read as jobs."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -42,7 +42,7 @@ def header(path: Path) -> list[str]:
 
 
 def rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number, and the values of `columns` then `optional` ("" where the file lacks one), of each row."""
+    """Yield each row's line number, and its values of `columns` then `optional` ("" if the file lacks the column)."""
     lines = _lines(path)
     first = next(lines, None)
     if first is None:
@@ -94,7 +94,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def number(path: Path, line: int, column: str, text: str) -> float:
-    """Read a finite number, at most 3,000 years in seconds."""
+    """Return the finite number in `text`, at most 3,000 years in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -110,7 +110,7 @@ def number(path: Path, line: int, column: str, text: str) -> float:
 
 
 def whole(path: Path, line: int, column: str, text: str) -> int:
-    """Read a whole number."""
+    """Return the whole number in `text`."""
     value = number(path, line, column, text)
     if value != int(value):
         raise InputError(f"{path}, line {line}: {column} must be a whole number, but is {text[:_LONGEST_SHOWN]!r}")

@@ -9,7 +9,7 @@ from flatout.errors import InputError
 
 
 def time_s(path: Path, line: int, column: str, text: str) -> float:
-    """Read a date and time, with a zone or without (then taken as UTC: only differences matter)."""
+    """Return a date and time in seconds since 1970; without a zone it is taken as UTC: only differences matter."""
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:

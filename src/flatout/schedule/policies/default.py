@@ -1,15 +1,15 @@
-"""Flatout's own: the Gittins index of each job's history times its GPUs, with restart costs, ageing and reclaim.
+"""Flatout's own policy: the Gittins index of each job's history times its GPUs, with restart costs, ageing and reclaim.
 
-Rule: a job's level is the octave of its index times its GPUs. The index is how long, at the least, the jobs of its
-users, teams and size that ran as long as it did keep a GPU for each one that ends. Better octaves are first. A running
-job is stopped only for one that is `margin` octaves better, not in the first minutes after it started, and of those
-that could be stopped the one that loses least: just after a checkpoint. A job that has waited for `ageing_s` is served
+Rule: a job's level is the octave of its index times its GPUs. The index is the least time for which, among jobs of its
+user, team and size that ran as long as it did, a GPU is held per job that ends. Better octaves are first. A running
+job is stopped only for a job that is `margin` octaves better, not in the first minutes after its start, and of the jobs
+that could be stopped, the one that loses least: just after a checkpoint. A job that has waited for `ageing_s` is served
 before all others, in order of submission, and keeps its GPUs for `quantum_s`, so that nothing starves. GPUs that a job
 leaves idle for `idle_s` are taken back until it has work again.
 Source: what works of SRPT with unknown sizes (Gittins; Aalto et al. 2009), QSSF (Hu et al., SC'21), Tiresias (NSDI'19:
-no durations needed, a job without history is served by what it attained) and Slurm's age factor.
-When wrong: where all jobs are alike, because then the history orders nothing; where stopping a job costs more than it
-states (`restart_s`, `checkpoint_s`); where a deadline or a contract decides, use `priority`.
+no durations needed; a job without history is served by its attained service) and Slurm's age factor.
+When wrong: if all jobs are alike, because then the history gives no order; if stopping a job costs more than it
+states (`restart_s`, `checkpoint_s`). If a deadline or a contract decides, use `priority`.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Default(MultilevelPolicy):
         super().ended(job)
 
     def _level_at(self, job: int, bucket: int) -> int:
-        """Return the level of a job that has run for that half octave."""
+        """Return the level of a job that has run into this half octave."""
         return int(math.log2(self.durations.index(job, bucket) * self.sim.requested_gpus[job]))
 
     def level(self, job: int) -> int:
         return self._level_at(job, bucket_of(max(_SHORTEST_S, self.sim.elapsed(job))))
 
     def next_change(self, job: int) -> float:
-        """Return when the job reaches a half octave at which its level differs, at most four of them ahead."""
+        """Return the time at which the job reaches a half octave with another level, looking at most four ahead."""
         elapsed = self.sim.elapsed(job)
         level = self.levels[job]
         present = bucket_of(max(_SHORTEST_S, elapsed))
@@ -81,7 +81,7 @@ class Default(MultilevelPolicy):
         super().decide()
 
     def _reclaim_idle(self) -> None:
-        """Take the GPUs of jobs that have left them idle for `idle_s`."""
+        """Take the GPUs from jobs that have left them idle for `idle_s`."""
         sim = self.sim
         while self._idle:
             job = next(iter(self._idle))

@@ -1,12 +1,12 @@
-"""EASY backfill: in order, but a job may pass the one that waits first if that doesn't delay it.
+"""EASY backfill: in order of submission, but a job can pass the first waiting job if that doesn't delay it.
 
 Rule: the first waiting job gets a reservation, at the time and on the nodes where it will fit if all running jobs end
-as estimated. Another may start now if it ends before that by its estimate, or uses GPUs that the reservation leaves
+as estimated. Another job can start now if its estimated end is before that, or on GPUs that the reservation leaves
 free. Estimates are the users' time limits, or else the time that 90 % of the same users' or teams' jobs of that size
 stayed within; a job that outlives its estimate is expected to run as long again. `easy-oracle` knows all durations.
 Source: Lifka 1995; Mu'alem and Feitelson, TPDS 2001.
-When wrong: with limits that are the maximum of the partition nothing fits before a reservation; with predictions that
-are too short the first job is delayed after all. Shares of a GPU count as a whole one in reservations.
+When wrong: if limits are the partition's maximum, nothing fits before a reservation; with predictions that
+are too short, the first job is delayed after all. In reservations, a share of a GPU counts as a whole GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _QUANTILE = 0.9
 
 
 class _Candidate(NamedTuple):
-    """A waiting job that may start now. `uses_left`: on GPUs that the reservation leaves free."""
+    """A waiting job that can start now. `uses_left`: whether it does so on GPUs that the reservation leaves free."""
 
     job: int
     shape: int
@@ -51,7 +51,7 @@ class Easy(Policy):
         self.ends: list[tuple[float, int, tuple[tuple[int, int], ...]]] = []
         self.end_of: dict[int, float] = {}
         self._position = 0
-        self._reservation: Reservation | None = None  # None: the first job's must be computed
+        self._reservation: Reservation | None = None  # None: must be computed for the first job
 
     def estimated(self, job: int) -> float:
         limit = self.sim.jobs[job].limit_s
@@ -66,7 +66,7 @@ class Easy(Policy):
     def stopped(self, job: int) -> None:
         self._remove_running(job)
         self.submitted(job)
-        # Ahead of all others, because it had its turn; in the search for backfilling its position is the last.
+        # It is ahead of all others, because it had its turn; in the search for backfilling it is last.
         self.order.pop()
         self.order.appendleft(job)
         self._reservation = None
@@ -88,7 +88,7 @@ class Easy(Policy):
         insort(self.ends, (end, job, self._pieces(job)))
 
     def _pieces(self, job: int) -> tuple[tuple[int, int], ...]:
-        """Return the whole GPUs of a running job by node; a share counts as one."""
+        """Return the whole GPUs of a running job by node; a share counts as a whole GPU."""
         held = nodes_of(self.sim.placement[job], self.sim.held_gpus[job])
         return tuple((node, math.ceil(count)) for node, count in held)
 
@@ -105,7 +105,7 @@ class Easy(Policy):
             self._backfill(order[0])
 
     def _backfill(self, first: int) -> None:
-        """Start jobs that don't delay the first one, until no more can."""
+        """Start jobs that don't delay the first one until no more can start."""
         sim = self.sim
         reservation = self._reservation
         if reservation is None or reservation.job != first or sim.now >= reservation.start_s:
@@ -117,7 +117,7 @@ class Easy(Policy):
             if candidate is None:
                 return
             placement = self._allocate(candidate, reservation)
-            if placement is None:  # a share for which no GPU has enough left
+            if placement is None:  # a share that fits on no GPU
                 blocked.add(candidate.shape)
                 continue
             sim.start_at(candidate.job, placement)
@@ -126,7 +126,7 @@ class Easy(Policy):
                 reservation.take_left(self._pieces(candidate.job))
 
     def _candidate(self, reservation: Reservation, blocked: set[int]) -> _Candidate | None:
-        """Return the earliest waiting job that may start now; shapes that do not fit are added to `blocked`."""
+        """Return the earliest waiting job that can start now; shapes that do not fit are added to `blocked`."""
         pool, shapes, num_free = self.sim.pool, self.sim.shapes, self.sim.pool.num_free
         window_s = reservation.start_s - self.sim.now
         best: _Candidate | None = None
@@ -142,14 +142,14 @@ class Easy(Policy):
             first_position = queue.positions[queue.first]
             if first_position >= best_position:
                 continue
-            # Jobs that end before the reservation may start anywhere.
+            # Jobs that end before the reservation can start anywhere.
             index = queue.first_within(window_s)
             if index >= 0 and queue.positions[index] < best_position:
                 best_position = queue.positions[index]
                 best = _Candidate(queue.jobs[index], shape, False)
             if is_share or first_position >= best_position:
                 continue
-            # Any job may start on GPUs that the reservation leaves free.
+            # Any job can start on GPUs that the reservation leaves free.
             left = reservation.nodes_with_left(gpus)
             if pool.fits(gpus, allowed & left):
                 best_position = first_position
@@ -165,7 +165,7 @@ class Easy(Policy):
         return self.sim.pool.take(gpus, allowed)
 
     def _extend_overdue(self) -> None:
-        """Expect jobs that have outlived their estimates to run as long again."""
+        """Extend the estimates of jobs that have outlived them: each is expected to run as long again."""
         now = self.sim.now
         while self.ends and self.ends[0][0] <= now:
             _, job, pieces = self.ends.pop(0)

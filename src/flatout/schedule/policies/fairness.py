@@ -1,10 +1,10 @@
-"""Finish-time fairness: the job that is furthest behind the end that a fair share would give it goes first.
+"""Finish-time fairness: first the job that is furthest behind the end that it would have with a fair share.
 
 Rule: rho = (time since submission + predicted remaining time) / predicted duration. Jobs run for a lease of an hour;
 then those with the largest rho, in quarter octaves, are served first and stop others.
 Source: Mahajan et al., Themis, NSDI'20 (without its auction: each job is its own bidder, and durations are predicted).
-When wrong: it serves the jobs that waited, so the mean suffers; short jobs soon have a large rho and long ones never;
-predictions from a poor history make rho a ranking by waiting time.
+When wrong: it serves the jobs that waited, so the mean suffers; short jobs soon have a large rho, long ones never do;
+with predictions from a poor history, rho ranks by waiting time only.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FinishTimeFairness(ShortestRemaining):
         super().decide()
 
     def _update_waiting_levels(self) -> None:
-        """Queue the waiting jobs whose level has changed again."""
+        """Queue again the waiting jobs whose level has changed."""
         for job in [*self._waiting_jobs]:
             if self.sim.status[job] != WAITING:
                 del self._waiting_jobs[job]

@@ -2,7 +2,7 @@
 
 Rule: the job that has waited longest starts as soon as it fits; no job passes it.
 Source: the baseline of every study; Slurm's `sched/builtin`.
-When wrong: nearly always. A wide job that waits for whole nodes keeps all others out of the GPUs that are free.
+When wrong: nearly always. A wide job that waits for whole nodes keeps all other jobs off the free GPUs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Fixed shares: each team owns whole nodes in proportion to the GPU-hours of its jobs, and lends none.
 
-Rule: FIFO within each team, on its own nodes. Every team has at least the nodes that its widest job needs; where that
+Rule: FIFO within each team, on its own nodes. Every team has at least the nodes that its widest job needs; if that
 is more than its share, the teams with the largest shares get fewer. A team without a job has no node. A job that its
 team's nodes can't hold, because of their type, may use any node.
-Source: how many clusters are divided today; the baseline of Flatout's targets.
-When wrong: whenever one team waits while another's nodes are free. The proportions come from the whole history, which
-no operator knows beforehand, so real shares are worse than these.
+Source: common practice on today's clusters; the baseline of Flatout's targets.
+When wrong: whenever one team waits while another's nodes are free. The proportions come from the whole history,
+which no operator knows beforehand, so real shares are worse than these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def shares(demand: dict[str, tuple[float, int]], num_nodes: int) -> dict[str, int]:
-    """Return the nodes of each team, from its GPU-hours and the nodes of its widest job; they sum to `num_nodes`."""
+    """Return each team's number of nodes, from its GPU-hours and its widest job's nodes; they sum to `num_nodes`."""
     num_needed = sum(needed for _, needed in demand.values())
     if num_needed > num_nodes:
         raise InputError(
@@ -34,7 +34,7 @@ def shares(demand: dict[str, tuple[float, int]], num_nodes: int) -> dict[str, in
     nodes = {team: needed for team, (_, needed) in demand.items()}
 
     def webster_quotient(team: str) -> float:
-        """Order the teams by Webster's rule, which keeps the proportions as well as whole nodes allow."""
+        """Return the team's quotient by Webster's rule, which keeps proportions as well as whole nodes allow."""
         gpu_hours, _ = demand[team]
         return gpu_hours / (2 * nodes[team] + 1)
 
@@ -50,7 +50,7 @@ class Fixed(Policy):
     has_own_nodes: ClassVar[bool] = True
 
     def __init__(self, demand: dict[str, tuple[float, int]]) -> None:
-        """`demand` has, by team, the GPU-hours of its jobs, and the number of nodes that its widest job needs."""
+        """Store `demand`: by team, the GPU-hours of its jobs and the number of nodes that its widest job needs."""
         self._demand = demand
         self._masks: dict[str, int] = {}
 
@@ -65,7 +65,7 @@ class Fixed(Policy):
     def attach(self, sim: Simulation) -> None:
         super().attach(sim)
         self.queues: dict[str, deque[int]] = {job.team: deque() for job in sim.jobs}
-        self._changed: dict[str, None] = {}  # teams of jobs that were submitted or ended
+        self._changed: dict[str, None] = {}  # teams with jobs that were submitted or ended
         self._teams_are_apart = all(shape.allowed & ~self._masks[shape.team] == 0 for shape in sim.shapes)
 
     def _queue_of(self, job: int) -> deque[int]:
@@ -82,7 +82,7 @@ class Fixed(Policy):
         self._changed[self.sim.jobs[job].team] = None
 
     def _teams_to_serve(self) -> Iterable[str]:
-        """Return the teams to which something happened, if no team shares nodes and none were repaired; else all."""
+        """Return the teams whose jobs changed, or all teams if some share nodes or nodes were repaired."""
         if self._teams_are_apart and not self.sim.num_failures:
             return self._changed
         return self.queues

@@ -1,11 +1,11 @@
-"""Goodput-elastic: elastic jobs get as many GPUs as pay, and shrink so that others start.
+"""Goodput-elastic: elastic jobs get as many GPUs as are worth it, and shrink so that others can start.
 
-Rule: every ten minutes in which something changed, all jobs in order of submission get their least number of GPUs; the
+Rule: every ten minutes, if something changed, all jobs in order of submission get their least number of GPUs; the
 rest goes, by doubling, to the job whose speed gains most per GPU. A job is resized (its restart cost and lost work
-charged) at most once an hour, and only where GPUs are short or it can double. Jobs without a range are rigid.
+charged) at most once per hour, and only if GPUs are short or it can double. Jobs without a range are rigid.
 Source: Qiao et al., Pollux, OSDI'21; Subramanya et al., Sia, SOSP'23. The speed is (GPUs / requested) ** scaling;
 `scaling` must include statistical efficiency, because histories have no gradient noise.
-When wrong: where `scaling` is guessed; where jobs don't keep their batch size or can't restart on other numbers of
+When wrong: if `scaling` is guessed; if jobs don't keep their batch size or can't restart on other numbers of
 GPUs."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GoodputElastic(Policy):
         return low, high
 
     def range_of(self, job: int) -> tuple[int, int]:
-        """Return the least and the most GPUs that the job may run on; equal for a rigid job."""
+        """Return the least and the most GPUs that the job can run on; equal for a rigid job."""
         return self._ranges[job]
 
     def _is_rigid(self, job: int) -> bool:
@@ -76,7 +76,7 @@ class GoodputElastic(Policy):
         self._fill()
 
     def _fill(self) -> None:
-        """Start what fits as requested, or with the least number of GPUs; in order, others may pass."""
+        """Start the jobs that fit with the GPUs requested or with their least number; in order, but others can pass."""
         sim, blocked = self.sim, set[int]()
         if not sim.pool.num_free and not sim.pool.partial:
             return
@@ -103,7 +103,7 @@ class GoodputElastic(Policy):
         return True
 
     def _resize_jobs(self) -> None:
-        """Give every job, running or waiting, a number of GPUs, and bring those about that pay."""
+        """Choose a number of GPUs for every job, running or waiting, and make the changes that are worth it."""
         sim = self.sim
         jobs = sorted([*sim.running, *self.waiting], key=lambda job: (sim.submit_s[job], job))
         if all(self._is_rigid(job) for job in jobs):
@@ -116,7 +116,7 @@ class GoodputElastic(Policy):
                 self._start_elastic(job, target[job])
 
     def _least_gpus(self, jobs: Sequence[int]) -> tuple[dict[int, int], int]:
-        """Return the least GPUs of the jobs that fit, in order, and how many GPUs are left."""
+        """Return the least number of GPUs of each job that fits, in order, and the number of GPUs left."""
         sim = self.sim
         pool = sim.pool
         num_left = sum(count for node, count in enumerate(pool.capacity) if not pool.down >> node & 1)
@@ -131,7 +131,7 @@ class GoodputElastic(Policy):
         return target, num_left
 
     def _grow(self, target: dict[int, int], num_left: int) -> None:
-        """Hand out the rest by the gain in speed per GPU; equal gains to the earlier job."""
+        """Hand out the remaining GPUs by gain in speed per GPU; of equal gains, the earlier job is first."""
         while num_left > 0:
             best: tuple[float, int, int] | None = None  # gain, job, more GPUs
             for job, gpus in target.items():
@@ -168,7 +168,7 @@ class GoodputElastic(Policy):
                 self.waiting[job] = None
 
     def _start_elastic(self, job: int, gpus: int) -> None:
-        """Start a job on this number of GPUs, or on fewer, by halving, where those do not fit."""
+        """Start a job on this number of GPUs or, if that does not fit, on the first halving that does."""
         low, _ = self.range_of(job)
         while not self._start(job, gpus) and gpus > low:
             gpus = max(low, gpus // 2)

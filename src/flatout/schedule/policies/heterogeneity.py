@@ -1,9 +1,9 @@
-"""Heterogeneity-aware: which type of GPU each job gets for what share of time, by a linear programme.
+"""Heterogeneity-aware: a linear programme decides what share of time each job gets on each type of GPU.
 
-Rule: every round of an hour, shares X[kind of job, type] of time maximise the least speed-up of any kind over an equal
-share of all types, and then the sum; within the capacity of each type, and each job on one type at a time. Jobs with
+Rule: in each one-hour round, shares X[kind of job, type] of time maximise the least speed-up of any kind over an equal
+share of all types, and then the sum, within the capacity of each type, with each job on one type at a time. Jobs with
 the largest (share due - share received) run in the round, on the type where they are owed most; others are stopped when
-it begins. Between rounds, free GPUs go to waiting jobs in order.
+the round begins. Between rounds, free GPUs go to waiting jobs in order.
 Source: Narayanan et al., Gavel, OSDI'20 (max-min fairness), with SciPy's HiGHS.
 When wrong: with one type of GPU it is round-robin, and restarts cost more than it gains; jobs that state no speeds
 count as equally fast on all types.
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 ROUND_S = 3600.0
 _LEAST_SHARE = 1e-6  # smaller shares of time are rounding errors of the solver
-_WEIGHT_OF_SUM = 1e-4  # of the sum of speed-ups, against the least one
-Kind = tuple[int, tuple[float, ...]]  # GPUs, and the speed on each type (0: it may not run there)
+_WEIGHT_OF_SUM = 1e-4  # of the sum of speed-ups, relative to the least speed-up
+Kind = tuple[int, tuple[float, ...]]  # GPUs, and the speed on each type (0: not allowed there)
 Floats = npt.NDArray[np.float64]
 
 
@@ -66,13 +66,13 @@ class Heterogeneity(Policy):
         self.submitted(job)
 
     def _type_of(self, job: int) -> int:
-        """Return the type of the GPUs that a running job holds, or that a job held that was just stopped."""
+        """Return the type of the GPUs that a job holds, or held when it was just stopped."""
         sim = self.sim
         node = nodes_of(sim.placement[job], sim.held_gpus[job])[0][0]
         return self.types.index(sim.cluster.nodes[node].gpu_type)
 
     def _receive(self, job: int) -> None:
-        """Note the time that a job had on its type until now."""
+        """Add the time that a job has had on its GPU type until now."""
         held_s = self.sim.now - self.sim.started_s[job]
         self.received[job][self._type_of(job)] += min(ROUND_S, held_s)
 
@@ -110,7 +110,7 @@ class Heterogeneity(Policy):
         return True
 
     def _round(self) -> None:
-        """Give the GPUs to the jobs that are owed most time on them, and stop the others."""
+        """Give each type's GPUs to the jobs that are owed most time on it, and stop the others."""
         sim = self.sim
         target = self._target_types([*sim.running, *self.waiting])
         for job in [*sim.running]:
@@ -123,10 +123,10 @@ class Heterogeneity(Policy):
                 self._start_on(job, gpu_type)
 
     def _target_types(self, jobs: list[int]) -> dict[int, int]:
-        """Return the type of each job that is to run in this round."""
+        """Return the GPU type of each job that is to run in this round."""
         sim = self.sim
         shares = self.solve([self.kind(job) for job in jobs])
-        owed = []  # time due over time received, then the earlier job
+        owed = []  # (time due / time received), then the earlier job first
         for job in jobs:
             age_s = max(ROUND_S, sim.now - sim.submit_s[job])
             for gpu_type, share in enumerate(shares[self.kind(job)]):
@@ -143,9 +143,9 @@ class Heterogeneity(Policy):
         return target
 
     def solve(self, kinds: list[Kind]) -> dict[Kind, list[float]]:
-        """Return the share of time on each type for each kind of job; `kinds` has one entry per job.
+        """Return each kind's share of time on each GPU type; `kinds` has one entry per job.
 
-        The variables are the shares, by kind and type, and last the least speed-up of any kind.
+        The variables are the shares, by kind and type, and finally the least speed-up of any kind.
         """
         from scipy.optimize import linprog  # type: ignore[import-untyped]
 
@@ -189,6 +189,6 @@ class Heterogeneity(Policy):
         return {kind: [float(value) for value in values[shares]] for kind, shares in shares_of.items()}
 
     def _fair_speed(self, speeds: tuple[float, ...]) -> float:
-        """Return the speed of a kind with an equal share of all GPUs."""
+        """Return the speed that a kind of job has with an equal share of all GPUs."""
         total = sum(speed * gpus for speed, gpus in zip(speeds, self.capacity, strict=True))
         return total / sum(self.capacity)

@@ -2,8 +2,8 @@
 
 Rule: a new job is in the first queue; when it has attained 1, 8, 64 and 512 GPU-hours it moves one queue down. Earlier
 queues preempt later ones; within a queue the earlier submission is first, and a running job isn't stopped for another
-of the same queue. Source: Gu et al., Tiresias, NSDI'19. Needs no durations.
-When wrong: where restarts are expensive, or most jobs are alike, so that each is stopped in vain; and long jobs wait
+of the same queue. It needs no durations. Source: Gu et al., Tiresias, NSDI'19.
+When wrong: if restarts are expensive, or most jobs are alike, so that stopping them gains nothing; and long jobs wait
 for as long as short ones keep coming.
 """
 

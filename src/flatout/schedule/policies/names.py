@@ -60,7 +60,7 @@ def make(name: str, jobs: Sequence[ClusterJob], cluster: Cluster) -> Policy:
 
 
 def check(names: Sequence[str]) -> None:
-    """Raise a UsageError where a name is not a policy's, or is given twice."""
+    """Raise a UsageError if a name is not that of a policy, or is given twice."""
     for index, name in enumerate(names):
         if name not in POLICIES:
             raise UsageError(f"--policy must be one of {', '.join(POLICIES)}, but is `{name}`")
@@ -69,7 +69,7 @@ def check(names: Sequence[str]) -> None:
 
 
 def demand_by_team(jobs: Sequence[ClusterJob], cluster: Cluster) -> dict[str, tuple[float, int]]:
-    """Return the GPU-hours of each team's jobs, and the nodes that its widest job needs."""
+    """Return the GPU-hours of each team's jobs, and the number of nodes that its widest job needs."""
     gpus_per_node = max(node.num_gpus for node in cluster.nodes)
     demand: dict[str, tuple[float, int]] = {}
     for job in jobs:

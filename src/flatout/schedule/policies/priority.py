@@ -1,9 +1,9 @@
 """Priority with preemption: higher priorities first, and they stop lower ones.
 
-Rule: jobs in order of `priority`, then of submission; one that doesn't fit stops running jobs of lower priority, those
-that lose least first. Within a priority no job passes one that waits.
+Rule: jobs in order of `priority`, then submission; a job that doesn't fit stops running jobs of lower priority, those
+that lose least first. Within a priority, no job passes a waiting one.
 Source: Slurm's multifactor priority with preemption by QOS; Kubernetes' PriorityClass.
-When wrong: where everybody's work is urgent; and a history without priorities makes it FIFO.
+When wrong: if everybody's work is urgent; with a history without priorities it is FIFO.
 """
 
 from __future__ import annotations

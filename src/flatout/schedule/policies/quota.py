@@ -1,11 +1,11 @@
 """Quotas with borrowing: each team owns a number of GPUs; others borrow those it doesn't use, and give them back.
 
-Rule: a team's jobs count against its quota in order of submission, and those within it are served first. Others borrow
-free GPUs, in order, and are stopped when an owner's job within its quota needs theirs. Quotas are those of the cluster
+Rule: a team's jobs count against its quota in order of submission, and jobs within it are served first. Others borrow
+free GPUs, in order, and are stopped when an owner's job within its quota needs them. Quotas are those of the cluster
 file's `[quotas]`, or else proportional to the GPU-hours of the teams' jobs. Quotas are counts of GPUs, not nodes.
 Source: Kueue's cohorts (borrowing and reclaim), KAI's over-quota, Volcano's reclaim.
-When wrong: a count of GPUs may be free and yet hold no job of that shape (kueue#5243); borrowers are stopped however
-little they still need; and a job wider than its team's quota always borrows.
+When wrong: enough GPUs can be free without room for a job of that shape (kueue#5243); borrowers are stopped however
+little time they still need; and a job wider than its team's quota always borrows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Quota(MultilevelPolicy):
     summary: ClassVar[str] = "teams own GPUs, others borrow what is free and give it back"
 
     def __init__(self, proportions: dict[str, float]) -> None:
-        """`proportions` of the teams are used where the cluster names no quotas."""
+        """Store the teams' `proportions`, which are used if the cluster names no quotas."""
         self._proportions = proportions
 
     def attach(self, sim: Simulation) -> None:
@@ -48,7 +48,7 @@ class Quota(MultilevelPolicy):
         return OWNED if self._is_owned[job] else BORROWED
 
     def submitted(self, job: int) -> None:
-        """A job that was stopped waits again within the quota that it had; a borrower is considered again."""
+        """Queue a job. A stopped job waits again within the quota that it had; a borrower is considered again."""
         super().submitted(job)
         if not self._is_owned[job]:
             team = self.sim.jobs[job].team
@@ -69,7 +69,7 @@ class Quota(MultilevelPolicy):
         super().decide()
 
     def _fill_quota(self, team: str) -> None:
-        """Count the team's jobs, waiting ones and borrowers, against its quota while they are within it."""
+        """Count the team's waiting and borrowing jobs against its quota for as long as they fit in it."""
         queue, sim = self._queues[team], self.sim
         quota = self.quotas.get(team, 0.0)
         while queue:

@@ -1,4 +1,4 @@
-"""The reservation of backfilling: when and where the first waiting job will fit, and what is left of each node then.
+"""The reservation of backfilling: when and where the first waiting job will fit, and the GPUs left on each node then.
 
 In: a simulation, the job, and the running jobs by estimated end. Out: a `Reservation`. It takes nothing from the pool.
 """
@@ -18,7 +18,7 @@ Pieces = Sequence[tuple[int, int]]  # node, GPUs
 
 
 class Reservation:
-    """The job has its GPUs at `start_s`; other jobs may outlast that on the GPUs that the reservation leaves free."""
+    """The job gets its GPUs at `start_s`; other jobs can run past that on GPUs that the reservation leaves free."""
 
     def __init__(self, job: int, start_s: float, gpus_left: list[int], capacity: Sequence[int]) -> None:
         self.job, self.start_s = job, start_s
@@ -27,19 +27,19 @@ class Reservation:
         self._masks: list[int] = []  # computed when needed
 
     def take_left(self, pieces: Pieces) -> None:
-        """Note that a job that may outlast the reservation has taken GPUs that it leaves free."""
+        """Subtract GPUs, left free by the reservation, that were taken by a job which can run past its start."""
         for node, count in pieces:
             self._gpus_left[node] -= count
         self._masks = []
 
     def nodes_with_left(self, gpus: int) -> int:
-        """Return the mask of nodes on which enough GPUs are left free; all of them, for a job of many nodes."""
+        """Return the mask of nodes with enough GPUs left free; for a job of many nodes, those with all GPUs left."""
         if not self._masks:
             self._masks = self._masks_by_gpus()
         return self._masks[min(gpus, len(self._masks) - 1)]
 
     def _masks_by_gpus(self) -> list[int]:
-        """Return for each number of GPUs the nodes with as many or more left, and last those with all of theirs."""
+        """Return for each number of GPUs the nodes with at least that many left, and last the nodes with all left."""
         width = max(self._capacity, default=0)
         masks = [0] * (width + 2)
         for node, gpus in enumerate(self._gpus_left):
@@ -58,7 +58,7 @@ def reserve(sim: Simulation, job: int, ends: Iterable[tuple[float, int, Pieces]]
     future = _FutureNodes(sim.pool, gpus, allowed)
     start_s = future.release_until_it_fits(ends)
     if start_s is None:
-        # Only nodes that are down now could hold it: nobody knows when.
+        # Only nodes that are down now could hold the job, and their repair times are unknown.
         return Reservation(job, sim.now, [0] * len(future.free), sim.pool.capacity)
     for node, count in future.nodes():
         future.free[node] -= count
@@ -66,7 +66,7 @@ def reserve(sim: Simulation, job: int, ends: Iterable[tuple[float, int, Pieces]]
 
 
 class _FutureNodes:
-    """Free GPUs of the nodes while running jobs end one after the other, for one job that waits."""
+    """The free GPUs of the nodes as running jobs end one after the other, for one waiting job."""
 
     def __init__(self, pool: Pool, gpus: int, allowed: int) -> None:
         self.free = list(pool.free)
@@ -74,8 +74,8 @@ class _FutureNodes:
         self._usable = allowed & ~pool.down
         self._is_wide = gpus > pool.width
         self._empty = 0  # mask of nodes on which all GPUs are free; for a wide job
-        # A node with fewer free GPUs makes no difference, unless it is empty: a wide job fits only once a node is
-        # empty, or once one has enough for what whole nodes leave over.
+        # A node with fewer free GPUs makes no difference unless it is empty: a wide job fits only once a node is
+        # empty, or once a node has enough for the remainder after whole nodes.
         self._least_relevant: float = gpus
         if self._is_wide:
             for _, capacity, mask in pool.types:
@@ -84,9 +84,9 @@ class _FutureNodes:
             self._least_relevant = 1 if has_rest else math.inf
 
     def release_until_it_fits(self, ends: Iterable[tuple[float, int, Pieces]]) -> float | None:
-        """Release the GPUs of running jobs in order of their ends; return when the job fits, or None for never.
+        """Release the GPUs of running jobs in order of their ends; return the time when the job fits, or None if never.
 
-        The GPUs of all jobs that end together with the last one needed are free then.
+        The GPUs of all jobs that end at that time are released too.
         """
         free, capacity, least_relevant = self.free, self._capacity, self._least_relevant
         start_s: float | None = None
@@ -106,13 +106,13 @@ class _FutureNodes:
         return start_s
 
     def _fits_with(self, node: int) -> bool:
-        """Whether the job fits, now that GPUs of this node became free."""
+        """Whether the job fits now that GPUs of this node have become free."""
         if self._is_wide:
             return self._whole_nodes() is not None
         return self.free[node] >= self._gpus and bool(self._usable >> node & 1)
 
     def nodes(self) -> Pieces:
-        """Return the nodes that the pool would choose for the job, which fits."""
+        """Return the nodes that the pool would choose for the job, which must fit."""
         if not self._is_wide:
             return [(self._best_fit(self._gpus, self._usable), self._gpus)]
         nodes = self._whole_nodes()
@@ -120,7 +120,7 @@ class _FutureNodes:
         return nodes
 
     def _whole_nodes(self) -> list[tuple[int, int]] | None:
-        """Return whole nodes for a wide job, and one with enough for the rest; None where there are too few."""
+        """Return whole nodes for a wide job, and a node with enough for the rest; None if there are too few."""
         for _, capacity, mask in self._groups:
             num_whole, rest = divmod(self._gpus, capacity)
             members = mask & self._usable
@@ -138,7 +138,7 @@ class _FutureNodes:
         return None
 
     def _best_fit(self, gpus: int, allowed: int) -> int:
-        """Return the allowed node with the fewest free GPUs that are enough; -1 where there is none."""
+        """Return the allowed node with the fewest sufficient free GPUs; -1 if there is none."""
         options = [(free, node) for node, free in enumerate(self.free) if free >= gpus and allowed >> node & 1]
         if not options:
             return -1

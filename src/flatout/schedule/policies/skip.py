@@ -1,8 +1,8 @@
-"""Skip: in order of submission, and any job that fits may pass one that doesn't.
+"""Skip: in order of submission, but any job that fits can pass one that doesn't.
 
 Rule: of the waiting jobs that fit, the earliest starts.
 Source: the usual list scheduling; Kubernetes without gang quotas.
-When wrong: a wide job may wait for ever behind small ones, because no GPUs are kept free for it.
+When wrong: a wide job can wait for ever behind small ones, because no GPUs are kept free for it.
 """
 
 from __future__ import annotations

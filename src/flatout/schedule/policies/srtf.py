@@ -1,9 +1,9 @@
-"""SRTF: shortest remaining time first, by predicted durations; `srtf-oracle` knows them, as a bound.
+"""SRTF: shortest remaining time first, by predicted durations; `srtf-oracle`, a bound, knows the durations.
 
 Rule: the job with the shortest predicted remaining time, in half octaves, preempts longer ones. A job that outlives its
-prediction is predicted again, from those like it that ran longer.
+prediction is predicted again, from similar jobs that ran longer.
 Source: Schrage 1968 (optimal for the mean on one machine); with predictions, Hu et al., SC'21.
-When wrong: with poor predictions, as from a history without users; for wide jobs, because it counts time and not GPUs
+When wrong: with poor predictions, such as from a history without users; for wide jobs, because it counts time, not GPUs
 (see qssf); and long jobs wait for as long as short ones keep coming.
 """
 
@@ -49,7 +49,7 @@ class ShortestRemaining(MultilevelPolicy):
         return int(2 * math.log2(max(1.0, self.remaining(job))))
 
     def next_change(self, job: int) -> float:
-        """Return when the remaining time falls to the next half octave, or the prediction ends."""
+        """Return the time when the remaining time falls to the next half octave, or the prediction ends."""
         elapsed = self.sim.elapsed(job)
         left = self.predicted[job] - elapsed
         if left > _LEAST_S:
@@ -61,7 +61,7 @@ class ShortestRemaining(MultilevelPolicy):
 
 
 def _half_octave_below(time_s: float) -> float:
-    """Return the largest time at which the level is lower than that of this one."""
+    """Return the largest remaining time whose level is lower than that of `time_s`."""
     half_octave = math.ceil(2 * math.log2(time_s) - 1e-6) / 2
     return float(2 ** (half_octave - 0.5))
 
