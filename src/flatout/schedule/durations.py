@@ -112,8 +112,8 @@ class Durations:
     def index(self, job: int, bucket: int) -> float:
         """Return the inverted Gittins index, in seconds, of a similar job that has run into this half octave.
 
-        It is the minimum, over all stopping times, of (expected time used) / (chance of ending by then). The job with the
-        smallest index is served first. Gittins 1979; for jobs of unknown size Aalto, Ayesta and Righter, Queueing Systems 63 (2009).
+        It is the minimum, over all stopping times, of (expected time used) / (chance of ending by then). Smaller is
+        served first. Gittins 1979; for jobs of unknown size Aalto, Ayesta and Righter, Queueing Systems 63 (2009).
         """
         histogram = self._histogram(job)
         if histogram is None:

@@ -1,7 +1,7 @@
-"""One change of a scheduler's state: the value before, the value after, and the reason.
+"""One change of a scheduler's state, with the value before, the value after, and the reason.
 
 `observed` reads from a view what an action changes, in the same form as `previous` and `value`. So a controller can see
-after a crash whether an action was done, and before an undo whether somebody else has changed the same since.
+after a crash whether an action was done, and before an undo whether somebody else has changed the same value since.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """`target` is a job, a node or a reservation. Actions of one `group` are useful only together.
+    """One action on `target`: a job, a node or a reservation. Actions of one `group` are useful only together.
 
     `cause` is the job for which GPUs are freed. `attained_gpu_s` is the GPU-time that a requeued job had in this run.
     """
@@ -53,17 +53,17 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     cause: str = ""
     attained_gpu_s: float = 0.0
-    submit_unix_s: float | None = None  # of a requeued job, which Slurm forgets
+    submit_unix_s: float | None = None  # of a requeued job; Slurm forgets it
     reservation: Reservation | None = None
 
     @property
     def is_reverting(self) -> bool:
-        """Whether it ends what an earlier action began; no limit applies to such an action."""
+        """Whether the action ends what an earlier one began; no limit applies to such actions."""
         return self.kind in ("release", "resume", "unreserve")
 
 
 def sentence(action: Action) -> str:
-    """Return what is done and why, in one line."""
+    """Return one line that says what the action does and why."""
     target, before, after = action.target, action.previous, action.value
     done = f"{action.kind} {target}"
     match action.kind:
@@ -86,7 +86,7 @@ def sentence(action: Action) -> str:
 
 
 def observed(action: Action, view: ClusterView) -> str | None:
-    """Return the present value of what an action changes; None where the target is gone, or no longer in that state."""
+    """Return the current value of what an action changes; None if the target is gone or no longer in that state."""
     if action.kind in ("reserve", "unreserve"):
         return PRESENT if action.target in view.reservations else ABSENT
     if action.kind in ("drain", "resume"):

@@ -1,8 +1,8 @@
-"""The controller: read, decide, act, and repeat. It acts only with a log; without one it says what it would do.
+"""The controller: read, decide, act, and repeat. It acts only with a log; without a log it says what it would do.
 
     each action:  written to the log and synced -> done by the scheduler -> its outcome written
 
-Killed at any moment and restarted, it reads in the log what it had begun, sees on the cluster whether that was done,
+If it is killed at any moment and restarted, it reads in the log what it had begun, checks whether the cluster did that,
 and decides again; so nothing is done twice, and the hourly limit holds across restarts.
 """
 
@@ -28,7 +28,7 @@ _SETTLE_S = 1.0
 
 
 class Cycle(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one cycle: what was read, and what was done. `held_back` exceeded the hourly limit."""
+    """The outcome of one cycle: what was read and done. `held_back`: actions beyond the hourly limit."""
 
     unix_s: float
     num_running: int
@@ -36,7 +36,7 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: int
     num_free_gpus: int
     actions: tuple[Action, ...]
-    outcomes: tuple[str, ...]  # done, failed, unknown; would, in a dry run
+    outcomes: tuple[str, ...]  # done, failed or unknown; in a dry run: would
     held_back: tuple[Action, ...]
 
 
@@ -58,10 +58,10 @@ class Controller:
         self._max, self._enrich, self._say = max_actions_per_hour, enrich, say
         self._down: set[str] | None = None
         if log is not None and any(entry.outcome == "unknown" for entry in log.entries):
-            time.sleep(_SETTLE_S)  # an action that was under way when it was killed takes effect
+            time.sleep(_SETTLE_S)  # lets an action that was under way at the kill take effect
 
     def cycle(self) -> Cycle:
-        """Read, decide and act once. UnavailableError where the scheduler does not answer."""
+        """Read, decide and act once. Raises UnavailableError if the scheduler does not answer."""
         view = self._enrich(self._scheduler.read())
         self._settle(view)
         self._note_failures(view)
@@ -84,7 +84,7 @@ class Controller:
         )
 
     def _settle(self, view: ClusterView) -> None:
-        """Write the outcome of actions that an earlier controller had begun when it ended."""
+        """Log the outcome of actions that an earlier controller had begun but not finished when it ended."""
         if self._log is None:
             return
         for entry in self._log.entries:
@@ -113,12 +113,12 @@ class Controller:
                 continue
             outcome = self._do(action, self._log)
             if outcome != "done" and action.group:
-                given_up.add(action.group)  # the rest of the group would be in vain
+                given_up.add(action.group)  # the rest of the group would be useless
             yield action, outcome
 
     def _do(self, action: Action, log: LogFile) -> str:
         if action.kind in ("requeue", "requeue-hold"):
-            # Slurm would requeue a job that has ended since the cluster was read.
+            # Slurm would also requeue a job that has ended since the cluster was read.
             job = self._scheduler.job(action.target)
             if job is None or job.state != "running" or running_since(job) != action.previous:
                 self._say(f"skipped: {sentence(action)} (it no longer runs)")
@@ -139,7 +139,7 @@ class Controller:
 
 
 def named(scheduler: Scheduler, *, interval_s: float, once: bool, say: Say) -> str:
-    """Return the cluster's name, once the scheduler answers."""
+    """Return the cluster's name, waiting until the scheduler answers."""
     while True:
         try:
             return scheduler.cluster()
@@ -151,7 +151,7 @@ def named(scheduler: Scheduler, *, interval_s: float, once: bool, say: Say) -> s
 
 
 def run(controller: Controller, *, interval_s: float, once: bool, say: Say, report: Callable[[Cycle], None]) -> None:
-    """Run cycles until interrupted, or one. A scheduler that does not answer is reported in one line and retried."""
+    """Run cycles until interrupted, or only one. If the scheduler does not answer, say so in one line and retry."""
     while True:
         started = time.monotonic()
         try:
@@ -168,7 +168,7 @@ def run(controller: Controller, *, interval_s: float, once: bool, say: Say, repo
 
 
 def summary(cycle: Cycle) -> str:
-    """Return one line on what was read."""
+    """Return one line that sums up what was read."""
     return (
         f"{cycle.num_running} jobs run, {cycle.num_waiting} wait;"
         f" {cycle.num_free_gpus} of {gpus(cycle.num_gpus)} are free"
@@ -176,7 +176,7 @@ def summary(cycle: Cycle) -> str:
 
 
 def _recalled(view: ClusterView, memory: ControllerState) -> ClusterView:
-    """Add what a scheduler forgets of requeued jobs: their GPU-time so far, and when they were first submitted."""
+    """Add what a scheduler forgets about requeued jobs: their GPU-time so far and their first submission time."""
     jobs = tuple(
         msgspec.structs.replace(job, submit_unix_s=min(job.submit_unix_s, memory.submit_unix_s[job.id]))
         if job.id in memory.submit_unix_s
@@ -187,7 +187,7 @@ def _recalled(view: ClusterView, memory: ControllerState) -> ClusterView:
 
 
 def _within(actions: Sequence[Action], left: int) -> tuple[list[Action], list[Action]]:
-    """Split actions into those within the limit and the others; groups stay whole, and reverts are always allowed."""
+    """Split actions into those within the limit and the others; groups are not split; reverts are always allowed."""
     allowed: list[Action] = []
     held_back: list[Action] = []
     for group, members in groupby(actions, key=lambda action: action.group):

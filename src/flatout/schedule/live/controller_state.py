@@ -1,4 +1,4 @@
-"""The state of a controller: what it did before, read from its log alone, so that a restart forgets nothing."""
+"""The state of a controller: its earlier actions, read from its log alone, so that a restart forgets nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOUR_S = 3600.0
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
-    """`holds` are jobs that were requeued and held and not yet released, each with its logged action."""
+    """What a controller did before. `holds`: jobs requeued and held but not yet released, with their logged actions."""
 
     holds: Mapping[str, LoggedAction] = {}
     made_room_unix_s: Mapping[str, float] = {}
@@ -29,7 +29,7 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
 def state_from_log(
     entries: Sequence[LoggedAction], failures: Iterable[NodeFailure], now_unix_s: float
 ) -> ControllerState:
-    """Return the state after the logged actions; those that failed only count for the hourly limit."""
+    """Return the state after the logged actions; failed actions count only towards the hourly limit."""
     holds: dict[str, LoggedAction] = {}
     made_room: dict[str, float] = {}
     preemptions: dict[str, int] = {}

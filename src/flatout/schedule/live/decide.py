@@ -1,7 +1,7 @@
-"""A view of a cluster, what was done before, and the operator's settings -> the actions to take now, with reasons.
+"""Decide the actions to take now, with reasons, from a cluster view, earlier actions and the operator's settings.
 
-A pure function. It never touches a job that the operator protects or excludes, requeues only jobs that allow it, and
-drains no node that is already drained, by anybody.
+`decide` is pure. It never touches a job that the operator protects or excludes, requeues only jobs that allow it, and
+never drains a node that anybody has already drained.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from flatout.schedule.live.view import FLATOUT_MARK, ClusterView, JobView, NodeF
 
 RESERVATION_MARK = "flatout_"
 _SAME_FAILURE_S = 600.0
-# Any other reason is a limit, a licence or a node that was named; free GPUs would not help.
+# Any other reason is a limit, a licence or a requested node, for which free GPUs would not help.
 _WAITS_FOR_ROOM = ("", "Resources", "Priority")
 _UNLIMITED_MIN = 365 * 24 * 60
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operator wants. `order_name` appears in reasons; without an `order` the scheduler keeps its own."""
+    """The operator's settings. `order_name` appears in reasons; without `order` the scheduler keeps its own order."""
 
     order_name: str = "priority"
     order: Order | None = None
@@ -54,7 +54,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(view: ClusterView, memory: ControllerState, settings: ControllerSettings) -> list[Action]:
-    """Return the actions in the order in which they are to be done: reverts, freed GPUs, nodes, priorities."""
+    """Return the actions in order of execution: reverts, freeing GPUs, nodes, priorities."""
     return list(_decide(view, memory, settings))
 
 
@@ -80,7 +80,7 @@ def _permission(settings: ControllerSettings) -> Callable[[JobView], bool]:
 
 
 def _in_order(view: ClusterView, settings: ControllerSettings, may_touch: Callable[[JobView], bool]) -> list[JobView]:
-    """Return the jobs that could start, urgent ones first, each part in the order of the policy."""
+    """Return the jobs that could start: first the urgent ones, then the others, each in the policy's order."""
     waiting = [job for job in view.jobs if job.is_waiting and may_touch(job) and job.priority]
 
     def key(job: JobView) -> tuple[object, ...]:
@@ -145,7 +145,7 @@ def _ordered(
             continue
         why = "it is urgent" if job.id in urgent else f"{settings.order_name}: number {rank} of {len(waiting)} waiting"
         if settings.order_by == "nice":
-            # multifactor: priority = factors - nice, so that the factors continue to age.
+            # With the multifactor plugin, priority = factors - nice, so the factors continue to age.
             before, after = str(job.nice), str(job.nice + current[job.id] - new[job.id])
         else:
             before, after = str(job.priority), str(new[job.id])
@@ -160,7 +160,7 @@ def _requeues(
     urgent: set[str],
     may_touch: Callable[[JobView], bool],
 ) -> Iterator[Action]:
-    """Yield the requeues that free GPUs for waiting jobs: of idle jobs for any, of busy jobs for urgent ones only."""
+    """Yield requeues that free GPUs for waiting jobs: idle jobs for any waiting job, busy jobs only for urgent ones."""
     candidates = {
         job.id: job
         for job in view.jobs
@@ -188,7 +188,7 @@ def _requeues(
             continue
         made = memory.made_room_unix_s.get(job.id)
         if made is not None and view.now_unix_s - made < settings.again_after_s:
-            continue  # it waits for something that is not modelled, or the scheduler has not reacted yet
+            continue  # it waits for something not modelled, or the scheduler has not reacted yet
         if job.id in urgent:
             allowed = list(candidates.values())
         else:
@@ -272,7 +272,7 @@ def _requeued(
 
 
 def _failures_of(name: str, memory: ControllerState, view: ClusterView) -> list[NodeFailure]:
-    """Return the failures of a node; one that was both observed and in the accounting counts once."""
+    """Return the failures of a node; a failure that was both observed and in the accounting counts once."""
     seen = [each for each in memory.failures if each.node == name]
     return seen + [
         each
@@ -294,7 +294,7 @@ def _drains(view: ClusterView, memory: ControllerState, settings: ControllerSett
         if number < settings.drain_failures - 1e-9:
             continue
         if num_drained >= most:
-            return  # when many nodes fail, something else has failed, which a human must see
+            return  # if many nodes fail, the cause is elsewhere, and a human must look at it
         num_drained += 1
         why = f"{FLATOUT_MARK}{number:.3g} failures in {duration(settings.drain_window_s)}"
         yield Action(kind="drain", target=node.name, previous=IN_SERVICE, value=why, reason=why)

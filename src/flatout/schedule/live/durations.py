@@ -1,6 +1,6 @@
-"""Predict how long jobs will run: the median of the same user's ended jobs of the same name, else of all that ended.
+"""Predict how long jobs will run: the median of the user's ended jobs with the same name, else of all the user's jobs.
 
-In: `sacct -X -P -o JobID,User,JobName,Partition,State,ElapsedRaw`, with its header and any further columns.
+In: output of `sacct -X -P -o JobID,User,JobName,Partition,State,ElapsedRaw`, with its header and any other columns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Slurm does not say of its jobs: predicted durations from ended jobs, and idle GPUs from samples of their use."""
+"""Data that Slurm does not report: durations predicted from ended jobs, and idle GPUs from utilization samples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Say = Callable[[str], None]
 
 
 class Enricher:
-    """Adds both to a view. If the samples cannot be read, it says so and takes no GPU for idle."""
+    """Adds both to a view. If the samples cannot be read, it says so and considers no GPU idle."""
 
     def __init__(
         self, usage: str | None, ended: EndedJobs | None, *, idle_after_s: float, idle_below: float, say: Say
     ) -> None:
-        """`usage` is the source of samples. A GPU is idle if it was busy for less than `idle_below` of the time."""
+        """Read samples from `usage`. A GPU is idle if it was busy for less than `idle_below` of the time."""
         self._usage = usage
         self._ended = ended
         self._idle_after_s = idle_after_s
@@ -52,7 +52,7 @@ class Enricher:
 
 
 def ended_jobs(path: Path | None, scheduler: Slurm, say: Say) -> EndedJobs | None:
-    """Read ended jobs from a file, or ask Slurm's accounting; None, which is said, if that keeps none."""
+    """Return ended jobs from a file or Slurm's accounting; None, with a message, if that keeps no ended jobs."""
     if path is not None:
         try:
             text: str | None = path.read_bytes().decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Slurm's compact lists of hosts, `n[1-3,07-09],login`, written out."""
+"""Expand Slurm's compact lists of hosts, such as `n[1-3,07-09],login`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MAX_HOSTS = 1_000_000
 
 
 def expanded(text: str) -> tuple[str, ...]:
-    """Return the hosts in order. ValueError where the text is not such a list."""
+    """Return the hosts in order. Raises ValueError if the text is not a compact list of hosts."""
     found: list[str] = []
     position = 0
     while position < len(text):

@@ -1,4 +1,4 @@
-"""Teams with their quotas, from a small TOML -> Kueue's queues and example jobs (JobSet, TrainJob) as YAML.
+"""Turn a small TOML of teams and their quotas into Kueue's queues and example jobs (JobSet, TrainJob) as YAML.
 
     [cluster]    name (of the cohort); topology: labels of nodes, the widest level first, without the host
     [[flavors]]  name, nodes, gpus_per_node, cpus_per_node, memory_gib_per_node, node_labels
@@ -6,8 +6,8 @@
     [priorities] NAME = VALUE
     [[jobs]]     name, team, kind (jobset or trainjob), nodes, gpus_per_node, command, image, priority, within
 
-APIs: kueue.x-k8s.io/v1beta2, jobset.x-k8s.io/v1alpha2, trainer.kubeflow.org/v1alpha1. A quota is a sum, and does not
-know the shape of nodes: with a topology, Kueue places pods by it, and a job that fits into no rack waits.
+APIs: kueue.x-k8s.io/v1beta2, jobset.x-k8s.io/v1alpha2, trainer.kubeflow.org/v1alpha1. A quota is a sum and ignores
+the shape of nodes; with a topology, Kueue places pods by it, and a job that fits in no rack waits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class FlavorTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Equal nodes. `cpus_per_node` and `memory_gib_per_node` are what pods may request, without the system's part."""
+    """Equal nodes. `cpus_per_node` and `memory_gib_per_node` are what pods can request, without the system's part."""
 
     name: str
     nodes: int
@@ -52,7 +52,7 @@ class FlavorTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TeamTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A team and its quotas. It borrows without limit where `borrow` lacks a flavor, and lends all without `lend`."""
+    """A team and its quotas. It borrows without limit if `borrow` lacks a flavor, and lends all without `lend`."""
 
     name: str
     gpus: dict[str, int]
@@ -84,7 +84,7 @@ class Teams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def read_teams(path: Path) -> Teams:
-    """Read the teams. InputError of one line where a rule is broken: a wrong type, an unknown name, large quotas."""
+    """Read the teams. Raises a one-line InputError for a wrong type, an unknown name or too large quotas."""
     try:
         teams = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Teams)
     except OSError as error:
@@ -168,7 +168,7 @@ def _problems_of_team(team: TeamTable, teams: Teams) -> Iterator[str]:
         for name, number in limits.items():
             if name not in flavors or number < 0:
                 yield f"team {team.name}: `{name} = {number}` must be a flavor and a number of GPUs"
-    if not 0 < team.weight <= 1e9:  # nor is `nan`
+    if not 0 < team.weight <= 1e9:  # written so that `nan` is refused too
         yield f"team {team.name}: its weight must be more than 0, and at most 1e9, but is {team.weight}"
 
 
@@ -192,7 +192,7 @@ def _queues(teams: Teams) -> Iterator[Mapping[str, Value]]:
         yield _object(KUEUE, "Topology", cluster.name, {"levels": levels})
     for flavor in teams.flavors:
         spec: dict[str, Value] = {"nodeLabels": flavor.node_labels} if flavor.node_labels else {}
-        # Many clouds taint nodes with GPUs; with a topology, Kueue itself must tolerate it.
+        # Many clouds taint nodes with GPUs; with a topology, Kueue itself must tolerate the taint.
         spec["tolerations"] = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
         if cluster.topology:
             spec["topologyName"] = cluster.name
@@ -212,7 +212,7 @@ def _queues(teams: Teams) -> Iterator[Mapping[str, Value]]:
                 "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": _namespace(team)}},
                 "queueingStrategy": "BestEffortFIFO",
                 "fairSharing": {"weight": f"{team.weight:g}"},
-                # What was lent comes back to its team; within a team, priority decides.
+                # Lent GPUs are reclaimed by their team; within a team, priority decides.
                 "preemption": {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"},
                 "flavorFungibility": {"whenCanBorrow": "MayStopSearch", "whenCanPreempt": "TryNextFlavor"},
                 "resourceGroups": _groups(teams.flavors, team.gpus, team.borrow, team.lend),
@@ -238,7 +238,7 @@ def _groups(
     borrow: Mapping[str, int] | None = None,
     lend: Mapping[str, int] | None = None,
 ) -> list[Value]:
-    """Return the quotas; a share of a node's GPUs includes the same share of its CPUs and memory."""
+    """Return the quotas; a share of a node's GPUs comes with the same share of its CPUs and memory."""
     listed: list[Value] = []
     for flavor in flavors:
         resources: list[Value] = []
@@ -314,7 +314,7 @@ def _train_job(job: JobTable, teams: Teams) -> Mapping[str, Value]:
 
 
 def _runtime(within: str) -> Mapping[str, Value]:
-    """Return the runtime of a level of the topology: the annotation is the runtime's, and jobs only refer to it."""
+    """Return the runtime for a topology level; the runtime has the topology annotation, and jobs only refer to it."""
     template: dict[str, Value] = {"spec": {"containers": [{"name": "node", "image": IMAGE}]}}
     if within:
         template = {"metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": within}}, **template}
@@ -338,7 +338,7 @@ def _runtime(within: str) -> Mapping[str, Value]:
 
 
 def _of(within: str | None) -> str:
-    """Return the runtime's name: `flatout-torch`, `flatout-torch-rack`."""
+    """Return the runtime's name, e.g. `flatout-torch` or `flatout-torch-rack`."""
     return RUNTIME if not within else f"{RUNTIME}-{re.sub(r'[^a-z0-9]+', '-', within.split('/')[-1].lower())}"
 
 
@@ -359,7 +359,7 @@ def _job_metadata(job: JobTable, teams: Teams) -> dict[str, Value]:
 
 
 def _resources(job: JobTable, teams: Teams) -> dict[str, Value]:
-    """Return what fits on every flavor with enough GPUs per node: the least of their shares of CPUs and memory."""
+    """Return resources that fit all flavors with enough GPUs per node: the least of their CPU and memory shares."""
     able = [flavor for flavor in teams.flavors if flavor.gpus_per_node >= job.gpus_per_node]
     cpus = min(flavor.cpus_per_node * job.gpus_per_node // flavor.gpus_per_node for flavor in able)
     memory = min(flavor.memory_gib_per_node * job.gpus_per_node // flavor.gpus_per_node for flavor in able)

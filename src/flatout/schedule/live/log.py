@@ -1,7 +1,7 @@
-"""The undo log: each action of a controller, on disk before it is done, and its outcome; also the observed failures.
+"""The undo log: each controller action, written to disk before it is done, and its outcome; also observed failures.
 
 Append-only JSON lines, each synced. It is locked while it is open, so that one controller uses it at a time. A line
-that a crash truncated is an action that was not begun, and is skipped.
+that a crash truncated is skipped, because its action was not begun.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ActionOutcome = Literal["done", "failed", "unknown"]
 
 
 class LoggedAction(msgspec.Struct, kw_only=True):
-    """An action with its number in the log. `unknown`: begun, and the controller ended before it knew the outcome."""
+    """An action with its number in the log. `unknown`: begun, but the controller ended before it knew the outcome."""
 
     number: int
     unix_s: float
@@ -37,7 +37,7 @@ class LoggedAction(msgspec.Struct, kw_only=True):
 
 
 class LogFile:
-    """Use in a `with` block. OutputError where another controller has it open, InputError where it is another file."""
+    """Use in a `with` block. Raises OutputError if another controller has it open, InputError if it is not a log."""
 
     def __init__(self, path: Path, *, cluster: str, command: Sequence[str]) -> None:
         self.path = path
@@ -72,7 +72,7 @@ class LogFile:
         self._close()
 
     def begin(self, action: Action) -> LoggedAction:
-        """Write an action to disk; it may be done only after this returns."""
+        """Write an action to disk; only after this returns may it be done."""
         entry = LoggedAction(number=len(self.entries) + 1, unix_s=time.time(), action=action)
         self._append({"event": "begin", "number": entry.number, "unix_s": entry.unix_s, "action": action})
         self.entries.append(entry)
@@ -128,7 +128,7 @@ class LogFile:
 
 
 def read_log(path: Path, *, cluster: str) -> tuple[list[LoggedAction], list[NodeFailure]]:
-    """Read a log. InputError where it is missing, is not such a log, or is of another cluster."""
+    """Read a log. Raises InputError if it is missing, is not a log, or is of another cluster."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -169,7 +169,7 @@ def _replayed(path: Path, lines: Iterable[bytes]) -> tuple[list[LoggedAction], l
 
 
 def _decoded(line: bytes) -> dict[str, Any] | None:
-    """Return the record of a line; None for one that a crash truncated."""
+    """Return the record of a line; None for a line that a crash truncated."""
     try:
         record = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):

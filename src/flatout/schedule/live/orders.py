@@ -15,28 +15,28 @@ _UNLIMITED_S = 1e12
 
 
 class Order(Protocol):
-    """A sort key: the job with the least one starts first; keys of one order can be compared."""
+    """Return a sort key; the job with the least key starts first. Only keys of the same order are comparable."""
 
     def __call__(self, job: JobView, view: ClusterView) -> tuple[float, ...]: ...
 
 
 def fifo(job: JobView, view: ClusterView) -> tuple[float, ...]:
-    """Order of submission."""
+    """Return a key that puts jobs in order of submission."""
     return (job.submit_unix_s,)
 
 
 def shortest(job: JobView, view: ClusterView) -> tuple[float, ...]:
-    """The shortest predicted duration first; without a prediction, the time limit."""
+    """Return a key that puts the shortest predicted duration first; without a prediction, the time limit counts."""
     return (_duration_s(job, view), job.submit_unix_s)
 
 
 def qssf(job: JobView, view: ClusterView) -> tuple[float, ...]:
-    """The least predicted GPU-time first (quasi-shortest-service-first, Hu et al., SC'21)."""
+    """Return a key that puts the least predicted GPU-time first (quasi-shortest-service-first, Hu et al., SC'21)."""
     return (_duration_s(job, view) * max(job.num_gpus, 1), job.submit_unix_s)
 
 
 def least_attained(job: JobView, view: ClusterView) -> tuple[float, ...]:
-    """The job with the least GPU-time so far (Tiresias, NSDI'19), then that of the user with the least running."""
+    """Return a key that puts the least GPU-time so far first (Tiresias, NSDI'19), then the user with the least running."""
     of_user = sum(
         other.ran_s(view.now_unix_s) * other.held_gpus
         for other in view.jobs

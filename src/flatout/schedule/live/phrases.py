@@ -1,10 +1,10 @@
-"""Durations and numbers of GPUs in the form that an operator uses."""
+"""Durations and numbers of GPUs as text for operators."""
 
 from __future__ import annotations
 
 
 def duration(value_s: float) -> str:
-    """`42 s`, `12 min`, `5.2 h`, `3.1 days`."""
+    """Return a duration as `42 s`, `12 min`, `5.2 h` or `3.1 days`."""
     if value_s < 120:
         return f"{value_s:.0f} s"
     if value_s < 7200:

@@ -1,19 +1,19 @@
-"""Priorities that put jobs into a wanted order, with few of them changed: each change is an action on the cluster."""
+"""Priorities that put jobs into a wanted order with few changes, since each change is an action on the cluster."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-HIGHEST = 4_294_967_200  # the largest values of 32 bits mean "not set" and "infinite" to Slurm
-LOWEST = 1  # 0 holds a job
+HIGHEST = 4_294_967_200  # to Slurm, the largest 32-bit values mean "not set" and "infinite"
+LOWEST = 1  # priority 0 would hold the job
 _SPACING = 1000
 
 
 def new_priorities(wanted: Sequence[str], current: dict[str, int]) -> dict[str, int]:
-    """Return the jobs whose priority must change, with the new one; the first of `wanted` gets the highest.
+    """Return the jobs whose priority must change, with the new value; the first of `wanted` gets the highest.
 
-    As many jobs as possible that are already in order stay as they are, except where too few numbers are left between.
+    As many jobs as possible that are already in order are unchanged, unless too few numbers are left between them.
     """
     values = [current[job] for job in wanted]
     kept = _longest_decreasing(values)
@@ -34,7 +34,7 @@ def new_priorities(wanted: Sequence[str], current: dict[str, int]) -> dict[str, 
 
 
 def _longest_decreasing(values: Sequence[int]) -> set[int]:
-    """Return the positions of a longest strictly decreasing subsequence; held jobs (0) are not in it."""
+    """Return the positions of a longest strictly decreasing subsequence, which excludes held jobs (priority 0)."""
     ends: list[int] = []
     at: list[int] = []
     before: dict[int, int | None] = {}
@@ -77,7 +77,7 @@ def _widened(
     for width in range(last - first, total + 1):
         for start in range(max(last - width, 0), min(first, total - width) + 1):
             end = start + width
-            # Its borders must be jobs that keep their priority.
+            # The run's borders must be jobs that keep their priority.
             if start < done_until and start < first and start not in kept:
                 continue
             if (start > 0 and start - 1 not in kept) or (end < total and end not in kept):
@@ -91,7 +91,7 @@ def _widened(
 
 
 def _between(above: int | None, below: int | None, number: int) -> list[int] | None:
-    """Return `number` falling values strictly between, evenly spaced for later jobs; None where there are too few."""
+    """Return `number` falling values strictly between, evenly spaced for later jobs; None if there are too few."""
     if above is None and below is None:
         above, below = HIGHEST, max(LOWEST - 1, HIGHEST - _SPACING * (number + 1) * 2)
     elif above is None:

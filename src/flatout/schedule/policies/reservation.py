@@ -39,7 +39,7 @@ class Reservation:
         return self._masks[min(gpus, len(self._masks) - 1)]
 
     def _masks_by_gpus(self) -> list[int]:
-        """Return for each number of GPUs the nodes with at least that many left, and last the nodes with all left."""
+        """Return for each number of GPUs the nodes with that number or more left, and last the nodes with all left."""
         width = max(self._capacity, default=0)
         masks = [0] * (width + 2)
         for node, gpus in enumerate(self._gpus_left):
