@@ -36,7 +36,7 @@ def qssf(job: JobView, view: ClusterView) -> tuple[float, ...]:
 
 
 def least_attained(job: JobView, view: ClusterView) -> tuple[float, ...]:
-    """Return a key that puts the least GPU-time so far first (Tiresias, NSDI'19), then the user with the least running."""
+    """Return a key for the least GPU-time so far (Tiresias, NSDI'19), then for the user with the least running."""
     of_user = sum(
         other.ran_s(view.now_unix_s) * other.held_gpus
         for other in view.jobs
