@@ -2,7 +2,7 @@
 
 For each wait, compare the time that the late rank and the waiting rank spent on each part since both were last in sync.
 The parts on which the late rank spent more time are the cause, in proportion to the excess (a negative excess counts as
-0). Two ranks are in sync when a collective ends and neither is still computing or has computed ahead: from then on,
+0). Two ranks are in sync when a collective ends and neither is still computing or has computed ahead: after that,
 both do the same work. Comparing since the last collective instead would be wrong: a rank whose wait is hidden computes
 ahead meanwhile, so the late rank's ordinary work would look like excess. Lateness that a step inherits from the
 previous step keeps the cause that it had there. If the late rank's excess is itself a wait, the charge passes on to the

@@ -1,7 +1,7 @@
 """Repair impossible durations.
 
 In: the columns of a table, sorted by time. Out: durations that are neither negative nor absurd, and the number of
-changes. Overlap on one stream is not an error by itself (programmatic dependent launch, CUDA graphs). Repaired are
+changes. Overlap on one stream alone is not an error (programmatic dependent launch, CUDA graphs). Repaired are
 durations out of proportion to everything around them, such as those that overflowing counters cause (ROCm: TraceLens
 issue 669).
 """

@@ -1,14 +1,14 @@
-r"""Slurm's accounting, as `sacct --parsable2` (or `squeue` with `|` between its columns) prints it -> `Attempts`.
+r"""Read Slurm's accounting, as `sacct --parsable2` (or `squeue` with `|` between columns) prints it, into `Attempts`.
 
     sacct -a -D -P -S 2026-01-01 --format=JobID,State,AllocTRES,ElapsedRaw,Account,User,Submit,Start,End > jobs.txt
 
-In: text with a header that names the columns, in any order and with any other columns between them; `-p` and
-`--delimiter` as they come; plain or gzip. Needed are JobID, State, AllocTRES (or AllocGRES with AllocNodes), and one of
-ElapsedRaw, Elapsed, or Start with End. With -D, Slurm gives a row for each attempt of a job that was requeued.
+In: text with a header that names the columns, in any order and with any other columns between them; output of `-p` and
+`--delimiter` is accepted too; plain or gzip. Required are JobID, State, AllocTRES (or AllocGRES with AllocNodes), and
+ElapsedRaw, Elapsed, or Start with End. With -D, Slurm prints a row for each attempt of a requeued job.
 
-Out: an attempt for each row of a job. A job's steps are its own time again, so they are counted and excluded. Names and
-comments may have line breaks and bytes that are not UTF-8. A row that cannot be read completely is excluded, with its
-line and the reason: no field is ever guessed, and a row without its numbers is not a row of zeros.
+Out: an attempt for each row of a job. The steps of a job repeat the job's own time, so they are counted and excluded.
+Names and comments can contain line breaks and bytes that are not UTF-8. A row that cannot be read completely is
+excluded, with its line and the reason: no field is ever guessed, and missing numbers do not count as zeros.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 COMMAND = "sacct -a -D -P --format=JobID,State,AllocTRES,ElapsedRaw,Account,User,Submit,Start,End,WCKey"
 
-# As squeue names what sacct names otherwise.
+# squeue's name of each column that sacct names differently.
 _ALIASES = {
     "st": "state",
     "name": "jobname",
@@ -63,9 +63,9 @@ _SHOWN_PROJECTS = ("wckey", "qos", "partition", "user", "jobname", "comment")
 
 
 def read_sacct(path: Path, *, project: str = "wckey", progress: Progress | None = None) -> Attempts:
-    """InputError where it is no such table; `project` names the column that says which project a job is of.
+    """Read the file. Raises InputError if it is not such a table; `project` names the column with a job's project.
 
-    `progress` is called now and then with the lines that are read, and all.
+    `progress` is called at intervals with the number of lines read so far and the total.
     """
     try:
         data = path.read_bytes()
@@ -80,7 +80,7 @@ def read_sacct(path: Path, *, project: str = "wckey", progress: Progress | None 
 
 
 def parse_sacct(data: bytes, *, name: str, project: str = "wckey", progress: Progress | None = None) -> Attempts:
-    """Parse text that was read already, as `read_sacct` does for a file."""
+    """Parse text that has been read already, as `read_sacct` does for a file."""
     if project not in _SHOWN_PROJECTS:
         raise InputError(f"a project must be one of the columns {', '.join(_SHOWN_PROJECTS)}, but is `{project}`")
     lines = data.split(b"\n")
@@ -92,7 +92,7 @@ def parse_sacct(data: bytes, *, name: str, project: str = "wckey", progress: Pro
 
 
 def merged(files: Sequence[Attempts]) -> Attempts:
-    """Several exports as one: what two of them say of the same attempt counts once, as the later one says it."""
+    """Merge several exports; an attempt that is in two of them counts once, as the later export describes it."""
     kept: dict[object, JobAttempt] = {}
     repeated = 0
     for number, attempt in enumerate(attempt for file in files for attempt in file.attempts):
@@ -118,11 +118,11 @@ class _NoRow(NamedTuple):
     """Lines that are not rows of the table."""
 
     reason: str
-    has_moved_columns: bool  # there are too many or too few of them
+    has_moved_columns: bool  # there are too many or too few columns
 
 
 class _Table:
-    """The columns of one file, and the reading of its rows."""
+    """Reads the rows of one file by its columns."""
 
     def __init__(self, name: str, header: bytes, project: str) -> None:
         self._name = name
@@ -218,12 +218,12 @@ class _Table:
         )
 
     def _records(self, lines: Sequence[bytes], first: int) -> Iterator[tuple[int, bytes | _NoRow]]:
-        """Line numbers from 1, with the row, or with why there is none."""
+        """Yield line numbers from 1, each with its row, or with the reason why it is not a row."""
         delimiter = self._delimiter.encode()
         place = first
         while place < len(lines):
             line = lines[place].rstrip(b"\r")
-            if not line.strip() or line == self._header:  # of a second export behind the first
+            if not line.strip() or line == self._header:  # the header of a second export appended to the first
                 place += 1
                 continue
             end = place + 1
@@ -253,7 +253,7 @@ class _Table:
             place = end
 
     def _attempt(self, fields: Sequence[str], line: int) -> JobAttempt | None:
-        """None of a step. ValueError where a field says nothing that Slurm writes there."""
+        """Return the attempt of a row; None for a job's step. Raises ValueError for a value that Slurm never writes."""
         found = _JOB.fullmatch(self._text(fields, "jobid") or "")
         if found is None:
             raise ValueError(f"a JobID must be as 12, 12_7 or 12+1, but is `{self._text(fields, 'jobid') or ''}`")
@@ -287,7 +287,7 @@ class _Table:
             submit_s=self._value(fields, "submit", time_s),
             eligible_s=self._value(fields, "eligible", time_s),
             start_s=start_s,
-            end_s=end_s if is_over else None,  # squeue shows when a running one must end
+            end_s=end_s if is_over else None,  # for a running job, squeue shows when it must end
             time_limit_s=self._time_limit_s(fields),
             exit_code=exit_code,
             signal=signal,
@@ -305,7 +305,7 @@ class _Table:
             elapsed = end_s - start_s - (self._value(fields, "suspended", duration_s) or 0.0)
         if elapsed is None:
             if start_s is None:
-                return 0.0  # it has not begun
+                return 0.0  # the job has not begun
             raise ValueError("how long it ran is unknown: it has no ElapsedRaw, no Elapsed and no End")
         return elapsed
 
@@ -361,6 +361,6 @@ def _seconds(text: str) -> float | None:
 
 
 def _energy_j(text: str) -> float | None:
-    """Return the value; None for 0, which Slurm writes if nothing measures it."""
+    """Return the energy; None for 0, which Slurm writes if the energy is not measured."""
     joules = _count(text)
     return float(joules) if joules and joules < _NOT_GATHERED_J else None

@@ -1,7 +1,7 @@
-"""The JSON events of a trace as typed structs, and the names that profilers gave to their categories.
+"""Define the JSON events of a trace as typed structs, and the names that profilers gave to their categories.
 
-In: nothing. Out: the types that `columns` decodes into, and `KindOfCategory`. Only the fields that an analysis needs
-are declared; msgspec skips all others without creating an object for them, which is most of a file.
+Out: the types that `columns` decodes into, and `KindOfCategory`. Only the fields that an analysis needs are declared;
+msgspec skips all others, which are most of a file, without creating objects for them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from flatout.records.events import NULL, Kind
 
-# What decoding raises on text that is not JSON, or on types other than declared.
+# Raised by decoding if the text is not JSON, or types differ from those declared.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, DecimalException)
 
-# Kinds that only the reader knows; `table` resolves them by name, once per distinct name.
+# Kinds used only while reading; `table` resolves them by name, once per distinct name.
 SKIPPED = 255
 OPERATOR = 201  # `Operator` and `cpu_op`: the profilers of 2021 wrote annotations under the same category
 MTIA_DEVICE = 202  # `mtia_ccp_events`: work and annotations of the device share the category
@@ -48,7 +48,7 @@ class Arguments(
         "sequence": "Seq",
     },
 ):
-    """`args` of an event. `Any` where some profiler writes a text for a number: that must not cost the event."""
+    """`args` of an event. Fields are `Any` if a profiler may write a number as text, which must not cost the event."""
 
     external_id: Any = NULL
     external_id_2021: Any = NULL
@@ -82,12 +82,12 @@ class CompleteEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     pid: int | str = 0
     tid: int | str = 0
     ts: int | float = float("nan")
-    dur: float = -1.0  # missing, counted and repaired like a negative one
+    dur: float = -1.0  # missing; counted and repaired like a negative duration
     args: Arguments = NO_ARGUMENTS
 
 
 class ExactEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """The same with decimal times, where a float cannot hold the nanoseconds: microseconds since 1970 with decimals."""
+    """The same with decimal times, for microseconds since 1970 with decimals, which a float cannot hold exactly."""
 
     cat: str = ""
     name: str = ""
@@ -125,10 +125,10 @@ _KINDS: dict[str, int] = {
     "Memset": Kind.MEMSET,
     "python_function": Kind.PYTHON,
     "overhead": Kind.OVERHEAD,
-    # The profiler of torch before 1.8 wrote no categories, and these in place of a process id.
+    # The profiler before torch 1.8 wrote no categories, and wrote these names in place of a process id.
     "CPU functions": Kind.CPU_OP,
     "CUDA functions": Kind.KERNEL,
-    # Written by Kineto, needed by no analysis.
+    # Written by Kineto, but not needed by any analysis.
     "Trace": SKIPPED,
     "cpu_instant_event": SKIPPED,
     "cuda_event": SKIPPED,
@@ -139,12 +139,12 @@ _KINDS: dict[str, int] = {
     "mtia_insight": SKIPPED,
     "xpu_scope_profiler": SKIPPED,
 }
-# cuda_, xpu_, mtia_, glow_, privateuse1_, ... and whatever the next vendor is called
+# after cuda_, xpu_, mtia_, glow_, privateuse1_, or the prefix of any future vendor
 _KINDS_BY_SUFFIX = {"runtime": Kind.RUNTIME, "driver": Kind.RUNTIME, "sync": Kind.SYNC}
 
 
 class KindOfCategory(dict[str | int, int]):
-    """`kinds[category]`; a category seen for the first time is decided by its suffix, or noted in `unknown`."""
+    """Maps a category to its kind; a new category is classified by its suffix, or recorded in `unknown`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class KindOfCategory(dict[str | int, int]):
 
 
 def is_kind(column: NDArray[np.uint8], *kinds: int) -> NDArray[np.bool_]:
-    """True where a column of kinds holds one of them."""
+    """Return True for each entry of a column of kinds that is one of the given kinds."""
     table = np.zeros(256, np.bool_)
     table[list(kinds)] = True
     return table[column]

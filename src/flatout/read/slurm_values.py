@@ -1,7 +1,7 @@
-"""The values in Slurm's tables: times, durations, trackable resources (TRES), states and exit codes.
+"""Parse the values in Slurm's tables: times, durations, trackable resources (TRES), states and exit codes.
 
-Each function takes the text of a field and gives its value, None where Slurm says that there is none. A ValueError of
-one line says what was expected; the reader of the table adds where.
+Each function takes the text of a field and returns its value; None if Slurm states that there is none. A ValueError of
+one line says what was expected; the reader of the table adds the position.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}")
 _MIG = re.compile(r"(?:.*[_-])?(?P<slices>[1-7])g[._](?P<memory>\d+)gb.*")
 _SLICES_OF_A_GPU = 7
 
-# man squeue, "JOB STATE CODES": of jobs, and the flags that are shown in their place.
+# man squeue, "JOB STATE CODES": the states of jobs, and the flags that are shown in place of a state.
 _ABBREVIATED = {
     "BF": "BOOT_FAIL",
     "CA": "CANCELLED",
@@ -50,13 +50,13 @@ _STATES = {*_ABBREVIATED.values(), "RECONFIG_FAIL", "UPDATE_DB", "EXPEDITING"}
 
 
 def time_s(text: str) -> float | None:
-    """`2023-01-15T03:01:10`, or seconds since 1970 (SLURM_TIME_FORMAT=%s)."""
+    """Parse `2023-01-15T03:01:10`, or seconds since 1970 (SLURM_TIME_FORMAT=%s)."""
     if text.casefold() in NONE_WORDS:
         return None
     if text.isascii() and text.isdigit():
         return float(text)
     try:
-        if _TIME.fullmatch(text) is None:  # fromisoformat takes other forms too
+        if _TIME.fullmatch(text) is None:  # fromisoformat accepts other forms too
             raise ValueError
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -65,7 +65,7 @@ def time_s(text: str) -> float | None:
 
 
 def duration_s(text: str) -> float | None:
-    """`D-HH:MM:SS`, `HH:MM:SS`, `MM:SS`, with or without a fraction."""
+    """Parse `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`, with or without a fraction."""
     if text.casefold() in NONE_WORDS:
         return None
     found = _DURATION.fullmatch(text)
@@ -87,9 +87,9 @@ def limit_s(text: str) -> float | None:
 
 
 def gpus_of_tres(text: str) -> tuple[float, dict[str, float]]:
-    """`billing=8,gres/gpu=8,gres/gpu:h100=8`: how many GPUs, and how many of each type; 0 where there are none.
+    """Parse `billing=8,gres/gpu=8,gres/gpu:h100=8` into the number of GPUs, in total and by type; 0 if there are none.
 
-    The count without a type has those with one in it, where Slurm tracks both. A MIG slice counts by its sevenths.
+    If Slurm tracks both, the count without a type includes the typed ones. A MIG slice counts by its sevenths.
     """
     untyped: float | None = None
     types: dict[str, float] = {}
@@ -111,7 +111,7 @@ def gpus_of_tres(text: str) -> tuple[float, dict[str, float]]:
 
 
 def gpus_of_gres(text: str, num_nodes: int) -> tuple[float, dict[str, float]]:
-    """`gpu:h100:8(S:0-1)` on each of the nodes, as squeue and Slurm before 20.11 have it."""
+    """Parse `gpu:h100:8(S:0-1)`, the GPUs of each node, as squeue and Slurm before 20.11 print it."""
     types: dict[str, float] = {}
     number = 0.0
     for part in re.sub(r"\([^)]*\)", "", text).split(",") if text.casefold() not in NONE_WORDS else ():
@@ -131,7 +131,7 @@ def gpus_of_gres(text: str, num_nodes: int) -> tuple[float, dict[str, float]]:
 
 
 def state_of(text: str) -> str:
-    """`CANCELLED by 1000` and `CANCELLED+` (cut to the column's width) are CANCELLED, `R` is RUNNING."""
+    """Parse a state: `CANCELLED by 1000` and `CANCELLED+` (truncated to the column) are CANCELLED, `R` is RUNNING."""
     word = text.split()[0].removesuffix("+") if text.split() else ""
     state = _ABBREVIATED.get(word, word)
     if state not in _STATES:
@@ -140,7 +140,7 @@ def state_of(text: str) -> str:
 
 
 def exit_code_of(text: str) -> tuple[int | None, int | None]:
-    """`1:9`: exit code and signal."""
+    """Parse `1:9` into exit code and signal."""
     if text.casefold() in NONE_WORDS:
         return None, None
     found = re.fullmatch(r"(\d+):(\d+)", text)

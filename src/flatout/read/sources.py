@@ -1,7 +1,7 @@
-"""What the user named, as a list of trace files on disk.
+"""Find the trace files in the paths that the user named.
 
-In: files, folders and archives. Out: `TraceSource`s, which can be sent to another process. Archives are unpacked into
-a private folder that is removed at the end of the `with` block. Folders are searched one level down; other JSON files
+In: files, folders and archives. Out: `TraceSource`s, which can be sent to another process. Archives are unpacked into a
+private folder that is removed at the end of the `with` block. Folders are searched one level deep; other JSON files
 next to traces (settings, reports of Flatout) are skipped.
 """
 
@@ -31,15 +31,15 @@ class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # as shown to the user: the file, or the archive and its member
     size_bytes: int  # on disk
     rank_hint: int | None = None  # from the file name
-    quality: tuple[Quality, ...] = ()  # of the archive or folder that it came from
-    archive: str | None = None  # that it was unpacked from, into a folder that only this machine has
+    quality: tuple[Quality, ...] = ()  # notes on its archive or folder
+    archive: str | None = None  # the archive that it was unpacked from, into a folder that exists only on this machine
 
 
 @contextmanager
 def open_sources(paths: Sequence[Path], *, limits: Limits = LIMITS) -> Iterator[list[TraceSource]]:
-    """The traces in `paths`, in the order given and sorted within a folder or archive.
+    """Yield the traces in `paths`, in the order given and sorted within a folder or archive.
 
-    Raises InputError where a path cannot be read, holds no trace, or is an archive that would write outside its folder
+    Raises InputError if a path cannot be read, contains no trace, or is an archive that would write outside its folder
     or unpack to more than `limits`.
     """
     with ExitStack() as stack:
@@ -72,7 +72,7 @@ def _is_archive(path: Path) -> bool:
 
 
 def _in_archive(path: Path, stack: ExitStack, limits: Limits) -> list[TraceSource]:
-    import tempfile  # with tarfile, a tenth of the start-up time of a single trace
+    import tempfile  # with tarfile, its import is a tenth of the start-up time for a single trace
 
     from flatout.read.archives import unpack
 
@@ -103,7 +103,7 @@ def _damaged(path: Path, problem: str) -> Quality:
 
 
 def _files(folder: Path, notes: list[Quality]) -> Iterator[Path]:
-    """Files that may be traces: in the folder, then in its subfolders. One that cannot be read goes to `notes`."""
+    """Yield files that may be traces, first in the folder, then in its subfolders; unreadable ones go to `notes`."""
     children = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
     yield from (child for child in children if child.is_file())
     for child in children:
@@ -120,7 +120,7 @@ def _files(folder: Path, notes: list[Quality]) -> Iterator[Path]:
 def _in_folder(
     folder: Path, files: Iterable[Path], shown: str, limits: Limits, notes: Sequence[Quality]
 ) -> list[TraceSource]:
-    """The traces among the files; the last of them carries the notes."""
+    """Return the traces among the files; the last one carries the notes."""
     sources = [
         _source(file, f"{shown}/{file.relative_to(folder)}")
         for file in files
@@ -132,12 +132,12 @@ def _in_folder(
 
 
 def _source(path: Path, name: str) -> TraceSource:
-    name = name.encode("utf-8", "backslashreplace").decode()  # a name that is not UTF-8 has no form in JSON
+    name = name.encode("utf-8", "backslashreplace").decode()  # a name that is not UTF-8 cannot be written to JSON
     return TraceSource(path=str(path), name=name, size_bytes=path.stat().st_size, rank_hint=rank_in_name(name))
 
 
 def _may_be_trace(path: Path, limits: Limits) -> bool:
-    """Whether a file that is only next to others should be read: not if it is complete and has no events.
+    """Whether to read a file that the user did not name: not if it is complete and has no events.
 
     A file that is empty, damaged or unreadable is kept, so that the reader says what is wrong with it.
     """

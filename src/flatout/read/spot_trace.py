@@ -1,4 +1,4 @@
-"""Public records of spot capacity -> `SpotTrace`.
+"""Read public records of spot capacity into a `SpotTrace`.
 
 {"metadata": {"gap_seconds": 300}, "data": [0, 1, 1, ...]}   instances to be had, every gap (skypilot-org/spot-traces)
 480000,add,node1 / 600000,remove,node1                       milliseconds, a cluster's nodes (uclasystem/bamboo)
@@ -28,7 +28,7 @@ class _Availability(msgspec.Struct):
 
 
 def read_spot_trace(path: Path) -> SpotTrace:
-    """InputError in one line where it is none of the formats, or holds no time."""
+    """Read the file. Raises InputError (one line) if it has none of the formats, or covers no time."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -1,7 +1,8 @@
-"""The bytes of a trace file, decompressed, in order, and never more than a limit.
+"""Read the bytes of a trace file, decompressed, in order, and up to a limit.
 
-In: a path. Out: `ByteStream.read(n)`. A gzip or xz file that ends early, or is damaged, gives what could be read and
-says so in `problem`. Whether a file is compressed is decided by its first bytes, not by its name.
+In: a path. Out: `ByteStream.read(n)`. From a gzip or xz file that is truncated or damaged, the readable part is
+returned, and `problem` describes the damage. Whether a file is compressed is decided by its first bytes, not by its
+name.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from flatout import units
 from flatout.errors import InputError
 
 _INPUT_BYTES = 1 << 18
-_MAX_XZ_MEMORY_BYTES = 256 << 20  # xz -9 needs 65 MiB; a header may ask for 4 GiB
+_MAX_XZ_MEMORY_BYTES = 256 << 20  # xz -9 needs 65 MiB; a header can request 4 GiB
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a compressed input may grow to. Counted while reading; sizes in headers are not believed."""
+    """The maximum size of a decompressed input, checked while reading; sizes in headers are not trusted."""
 
     max_bytes: int = 64 << 30
-    max_ratio: int = 1000  # DEFLATE cannot exceed 1032, and real traces stay below 50
+    max_ratio: int = 1000  # DEFLATE cannot exceed 1032; ratios of real traces are below 50
     ratio_from_bytes: int = 1 << 30
     max_members: int = 100_000
 
@@ -46,7 +47,7 @@ class _Gzip:
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=31)
-        self.pending = b""  # compressed bytes that were given but not used
+        self.pending = b""  # compressed bytes that were passed in but not used
         self.error: str | None = None
 
     @property
@@ -65,7 +66,7 @@ class _Gzip:
 
 
 def _up_to_error(inflate: zlib._Decompress, data: bytes, num_bytes: int) -> bytes:
-    """What comes before damaged data, or before a wrong checksum. zlib gives nothing of a call that fails."""
+    """Return the data before the damage, or before a wrong checksum; a zlib call that fails returns nothing."""
     parts: list[bytes] = []
     step = num_bytes
     while step := step // 16:
@@ -112,7 +113,7 @@ class ByteStream:
     """`with ByteStream(path, name) as stream: stream.read(n)`."""
 
     def __init__(self, path: Path, name: str, limits: Limits = LIMITS) -> None:
-        self.problem: str | None = None  # why the file ended before its end
+        self.problem: str | None = None  # why the file could not be read to its end
         self._name = name
         self._limits = limits
         self._file = path.open("rb")
@@ -129,7 +130,7 @@ class ByteStream:
         self._file.close()
 
     def read(self, num_bytes: int) -> bytes:
-        """Up to `num_bytes`; fewer only at the end."""
+        """Return up to `num_bytes`; fewer only at the end."""
         if self._member is None:
             head, self._pending = self._pending[:num_bytes], self._pending[num_bytes:]
             return head + self._file.read(num_bytes - len(head)) if head else self._file.read(num_bytes)
@@ -141,7 +142,7 @@ class ByteStream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _decompress(self, num_bytes: int) -> bytes:
-        """At least one byte and at most `num_bytes`; none at the end."""
+        """Return at least one byte and at most `num_bytes`; none at the end."""
         assert self._member is not None
         while self.problem is None:
             if self._member.at_end and not self._begin_member():
@@ -164,7 +165,7 @@ class ByteStream:
         return bool(self._pending)
 
     def _begin_member(self) -> bool:
-        """Several compressed files may follow each other; padding after the last one is ignored."""
+        """Begin the next compressed file in the stream, if any; padding after the last one is ignored."""
         assert self._codec is not None
         self._pending = self._pending.lstrip(b"\0")
         while not self._pending:

@@ -1,8 +1,8 @@
 """Join the columns of all blocks into one checked event table.
 
 In: columns in file order with the dictionaries that their ids refer to, and the file's metadata. Out: an `EventTable`
-sorted by time, with names in order of first use, kinds settled and durations repaired. The result does not depend on
-how the file was cut into blocks, or on which process decoded which.
+sorted by time, with names in order of first use, final kinds, and repaired durations. The result does not depend on how
+the file was split into blocks, or on which process decoded each block.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def build_table(decoded: Decoded, metadata: FileMetadata, path: str, quality: Se
 
 
 def _join(decoded: Decoded) -> tuple[Columns, dict[str, list[Any]]]:
-    """One array a column and one dictionary. The pieces give up theirs, so that a file is in memory only once."""
+    """Return one array per column and one dictionary. The pieces release theirs, so the file is in memory only once."""
     columns: Columns = {}
     dictionaries: dict[str, list[Any]] = {}
     for column, dtype in COLUMNS.items():
@@ -92,7 +92,7 @@ def _join(decoded: Decoded) -> tuple[Columns, dict[str, list[Any]]]:
 
 
 def _merge(dictionaries: list[list[Any]]) -> tuple[list[Any], list[NDArray[np.int32]]]:
-    """One dictionary of several, and for each of these the new codes of its old ones."""
+    """Merge several dictionaries into one, and return the new codes for the old codes of each."""
     merged: dict[Any, int] = {}
     maps = []
     for keys in dictionaries:
@@ -102,9 +102,9 @@ def _merge(dictionaries: list[list[Any]]) -> tuple[list[Any], list[NDArray[np.in
 
 
 def _leave_out_clamped(columns: Columns) -> int:
-    """Drop events at time 0 where all others are days later, and count them.
+    """Drop events at time 0 if all others are days later, and return their number.
 
-    Profilers write 0 where a driver gave no time, or one before the base; it would stretch the trace by months.
+    Profilers write 0 if a driver reported no time, or a time before the base; it would extend the trace by months.
     """
     start_ns = columns["start_ns"]
     is_clamped = start_ns == 0
@@ -118,13 +118,13 @@ def _leave_out_clamped(columns: Columns) -> int:
 
 
 def _usable_base(start_ns: NDArray[np.int64], base_ns: int) -> int:
-    """The base time, or 0 where a file has times since 1970 and a base as well, and the sum would not fit."""
+    """Return the base time, or 0 if the file has both a base and times since 1970, so that their sum would not fit."""
     latest_ns = int(start_ns.max()) if len(start_ns) else 0
     return base_ns if base_ns >= 0 and latest_ns + base_ns < 1 << 62 else 0
 
 
 def _settle_kinds(columns: dict[str, NDArray[Any]], names: list[str]) -> None:
-    """Decide by name where one category stands for two kinds."""
+    """Decide the kind by name for categories that stand for two kinds."""
     kind = columns["kind"]
     is_operator = kind == OPERATOR
     annotation = np.fromiter([_ANNOTATION.match(name) is not None for name in names], np.bool_, len(names))
@@ -145,7 +145,7 @@ def _is_step_mark(columns: Columns, names: list[str]) -> NDArray[np.bool_]:
 
 
 def _settle_devices(columns: dict[str, NDArray[Any]], threads: list[tuple[int | str, int | str]]) -> None:
-    """Device and stream from the row (pid, tid) where args lack them."""
+    """Take device and stream from the event's pid and tid if its args lack them."""
     on_device = is_kind(columns["kind"], *GPU_WORK, Kind.GPU_ANNOTATION, Kind.SYNC)
     for column, position in (("device", 0), ("stream", 1)):
         of_thread = np.array([*(_number(thread[position]) for thread in threads), NULL], np.int64)
@@ -158,7 +158,7 @@ def _settle_devices(columns: dict[str, NDArray[Any]], threads: list[tuple[int | 
 
 
 def _number(name: int | str) -> int:
-    """`7` of 7, "7" and "stream 7"."""
+    """Return the number in a name: 7 for 7, "7" and "stream 7"."""
     if isinstance(name, str):
         digits = re.search(r"\d+$", name)
         name = int(digits[0]) if digits is not None else NULL
@@ -166,7 +166,7 @@ def _number(name: int | str) -> int:
 
 
 def _time_order(start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Stable order by (start, -duration). Starts are mostly in runs, and few are equal, so one sort does nearly all."""
+    """Return the stable order by (start, -duration). Few starts are equal, so one sort does nearly all the work."""
     order = np.argsort(start_ns, kind="stable")
     ordered = start_ns[order]
     tied = np.flatnonzero(ordered[1:] == ordered[:-1])
@@ -178,7 +178,7 @@ def _time_order(start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> 
 
 
 def _by_first_use(codes: NDArray[np.int32], keys: list[Any]) -> tuple[NDArray[np.int32], list[Any]]:
-    """Number the dictionary in order of first use, and drop what is not used."""
+    """Number the dictionary in order of first use, and drop unused keys."""
     first = np.full(len(keys) + 1, len(codes), np.int64)
     first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
     first[NULL] = len(codes)
@@ -189,7 +189,7 @@ def _by_first_use(codes: NDArray[np.int32], keys: list[Any]) -> tuple[NDArray[np
 
 
 def _with_ranks(collective: CollectiveArgs, group_ranks: Mapping[str, tuple[int, ...]]) -> CollectiveArgs:
-    """The group's ranks from the metadata where the event has them truncated, as PyTorch does above 30."""
+    """Add the group's ranks from the metadata if the event's are truncated, as PyTorch does above 30 ranks."""
     ranks = group_ranks.get(collective.group_name or "")
     if collective.group_ranks is not None or ranks is None or len(ranks) != collective.group_size:
         return collective

@@ -1,8 +1,9 @@
-"""Timestamps in microseconds, as profilers write them, to integer nanoseconds, exactly.
+"""Convert timestamps in microseconds, as profilers write them, to integer nanoseconds, exactly.
 
 In: decoded events. Out: start and duration in ns, and whether the start is usable. Traces since 2024 write three
-decimals relative to a base time, which a float holds exactly; whole microseconds since 1970 are exact too. Decimals
-since 1970 are not: there `times_ns` says so, and the caller decodes again into decimals for `exact_times_ns`.
+decimals relative to a base time, which a float holds exactly; whole microseconds since 1970 are exact too. Microseconds
+since 1970 with decimals are not: `times_ns` then returns None, and the caller decodes again into decimals for
+`exact_times_ns`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ Times = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
 
 # Above 2^43 us a float no longer resolves a nanosecond; timestamps since 1970 are near 2^51.
 _EXACT_BELOW_US = float(1 << 43)
-# What fits into 63 bits of nanoseconds, so that a start plus a duration fits into 64: the year 2115.
+# Fits into 63 bits of nanoseconds, so that a start plus a duration fits into 64: the year 2115.
 _MAX_US = 4.6e15
 
 
 def times_ns(rows: Sequence[CompleteEvent]) -> Times | None:
-    """Starts, durations, and whether the start is usable; None if a float is too coarse for them."""
+    """Return starts, durations, and whether each start is usable; None if a float is too coarse for them."""
     starts = [row.ts for row in rows]
     start_us = np.fromiter(starts, np.float64, len(rows))
     duration_us = np.fromiter([row.dur for row in rows], np.float64, len(rows))
@@ -37,14 +38,14 @@ def times_ns(rows: Sequence[CompleteEvent]) -> Times | None:
 
 
 def _to_ns(values_us: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Exact below 2^43 us: the fraction is rounded on its own, since `value * 1000` would round twice."""
+    """Convert to ns, exactly below 2^43 us: the fraction is rounded separately, as `value * 1000` would round twice."""
     whole = np.floor(values_us)
     fraction_ns = np.rint((values_us - whole) * 1000)
     return whole.astype(np.int64) * 1000 + fraction_ns.astype(np.int64)
 
 
 def exact_times_ns(rows: Sequence[ExactEvent]) -> Times:
-    """Compares instead of taking `abs`, which decimals of 1e999999999 do not survive."""
+    """Convert decimal times. They are compared instead of taking `abs`, which fails for decimals like 1e999999999."""
     limit = Decimal(_MAX_US)
     usable = [row.ts.is_finite() and -limit < row.ts < limit for row in rows]
     starts = [round(row.ts * 1000) if ok else 0 for row, ok in zip(rows, usable, strict=True)]

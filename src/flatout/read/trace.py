@@ -1,7 +1,7 @@
-"""One trace file to one event table.
+"""Read one trace file into one event table.
 
-In: a `TraceSource`. Out: an `EventTable` that passes `check()`; what `TraceSource.quality` says is not repeated in it.
-Raises InputError where nothing can be read.
+In: a `TraceSource`. Out: an `EventTable` that passes `check()`; the notes in `TraceSource.quality` are not repeated in
+it. Raises InputError if nothing can be read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from flatout.records.events import EventTable, Quality
 
 # Below this, starting processes costs more than they save.
 _MIN_PARALLEL_BYTES = 96 << 20
-_TYPICAL_RATIO = 12  # of a trace to its gzip file
+_TYPICAL_RATIO = 12  # size of a trace over that of its gzip file
 
 
 def read_trace(source: TraceSource, *, num_workers: int = 1) -> EventTable:
-    """Read a trace; with `num_workers` above 1 and a large file, N processes decode it."""
+    """Read a trace; with `num_workers` above 1, that number of processes decode a large file."""
     if num_workers > 1 and _is_large(source):
         from flatout.read import workers  # the imports cost more than a small file
 
@@ -98,7 +98,7 @@ def _no_events(source: TraceSource, table: EventTable) -> InputError:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Decoding creates many objects and no cycles; collections in between double its time."""
+    """Disable garbage collection: decoding creates many objects and no cycles, and collections double its time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

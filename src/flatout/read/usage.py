@@ -1,12 +1,12 @@
-"""A CSV of measurements per job -> `Usage` by job.
+"""Read a CSV of measurements per job into a `Usage` by job.
 
     job,busy_share,power_w,checkpoint_interval_s
     4711,0.82,415,1800
     4712_3,0.00,,
 
-`busy_share` is the mean share of the time in which the job's GPUs did something, from 0 to 1, as
-DCGM_FI_DEV_GPU_UTIL / 100 over the job's time. `power_w` is the mean of one GPU. A cell may be empty:
-then the value is unknown. All columns but `job` are optional, and others are ignored.
+`busy_share` is the mean share of the time in which the job's GPUs were busy, from 0 to 1, as
+DCGM_FI_DEV_GPU_UTIL / 100 over the job's time. `power_w` is the mean per GPU. A cell may be empty if the
+value is unknown. All columns but `job` are optional, and others are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
 
 
 def read_usage(path: Path) -> dict[str, Usage]:
-    """InputError in one line, with the line's number, where a value is out of range or a job comes twice."""
+    """Read the file. Raises InputError (one line, with the line number) for values out of range and duplicate jobs."""
     found: dict[str, Usage] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -1,8 +1,8 @@
 """Decode the blocks of one file in several processes.
 
 In: an iterator of blocks, which this process reads and decompresses. Out: the same `Decoded` as from one process.
-Blocks go to the workers and columns come back through slots of shared memory; pipes only say which slot is ready. A
-slow worker slows the reading, so memory does not grow with the text of the file.
+Blocks go to the workers, and columns come back, through slots of shared memory; pipes only say which slot is ready. A
+slow worker slows the reading, so memory use does not grow with the size of the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flatout.read.decoded import Columns, Decoded, Dictionaries
 from flatout.read.event_text import BLOCK_BYTES
 from flatout.records.events import COLUMNS
 
-_SLOTS_PER_WORKER = 3  # one being decoded, the others filled meanwhile
+_SLOTS_PER_WORKER = 3  # one is being decoded while the others are filled
 _SLOT_BYTES = 2 * BLOCK_BYTES
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
@@ -37,12 +37,12 @@ class WorkerLostError(Exception):
 
 
 def can_fork() -> bool:
-    """Whether workers start in milliseconds; starting them afresh would cost more than most files."""
+    """Whether workers can be forked, in milliseconds; other start methods take longer than reading most files."""
     return sys.platform == "linux" and not multiprocessing.current_process().daemon
 
 
 def decode_in_processes(blocks: Iterator[bytes], num_workers: int) -> Decoded:
-    """Raises WorkerLostError; errors of reading pass through."""
+    """Decode the blocks. Raises WorkerLostError; errors of reading pass through."""
     memory = mmap.mmap(-1, num_workers * _SLOTS_PER_WORKER * _SLOT_BYTES)
     workers = _start(num_workers, memory)
     try:
@@ -56,7 +56,7 @@ def decode_in_processes(blocks: Iterator[bytes], num_workers: int) -> Decoded:
 
 
 class _Worker:
-    """A worker as its parent process sees it."""
+    """A worker process, as its parent sees it."""
 
     def __init__(self, process: BaseProcess, tasks: Connection, results: Connection, slots: list[int]) -> None:
         self.process = process
@@ -67,7 +67,7 @@ class _Worker:
     def stop(self) -> None:
         self.tasks.close()
         self.results.close()
-        self.process.terminate()  # has already ended unless something went wrong
+        self.process.terminate()  # the process has already ended unless an error occurred
         self.process.join()
         self.process.close()
 
@@ -102,7 +102,7 @@ class _Dispatch:
         )
 
     def _receive(self, timeout_s: float | None) -> None:
-        """Take the results that are there; without a timeout, wait for one."""
+        """Take the results that are available; without a timeout, wait for at least one."""
         ready = wait([worker.results for worker in self._workers], timeout_s)
         for number, worker in enumerate(self._workers):
             if worker.results in ready:
@@ -127,13 +127,13 @@ def _start(num_workers: int, memory: mmap.mmap) -> list[_Worker]:
     ends = [end for pair in pipes for pipe in pair for end in pipe]
     workers = []
     for number, ((tasks, tasks_in), (results_out, results)) in enumerate(pipes):
-        with suppress(OSError):  # a wish; the limit of the system may be lower
+        with suppress(OSError):  # best effort; the system's limit may be lower
             fcntl.fcntl(results.fileno(), _F_SETPIPE_SZ, _PIPE_BYTES)
         others = [end for end in ends if end not in (tasks, results)]
         process = context.Process(target=_work, args=(memory, tasks, results, others), daemon=True)
         with warnings.catch_warnings():
-            # Python 3.12 warns of forking while other threads run. The child only parses and fills arrays, and takes no
-            # lock that a thread of numpy's could hold.
+            # Python 3.12 warns about forking while other threads run. The child only parses text and fills arrays, and
+            # takes no lock that one of numpy's threads could hold.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         slots = list(range(number * _SLOTS_PER_WORKER, (number + 1) * _SLOTS_PER_WORKER))
@@ -145,8 +145,8 @@ def _start(num_workers: int, memory: mmap.mmap) -> list[_Worker]:
 
 
 def _work(memory: mmap.mmap, tasks: Connection, results: Connection, others: list[Connection]) -> None:
-    """The life of a worker. `others` are ends of pipes that it must not hold open, or no one would see them close."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    """Run a worker. `others` are pipe ends that it must close, or their other ends would never see them close."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
     for end in others:
         end.close()
     decoder = BlockDecoder()
@@ -161,7 +161,7 @@ def _work(memory: mmap.mmap, tasks: Connection, results: Connection, others: lis
 
 
 def _put_columns(memory: mmap.mmap, slot: int, columns: Columns) -> bool:
-    """Write columns where their text was; False if they do not fit, as with events shorter than any profiler's."""
+    """Write columns over their text; return False if they do not fit, which only happens with very short events."""
     if sum(columns[column].nbytes for column in COLUMNS) > _SLOT_BYTES:
         return False
     position = slot * _SLOT_BYTES

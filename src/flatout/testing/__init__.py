@@ -1,4 +1,4 @@
-"""The public test kit: synthetic inputs and stand-ins, for Flatout's own tests and for those of its extensions."""
+"""The public test kit: synthetic inputs and stand-ins, for the tests of Flatout and of its extensions."""
 
 from flatout.testing.trace_builder import TraceBuilder, write_traces
 

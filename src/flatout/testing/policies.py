@@ -1,12 +1,12 @@
-"""The tests that each scheduling policy must pass: subclass `PolicyConformance` in a test file, and say how it is made.
+"""The tests that each scheduling policy must pass: subclass `PolicyConformance` in a test file and override `make`.
 
     class TestFifo(PolicyConformance):
         def make(self, jobs, cluster):
             return Fifo()
 
-Checked on the log of runs over drawn histories, with failures, types of GPUs, shares, elastic and idle jobs: nothing is
-over-allocated, gangs are whole, runs repeat exactly, every job ends, every second of work is accounted for, restarts
-and lost work are charged, and a policy that isn't an oracle doesn't act on what it can't know.
+The tests check the logs of simulated runs over random histories, with failures, GPU types, shared GPUs, elastic and
+idle jobs: nothing is over-allocated, gangs are complete, runs repeat exactly, every job ends, every second of work is
+accounted for, restarts and lost work are charged, and a policy that isn't an oracle doesn't act on what it can't know.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEAMS = ("red", "green", "blue")
 
 
 def drawn_jobs(seed: int, count: int = 60) -> list[ClusterJob]:
-    """A history of all kinds of jobs, in order of submission."""
+    """Return a random history with all kinds of jobs, in order of submission."""
     draw = random.Random(seed)
     jobs, now = [], 0.0
     for number in range(count):
@@ -67,13 +67,13 @@ def _phases(draw: random.Random, duration: float) -> tuple[float, ...]:
 
 
 def drawn_cluster() -> Cluster:
-    """Nodes of two types in domains, wide enough for each team's widest job on separate nodes."""
+    """Return nodes of two types in domains, with enough nodes for the widest job of each team."""
     slow = [Node(name=f"s{n}", num_gpus=4, gpu_type="slow", domain=f"d{n // 3}") for n in range(9)]
     return Cluster(nodes=(*slow, *(Node(name=f"f{n}", num_gpus=4, gpu_type="fast", domain="f") for n in range(3))))
 
 
 class PolicyConformance:
-    """Override `make`, and `seeds` for more or fewer histories."""
+    """The conformance tests. Override `make`, and `seeds` to run more or fewer histories."""
 
     seeds: Sequence[int] = (1, 2, 3)
 
@@ -148,7 +148,7 @@ class PolicyConformance:
                 assert abs(sum(parts) - (row.end_s - row.start_s)) < 1e-6
 
     def test_no_work_is_made_or_lost_unaccounted(self) -> None:
-        """Work that was kept, at the speed it was done, is what the job needed."""
+        """The work that was kept, at the speed at which it was done, is the work that the job needed."""
         for run in self.runs():
             for job, rows in _by_job(run).items():
                 phases = run.jobs[job].phases
@@ -200,7 +200,7 @@ class PolicyConformance:
 
 
 def _other(job: ClusterJob, is_begun: bool) -> float:
-    """Another duration for a job that hasn't ended: longer if it has begun, else long and short change places."""
+    """Return another duration for an unfinished job: longer if it has begun; otherwise long and short are swapped."""
     return job.duration_s * 3 + 1000.0 if is_begun else 1e7 / job.duration_s
 
 

@@ -1,8 +1,8 @@
-"""Build the trace of one rank event by event: as the table that analyses take, or as the Kineto JSON that readers take.
+"""Build the trace of one rank event by event, as the table that analyses take or the Kineto JSON that readers take.
 
-Goes in: calls such as `.step(1, 0, 100).launch("gemm", 10, 5, 20, 30)`, in any order, each returning the builder.
-Comes out: `to_table()`, `to_json()` or a file. Times go in as microseconds (fractions too) and are kept as integer
-nanoseconds. The builder does not check that a trace is plausible: a kernel may start before its launch.
+In: calls such as `.step(1, 0, 100).launch("gemm", 10, 5, 20, 30)`, in any order, each returning the builder.
+Out: `to_table()`, `to_json()` or a file. Times are given in microseconds (or fractions) and kept as integer
+nanoseconds. The builder does not check that a trace is plausible: a kernel can start before its launch.
 
     trace = TraceBuilder(rank=0, world_size=2)
     trace.step(1, 0, 100)
@@ -24,15 +24,15 @@ from flatout.inside.protocol import File
 from flatout.records.events import COLUMNS, NULL, CollectiveArgs, EventTable, Kind, TraceMeta
 from flatout.testing.trace_json import BuiltEvent, json_events
 
-MAIN_THREAD = 1  # of the host: runs the training loop
-AUTOGRAD_THREAD = 2  # of the host: runs the backward pass
+MAIN_THREAD = 1  # the host thread that runs the training loop
+AUTOGRAD_THREAD = 2  # the host thread that runs the backward pass
 COMPUTE_STREAM = 7
 COMMUNICATION_STREAM = 19
 
 T = TypeVar("T")
 
 _ON_DEVICE = (Kind.GPU_ANNOTATION, Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC)
-_NCCL_NAMES = {  # operation as recorded: (annotation of the host, kernel)
+_NCCL_NAMES = {  # operation as recorded: (host annotation, kernel)
     "allreduce": ("nccl:all_reduce", "AllReduce_Sum_f32_RING_LL"),
     "barrier": ("nccl:all_reduce_barrier", "AllReduce_Sum_f32_RING_LL"),
     "_allgather_base": ("nccl:_all_gather_base", "AllGather_RING_LL"),
@@ -49,14 +49,14 @@ _MEMORY = {"HtoD": ("{host}", "Device"), "DtoH": ("Device", "{host}"), "DtoD": (
 class TraceBuilder:
     """The synthetic trace of one rank. Each method adds events and returns the builder; all times are in us.
 
-    `thread` is a host thread's number, `stream` a stream of the rank's one device. Where a method takes no
-    `correlation`, it numbers launches itself.
+    `thread` is a host thread's number, `stream` a stream of the rank's only device. A method without a parameter
+    `correlation` numbers its launches itself.
     """
 
     def __init__(
         self, rank: int = 0, world_size: int = 2, *, device_name: str = "NVIDIA H200", base_ns: int = 0
     ) -> None:
-        """`base_ns` is the file's `baseTimeNanoseconds`: added to all times of the table, kept apart in the JSON."""
+        """`base_ns` (`baseTimeNanoseconds` of the file) is added to the table's times, but not to those in the JSON."""
         self.rank = rank
         self.world_size = world_size
         self.base_ns = base_ns
@@ -67,7 +67,7 @@ class TraceBuilder:
     # --- the host
 
     def step(self, number: int, start: float, duration: float, *, thread: int = MAIN_THREAD) -> Self:
-        """The profiler's mark of one step: `ProfilerStep#number`."""
+        """Add the profiler's mark of one step: `ProfilerStep#number`."""
         return self.annotation(f"ProfilerStep#{number}", start, duration, thread=thread)
 
     def op(
@@ -79,7 +79,7 @@ class TraceBuilder:
         thread: int = MAIN_THREAD,
         shapes: Sequence[Sequence[int]] | None = None,
     ) -> Self:
-        """An operator, with the shapes of its inputs where given."""
+        """Add an operator, optionally with the shapes of its inputs."""
         self._add(
             Kind.CPU_OP,
             name,
@@ -92,42 +92,42 @@ class TraceBuilder:
         return self
 
     def annotation(self, name: str, start: float, duration: float, *, thread: int = MAIN_THREAD) -> Self:
-        """A `record_function` range of the host."""
+        """Add a `record_function` range on the host."""
         self._add(Kind.USER_ANNOTATION, name, start, duration, self._host(thread), external_id=self._next_id())
         return self
 
     def data_loading(self, start: float, duration: float, *, thread: int = MAIN_THREAD) -> Self:
-        """The wait for the DataLoader's next batch."""
+        """Add a wait for the DataLoader's next batch."""
         name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
         return self.annotation(name, start, duration, thread=thread)
 
     def python(self, name: str, start: float, duration: float, *, thread: int = MAIN_THREAD) -> Self:
-        """A Python function: `torch/serialization.py(943): save`."""
+        """Add a Python function, such as `torch/serialization.py(943): save`."""
         self._add(Kind.PYTHON, name, start, duration, self._host(thread))
         return self
 
     def runtime(
         self, name: str, start: float, duration: float, *, thread: int = MAIN_THREAD, correlation: int | None = None
     ) -> Self:
-        """A call of the GPU's runtime or driver that starts no GPU work, or that of `correlation`."""
+        """Add a GPU runtime or driver call, which starts the GPU work with the same `correlation`, or none."""
         number = self._next_id() if correlation is None else correlation
         self._add(Kind.RUNTIME, name, start, duration, self._host(thread), correlation=number)
         return self
 
     def sync(self, name: str, start: float, duration: float, *, thread: int = MAIN_THREAD) -> Self:
-        """A synchronising call of the host: `cudaStreamSynchronize`."""
+        """Add a synchronising host call, such as `cudaStreamSynchronize`."""
         return self.runtime(name, start, duration, thread=thread)
 
     def malloc(self, start: float, duration: float, *, thread: int = MAIN_THREAD) -> Self:
-        """An allocation of device memory, `cudaMalloc`."""
+        """Add an allocation of device memory, `cudaMalloc`."""
         return self.runtime("cudaMalloc", start, duration, thread=thread)
 
     def free(self, start: float, duration: float, *, thread: int = MAIN_THREAD) -> Self:
-        """A release of device memory, `cudaFree`."""
+        """Add a release of device memory, `cudaFree`."""
         return self.runtime("cudaFree", start, duration, thread=thread)
 
     def overhead(self, start: float, duration: float, *, name: str = "Command Buffer Full") -> Self:
-        """What the profiler itself, or a full launch queue, cost."""
+        """Add overhead of the profiler itself, or of a full launch queue."""
         self._add(Kind.OVERHEAD, name, start, duration, ("-1", "0"))
         return self
 
@@ -146,7 +146,7 @@ class TraceBuilder:
         op: str | None = None,
         shapes: Sequence[Sequence[int]] | None = None,
     ) -> Self:
-        """A kernel, the `cudaLaunchKernel` that started it, and where named the operator around that, of equal span."""
+        """Add a kernel, the `cudaLaunchKernel` that starts it, and, if named, the operator `op` of equal span."""
         if op is not None:
             self.op(op, launch_at, launch_duration, thread=thread, shapes=shapes)
         fields: dict[str, Any] = {
@@ -165,7 +165,7 @@ class TraceBuilder:
         stream: int = COMPUTE_STREAM,
         thread: int = MAIN_THREAD,
     ) -> Self:
-        """One `cudaGraphLaunch` and the kernels that it started, each as (name, start, duration)."""
+        """Add one `cudaGraphLaunch` and the kernels that it starts, each as (name, start, duration)."""
         correlation = self._next_id()
         self.runtime("cudaGraphLaunch", launch_at, launch_duration, thread=thread, correlation=correlation)
         for name, start, duration in kernels:
@@ -186,7 +186,7 @@ class TraceBuilder:
         stream: int = COMPUTE_STREAM,
         thread: int = MAIN_THREAD,
     ) -> Self:
-        """A copy, `direction` "HtoD", "DtoH" or "DtoD", and the call that started it."""
+        """Add a copy, with `direction` "HtoD", "DtoH" or "DtoD", and the call that starts it."""
         correlation = self._next_id()
         self.runtime(call, launch_at, launch_duration, thread=thread, correlation=correlation)
         source, target = (end.format(host="Pageable" if pageable else "Pinned") for end in _MEMORY[direction])
@@ -204,7 +204,7 @@ class TraceBuilder:
         stream: int = COMPUTE_STREAM,
         thread: int = MAIN_THREAD,
     ) -> Self:
-        """A memory set and the `cudaMemsetAsync` that started it."""
+        """Add a memory set and the `cudaMemsetAsync` that starts it."""
         correlation = self._next_id()
         self.runtime("cudaMemsetAsync", launch_at, launch_duration, thread=thread, correlation=correlation)
         name = "Memset (Device)"
@@ -228,12 +228,12 @@ class TraceBuilder:
         stream: int = COMMUNICATION_STREAM,
         thread: int = MAIN_THREAD,
     ) -> Self:
-        """An NCCL collective: its operator, annotation and launch on the host (of equal span), and its kernel.
+        """Add an NCCL collective: its operator, annotation and launch on the host (of equal span), and its kernel.
 
         `operation` is named as PyTorch records it: allreduce, _allgather_base, _reduce_scatter_base, broadcast, reduce,
         barrier, all_to_all, send, recv. `root` is the root of a broadcast or reduce, or the peer of a send or receive.
         Without `group_ranks`, all ranks take part; without `kernel_name`, the kernel is NCCL's for the operation.
-        `num_elements` is of the input; an all-gather's output has more.
+        `num_elements` is the number of input elements; an all-gather's output has more.
         """
         annotation, kernel = _NCCL_NAMES[operation]
         ranks = tuple(range(self.world_size)) if group_ranks is None else group_ranks
@@ -271,22 +271,22 @@ class TraceBuilder:
         stream: int = COMPUTE_STREAM,
         correlation: int | None = None,
     ) -> Self:
-        """A kernel alone: without `correlation`, its launch is not in the trace."""
+        """Add a kernel alone: without `correlation`, its launch is not in the trace."""
         number = NULL if correlation is None else correlation
         return self._work(Kind.KERNEL, name, start, duration, stream, correlation=number)
 
     def gpu_annotation(self, name: str, start: float, duration: float, *, stream: int = COMPUTE_STREAM) -> Self:
-        """The copy of a host annotation on the device's timeline; it is not work."""
+        """Add the copy of a host annotation on the device's timeline; it is not work."""
         return self._work(Kind.GPU_ANNOTATION, name, start, duration, stream)
 
     def gpu_sync(self, start: float, duration: float, *, stream: int = COMPUTE_STREAM) -> Self:
-        """A synchronisation drawn on the device's timeline; it is not work."""
+        """Add a synchronisation shown on the device's timeline; it is not work."""
         return self._work(Kind.SYNC, "Stream Sync", start, duration, stream)
 
-    # --- what comes out
+    # --- output
 
     def to_table(self) -> EventTable:
-        """The events as a reader gives them, checked against the schema."""
+        """Return the events as a reader returns them, checked against the schema."""
         events = sorted(self._events, key=lambda event: (event.start_ns, -event.duration_ns))
         names, name = _encode([event.name for event in events])
         threads, thread = _encode([event.thread for event in events])
@@ -314,7 +314,7 @@ class TraceBuilder:
         return table
 
     def to_json(self) -> dict[str, Any]:
-        """The trace as the PyTorch profiler exports it: Kineto JSON, as a dict."""
+        """Return the trace as the PyTorch profiler exports it: Kineto JSON, as a dict."""
         meta = self._meta()
         devices = [] if meta.device_name is None else [{"id": self.rank, "name": meta.device_name}]
         groups = [
@@ -340,12 +340,12 @@ class TraceBuilder:
         }
 
     def write(self, path: Path | str) -> Path:
-        """Write the JSON to `path`, over what is there, and return the path."""
+        """Write the JSON to `path`, replacing any existing file, and return the path."""
         path = Path(path)
         path.write_text(json.dumps(self.to_json()), encoding="utf-8")
         return path
 
-    # --- within
+    # --- internal
 
     def _meta(self) -> TraceMeta:
         on_device = any(event.kind in _ON_DEVICE for event in self._events)

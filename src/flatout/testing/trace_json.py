@@ -1,4 +1,4 @@
-"""The Kineto JSON of one synthetic event: what `TraceBuilder` collects in, what a `traceEvents` list holds out."""
+"""Convert one synthetic event, as `TraceBuilder` collects it, to the Kineto JSON of a `traceEvents` list."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BuiltEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def json_events(event: BuiltEvent) -> list[dict[str, Any]]:
-    """The event itself and, where it has one, its end of the arrow from launch to GPU work."""
+    """Return the event itself and, if it has one, its end of the arrow from launch to GPU work."""
     category = _CATEGORIES[event.kind]
     if event.kind is Kind.RUNTIME and event.name.startswith("cu") and not event.name.startswith("cuda"):
         category = "cuda_driver"
