@@ -27,7 +27,7 @@ PARTS_WITH_FINDING = frozenset(
         Part.ALLOCATOR,
         Part.HOST_SYNC,
         Part.HOST_LAUNCH,
-        Part.LAUNCH_LATENCY,  # of work that was launched in time: too small for a finding
+        Part.LAUNCH_LATENCY,  # latency of work that was launched in time: too small for a finding
         Part.TRANSFER,
         Part.COMMUNICATION_UNSPLIT,
         Part.MEMORY_COPY,
@@ -186,7 +186,7 @@ class DiagnosisContext:
         return charged if len(charged) else np.zeros((1, NUM_PARTS))
 
     def is_straggling(self, part: str) -> bool:
-        """True for lateness that no other finding claims.
+        """Whether lateness in this part is claimed by no other finding.
 
         Lateness from before the recording occurs once, not in each step: it counts only with at most one step.
         """

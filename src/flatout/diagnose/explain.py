@@ -1,4 +1,4 @@
-"""The docstring of a rule -> the explanation of its finding, by heading."""
+"""Turn a rule's docstring into the explanation of its finding, by heading."""
 
 from __future__ import annotations
 

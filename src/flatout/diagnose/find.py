@@ -1,4 +1,4 @@
-"""JobAttribution -> Diagnosis: run the rules, specific ones first, and sort the findings by cost."""
+"""Turn a JobAttribution into a Diagnosis: run the rules, specific rules first, and sort the findings by cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make findings, so that all rules word and threshold them alike."""
+"""Make findings with the same wording and threshold for all rules."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def finding(
 
 
 def cost_words(context: DiagnosisContext, cost_s: float) -> str:
-    """`46.0 ms per step, 12 % of the step`; without steps `46.0 ms in total, 12 % of the recording`."""
+    """Format a cost: `46.0 ms per step, 12 % of the step`; without steps `46.0 ms in total, 12 % of the recording`."""
     return f"{seconds(cost_s)} {context.period}, {share_words(context, cost_s)}"
 
 
 def share_words(context: DiagnosisContext, cost_s: float) -> str:
-    """`12 % of the step`; without steps `12 % of the recording`."""
+    """Format a share: `12 % of the step`; without steps `12 % of the recording`."""
     return f"{percent(cost_s / context.step_s)} of the {'step' if context.num_steps else 'recording'}"
 
 
 def rank_words(ranks: tuple[int, ...], num_ranks: int) -> str:
-    """`rank 2`, `ranks 0 and 3`, `all 4 ranks`, `120 of 1,000 ranks`."""
+    """Format ranks: `rank 2`, `ranks 0 and 3`, `all 4 ranks`, `120 of 1,000 ranks`."""
     if len(ranks) == num_ranks and num_ranks > 1:
         return f"all {num_ranks} ranks"
     if len(ranks) == 1:

@@ -1,7 +1,7 @@
 """Host measurements that can explain a finding: busy cores, disk, network, and throttled clocks.
 
-In: the recording and the ranks of a finding. Out: `HostEvidence`. A rule lists in `HOST_EVIDENCE` those of these
-functions that bear on its cause; `recorded.py` adds their results to the finding.
+In: the recording and the ranks of a finding. Out: `HostEvidence`. A rule lists in `HOST_EVIDENCE` the functions
+that are relevant to its cause; `recorded.py` adds their results to the finding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIN_THROTTLED = 0.05  # of the samples
 
 class HostEvidence(msgspec.Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any] = {}
-    cause: str | None = None  # a clause for the finding's title, where the numbers show a cause
+    cause: str | None = None  # a clause for the finding's title, if the numbers show a cause
 
 
 NO_EVIDENCE = HostEvidence()

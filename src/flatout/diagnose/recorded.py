@@ -1,6 +1,6 @@
 """Add the measurements of a recording to the diagnosis of its traces: rates, MFU, memory, and causes on the hosts.
 
-The findings stay those of the traces. The recording adds their causes: busy cores behind a slow loader, a busy disk or
+The findings come from the traces. The recording adds their causes: busy cores behind a slow loader, a busy disk or
 network, a GPU with throttled clocks.
 """
 

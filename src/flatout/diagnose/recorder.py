@@ -43,7 +43,7 @@ class RecorderCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Untraced(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps without the recorder."""
+    """Step times without the recorder."""
 
     step_s: float  # median
     spread_s: float | None = None  # standard deviation of the step times; None: unknown

@@ -1,5 +1,5 @@
-"""Trials: a job with a set of changes -> what it measured.
+"""Trials: runs of a job with a set of changes, and their measurements.
 
-Here are the command to start, the reading of its recording, the gates, and the journal. Nothing is started here:
+This package builds the command, reads its recording, checks the gates and keeps the journal. It starts nothing:
 `launch/` starts jobs, `profile/` records them, and `tune/` composes the three.
 """

@@ -24,7 +24,7 @@ class TrialCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trial_command(command: Sequence[str], changes: ChangeSet, trial_dir: Path) -> TrialCommand:
-    """Apply the changes to `command`, and put the trial's own folder in place of `{trial_dir}`."""
+    """Apply the changes to `command`, and replace `{trial_dir}` with the trial's folder."""
     words = with_arguments(command, changes.arguments)
     for launcher, added in changes.launch.items():
         if not calls(words, launcher):

@@ -1,4 +1,4 @@
-"""Check that the collectives of a trial gave the known answers, from what each rank wrote at its end."""
+"""Check that the collectives of a trial returned the known results, from the file that each rank wrote at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_data(recording: Path, num_ranks: int) -> GateResult:
-    """Fail for any wrong number. A rank that ended before the check is reported, and does not fail the trial."""
+    """Fail if any result is wrong. A rank that ended before the check is reported, and does not fail the trial."""
     checks = []
     for file in sorted(recording.glob(File.DATA_CHECK.glob)):
         try:

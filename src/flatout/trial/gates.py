@@ -28,11 +28,11 @@ FLOAT_NOISE = 2e-3  # relative, over the first updates: bf16 sums in another ord
 NUM_FIRST = 5
 ALL_KEPT = 512  # the recorder keeps the loss of each step up to this one: a loss that is absent is not a number
 SPREADS = 4.0
-# For means. In unseeded runs of ResNet-50 on two H200 over 23 steps, a new run was up to 4.8 times as far from the mean
+# For means: in unseeded runs of ResNet-50 on two H200 over 23 steps, a new run was up to 4.8 times as far from the mean
 # of the runs before it as the farthest of them, and up to ten times as far as the farthest of the first three.
 MEAN_SPREADS = 12.0
 BLUNT = 0.2  # relative: a note says so if the gate lets the mean loss differ by more
-NUM_WINDOWS = 4  # of the curve of a change that rounds: quarters of the steps
+NUM_WINDOWS = 4  # windows of the loss curve of a change that rounds: quarters of the steps
 WINDOW_BAND = 0.04  # relative, of the mean over each of them
 LEAST_SIZE = 0.1  # of the mean loss of all steps: the loss of a part counts as at least this
 BAND = {
@@ -105,7 +105,7 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
 
 
 def _windows(length: int) -> list[tuple[str, slice, float]]:
-    """Return the quarters of the steps, each with its band: the last one shows what the training arrived at."""
+    """Return the quarters of the steps, each with its band; the last quarter shows the result of the training."""
     if length < NUM_WINDOWS:
         return []
     edges = [length * edge // NUM_WINDOWS for edge in range(NUM_WINDOWS + 1)]
@@ -121,11 +121,11 @@ def _difference(
 ) -> tuple[float, float]:
     """Return the relative difference of a part's mean loss from the baselines', and the difference that is allowed."""
     mean = together.mean(axis=0)
-    # Losses that have all but vanished in this part are mostly rounding.
+    # Losses that are almost 0 in this part are mostly rounding errors.
     size = max(float(np.abs(mean[part]).mean()), LEAST_SIZE * float(np.abs(mean).mean()), 1e-12)
     difference = float(abs((mine - mean)[part].mean())) / size
     # Means are compared with means: single losses of a script without a seed differ by far more, and would hide a
-    # training that does not progress.
+    # training that makes no progress.
     means = together[:, part].mean(axis=1)
     farthest = float(np.abs(means - means.mean()).max()) / size
     # A few means may be alike by chance: their spread is at least what losses that differ from run to run imply.

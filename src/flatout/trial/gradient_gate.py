@@ -4,7 +4,7 @@ Losses show little while the learning rate warms up, or if a script sets no seed
 wrong in the first step. Four checks are made for each optimizer:
 
 - ranks whose gradients agree in the baseline agree in the candidate: otherwise not all gradients are reduced;
-- a parameter that has a gradient in the baseline has one in the candidate, unless this is up to chance;
+- a parameter that has a gradient in the baseline has one in the candidate, unless this is random;
 - no gradient is infinite or NaN if the baseline's are finite;
 - the norm of all gradients, as a mean over the first steps, is within a band, as the losses are, or within the
   differences between repeated baselines. If these agree, so is the first step's norm, which no update has changed.
@@ -33,8 +33,8 @@ REPEATABLE = 0.01  # relative: baselines that differ by no more in any step are 
 # For unseeded runs, three of which may be alike by chance: half the gradient, or twice, is far outside.
 UNSEEDED_BAND = 0.25
 SPREADS = 4.0
-# In standard deviations of a run's mean. Of small trainings without a seed, compared with three others, at most three
-# in a thousand were farther (benchmarks/gradient_gate.py).
+# In standard deviations of a run's mean. In small trainings without a seed, compared with three others, at most
+# three in a thousand were further off (benchmarks/gradient_gate.py).
 MEAN_SPREADS = 5.0
 BLUNT = 1.5  # a note says so if the gate lets the norm differ by a larger factor
 RANKS_AGREE = 1e-3  # relative: reduced gradients are bitwise equal, unless different devices took their norms
@@ -118,7 +118,7 @@ def gradient_note(baselines: Sequence[TrialResult]) -> str | None:
 def _whole(
     mine: GradientNorms, groups: Sequence[Sequence[GradientNorms]], *, is_lossy: bool, is_resampled: bool
 ) -> str | None:
-    """Say what is missing or wrong in the gradients, apart from their size; None if nothing is."""
+    """Say what is missing or wrong in the gradients, apart from their size; None if they are complete."""
     base = groups[0]
     counts = {one.num_parameters for one in base}
     if None not in {mine.num_parameters, *counts} and len(counts) == 1 and mine.num_parameters not in counts:
@@ -164,7 +164,7 @@ def _num_changing(runs: Sequence[GradientNorms], *, is_resampled: bool) -> int:
 def _size(
     mine: GradientNorms, groups: Sequence[Sequence[GradientNorms]], changes: ChangeSet, *, is_resampled: bool
 ) -> tuple[str | None, str]:
-    """Say why the norm is refused, or else how it compares. `groups` has runs of one job each, the baseline first."""
+    """Say why the norm is rejected, or else how it compares. Each of `groups` is one job's runs, the baseline first."""
     norms = [[one.norms for one in group] for group in groups]
     refused, passed = _size_of("", mine.norms, norms, changes, is_resampled=is_resampled)
     unclipped = [[one.unclipped for one in group if one.unclipped] for group in groups]
@@ -227,7 +227,7 @@ def _logs(norms: Sequence[_Norms]) -> NDArray[np.float64]:
 
 
 def _times(log: float) -> float:
-    """Return the ratio for its logarithm; infinite on overflow, as for norms of trainings that diverge."""
+    """Return the ratio from its logarithm; infinite on overflow, which norms of diverging trainings cause."""
     return math.exp(log) if log < _MOST_LOG else math.inf
 
 

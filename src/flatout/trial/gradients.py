@@ -1,7 +1,7 @@
-"""Combine what each rank wrote of its first gradients into the `GradientNorms` of each optimizer.
+"""Combine the first gradients that each rank recorded into the `GradientNorms` of each optimizer.
 
 The norm of a parameter that is sharded over the ranks (DTensor) is the root of the sum of squares. If each rank has the
-complete parameter, the ranks' norms are bitwise equal once its gradient was reduced: their spread is kept, before and
+complete parameter, the ranks' norms are bitwise equal once its gradient is reduced: their spread is kept, before and
 after clipping.
 """
 

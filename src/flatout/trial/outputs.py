@@ -1,8 +1,8 @@
-"""Find what the script of a trial wrote, from the lines that its processes wrote, and remove halves of checkpoints.
+"""Find the files that a trial's script wrote, from the records of its processes, and remove halves of checkpoints.
 
 In: a trial's folder. Out: `Outputs`. A folder that the trial made for a checkpoint holds only half of it, because the
 other half was redirected: that folder is removed with what the trial wrote there, so that no later run takes it for a
-complete one. Folders that the trial made and left empty are removed too. All else that is new stays and is reported.
+complete one. Folders that the trial made and left empty are removed too. All other new files are kept and reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The paths that the script wrote to, each once."""
+    """The paths that the script wrote to, without duplicates."""
 
     overwritten: frozenset[str] = frozenset()  # the user's, that the script would have overwritten
     removed: frozenset[str] = frozenset()  # the user's, that the script would have removed or renamed
@@ -68,7 +68,8 @@ def settle_outputs(recording: Path, saved: Path) -> Outputs:
 def output_notes(outputs: Outputs) -> tuple[str, ...]:
     """Return the notes on these paths for the report of the tuning."""
     notes = []
-    kept = (outputs.overwritten | outputs.removed) - outputs.wrote  # what one trial has written, the next one finds
+    # A file that one trial wrote already exists for the next trial.
+    kept = (outputs.overwritten | outputs.removed) - outputs.wrote
     if kept:
         notes.append(
             f"the trials would have overwritten or removed {len(kept)} of your files, which are unchanged: "
@@ -99,6 +100,6 @@ def _clear(new_folders: set[str], redirected: Iterable[str], began_ns: int) -> N
                 with suppress(OSError):
                     if os.lstat(path).st_ctime_ns >= began_ns:
                         os.unlink(path)
-    for folder in sorted(new_folders, reverse=True):  # the inner ones first
+    for folder in sorted(new_folders, reverse=True):  # inner folders first
         with suppress(OSError):
             os.rmdir(folder)

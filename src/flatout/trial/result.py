@@ -17,7 +17,7 @@ from flatout.records.trial import Covariates, FailureCause, TrialOutcome, TrialR
 
 
 class _Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank wrote of the exception that ended it."""
+    """The exception that ended a rank, as the rank recorded it."""
 
     rank: int | None = None
     kind: str
@@ -26,7 +26,7 @@ class _Failure(msgspec.Struct, frozen=True, kw_only=True):
     unix_s: float = 0.0
 
 
-# In the output of a process that could not write a failure file: a launcher, or a rank that was killed.
+# Found in the output of a process that could not write a failure file: a launcher, or a rank that was killed.
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED"
     r"|DefaultCPUAllocator: can't allocate memory|^MemoryError|[Dd]etected \d+ oom[-_]kill event",
@@ -48,7 +48,7 @@ def trial_result(
     start_unix_s: float,
     output: Path,
 ) -> TrialResult:
-    """Return what the trial measured. `exit_code` is None if a signal ended it; `output` is the file of its output."""
+    """Return the trial's measurements. `exit_code` is None if a signal ended it; `output` is the file of its output."""
     ranks = recording.ranks if recording is not None else ()
     outcome, problem = _outcome(recording, exit_code, is_timed_out, limit_s, output)
     cause: FailureCause | None = "error" if outcome == "failed" else None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from flatout.records.tuning import TuningEnd, TuningStage
 from flatout.tune.state import TuningState
 
-RESERVED_PAIRS = 4  # of the final verdict
+RESERVED_PAIRS = 4  # reserved for the final verdict
 CANDIDATES_BETWEEN_BASELINES = 3
 LEAST_SCREENED = 4  # trials: two candidates between baselines
 
 
 class OutOfBudgetError(Exception):
-    """The time or the number of trials is used up; what was adopted so far stands."""
+    """The time or the number of trials is used up; the changes adopted so far are kept."""
 
     def __init__(self, end: TuningEnd) -> None:
         super().__init__(end.ended_by)

@@ -1,4 +1,4 @@
-"""One `flatout tune` from its options to its result: opened or resumed, guarded, tuned and written."""
+"""Run one `flatout tune` from its options to its result: open or resume the folder, tune, and write the results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TuneCommand:
         """Tune, resuming what is in the folder. KeyboardInterrupt and EndedBySignal end it; it can be resumed."""
         options = self.options
         runner = open_tuning(self.command, self.folder, options, warmup=self.warmup, force=self.force, say=say)
-        date = former_date(self.folder)  # of a tuning that is resumed
+        date = former_date(self.folder)  # the date of the tuning that is resumed
         try:
             with signals_raised(), guarded(runner.mark):
                 calibration = learned(history_path(), but=date) if options.uses_history else None
@@ -57,7 +57,7 @@ class TuneCommand:
 
 
 def check_knobs(knobs: Sequence[str], command: Sequence[str], allowed_safety: Safety) -> None:
-    """Raise UsageError before any trial for knobs that no job could be tuned by."""
+    """Raise UsageError before any trial if a knob cannot be used to tune any job."""
     parsed = [parse_knob(text) for text in knobs]
     check_apart(parsed)
     for knob in parsed:

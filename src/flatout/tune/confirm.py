@@ -1,4 +1,4 @@
-"""Confirm the best candidate on fresh pairs, and compare all that was adopted with the unchanged job."""
+"""Confirm the best candidate on fresh pairs, and compare all adopted changes with the unchanged job."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
 def _exclude_other_values(state: TuningState, adopted: Sequence[Change], screened: Sequence[Candidate]) -> None:
     """Exclude the other values of adopted knobs: the one applied before, and those that looked clearly worse.
 
-    A value that looked about as good is tried again later, next to what is applied then: one trial cannot say which
+    A value that looked about as good is tried again later, against the changes applied then: one trial cannot say which
     is better.
     """
     adopted_knobs = {change.knob.name for change in adopted}

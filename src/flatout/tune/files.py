@@ -1,4 +1,4 @@
-"""The folder of a tuning: its journal and lock, and what is written at its end."""
+"""The folder of a tuning: its journal, its lock, and the results written at its end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BUDGETS = ("budget_s", "max_trials")  # options that may differ when a tuning i
 
 
 class _Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read back of `tuning.json`."""
+    """The fields that are read back from `tuning.json`."""
 
     is_cut_short: bool = False
     why_ended: str = ""
@@ -203,7 +203,7 @@ def outcomes_of(result: TuneResult) -> list[PredictionRecord]:
     and never an estimate that was too high. For the same reason it is the plain mean of the pairs, whatever their
     verdict: `speedup` is corrected for selection, and nothing is selected here. Unsafe changes are excluded.
     """
-    if result.objective not in TIMES:  # what is predicted is time
+    if result.objective not in TIMES:  # predictions are of time
         return []
     machine, date = result.tuning.machine.get("device", ""), result.tuning.date
     pair_sd = result.floor.pair_sd(result.num_steps) if result.floor is not None else 0.0
@@ -245,7 +245,7 @@ def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Seq
     if is_better(result):
         lines.append(f"wrote {write(tuned_toml.emit(_masked(result.tuning)), folder, force=True)}")
     else:
-        _remove(folder / "tuned.toml")  # of this tuning before it was resumed
+        _remove(folder / "tuned.toml")  # written by this tuning before it was resumed
     write_new(folder / "tuning.json", tuning_json(result, command), force=True)
     return [*lines, *_others(result, folder / "files", apply=apply)] if is_better(result) else lines
 
@@ -293,7 +293,7 @@ def _from_here(path: Path) -> str:
 
 
 def _masked(tuning: Tuning) -> Tuning:
-    """Return the tuning with secrets masked: its files are made to be shared, and what is not written is printed."""
+    """Return the tuning with secrets masked, because its files are made to be shared or are printed."""
     return msgspec.structs.replace(
         tuning, command=masked_command(tuning.command), sbatch_options=masked_command(tuning.sbatch_options)
     )

@@ -1,4 +1,4 @@
-"""Record what comes of each set that is tried, and build the result of a tuning from its state."""
+"""Record the outcome of each set that is tried, and build the result of a tuning from its state."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def trial_key(changes: ChangeSet, num_steps: int) -> str:
-    """Return a key that is the same for trials that run the same, whatever is predicted of their changes."""
+    """Return a key that is the same for trials that run the same, whatever the predictions for their changes."""
     settings = msgspec.structs.replace(changes, changes=())
     return f"{changes.name} {json.dumps(msgspec.to_builtins(settings), sort_keys=True)} {num_steps}"
 

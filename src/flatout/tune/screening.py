@@ -1,4 +1,4 @@
-"""Screening: one trial of each candidate between fresh baselines. It selects whom to confirm, and claims nothing."""
+"""Screening: one trial per candidate between fresh baselines. It selects candidates to confirm, and claims nothing."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def screen_candidates(state: TuningState, chosen: Sequence[Change], facts: JobFacts) -> list[Candidate]:
-    """Run one trial of each change, with baselines between them, and one of the better changes together.
+    """Run one trial of each change, with baselines between them, and one trial of the better changes together.
 
-    Return the sets that look better, best first. Only changes that are better than noise in their own trials are
-    tried together: another one could ride along and gain nothing, and has its trial in the next round. If none is
-    better than noise, all are tried together.
+    Return the sets that look better, best first. Only changes that are better than noise in their own trials are tried
+    together: any other change could be adopted with them without a gain, and has its trial in the next round. If none
+    is better than noise, all are tried together.
     """
     state.say(f"round {state.round}: screening {', '.join(change.name for change in chosen)}")
     for change in chosen:
@@ -162,7 +162,7 @@ def _noise(state: TuningState) -> NoiseFloor:
     """Return the noise floor of all trials with the applied changes."""
     try:
         return noise_floor(state.current_trials, objective=state.objective)
-    except UsageError:  # fewer than three
+    except UsageError:  # fewer than three trials
         assert state.floor is not None
         return state.floor
 

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP as exceptions, so that what asks a tuning to end also ends its job."""
+"""SIGTERM and SIGHUP as exceptions, so that a signal that ends a tuning also ends its job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class EndedBySignal(BaseException):
 
 @contextmanager
 def signals_raised() -> Iterator[None]:
-    """Raise EndedBySignal on SIGTERM and SIGHUP in the meantime, unless they are ignored, as under `nohup`."""
+    """Raise EndedBySignal on SIGTERM and SIGHUP inside the `with` block, unless they are ignored, as under `nohup`."""
 
     def end(number: int, _: object) -> None:
         raise EndedBySignal(number)

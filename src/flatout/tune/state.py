@@ -1,4 +1,4 @@
-"""What a tuning knows so far: the applied changes, what was tried, and the baseline's trials. The stages share it."""
+"""The state that the stages of a tuning share: the applied changes, the sets tried, and the baseline's trials."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class TuningState:
         self.baselines: list[TrialResult] = []
         self.current_trials: list[TrialResult] = []  # trials with the applied changes
         self.last_pairs: list[Pair] = []
-        self.num_confirmations = 0  # that were begun
-        self.against_original: Verdict | None = None  # of the set that the first confirmation of all adopted
+        self.num_confirmations = 0  # number of confirmations begun
+        self.against_original: Verdict | None = None  # verdict on the set that the first confirmation adopted
         self.floor: NoiseFloor | None = None
         self.first: Profiled | None = None  # the profile of the unchanged job
         self.profiled: Profiled | None = None  # the profile with the applied changes
@@ -57,7 +57,7 @@ class TuningState:
     def needs_final_pairs(self) -> bool:
         """Whether the set that is or will be adopted must still be compared with the unchanged job.
 
-        The first confirmation of all makes this comparison itself, on fresh pairs. Of several confirmations one may
+        The very first confirmation makes this comparison itself, on fresh pairs. Of several confirmations one may
         succeed by chance, so the result of a later one is not a claim yet.
         """
         return bool(self.applied) or self.num_confirmations > 1
@@ -66,7 +66,7 @@ class TuningState:
         return combine(self.applied, self.first.facts if self.first is not None else None)
 
     def with_added(self, added: Sequence[Change], facts: JobFacts) -> ChangeSet | None:
-        """Return the applied changes with these, each in place of its knob's value; None if they do not fit."""
+        """Return the applied changes with these, each replacing its knob's value; None if they do not fit."""
         added_knobs = {change.knob.name for change in added}
         wanted = [*(change for change in self.applied if change.knob.name not in added_knobs), *added]
         if next(conflicts(wanted, facts), None) is not None:

@@ -19,7 +19,7 @@ from flatout.verdict.cost import missing
 from flatout.verdict.judge import is_worth_more_pairs, judge
 
 MAX_FAILED_PAIRS = 2
-MAX_INVALID_PAIRS = 4  # and more than the valid ones: something is wrong that more pairs do not fix
+MAX_INVALID_PAIRS = 4  # and more than the valid pairs: more pairs would not fix the cause
 
 
 def trial(state: TuningState, changes: ChangeSet) -> TrialResult:
@@ -100,7 +100,7 @@ def _keep_baseline(state: TuningState, result: TrialResult) -> None:
 
 
 def is_fit(state: TuningState, result: TrialResult, changes: ChangeSet, added: Sequence[Change]) -> bool:
-    """Whether a screened trial can be compared; if not, why is recorded and its changes are excluded."""
+    """Whether a screened trial can be compared; if not, its changes are excluded and the reason is recorded."""
     outcome: TriedOutcome | None = None
     reason = result.problem
     if result.outcome == "out_of_memory":

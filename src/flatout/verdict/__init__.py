@@ -1,4 +1,4 @@
-"""Trials -> verdicts. Statistics only: nothing is read, written or started here.
+"""Turn trials into verdicts. This package is statistics only: it reads, writes and starts nothing.
 
 `judge.judge` decides from pairs of trials whether a candidate is better than the baseline, with an error rate that
 holds however often it is asked. `noise.noise_floor` measures how much trials of the same job differ, and

@@ -13,7 +13,7 @@ from flatout.errors import UsageError
 
 
 class InterimAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    num_pairs: int  # valid ones
+    num_pairs: int  # number of valid pairs
     level: float  # two-sided, of the interval
     equivalence_level: float  # one-sided, of each of the two tests for equivalence
 

@@ -1,9 +1,9 @@
-"""Mark pairs as invalid in which something other than the change differed.
+"""Mark pairs as invalid if something other than the change differed between their trials.
 
 Only covariates are examined, never the times, so that excluding pairs cannot favour an arm. A change may itself shift a
-covariate (bf16 draws more power and lowers the clocks): that is part of its effect. So a pair is invalid if the
-difference between its arms differs from that of the pairs before it, not if there is one. What no change can cause
-makes a pair invalid at once: a GPU error that is not the job's own, and other processes during one of its trials.
+covariate (bf16 draws more power and lowers the clocks): that is part of its effect. So a pair is invalid not
+if its arms differ, but if their difference differs from that of earlier pairs. Events that no change can cause make
+a pair invalid at once: a GPU error that is not the job's own, and other processes during one of its trials.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flatout.records.trial import Covariates, Pair, TrialResult
 from flatout.records.verdict import Objective
 from flatout.verdict.cost import missing
 
-# A GPU that does this is in no state to be measured, whichever arm it was.
+# A GPU that throttles for these reasons cannot be measured, whichever arm it ran.
 FAULTS = ("hardware_slowdown", "hardware_thermal", "power_brake")
 MAX_FAULT_SHARE = 0.05
 MIN_PAIRS_BEFORE = 3
@@ -41,7 +41,7 @@ _WATCHED: tuple[tuple[str, Callable[[Covariates], float | None], float], ...] = 
 
 
 def mark_invalid(pairs: Iterable[Pair], objective: Objective = "step_s") -> tuple[Pair, ...]:
-    """Return the pairs in order, each with its reason if it is invalid. A reason that it has already stays.
+    """Return the pairs in order, each with its reason if it is invalid. An existing reason is kept.
 
     A pair is judged by its own covariates and those of earlier pairs, so later pairs do not change the result.
     """
@@ -62,7 +62,7 @@ def _fault(pair: Pair, objective: Objective) -> str | None:
         return "the two trials ran on different nodes"
     if pair.baseline.session != pair.candidate.session:
         return "its two trials ran before and after an interruption"
-    for trial in (pair.baseline, pair.candidate):  # first, as it may be why a trial failed
+    for trial in (pair.baseline, pair.candidate):  # checked first, because it may be the reason why a trial failed
         error = _gpu_error(trial)
         if error is not None:
             return error
@@ -104,7 +104,7 @@ def _foreign_load(pair: Pair) -> str | None:
 
 
 def _differences(pair: Pair) -> dict[str, float]:
-    """Return candidate minus baseline for each covariate that both have."""
+    """Return candidate minus baseline for each covariate that both trials have."""
     result = {}
     for name, read, _ in _WATCHED:
         baseline, candidate = read(pair.baseline.covariates), read(pair.candidate.covariates)

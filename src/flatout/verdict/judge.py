@@ -25,7 +25,7 @@ from flatout.verdict.paired import Estimate, estimate
 from flatout.verdict.student import t_quantile
 
 MIN_EFFECT = 0.01
-MIN_PAIRS = 3  # for a slope, a mean and a spread
+MIN_PAIRS = 3  # needed to estimate a slope, a mean and a spread
 # The spread of fewer pairs than this may be small by chance (four runs that happened to take the same of two values):
 # it is taken as at least the noise floor's, and without a noise floor they are not judged. The noise floor comes from
 # earlier runs, so it is additional information on the spread.
@@ -99,10 +99,10 @@ def judge(
 
 
 def is_worth_more_pairs(verdict: Verdict) -> bool:
-    """Whether the verdict may still become better.
+    """Whether more pairs may still change the verdict to `better`.
 
-    Stopping if it is unlikely saves half of the trials that identical arms would take. It adds no false claim, because
-    the verdict stays `undecided`, although with more pairs it might have become `equivalent` or `worse`.
+    Stopping if that is unlikely saves half of the trials that identical arms would take. It adds no false claim,
+    because the verdict stays `undecided`, although with more pairs it might have become `equivalent` or `worse`.
     """
     if verdict.next_analysis is None:
         return False
@@ -110,7 +110,7 @@ def is_worth_more_pairs(verdict: Verdict) -> bool:
 
 
 def _due(interim: InterimPlan, num_pairs: int, is_last: bool, min_pairs: int) -> list[InterimAnalysis]:
-    """Return the analyses that `num_pairs` pairs have reached, and if these are the last, one of all of them."""
+    """Return the analyses that `num_pairs` pairs have reached, and, if these pairs are the last, one of all pairs."""
     due = [analysis for analysis in interim.analyses if analysis.num_pairs <= num_pairs]
     reached = due[-1].num_pairs if due else 0
     following = interim.after(reached)

@@ -50,7 +50,7 @@ def noise_floor(trials: Sequence[TrialResult], *, objective: Objective = "step_s
     freedom = len(costs) - 2
     steps = [_log_steps(trial, drop_spikes) for trial in usable]
     step_sd = math.sqrt(sum(float(s @ s) for s in steps) / max(sum(len(s) - 1 for s in steps), 1))
-    if objective not in TIMES:  # one number per trial: more steps would not make it more certain
+    if objective not in TIMES:  # the trial has one number, which more steps would not make more precise
         step_sd = 0.0
     length = _correlation_time(steps)
     num_steps = round(median(len(trial.step_s) for trial in usable))
@@ -164,7 +164,7 @@ def _expected_pairs(interim: InterimPlan, powers: Sequence[float]) -> float:
 
 
 def _lengths(max_steps: int) -> list[int]:
-    """Return the lengths to compare: 20 steps, then each 1.5 times the one before."""
+    """Return the lengths to compare: 20 steps, then each 1.5 times the previous."""
     lengths = [MIN_STEPS]
     while lengths[-1] * 1.5 <= max_steps:
         lengths.append(round(lengths[-1] * 1.5))
@@ -172,7 +172,7 @@ def _lengths(max_steps: int) -> list[int]:
 
 
 def _log_steps(trial: TrialResult, drop_spikes: bool) -> NDArray[np.float64]:
-    """Return the logarithms of the steps, less their mean."""
+    """Return the logarithms of the step times minus their mean."""
     steps = np.asarray(trial.step_s, dtype=np.float64)
     logs = np.log(without_spikes(steps) if drop_spikes else steps)
     return np.asarray(logs - logs.mean())

@@ -20,14 +20,14 @@ from flatout.verdict.student import t_quantile
 
 Floats = NDArray[np.float64]
 
-FEWEST_FOR_DRIFT = 5  # balanced pairs
+FEWEST_FOR_DRIFT = 5  # least number of balanced pairs for which a drift is fitted
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """A mean of log ratios (the baseline's cost over the candidate's) and its uncertainty."""
 
     mean: float
-    sd: float  # of one pair
+    sd: float  # standard deviation of a single pair
     weight: float  # the standard error is sd / sqrt(weight): the number of pairs, if the orders are balanced
     degrees_of_freedom: int
 
@@ -36,14 +36,14 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return float(self.sd / self.weight**0.5)
 
     def half_width(self, level: float) -> float:
-        """Return half the length of the interval that misses the truth with this chance (two-sided)."""
+        """Return half the length of the interval that misses the true mean with probability `level` (two-sided)."""
         return t_quantile(level / 2, self.degrees_of_freedom) * self.standard_error
 
     def with_other_sd(self, sd: float, degrees_of_freedom: int) -> Estimate:
         """Return the estimate with the spread of other runs that have the same noise.
 
-        The larger spread is taken, with the degrees of freedom of both: it is at least the pooled spread, whose t has
-        as many.
+        The result has the larger of the two spreads, with the degrees of freedom of both. That is conservative: the
+        larger spread is at least the pooled spread, which has the same degrees of freedom.
         """
         return msgspec.structs.replace(
             self, sd=max(self.sd, sd), degrees_of_freedom=self.degrees_of_freedom + degrees_of_freedom

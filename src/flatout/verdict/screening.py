@@ -59,7 +59,7 @@ def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") ->
 
 
 def keep_best(screened: Sequence[Screened], *, share: float = KEPT_SHARE, least: int = 1) -> tuple[Screened, ...]:
-    """Return the best share, for the next round (successive halving, Jamieson and Talwalkar 2016)."""
+    """Return the best share of the candidates, for the next round (successive halving, Jamieson and Talwalkar 2016)."""
     ordered = sorted(screened, key=lambda candidate: (-candidate.speedup, candidate.arm))
     return tuple(ordered[: max(math.ceil(len(ordered) * share), least)])
 
