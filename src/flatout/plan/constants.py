@@ -14,39 +14,39 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """Shares of a rate, multiples of a time, or seconds (`_s`)."""
+    """The constants: shares of a rate, multiples of a time, or seconds (`_s`)."""
 
-    matmul: float = 0.95  # share of the best matmul's rate that large matmuls inside a model reach
-    balance: float = 1.0  # memory traffic of a matmul, over that of reading and writing its three matrices once
-    waves: float = 0.3  # share of the loss from a last, partly filled wave of tiles that shows
-    flash: float = 0.55  # rate of fused attention, as a share of the same rate
+    matmul: float = 0.95  # rate of large matmuls inside a model, as a share of the best matmul's rate
+    balance: float = 1.0  # memory traffic of a matmul, relative to reading or writing each of its three matrices once
+    waves: float = 0.3  # exposed share of the loss from a partly filled last wave of tiles
+    flash: float = 0.55  # rate of fused attention, as a share of the best matmul's rate
     flash_early: float = 0.7  # the same for FlashAttention 2 on an A100 (arXiv 2307.08691: 190 of 312 TFLOP/s)
     flash_ported: float = 0.65  # part of that share on later GPUs (arXiv 2407.08608: 35 % of an H100's peak)
     flash_first: float = 0.5  # part of that share with FlashAttention 1 (arXiv 2307.08691: half the rate)
     scores: float = 0.5  # rate of unfused attention's matmuls
     alignment: float = 8.0  # slowdown by heads of a size that 8 does not divide: no matrix units, or half idle
-    elementwise: float = 1.0  # time of norms, activations, dropout and residuals over their traffic's
-    eager: float = 2.0  # the same where software fuses none of them, over where it does
-    cast: float = 1.0  # the same for quantisation
-    backward: float = 1.1  # time per operation of a backward matmul over a forward one's
-    experts: float = 0.8  # share of a plain matmul's rate that one grouped by experts reaches
+    elementwise: float = 1.0  # time of norms, activations, dropout and residuals, relative to their traffic's
+    eager: float = 2.0  # factor on that time if the software does not fuse these operations
+    cast: float = 1.0  # time of quantisation, relative to its traffic's
+    backward: float = 1.1  # time per operation of a backward matmul, relative to a forward matmul
+    experts: float = 0.8  # rate of a matmul grouped by experts, as a share of a plain matmul's rate
     launch_s: float = 3e-6  # gap between kernels
-    host_s: float = 25e-6  # of the host per kernel, in Python: where the GPU is quicker, it waits
+    host_s: float = 25e-6  # host time per kernel launched from Python: if the GPU is faster, it waits
     link: float = 0.7  # share of NVLink's rate that a collective reaches
-    nic: float = 0.8  # share of the network's
-    exchange: float = 0.7  # time of the experts' dispatch and combine over their bytes' at those rates
+    nic: float = 0.8  # share of the network's rate that a collective reaches
+    exchange: float = 0.7  # time of the experts' dispatch and combine, relative to their bytes at those rates
     latency: float = 1.0  # multiple of NCCL's own table of latencies
-    overlap: float = 0.8  # share of a collective that compute hides, of what it can hide
+    overlap: float = 0.8  # share that compute hides of the part of a collective that it could hide
     expert_overlap: float = 0.5  # the same for the experts' dispatch and combine
     tensor_overlap: float = 0.7  # share of tensor-parallel communication that software with such an overlap hides
-    sends: float = 0.5  # share of the pipeline's transfers in steady state that is exposed
-    jitter: float = 0.01  # share of the step, for each doubling of the number of nodes
-    low: float = 0.9  # share of the peak that fp8 and fp4 matmuls reach, over that of 16-bit ones
-    update: float = 1.5  # time of the optimizer over its traffic's
+    sends: float = 0.5  # exposed share of the pipeline's steady-state transfers
+    jitter: float = 0.01  # share of the step added by each doubling of the number of nodes
+    low: float = 0.9  # share of the peak that fp8 and fp4 matmuls reach, relative to that of 16-bit matmuls
+    update: float = 1.5  # time of the optimizer, relative to its traffic's
 
 
 NAMES = tuple(field.name for field in fields(Constants))
-# Standard deviation of the logarithm before any run was seen: 0.2 is "known within 20 %".
+# Prior standard deviation of each constant's logarithm: 0.2 means "known within 20 %".
 PRIOR_SD = {
     "matmul": 0.1,
     "balance": 0.5,
@@ -80,7 +80,7 @@ PRIOR = Constants()
 
 
 def to_logs(constants: Constants) -> npt.NDArray[np.float64]:
-    """Return the logarithms in the order of `NAMES`."""
+    """Return the constants' logarithms in the order of `NAMES`."""
     return np.log([getattr(constants, name) for name in NAMES])
 
 

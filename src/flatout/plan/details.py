@@ -1,7 +1,7 @@
-"""What a page shows of a plan's best layout: each stage's time and memory, its pipeline, and the Pareto front.
+"""The details of a plan's best layout for its page: each stage's time and memory, the pipeline, and the Pareto front.
 
-In: the search context and the plan. Out: a `PlanDetails`. Nothing here predicts again: stages share out what the model
-predicts for the stage that uses the most memory and for the complete step.
+In: the search context and the plan. Out: a `PlanDetails`. Nothing is predicted separately: the model's predictions for
+the complete step and for the stage that uses the most memory are distributed over the stages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flatout.records.plan_details import PipelineInterval, PlanDetails, StageMem
 _BY_INDEX = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
 Pipeline = tuple[tuple[PipelineInterval, ...], ...]  # by stage
 _STATES = ("weights", "gradients", "optimizer")
-# One third of a layer's compute is forward; with full recomputation, a quarter.
+# The forward is one third of a layer's compute; with full recomputation, a quarter.
 FORWARD_SHARE, FORWARD_SHARE_RECOMPUTED = 1 / 3, 0.25
 
 
@@ -43,16 +43,16 @@ def details(context: SearchContext, plan: Plan) -> PlanDetails:
 
 
 def layers_of_stages(num_layers: int, pp: int) -> list[int]:
-    """Return the layers of each stage; where they do not divide, the last one, which also has the logits, has fewer."""
+    """Return the number of layers of each stage; if they do not divide evenly, the last stage has fewer."""
     most = -(-num_layers // pp)
     return [most] * (pp - 1) + [num_layers - most * (pp - 1)]
 
 
 def stage_seconds(planned: PlannedLayout, num_layers: int) -> list[float]:
-    """Return the seconds of one micro-batch on each stage, forward and backward.
+    """Return the seconds that one micro-batch takes on each stage, forward and backward together.
 
-    All layers take the same time, and the last stage has the logits. These two unknowns follow from the mean stage and
-    the slowest one of the prediction.
+    All layers take the same time, and the last stage also computes the logits. These two unknowns follow from the
+    predicted times of the mean and the slowest stage.
     """
     layout, parts = planned.layout, planned.parts_s
     busy_s = sum(parts.get(name, 0.0) for name in ("compute", "tensor_parallel", "context_parallel", "expert_parallel"))
@@ -73,9 +73,9 @@ def stage_seconds(planned: PlannedLayout, num_layers: int) -> list[float]:
 
 
 def drawn_pipeline(planned: PlannedLayout, num_layers: int) -> Pipeline:
-    """Play the layout's schedule in the predicted seconds of its stages.
+    """Simulate the layout's schedule with the predicted seconds of its stages.
 
-    Backward has twice forward's operations, and with full recomputation forward's once more.
+    The backward has twice the operations of the forward, or with full recomputation three times as many.
     """
     layout = planned.layout
     stages_s = stage_seconds(planned, num_layers)
@@ -88,7 +88,7 @@ def drawn_pipeline(planned: PlannedLayout, num_layers: int) -> Pipeline:
         [stage_s * forward_share for stage_s in stages_s],
         [stage_s * (1.0 - forward_share) for stage_s in stages_s],
         schedule=layout.schedule if layout.pp > 1 else "1f1b",
-        # Half of the backward without what is recomputed: F + (B + W), or F + (F + B + W).
+        # Half of the backward without recomputation: F + (B + W), or F + (F + B + W).
         weights_share=1 / 3 if is_recomputed else 0.5,
     )
 
@@ -96,8 +96,8 @@ def drawn_pipeline(planned: PlannedLayout, num_layers: int) -> Pipeline:
 def stage_memory(context: SearchContext, layout: Layout, pipeline: Pipeline) -> tuple[StageMemory, ...]:
     """Return the bytes of each stage.
 
-    Activations follow the micro-batches that a stage holds in its schedule; the first stage has the embedding, the last
-    one the logits.
+    Activations depend on the micro-batches that the stage holds in its schedule; the first stage has the embedding, and
+    the last stage has the logits.
     """
     inputs = _inputs_of(context, layout)
     constants = MemoryConstants()
@@ -132,12 +132,12 @@ def stage_memory(context: SearchContext, layout: Layout, pipeline: Pipeline) -> 
 
 
 def _scalar(column: Any) -> float:
-    """Return the value of inputs of one row."""
+    """Return the scalar value of a column of single-row inputs."""
     return float(np.ravel(column)[0])
 
 
 def _inputs_of(context: SearchContext, layout: Layout) -> CostModelInputs:
-    """Return the layout as the only row of a search."""
+    """Return the cost model's inputs for this layout alone."""
     values = {name: float(getattr(layout, name)) for name in layout.__struct_fields__ if name not in _BY_INDEX}
     values |= {name: float(names.index(getattr(layout, name))) for name, names in _BY_INDEX.items()}
     values |= {"sp": float(layout.sequence_parallel), "num_micro": float(layout.num_micro_batches)}
@@ -147,7 +147,7 @@ def _inputs_of(context: SearchContext, layout: Layout) -> CostModelInputs:
 
 
 def _state_shares(inputs: CostModelInputs, counts: list[int]) -> list[float]:
-    """Return each stage's share of the parameters of the rank that has the most; middle stages have no vocabulary."""
+    """Return each stage's parameters relative to the largest rank's; middle stages have no vocabulary."""
     most_layers = _scalar(sizes.layers_of_largest_stage(inputs))
     everything = _scalar(sizes.dense_parameters(inputs) + sizes.expert_parameters(inputs))
     table = _scalar(inputs.vocab * inputs.hidden / inputs.tp)
@@ -161,7 +161,7 @@ def _state_shares(inputs: CostModelInputs, counts: list[int]) -> list[float]:
 def _activations(inputs: CostModelInputs, layout: Layout, pipeline: Pipeline, counts: list[int]) -> list[float]:
     """Return the bytes of each stage's activations.
 
-    They grow by the same for each micro-batch in flight: the two terms follow from the model at one and at many.
+    They grow linearly with the micro-batches in flight; both terms follow from the model at one and at many of them.
     """
 
     def held_bytes(case: CostModelInputs) -> float:

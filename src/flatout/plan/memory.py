@@ -1,8 +1,8 @@
-"""The memory of the rank that uses the most, in parts that add up to it.
+"""The memory of the rank that uses the most, broken down into parts that sum to it.
 
-Activations of a layer, in bytes per token: the terms of Korthikanti et al. (arXiv 2205.05198, table 2), written for any
-shape. A textbook sum is 20-40 % short of what the driver counts, so the allocator's loss and what lives outside it (the
-CUDA context, NCCL's buffers) are constants fitted to published peaks.
+A layer's activations, in bytes per token, are counted with the terms of Korthikanti et al. (arXiv 2205.05198, table 2),
+generalized to any shape. Such a sum is 20-40 % below what the driver reports, so the allocator's overhead and the
+memory outside the allocator (the CUDA context, NCCL's buffers) are constants fitted to published peaks.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "overhead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConstants:
-    """Constants set by the published peaks; the kernels' constants have no part in them."""
+    """Constants of the memory model, fitted to published peaks independently of the time model's constants."""
 
-    context_bytes: float = 1.5e9  # of CUDA's context, with loaded kernels
-    group_bytes: float = 0.6e9  # NCCL's buffers for each kind of group that a rank is in
-    allocator: float = 1.1  # reserved over allocated
-    activations: float = 1.1  # held over counted ones: workspaces, and copies that frameworks keep
+    context_bytes: float = 1.5e9  # CUDA context, including loaded kernels
+    group_bytes: float = 0.6e9  # NCCL's buffers per kind of group that a rank belongs to
+    allocator: float = 1.1  # reserved memory relative to allocated memory
+    activations: float = 1.1  # held relative to counted activations: workspaces, and copies that frameworks keep
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes of the rank that uses the most; columns of one length."""
+    """Bytes used by the rank that uses the most, as columns of equal length."""
 
     total: Column
     parts: dict[str, Column]
 
 
 def memory(inputs: CostModelInputs, constants: MemoryConstants) -> MemoryEstimate:
-    """Predict every row of the inputs."""
+    """Predict the memory of every row of the inputs."""
     dense, expert = sizes.dense_parameters(inputs), sizes.expert_parameters(inputs)
     shards, expert_shards = sizes.shards(inputs)
 
@@ -76,16 +76,20 @@ def memory(inputs: CostModelInputs, constants: MemoryConstants) -> MemoryEstimat
 
 
 def logits_bytes(inputs: CostModelInputs) -> Column:
-    """Return the logits of the last stage: 16 bits and fp32 for each micro-batch held, and one gradient in 16 bits."""
+    """Return the bytes of the last stage's logits.
+
+    Each micro-batch held needs them in 16 bits and in fp32; one gradient in 16 bits is added.
+    """
     held = np.where(inputs.gpipe > 0, inputs.num_micro, 1.0)
     return inputs.micro_batch * inputs.seq / inputs.cp * inputs.vocab / inputs.tp * (6.0 * held + 2.0)
 
 
 def micro_batches_held(inputs: CostModelInputs) -> tuple[Column, Column]:
-    """Return the most micro-batches that the first stage and the last one hold.
+    """Return the maximum number of micro-batches that the first and the last stage hold.
 
-    Of m on p stages: p and 1 (1F1B); all m (GPipe); with interleaving into v chunks p + (p - 1) / v, and those of all
-    chunks but one (Narayanan et al., arXiv 2104.04473, 2.2).
+    With m micro-batches on p stages, these are p and 1 for 1F1B, and m and m for GPipe. With interleaving into v chunks,
+    the first stage holds p + (p - 1) / v, and the last stage ((v - 1) p + 1) / v (Narayanan et al., arXiv 2104.04473,
+    2.2).
     """
     first = np.minimum(inputs.pp + np.where(inputs.vpp > 1, (inputs.pp - 1.0) / inputs.vpp, 0.0), inputs.num_micro)
     last = ((inputs.vpp - 1.0) * inputs.pp + 1.0) / inputs.vpp
@@ -93,9 +97,9 @@ def micro_batches_held(inputs: CostModelInputs) -> tuple[Column, Column]:
 
 
 def _activation_bytes_per_token(inputs: CostModelInputs) -> tuple[Column, Column]:
-    """Return the bytes of the largest stage: for each micro-batch that it holds, and once.
+    """Return the largest stage's activation bytes per token: those per micro-batch held, and those needed only once.
 
-    Full recompute keeps each layer's input, and one layer in full.
+    Full recomputation keeps each layer's input, and the activations of one complete layer.
     """
     layers = sizes.layers_of_largest_stage(inputs)
     whole = _layer_bytes_per_token(inputs)
@@ -108,17 +112,16 @@ def _activation_bytes_per_token(inputs: CostModelInputs) -> tuple[Column, Column
 
 
 def _score_bytes_per_token(inputs: CostModelInputs) -> Column:
-    """Return the bytes of unfused attention's scores: softmax's output, dropout's mask and output: 5 a s bytes."""
+    """Return the bytes of unfused attention's scores: 5 a s for softmax's output and dropout's mask and output."""
     return np.where(inputs.fused > 0, 0.0, 5.0 * inputs.heads * inputs.attended / inputs.tp)
 
 
 def _layer_bytes_per_token(inputs: CostModelInputs) -> Column:
     """Return the bytes of one layer's activations.
 
-    On all tokens, or with sequence parallelism this rank's share: two norms' inputs, two matmuls' inputs and two
-    dropout masks, 10 h. Split by TP: queries, keys and values, attention's output, and the feed-forward network's
-    inner widths (each of the up products' outputs, and the activation's). Experts keep each token's copy in and out
-    as well.
+    For all tokens, or with sequence parallelism this rank's share: 10 h for the inputs of two norms and two matmuls, and
+    two dropout masks. Split by TP: queries, keys and values, attention's output, and the feed-forward network's inner
+    widths (the outputs of each up projection and of the activation). Experts also keep each token's copy, in and out.
     """
     shared = 10.0 * inputs.hidden / np.where(inputs.sp > 0, inputs.tp, 1.0)
     share_moe = inputs.moe_layers / inputs.layers

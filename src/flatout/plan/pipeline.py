@@ -1,12 +1,12 @@
-"""A pipeline schedule played through: when each stage computes what, and when it waits.
+"""Simulate a pipeline schedule: when each stage computes which operation, and when it waits.
 
 In: the number of stages, micro-batches and chunks, and how long a stage's forward and backward take. Out: intervals.
-Every stage works through its own fixed order, as the frameworks' schedules do; an operation begins when its stage
-is free and what it needs has arrived. Sends take no time here: the model charges them separately.
+Every stage executes its operations in a fixed order, as in the frameworks' schedules; an operation begins when its
+stage is free and its inputs have arrived. Sends take no time here: the cost model accounts for them separately.
 
 Orders: GPipe (Huang et al., arXiv 1811.06965); 1F1B and interleaved 1F1B (Narayanan et al., arXiv 2104.04473, 2.2, as
 Megatron-LM's `schedules.py` deals the micro-batches); zero-bubble H1 (Qi et al., arXiv 2401.10241, 2.2), in which the
-gradients of weights are a stage's number of micro-batches late.
+weight gradients are delayed by as many micro-batches as the stage's index.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from flatout.records.plan_details import PipelineInterval
 
-# Kinds of operations: forward, backward (of inputs, where weights' gradients are separate), gradients of weights.
+# Kinds of operations: forward, backward (of inputs only, if weight gradients are separate), weight gradients.
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
 
 
 class Operation(NamedTuple):
-    """A piece of one stage's work."""
+    """One operation of a stage on one micro-batch."""
 
     kind: str
     chunk: int  # of the stage
@@ -38,10 +38,10 @@ def simulate(
     schedule: str = "1f1b",
     weights_share: float = 0.5,
 ) -> tuple[tuple[PipelineInterval, ...], ...]:
-    """Return the intervals of each stage, in the order of time.
+    """Return the intervals of each stage in chronological order.
 
-    `forward_s` and `backward_s` are of one micro-batch through all chunks of a stage, one value per stage.
-    `weights_share` of the backward is what zero-bubble defers.
+    `forward_s` and `backward_s` have one value per stage: the time of one micro-batch through all chunks of the stage.
+    `weights_share` is the share of the backward that zero-bubble defers.
     """
     defers_weights = schedule == "zero-bubble"
     stages = []
@@ -63,7 +63,7 @@ def simulate(
 
 
 class _Stage:
-    """One stage on its way through its order."""
+    """The state of one stage during the simulation."""
 
     def __init__(
         self, number: int, order: list[Operation], lengths_s: dict[str, float], num_stages: int, num_chunks: int
@@ -100,17 +100,17 @@ class _Stage:
 
 
 def bubble_share(intervals: Sequence[Sequence[PipelineInterval]]) -> float:
-    """Return the idle time of all stages over all their time, from the first operation to the last."""
+    """Return the idle share of all stages' time, from the start of the first operation to the end of the last."""
     last_end_s = max(stage[-1].end_s for stage in intervals)
     busy_s = sum(interval.end_s - interval.start_s for stage in intervals for interval in stage)
     return 1.0 - busy_s / (last_end_s * len(intervals))
 
 
 def most_in_flight(intervals: Sequence[PipelineInterval]) -> int:
-    """Return the most chunks of micro-batches whose activations one stage holds at once.
+    """Return the maximum number of micro-batch chunks whose activations a stage holds at once.
 
-    With a deferred gradient of weights, the activations are held until the gradient of inputs is done: what the
-    weights' gradient needs of them is small in comparison.
+    With deferred weight gradients, the activations count as held until the input gradient is done, because the part that
+    the weight gradient still needs is small in comparison.
     """
     held = most = 0
     for interval in intervals:
@@ -120,7 +120,10 @@ def most_in_flight(intervals: Sequence[PipelineInterval]) -> int:
 
 
 def _needs(stage: int, operation: Operation, num_stages: int, num_chunks: int) -> list[tuple[int, Operation]]:
-    """Return the stages and operations that one waits for. Chunk c of stage s is the model's part c * stages + s."""
+    """Return the stages and operations that an operation waits for.
+
+    Chunk c of stage s is part c * num_stages + s of the model.
+    """
     kind, chunk, micro_batch = operation
     own_forward = (stage, Operation(FORWARD, chunk, micro_batch))
     if kind == WEIGHTS:
@@ -139,7 +142,7 @@ def _operation_of_part(part: int, kind: str, micro_batch: int, num_stages: int) 
 
 
 def _order(schedule: str, stage: int, num_stages: int, num_micro: int, num_chunks: int) -> list[Operation]:
-    """Return the order in which a stage works."""
+    """Return the operations of a stage in the order of execution."""
     if num_chunks > 1:
         return _interleaved(stage, num_stages, num_micro, num_chunks)
     forwards = [Operation(FORWARD, 0, micro) for micro in range(num_micro)]
@@ -152,7 +155,7 @@ def _order(schedule: str, stage: int, num_stages: int, num_micro: int, num_chunk
 
 
 def _alternating(forwards: list[Operation], backwards: list[Operation], num_warm_up: int) -> list[Operation]:
-    """Return the forwards of the warm-up, then a forward and a backward in turn, then the backwards that are left."""
+    """Return the warm-up's forwards, then alternating forwards and backwards, then the remaining backwards."""
     order = forwards[:num_warm_up]
     for number, backward in enumerate(backwards):
         order += forwards[num_warm_up + number : num_warm_up + number + 1]
@@ -161,7 +164,7 @@ def _alternating(forwards: list[Operation], backwards: list[Operation], num_warm
 
 
 def _with_late_weights(order: list[Operation], stage: int, num_micro: int) -> list[Operation]:
-    """Return the order with the gradients of weights, `stage` micro-batches after their backward."""
+    """Return the order with each weight gradient inserted `stage` micro-batches after its backward."""
     with_weights: list[Operation] = []
     for operation in order:
         with_weights.append(operation)
@@ -172,8 +175,9 @@ def _with_late_weights(order: list[Operation], stage: int, num_micro: int) -> li
 
 
 def _interleaved(stage: int, num_stages: int, num_micro: int, num_chunks: int) -> list[Operation]:
-    """Return the order of interleaved chunks: groups of as many micro-batches as stages go through one chunk after
-    another (Megatron-LM's order).
+    """Return the order of interleaved chunks, as in Megatron-LM.
+
+    Micro-batches are grouped by the number of stages, and each group passes through one chunk after another.
     """
     size_of_group = num_stages * num_chunks
 
