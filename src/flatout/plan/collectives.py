@@ -1,9 +1,10 @@
-"""How long groups of GPUs exchange data: NVLink inside a domain, shared network adapters between domains.
+"""The time of communication in groups of GPUs: over NVLink within a domain, over shared adapters between domains.
 
-Bandwidth terms as in nccl-tests' doc/PERFORMANCE.md: all-reduce 2 (n-1)/n of the bytes over the bus, all-gather,
-reduce-scatter and all-to-all (n-1)/n. A ring that leaves the domain runs at the rate of the adapters next to its
-members there. Latencies: those of NCCL's src/graph/tuning.cc for the protocol Simple, one per step; all-gather and
-reduce-scatter go around a ring, an all-reduce twice around it or up and down a tree, whichever is quicker.
+Bandwidth terms follow nccl-tests' doc/PERFORMANCE.md: an all-reduce moves 2 (n-1)/n of the bytes over the bus;
+all-gather, reduce-scatter and all-to-all move (n-1)/n. A ring that leaves the domain runs at the rate of the adapters
+next to its members there. Latencies are those of NCCL's src/graph/tuning.cc for the protocol Simple, one per step: an
+all-gather or reduce-scatter goes around a ring once; an all-reduce goes around it twice, or up and down a tree,
+whichever is faster.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ BASE_S, HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 14e-6  # per call, per step over 
 
 
 def members_in_domain(inputs: CostModelInputs, size: Column, stride: Column) -> Column:
-    """Return how many of a group's members share an NVLink domain, if they are `stride` ranks apart."""
+    """Return how many members of a group share an NVLink domain, given members that are `stride` ranks apart."""
     return np.clip(np.floor(inputs.domain / stride), 1.0, size)
 
 
@@ -29,10 +30,7 @@ def all_gather_s(
     stride: Column,
     calls: Column = 1.0,
 ) -> Column:
-    """Return the seconds until each of `size` ranks has all `num_bytes`, in `calls` calls.
-
-    A reduce-scatter takes the same time.
-    """
+    """Return the seconds of an all-gather or reduce-scatter of `num_bytes` over `size` ranks, in `calls` calls."""
     inside = members_in_domain(inputs, size, stride)
     rate = _ring_rate(inputs, constants, size, inside, stride)
     transfer = num_bytes * (size - 1.0) / size / rate
@@ -43,7 +41,7 @@ def all_gather_s(
 def all_reduce_s(
     inputs: CostModelInputs, constants: Constants, num_bytes: Column, size: Column, stride: Column
 ) -> Column:
-    """Return the seconds until each of `size` ranks has the sum of `num_bytes`."""
+    """Return the seconds of an all-reduce of `num_bytes` over `size` ranks."""
     inside = members_in_domain(inputs, size, stride)
     rate = _ring_rate(inputs, constants, size, inside, stride)
     transfer = 2.0 * num_bytes * (size - 1.0) / size / rate
@@ -63,16 +61,16 @@ def _ring_latency_s(inputs: CostModelInputs, size: Column, inside: Column) -> Co
 def dispatch_s(
     inputs: CostModelInputs, constants: Constants, token_bytes: Column, topk: Column, size: Column, stride: Column
 ) -> Column:
-    """Return the seconds until each rank has sent each of its tokens to `topk` experts, spread evenly over the ranks.
+    """Return the seconds in which each rank sends its tokens to `topk` experts, spread evenly over the ranks.
 
-    A token crosses to another domain once, however many of its experts are there (DeepSeek-AI, arXiv 2412.19437,
-    3.2.2): of n domains, k experts reach n (1 - (1 - 1/n)^k) on average.
+    A token is sent to another domain only once, regardless of how many of its experts are there (DeepSeek-AI, arXiv
+    2412.19437, 3.2.2): on average, k experts are on n (1 - (1 - 1/n)^k) of n domains.
     """
     inside = members_in_domain(inputs, size, stride)
     domains = size / inside
     near = token_bytes * topk * (inside - 1.0) / inside / (inputs.link * constants.link)
     copies = (domains - 1.0) * (1.0 - (1.0 - 1.0 / domains) ** topk)
-    # Point to point, without a ring: DeepEP reaches the adapter's rate.
+    # These are point-to-point sends without a ring, for which DeepEP reaches the adapter's rate.
     far = token_bytes * copies / (inputs.nic * _core_share(inputs, size * stride, inputs.pod))
     network_hop = NETWORK_HOP_S * inputs.network_latency * (domains > 1)
     latency = constants.latency * (BASE_S + HOP_S * (inside - 1.0) + network_hop)
@@ -94,7 +92,7 @@ def _has_full_core(inputs: CostModelInputs) -> bool:
 
 
 def _core_share(inputs: CostModelInputs, span: Column, pod: Column) -> Column:
-    """Return the share of the adapters' rate that `span` consecutive GPUs have, less than 1 beyond a pod."""
+    """Return the share of the adapters' rate available to `span` consecutive GPUs: less than 1 beyond a pod."""
     if _has_full_core(inputs):
         return 1.0
     return np.where(span > pod, inputs.core, 1.0)
@@ -103,8 +101,8 @@ def _core_share(inputs: CostModelInputs, span: Column, pod: Column) -> Column:
 def _ring_rate(inputs: CostModelInputs, constants: Constants, size: Column, inside: Column, stride: Column) -> Column:
     """Return the rate of a ring.
 
-    Each member in a domain can use its own adapter: the rings of one node share its adapters evenly. On a network with
-    rails, a ring of GPUs with the same position in their nodes stays on its rail's switch for longer.
+    Each member in a domain can use its own adapter, and the rings of one node share its adapters evenly. On a network
+    with rails, a ring of GPUs at the same position in their nodes reaches further within its rail's switch.
     """
     between = inside * inputs.nic * constants.nic
     if not _has_full_core(inputs):

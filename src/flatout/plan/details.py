@@ -62,7 +62,7 @@ def stage_seconds(planned: PlannedLayout, num_layers: int) -> list[float]:
     slowest_s = mean_s + parts.get("imbalance", 0.0) / layout.num_micro_batches
     counts = layers_of_stages(num_layers, layout.pp)
     all_stages_s = mean_s * layout.pp
-    # Either a first stage is the slowest, or the last one.
+    # Assume that one of the first stages is the slowest; if that contradicts the prediction, the last stage is.
     layer_s = slowest_s / counts[0]
     logits_s = all_stages_s - num_layers * layer_s
     last_s = counts[-1] * layer_s + logits_s

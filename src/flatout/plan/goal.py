@@ -1,4 +1,4 @@
-"""How a plan reaches a goal: numbers of GPUs, days, interruptions.
+"""Estimate how a plan can reach a goal: with which number of GPUs, in how many days, with how many interruptions.
 
 In: a goal and a search context. Out: candidates, whose numbers have intervals. Money, energy and carbon are counted in
 `cost`.
@@ -22,14 +22,14 @@ from flatout.records.goal import Goal, GoalEstimate
 from flatout.records.plan import PlannedLayout
 
 S_PER_DAY = 86400.0
-GPUS_PER_NODE = 8  # of the nodes whose failures were counted
-MOST_TIMES_AS_MANY = 64  # GPUs, of the cluster's
+GPUS_PER_NODE = 8  # GPUs per node in the published failure counts
+MOST_TIMES_AS_MANY = 64  # maximum number of GPUs to consider, as a multiple of the cluster's
 LEAST_EFFECTIVE_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoalCandidate:
-    """A number of GPUs, with what reaching the goal on it takes."""
+    """A number of GPUs, with the time and the interruptions that reaching the goal on it takes."""
 
     num_gpus: int
     planned: PlannedLayout
@@ -42,9 +42,10 @@ class GoalCandidate:
 def candidates(
     context: SearchContext, goal: Goal, rates: Interruptions, fixed: tuple[str, ...] = ()
 ) -> Iterator[GoalCandidate]:
-    """Yield candidates, fewest GPUs first; numbers on which no layout is valid or fits are skipped.
+    """Yield candidates, fewest GPUs first.
 
-    So are those so small that not even the GPUs' peak would reach the goal in time.
+    Numbers of GPUs without a valid layout that fits are skipped, and so are those that could not reach the goal in time
+    even at the GPUs' peak.
     """
     cluster = context.spec.cluster
     least = _least_gpus_at_peak(context, goal)
@@ -58,7 +59,7 @@ def candidates(
 
 
 def _least_gpus_at_peak(context: SearchContext, goal: Goal) -> float:
-    """Return how many GPUs at their peak reach the goal in its time."""
+    """Return how many GPUs, computing at their peak, reach the goal in time."""
     if goal.days is None:
         return 1.0
     spec = context.spec
@@ -69,9 +70,9 @@ def _least_gpus_at_peak(context: SearchContext, goal: Goal) -> float:
 
 
 def numbers_of_gpus(of_cluster: int, per_node: int) -> list[int]:
-    """Return the cluster's number, and whole nodes by powers of two and halfway between them.
+    """Return the numbers of GPUs to consider: the cluster's, and powers of two of whole nodes and halfway between them.
 
-    The largest is `MOST_TIMES_AS_MANY` times the cluster's.
+    The largest is `MOST_TIMES_AS_MANY` times the cluster's number.
     """
     numbers = {of_cluster}
     nodes = 1
@@ -86,7 +87,7 @@ def numbers_of_gpus(of_cluster: int, per_node: int) -> list[int]:
 def candidate(
     context: SearchContext, goal: Goal, rates: Interruptions, num_gpus: int, fixed: tuple[str, ...] = ()
 ) -> GoalCandidate:
-    """Plan for this number of GPUs. InputError: no layout on them is valid and fits."""
+    """Return the candidate for this number of GPUs. InputError: no valid layout fits on them."""
     spec = context.spec
     resized = replace(spec, cluster=msgspec.structs.replace(spec.cluster, num_gpus=num_gpus))
     best = search(replace(context, spec=resized), num_layouts=1, fixed=fixed).layouts[0]
@@ -95,7 +96,10 @@ def candidate(
 
 
 def estimated(goal: Goal, rates: Interruptions, num_gpus: int, num_steps: int, planned: PlannedLayout) -> GoalCandidate:
-    """Estimate the calendar of the steps. Each end of an interval has the extremes of all that it rests on together."""
+    """Estimate the calendar time of the steps.
+
+    Each end of an interval combines the extremes of all its inputs.
+    """
     nodes = num_gpus / GPUS_PER_NODE
     share = _effective_share_estimate(rates, nodes)
     low_s, high_s = planned.step_time_interval_s
@@ -141,7 +145,7 @@ def _interruptions_estimate(rates: Interruptions, nodes: float, days: GoalEstima
     return GoalEstimate(
         value=expected(days.value, rates.typical),
         low=poisson_quantile(0.05, expected(days.low, lowest)),
-        # Of a rare event the quantile is 0: the expected number is then the largest that can be given.
+        # For a rare event, the quantile is 0, so the lower end must not exceed the expected number.
         high=max(poisson_quantile(0.95, most_expected), most_expected),
         source=f"{lowest.per_1000_node_days:g} to {highest.per_1000_node_days:g} per 1,000 node-days: "
         f"{', '.join(rate.name for rate in rates.rate)}",
@@ -149,10 +153,10 @@ def _interruptions_estimate(rates: Interruptions, nodes: float, days: GoalEstima
 
 
 def effective_share(num_nodes: float, per_1000_node_days: float, restart_s: float, checkpoint_s: float) -> float:
-    """Return the share of the time that makes progress.
+    """Return the share of the time in which the job makes progress.
 
     E[ETTR] = (1 - N r (u + dt / 2)) / (1 + w / dt) (Kokolis et al., arXiv 2410.21680), with the checkpoint interval of
-    Young, dt = sqrt(2 w / (N r)). Where interruptions come faster than restarts, the formula does not hold: at least
+    Young, dt = sqrt(2 w / (N r)). If interruptions are more frequent than restarts, the formula does not hold: at least
     5 % is returned.
     """
     rate = num_nodes * per_1000_node_days / 1000.0 / S_PER_DAY
@@ -162,7 +166,7 @@ def effective_share(num_nodes: float, per_1000_node_days: float, restart_s: floa
 
 
 def poisson_quantile(share: float, mean: float) -> float:
-    """Return the smallest number that is not exceeded with this probability."""
+    """Return the quantile of a Poisson distribution: the smallest number not exceeded with probability `share`."""
     if mean <= 0 or share <= math.exp(-mean):
         return 0.0
     return float(max(0, math.ceil(pdtrik(share, mean) - 1e-9)))

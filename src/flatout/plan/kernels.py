@@ -1,9 +1,9 @@
-"""How long one GPU computes: matrix multiplications by their shape, attention, and operations bound by memory.
+"""The compute time of one GPU: matrix multiplications by shape, attention, and memory-bound operations.
 
-An M x K by K x N matrix multiplication takes its operations at the reachable rate, times
+An M x K by K x N matrix multiplication takes the time of its operations at the reachable rate, times
 `1 + balance * (1/M + 1/N + 1/K)`: the second term is the time to move the three matrices, since operations / traffic =
-1 / (1/M + 1/N + 1/K) and `balance` is the GPU's operations per byte (roofline with both times added, which medium sizes
-obey better than their maximum). On top comes the last wave of 128 x 128 tiles that does not fill all SMs.
+1 / (1/M + 1/N + 1/K) and `balance` is the GPU's operations per byte (a roofline that adds both times, which fits medium
+sizes better than their maximum). The last wave of 128 x 128 tiles, which does not fill all SMs, adds to this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ TILE = 128
 def matmul_s(
     inputs: CostModelInputs, constants: Constants, m: Column, n: Column, k: Column, *, in_half: bool = False
 ) -> Column:
-    """Return the seconds of one multiplication; 0 where a side is 0. `in_half`: in 16 bits, whatever the precision."""
+    """Return the seconds of one matrix multiplication, 0 if a dimension is 0.
+
+    `in_half`: multiply in 16 bits, regardless of the precision.
+    """
     peak = inputs.half_peak if in_half else inputs.matmul_peak
     balance = inputs.half_balance if in_half else inputs.balance
     low_precision = 1.0 if in_half else 1.0 - inputs.is_low * (1.0 - constants.low)
@@ -35,11 +38,12 @@ def matmul_s(
 
 
 def attention_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> tuple[Column, Column]:
-    """Return the forward and backward seconds of the scores' part of one layer, without its projections.
+    """Return the forward and backward seconds of one layer's attention without its projections.
 
-    Fused (Dao, arXiv 2307.08691): the masked half is skipped, and backward has 2.5 times the operations of forward.
-    Unfused: all scores, written and read as fp16 by two multiplications, mask, softmax and dropout: 11 bytes each
-    (Korthikanti et al., arXiv 2205.05198, 4.1, count the same tensors), and about twice that backward.
+    Fused attention (Dao, arXiv 2307.08691) skips the masked half, and its backward has 2.5 times the operations of the
+    forward. Unfused attention computes all scores, and its two multiplications, mask, softmax and dropout write and read
+    them as fp16: 11 bytes per score (Korthikanti et al., arXiv 2205.05198, 4.1, count the same tensors), and about twice
+    as much in the backward.
     """
     operations = 4.0 * tokens * inputs.attended * inputs.score_width / inputs.tp
     rate = inputs.half_peak * constants.matmul
@@ -56,18 +60,18 @@ def attention_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -
 
 
 def _fused_share(inputs: CostModelInputs, constants: Constants) -> Column:
-    """Return the share of the rate that fused attention reaches, by its generation and the GPU's."""
+    """Return the share of the rate that fused attention reaches, from its generation and the GPU's."""
     ported = np.where(inputs.after_ampere > 0, constants.flash_ported, 1.0)
     first = np.where(inputs.first_flash > 0, constants.flash_first, 1.0)
     return np.where(inputs.late_attention > 0, constants.flash, constants.flash_early * ported * first)
 
 
 def elementwise_bytes(inputs: CostModelInputs, tokens: Column) -> tuple[Column, Column]:
-    """Return the bytes that one layer moves forward: on all tokens or this rank's share, and between its matmuls.
+    """Return the bytes that one layer's forward moves for norms and residuals, and between its matmuls.
 
-    Two norms (read, write) and two residuals with dropout (read twice, write) of `hidden`: 2 * 4 + 2 * 6 bytes per
-    token; rotary or bias on the projections 4; the activation reads one or two widths of the feed-forward network and
-    writes one.
+    Two norms (read, write) and two residuals with dropout (read twice, write) over `hidden` move 2 * 4 + 2 * 6 bytes per
+    token and element. Rotary embeddings or biases move 4 bytes per element of the projections, and the activation reads
+    one or two widths of the feed-forward network and writes one.
     """
     norms = 20.0 * tokens * inputs.hidden
     moe_share = sizes.moe_share(inputs)
@@ -80,9 +84,9 @@ def elementwise_bytes(inputs: CostModelInputs, tokens: Column) -> tuple[Column, 
 
 
 def cast_bytes(inputs: CostModelInputs, tokens: Column) -> Column:
-    """Return the bytes moved forward to quantise the inputs of one layer's matmuls.
+    """Return the bytes that one layer's forward moves to quantise the inputs of its matmuls.
 
-    2 are read and 1 is written in each of two orders.
+    For each of two memory orders, 2 bytes per element are read and 1 is written.
     """
     ffn_width = inputs.ffn + inputs.shared_ffn + inputs.topk * inputs.expert_ffn
     widths = 2.0 * inputs.hidden + (inputs.out_width + ffn_width) / inputs.tp

@@ -87,9 +87,9 @@ def logits_bytes(inputs: CostModelInputs) -> Column:
 def micro_batches_held(inputs: CostModelInputs) -> tuple[Column, Column]:
     """Return the maximum number of micro-batches that the first and the last stage hold.
 
-    With m micro-batches on p stages, these are p and 1 for 1F1B, and m and m for GPipe. With interleaving into v chunks,
-    the first stage holds p + (p - 1) / v, and the last stage ((v - 1) p + 1) / v (Narayanan et al., arXiv 2104.04473,
-    2.2).
+    With m micro-batches on p stages, these are p and 1 for 1F1B, and m and m for GPipe. With interleaving into v
+    chunks, the first stage holds p + (p - 1) / v, and the last stage ((v - 1) p + 1) / v (Narayanan et al.,
+    arXiv 2104.04473, 2.2).
     """
     first = np.minimum(inputs.pp + np.where(inputs.vpp > 1, (inputs.pp - 1.0) / inputs.vpp, 0.0), inputs.num_micro)
     last = ((inputs.vpp - 1.0) * inputs.pp + 1.0) / inputs.vpp
@@ -119,9 +119,10 @@ def _score_bytes_per_token(inputs: CostModelInputs) -> Column:
 def _layer_bytes_per_token(inputs: CostModelInputs) -> Column:
     """Return the bytes of one layer's activations.
 
-    For all tokens, or with sequence parallelism this rank's share: 10 h for the inputs of two norms and two matmuls, and
-    two dropout masks. Split by TP: queries, keys and values, attention's output, and the feed-forward network's inner
-    widths (the outputs of each up projection and of the activation). Experts also keep each token's copy, in and out.
+    For all tokens, or with sequence parallelism this rank's share: 10 h for the inputs of two norms and two matmuls,
+    and two dropout masks. Split by TP: queries, keys and values, attention's output, and the feed-forward network's
+    inner widths (the outputs of each up projection and of the activation). Experts also keep each token's copy, in and
+    out.
     """
     shared = 10.0 * inputs.hidden / np.where(inputs.sp > 0, inputs.tp, 1.0)
     share_moe = inputs.moe_layers / inputs.layers

@@ -109,8 +109,8 @@ def bubble_share(intervals: Sequence[Sequence[PipelineInterval]]) -> float:
 def most_in_flight(intervals: Sequence[PipelineInterval]) -> int:
     """Return the maximum number of micro-batch chunks whose activations a stage holds at once.
 
-    With deferred weight gradients, the activations count as held until the input gradient is done, because the part that
-    the weight gradient still needs is small in comparison.
+    With deferred weight gradients, the activations count as held until the input gradient is done, because the part
+    that the weight gradient still needs is small in comparison.
     """
     held = most = 0
     for interval in intervals:
