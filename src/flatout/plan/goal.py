@@ -145,7 +145,7 @@ def _interruptions_estimate(rates: Interruptions, nodes: float, days: GoalEstima
     return GoalEstimate(
         value=expected(days.value, rates.typical),
         low=poisson_quantile(0.05, expected(days.low, lowest)),
-        # For a rare event, the quantile is 0, so the lower end must not exceed the expected number.
+        # For a rare event, the quantile can be 0, so the upper end is at least the expected number.
         high=max(poisson_quantile(0.95, most_expected), most_expected),
         source=f"{lowest.per_1000_node_days:g} to {highest.per_1000_node_days:g} per 1,000 node-days: "
         f"{', '.join(rate.name for rate in rates.rate)}",

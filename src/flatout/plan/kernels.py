@@ -41,9 +41,9 @@ def attention_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -
     """Return the forward and backward seconds of one layer's attention without its projections.
 
     Fused attention (Dao, arXiv 2307.08691) skips the masked half, and its backward has 2.5 times the operations of the
-    forward. Unfused attention computes all scores, and its two multiplications, mask, softmax and dropout write and read
-    them as fp16: 11 bytes per score (Korthikanti et al., arXiv 2205.05198, 4.1, count the same tensors), and about twice
-    as much in the backward.
+    forward. Unfused attention computes all scores, and its two multiplications, mask, softmax and dropout write and
+    read them as fp16: 11 bytes per score (Korthikanti et al., arXiv 2205.05198, 4.1, count the same tensors), and about
+    twice as much in the backward.
     """
     operations = 4.0 * tokens * inputs.attended * inputs.score_width / inputs.tp
     rate = inputs.half_peak * constants.matmul
@@ -69,9 +69,9 @@ def _fused_share(inputs: CostModelInputs, constants: Constants) -> Column:
 def elementwise_bytes(inputs: CostModelInputs, tokens: Column) -> tuple[Column, Column]:
     """Return the bytes that one layer's forward moves for norms and residuals, and between its matmuls.
 
-    Two norms (read, write) and two residuals with dropout (read twice, write) over `hidden` move 2 * 4 + 2 * 6 bytes per
-    token and element. Rotary embeddings or biases move 4 bytes per element of the projections, and the activation reads
-    one or two widths of the feed-forward network and writes one.
+    Two norms (read, write) and two residuals with dropout (read twice, write) over `hidden` move 2 * 4 + 2 * 6 bytes
+    per token and element. Rotary embeddings or biases move 4 bytes per element of the projections, and the activation
+    reads one or two widths of the feed-forward network and writes one.
     """
     norms = 20.0 * tokens * inputs.hidden
     moe_share = sizes.moe_share(inputs)
