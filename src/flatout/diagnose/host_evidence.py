@@ -14,9 +14,9 @@ import msgspec
 from flatout.records.recording import GpuUse, HostUse, Recording
 from flatout.units import bytes_per_s
 
-BUSY_CORES = 0.9  # of the cores that the process may use
-BUSY_DISK = 0.9  # of the time
-MIN_THROTTLED = 0.05  # of the samples
+BUSY_CORES = 0.9  # share of the cores that the process may use
+BUSY_DISK = 0.9  # share of the time
+MIN_THROTTLED = 0.05  # share of the samples
 
 
 class HostEvidence(msgspec.Struct, frozen=True, kw_only=True):

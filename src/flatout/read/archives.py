@@ -33,7 +33,7 @@ _HEADERS = (
 
 class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None  # why the archive ends early; None if it is complete
-    repeated_names: tuple[str, ...]  # of members that replaced an earlier member
+    repeated_names: tuple[str, ...]  # names of members that replaced an earlier member
 
 
 def unpack(path: Path, folder: Path, suffixes: tuple[str, ...], limits: Limits) -> Unpacked:

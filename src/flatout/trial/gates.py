@@ -34,7 +34,7 @@ MEAN_SPREADS = 12.0
 BLUNT = 0.2  # relative: a note says so if the gate lets the mean loss differ by more
 NUM_WINDOWS = 4  # windows of the loss curve of a change that rounds: quarters of the steps
 WINDOW_BAND = 0.04  # relative, of the mean over each of them
-LEAST_SIZE = 0.1  # of the mean loss of all steps: the loss of a part counts as at least this
+LEAST_SIZE = 0.1  # share of the mean loss of all steps: the loss of a part counts as at least this share
 BAND = {
     "exact": 0.005,
     "rounding": 0.02,

@@ -30,7 +30,7 @@ from flatout.units import percent
 BAND = {"exact": 0.05, "rounding": 0.2}  # relative, of the mean over the steps
 FIRST_BAND = {"exact": 0.01, "rounding": 0.1}  # of the first step, if the baselines agree
 REPEATABLE = 0.01  # relative: baselines that differ by no more in any step are runs of a script with a seed
-# For unseeded runs, three of which may be alike by chance: half the gradient, or twice, is far outside.
+# For unseeded runs, because three runs can be alike by chance; half or twice the gradient is far outside the band.
 UNSEEDED_BAND = 0.25
 SPREADS = 4.0
 # In standard deviations of a run's mean. In small trainings without a seed, compared with three others, at most
@@ -45,7 +45,7 @@ CLIPPED = 1e-3
 _BEFORE = " before clipping"
 _Norms = Sequence[float]
 _MOST_LOG = math.log(sys.float_info.max)
-LOSSY_HOOKS = {"powersgd", "topk"}  # of `ddp_hook`: what they omit from a step's gradient they add to a later one
+LOSSY_HOOKS = {"powersgd", "topk"}  # values of `ddp_hook` that move a part of a step's gradient to a later step
 
 
 def check_gradients(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from flatout.inside.protocol import File
 from flatout.records.trial import GradientNorms
 
-FAINT = 1e-4  # of the norm of all parameters: less may be only rounding, as in a bias before a batch norm
+FAINT = 1e-4  # share of the norm of all parameters: less can be rounding alone, as for a bias before a batch norm
 
 
 class _Optimizer(msgspec.Struct, frozen=True, kw_only=True):

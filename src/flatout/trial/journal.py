@@ -28,7 +28,7 @@ class Heading(msgspec.Struct, frozen=True, kw_only=True, tag="heading"):
 class JournaledTrial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     key: str  # the changes and the number of steps
     result: TrialResult
-    place: str = ""  # what the trial was for: the trials of a pair are recalled as a pair
+    place: str = ""  # the purpose of the trial: the trials of a pair are recalled as a pair
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
@@ -65,7 +65,7 @@ def _as_texts(numbers: Sequence[float]) -> list[float | str]:
 
 
 def _difference(before: Heading, now: Heading) -> str:
-    """Say in what the two headings differ, without values of options, which may be secrets."""
+    """Say how the two headings differ, without values of options, which may be secrets."""
     if before.command != now.command:
         return f": its command is {shlex.join(before.command)}"
     if before.tool_version != now.tool_version:
@@ -78,7 +78,7 @@ def _difference(before: Heading, now: Heading) -> str:
 
 
 class Journal:
-    """The trials of a tuning. Each trial of an earlier session is recalled once, in order, by what was run."""
+    """The trials of a tuning. Each trial of an earlier session is recalled once, in order, by its key and place."""
 
     def __init__(self, path: Path, heading: Heading, *, may_replace: bool = True) -> None:
         """Read the file. Raises InputError if it has conclusive trials of another tuning, or not `may_replace`."""
@@ -86,7 +86,7 @@ class Journal:
         self.num_replaced = 0  # failed trials of another tuning, whose journal was replaced
         self.num_damaged = 0
         self.num_before = 0
-        self.session = 0  # of the trials that are added: the number of interruptions before
+        self.session = 0  # session of the added trials: the number of interruptions before them
         self._profiles: dict[str, Profile] = {}
         self._before: dict[tuple[str, str], list[TrialResult]] = {}
         text = path.read_bytes() if path.exists() else b""

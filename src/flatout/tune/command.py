@@ -31,7 +31,7 @@ class TuneCommand:
     force: bool = False  # replaces a tuning in the folder
 
     def tune(self, say: Say) -> TuneResult:
-        """Tune, resuming what is in the folder. KeyboardInterrupt and EndedBySignal end it; it can be resumed."""
+        """Tune, resuming any tuning in the folder. KeyboardInterrupt and EndedBySignal end it; it can be resumed."""
         options = self.options
         runner = open_tuning(self.command, self.folder, options, warmup=self.warmup, force=self.force, say=say)
         date = former_date(self.folder)  # the date of the tuning that is resumed
@@ -49,7 +49,7 @@ class TuneCommand:
         return result
 
     def write(self, result: TuneResult, typed_command: Sequence[str]) -> list[str]:
-        """Write the results, learn from them, and return what was written. Raises OutputError."""
+        """Write the results, learn from them, and return the lines to print. Raises OutputError."""
         written = write_results(result, self.folder, apply=self.applies, command=typed_command)
         if self.options.uses_history:
             learn(result, history_path())

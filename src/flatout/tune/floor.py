@@ -17,7 +17,7 @@ from flatout.verdict.noise import noise_floor, plan_trials
 NUM_FLOOR_TRIALS = 3
 WANTED_EFFECT = 0.03
 MAX_STEPS, MIN_STEPS = 200, 12
-MAX_TRIAL_STEPS_S = 20.0  # of measured steps: if they take longer, fewer of them must do
+MAX_TRIAL_STEPS_S = 20.0  # seconds of measured steps per trial: if steps are slow, a trial has fewer of them
 
 
 def measure_noise(state: TuningState) -> None:

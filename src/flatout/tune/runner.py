@@ -74,7 +74,7 @@ class Runner:
         self.num_trials = 0
         self.num_resumed = 0
         self.usual_s: float | None = None  # duration of a baseline trial
-        self.outputs = Outputs()  # of all trials since this process began
+        self.outputs = Outputs()  # outputs of all trials since this process began
         self._launcher = launcher or LocalLauncher()
         self._shown_command = tuple(shown_command)
         self._budget_s = budget_s
@@ -253,7 +253,7 @@ class Runner:
         return folder
 
     def _clear(self, folder: Path) -> None:
-        """Remove what the script saved: checkpoints of a few steps are worth nothing."""
+        """Remove the files that the script saved: checkpoints after a few steps are worthless."""
         shutil.rmtree(folder / "files", ignore_errors=True)  # first, so that it is not reported as left behind
         self.outputs |= settle_outputs(folder / "recording", folder / "saved")
         shutil.rmtree(folder / "saved", ignore_errors=True)

@@ -38,7 +38,7 @@ class TuningState:
         self.excluded: set[str] = set()  # names of changes that are not tried again
         self.deferred: set[str] = set()  # names of changes that gave way to a far better one and had no trial since
         self.expected_speedup: dict[str, float] = {}  # of this round's changes: the estimate that orders them
-        self.max_speedup: dict[str, float] = {}  # of this round's changes: the most that a trial may show
+        self.max_speedup: dict[str, float] = {}  # of this round's changes: the upper bound on a trial's speedup
         self.baselines: list[TrialResult] = []
         self.current_trials: list[TrialResult] = []  # trials with the applied changes
         self.last_pairs: list[Pair] = []
