@@ -1,4 +1,4 @@
-"""GPU time of one kind -> a `Bill`: what a plan or a job costs in money, energy and carbon."""
+"""Turn GPU time of one type into a `Bill`: the money, energy and carbon that a plan or a job costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bill(
     power_w: float | None = None,
     grid: GridCarbon | None = None,
 ) -> Bill:
-    """Bill `num_gpus` GPUs that work for `seconds`. `power_w` is the measured mean power of a GPU; None: unmeasured."""
+    """Return the bill of `num_gpus` GPUs working for `seconds`. `power_w` is the measured mean per GPU, or None."""
     gpu_seconds = num_gpus * seconds
     power = busy_power(gpu_named(gpu), prices, measured_w=power_w)
     kwh = energy(gpu_seconds, power, prices)

@@ -1,4 +1,4 @@
-"""Attempts of jobs and their measured usage -> the charges of each team and project.
+"""Charge each team and project for the attempts of its jobs, by their measured usage.
 
 GPU time is added up in whole GPU-milliseconds by line and type of GPU, and priced once at the end: the lines of all
 teams sum exactly to the GPU time that the attempts held.
@@ -31,8 +31,8 @@ class Tariff(msgspec.Struct, frozen=True, kw_only=True):
 
     prices: Prices
     terms: Terms = "on-demand"
-    usd_per_gpu_hour: Range | None = None  # in place of the prices by type
-    gpu: str | None = None  # where the accounting names no type
+    usd_per_gpu_hour: Range | None = None  # replaces the prices by type
+    gpu: str | None = None  # if the accounting names no type
     grid: GridCarbon | None = None
 
 
@@ -173,7 +173,7 @@ def _with_interval(attempt: JobAttempt, usage: Usage | None, checkpoint_interval
 
 
 def _measured_share(cost: TeamCost) -> float | None:
-    """Return the share of the GPU time that was not lost whose usage was measured; None if all was lost."""
+    """Return the measured share of the GPU time that was not lost; None if all was lost."""
     kept_ms = cost.total.gpu_ms - cost.lost.gpu_ms
     return 1 - cost.unsplit.gpu_ms / kept_ms if kept_ms else None
 
@@ -207,7 +207,7 @@ def _by_type(attempt: JobAttempt, ms: int) -> Sequence[tuple[str | None, int]]:
 
 
 def _gpu_name(kind: str | None, tariff: Tariff) -> str | None:
-    """Return the type of GPU. Slurm's type `1g.10gb` says how large a slice is, but not of which GPU."""
+    """Return the type of GPU. Slurm's type `1g.10gb` gives the size of a slice, but not the type of its GPU."""
     if kind is None:
         return tariff.gpu
     is_slice = kind[1:2] == "g" and gpu_named(kind) is None
@@ -264,7 +264,7 @@ def _budget_status(
 
 
 def _share_of_period(accounting: Attempts, period_s: float | None) -> float | None:
-    """Return the share of a budget's period that the file covers, from its first start; None if it is unknown."""
+    """Return the share of a budget's period that the file covers, from its first start; None if unknown."""
     started = [(attempt.start_s, attempt.elapsed_s) for attempt in accounting.attempts if attempt.start_s is not None]
     if period_s is None or not started:
         return None
@@ -291,7 +291,7 @@ def _notes(accounting: Attempts, total_cost: TeamCost, usages: Mapping[str, Usag
 
 
 def _lacks_earlier_attempts(attempts: Sequence[JobAttempt]) -> bool:
-    """Return whether it looks as if only the last attempt of each job is there."""
+    """Whether the accounting seems to have only the last attempt of each job."""
     has_restart = any(attempt.state in ("PREEMPTED", "REQUEUED", "NODE_FAIL") for attempt in attempts)
     num_jobs = len({attempt.job for attempt in attempts})
     return not has_restart and num_jobs == len(attempts) > 1

@@ -1,8 +1,8 @@
-"""GPU time and power -> kWh at the meter.
+"""Compute kWh at the meter from GPU time and power.
 
     kWh = GPU-seconds x power of a GPU x (host over its GPUs) x PUE / 3.6e6
 
-Power is measured, else an assumed share of the vendor's limit.
+Power is measured or, if it was not, an assumed share of the vendor's limit.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ J_PER_KWH = 3.6e6
 
 
 def busy_power(gpu: GpuFacts | None, prices: Prices, *, measured_w: float | None = None) -> Estimate:
-    """Return the watts of a GPU that works."""
+    """Return the power of a working GPU, in watts."""
     if measured_w is not None:
         return exact(measured_w)
     return _of_limit(gpu, of_range(prices.busy_power_share))
 
 
 def idle_power(gpu: GpuFacts | None, prices: Prices) -> Estimate:
-    """Return the watts of a GPU that is held and does nothing."""
+    """Return the power of a GPU that is held idle, in watts."""
     return _of_limit(gpu, of_range(prices.idle_power_share))
 
 
 def energy(gpu_seconds: float, power: Estimate, prices: Prices) -> Estimate:
-    """Return the kWh at the meter for GPU time at this power."""
+    """Return the energy at the meter, in kWh, of GPU time at this power."""
     if not gpu_seconds:
         return exact(0.0)
     return product(
@@ -40,7 +40,7 @@ def energy(gpu_seconds: float, power: Estimate, prices: Prices) -> Estimate:
 
 
 def measured_energy(joules: float, prices: Prices) -> Estimate:
-    """Return the kWh at the meter for energy that the nodes' own counters measured, which includes the hosts."""
+    """Return the energy at the meter, in kWh, for energy measured by the nodes' counters, which include the hosts."""
     return product(exact(joules / J_PER_KWH), of_range(prices.pue))
 
 

@@ -28,7 +28,7 @@ def of_range(bounds: Range, scale: float = 1.0) -> Estimate:
 
 
 def product(*factors: Estimate) -> Estimate:
-    """Multiply estimates that are not negative; unknown if a factor is."""
+    """Multiply estimates that are not negative; the product is unknown if a factor is."""
     value = low = high = 1.0
     for factor in factors:
         if factor.value is None or factor.low is None or factor.high is None:
@@ -38,7 +38,7 @@ def product(*factors: Estimate) -> Estimate:
 
 
 def total(parts: Sequence[Estimate]) -> Estimate:
-    """Add estimates. Unknown if a part is, with its reason: a sum of the others would be taken for the total."""
+    """Add estimates. The total is unknown if a part is: a sum of the other parts would be mistaken for the total."""
     value = low = high = 0.0
     for part in parts:
         if part.value is None or part.low is None or part.high is None:

@@ -1,4 +1,4 @@
-"""GPU time and kWh -> USD and kg of CO2 equivalent. An unknown price makes the sum unknown, not 0."""
+"""Convert GPU time and kWh to USD and kg of CO2 equivalent. An unknown price makes the sum unknown, not 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ S_PER_H = 3600.0
 
 
 def rent(gpu_seconds: float, usd_per_gpu_hour: Range | None, *, gpu: str = "these GPUs") -> Estimate:
-    """Return the USD for GPU time, electricity included."""
+    """Return the price of GPU time in USD, electricity included."""
     if not gpu_seconds:
         return exact(0.0)
     if usd_per_gpu_hour is None:
@@ -20,12 +20,12 @@ def rent(gpu_seconds: float, usd_per_gpu_hour: Range | None, *, gpu: str = "thes
 
 
 def electricity(kwh: Estimate, usd_per_kwh: Range) -> Estimate:
-    """Return the USD for energy at the meter."""
+    """Return the price of energy at the meter in USD."""
     return product(kwh, of_range(usd_per_kwh))
 
 
 def carbon(kwh: Estimate, grid: GridCarbon | None) -> Estimate:
-    """Return the kg of CO2 equivalent. The grid's value is a year's average, so for one hour it is assumed."""
+    """Return the kg of CO2 equivalent. The grid's value is a yearly average, so for one hour it is an assumption."""
     if grid is None:
         return unknown("the grid is unknown (--region)")
     return product(kwh, exact(grid.g_per_kwh / 1000, "assumed"))

@@ -1,10 +1,10 @@
-"""Measured power-cap curves -> where the knee is, and whether capping pays at today's prices.
+"""Find the knee of measured power-cap curves, and whether capping pays at today's prices.
 
-All ratios are to the highest limit measured, configuration by configuration. An owner pays for a job
+All ratios are relative to the highest limit measured, for each configuration. An owner pays for a job
 
     time x (USD per GPU-hour + (power of the GPU + its share of the host) x PUE x USD per kWh)
 
-where the host's share is its power without a cap: a capped GPU does not make its host draw less. Who rents pays for
+with the host's share taken without a cap, because capping a GPU does not lower its host's power. A renter pays for
 time, whatever the GPU draws.
 
 Intervals resample whole workloads, 1,000 times from a fixed seed, since batch sizes of one network are not independent
@@ -31,7 +31,7 @@ S_PER_H = 3600.0
 
 
 class _Curve:
-    """One configuration: time and power by limit, and both without a cap."""
+    """The curve of one configuration: time and power by limit, and both without a cap."""
 
     def __init__(self, workload: tuple[str, ...], points: dict[float, tuple[float, float]], no_cap_w: float) -> None:
         self.workload = workload
@@ -40,7 +40,7 @@ class _Curve:
 
 
 class _Money:
-    """What a GPU-hour and a kWh cost the owner."""
+    """The owner's costs of a GPU-hour and a kWh."""
 
     def __init__(self, usd_per_gpu_hour: float | None, usd_per_kwh: float, prices: Prices) -> None:
         self.usd_per_gpu_hour = usd_per_gpu_hour
@@ -99,13 +99,13 @@ def cap_advice(
 
 
 def _cheapest(points: Sequence[CapPoint]) -> CapPoint | None:
-    """Return the limit at which a job costs its owner least, the highest of several; None without a price."""
+    """Return the limit at which a job costs its owner least, the highest if several do; None without a price."""
     priced = [(point.owned.value, -point.limit_w, point) for point in points if point.owned is not None]
     return min(priced)[2] if priced else None
 
 
 def _curves(samples: Sequence[PowerSample], no_cap_w: float) -> tuple[list[_Curve], int]:
-    """Average repeated measurements of a point. Also return how many configurations lack the highest limit."""
+    """Average repeated measurements of a point. Also return the number of configurations without the highest limit."""
     configurations: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[float, list[PowerSample]]] = {}
     for sample in samples:
         by_limit = configurations.setdefault((sample.workload, sample.configuration), defaultdict(list))
@@ -126,7 +126,7 @@ def _mean_time_and_power(repeats: Sequence[PowerSample]) -> tuple[float, float]:
 
 
 def _draws(workloads: Sequence[tuple[str, ...]]) -> list[dict[tuple[str, ...], int]]:
-    """Return how often each workload is in each of the draws."""
+    """Return the number of times that each workload is in each draw."""
     generator = np.random.default_rng(SEED)
     chosen = generator.integers(0, len(workloads), size=(NUM_DRAWS, len(workloads)))
     draws = []

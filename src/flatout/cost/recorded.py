@@ -1,4 +1,4 @@
-"""A recording of `flatout profile` -> the attempt that it recorded, and the measured usage of its GPUs."""
+"""Read from a recording of `flatout profile` the recorded attempt and the measured usage of its GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ASKED_TO_END = {2, 15}  # SIGINT, SIGTERM
 
 
 def recorded_attempt(recording: Recording, *, team: str | None = None) -> tuple[JobAttempt, Usage]:
-    """Return the attempt and its usage. All of the command's time is charged, also before and after training.
+    """Return the attempt and its usage. All of the command's time is charged, including before and after training.
 
     Raises InputError if the recording does not say how long the command ran.
     """
@@ -55,13 +55,13 @@ def _times(recording: Recording) -> tuple[float, float]:
 
 
 def _gpus(recording: Recording) -> tuple[int, dict[str, float]]:
-    """Return the number of GPUs, and how many there are of each type."""
+    """Return the number of GPUs in total and of each type."""
     names = [rank.device.name for rank in recording.ranks if rank.device is not None]
     if not names:
         return 0, {}
     num_gpus = max(rank.world_size for rank in recording.ranks)
     if len(set(names)) == 1:
-        # A rank that was not recorded is on the same type of GPU as the others.
+        # A rank that was not recorded is assumed to be on the same type of GPU as the others.
         return num_gpus, {names[0]: float(num_gpus)}
     return num_gpus, {name: float(names.count(name)) for name in set(names)}
 
@@ -80,7 +80,7 @@ def _state(runs: tuple[HostRecording, ...]) -> str:
 
 
 def _own_gpus(recording: Recording) -> Iterator[GpuUse]:
-    """Yield the job's GPUs among those that the sampler saw: by their identity, else all if each has its rank."""
+    """Yield the job's GPUs among the sampled ones: by identity or, without identities, all if each has its rank."""
     for host in recording.hosts:
         ranks = [rank for rank in recording.ranks if rank.hostname == host.hostname and rank.device is not None]
         identities = {rank.device.uuid for rank in ranks if rank.device is not None}
@@ -93,7 +93,7 @@ def _all_if_ranked(host: HostUse, ranks: list[RankRecording]) -> tuple[GpuUse, .
 
 
 def _mean(values: list[float | None], num_gpus: int) -> float | None:
-    """Return the mean; None if a GPU of the job was not seen, since the others say nothing about it."""
+    """Return the mean; None if a GPU of the job was not sampled, since the others say nothing about it."""
     measured = [value for value in values if value is not None]
     has_all = num_gpus > 0 and len(measured) >= num_gpus
     return fmean(measured) if has_all else None

@@ -1,11 +1,11 @@
-"""One attempt's GPU time -> lost, used, idle-held or unsplit, in whole GPU-milliseconds that sum to what it held.
+"""Split one attempt's GPU time into lost, used, idle-held and unsplit: whole GPU-milliseconds that sum to those held.
 
 - lost: in an attempt that did not end as it or its user intended (failed, out of time, preempted, requeued, node
   failure), the time since its last checkpoint; all of it if nothing says that it saves any.
 - idle-held: of the rest, the share in which its GPUs did nothing; used: the share in which they did something.
-- unsplit: the rest of an attempt whose usage was not measured. It is used or idle-held, and which is unknown.
+- unsplit: the rest of an attempt whose usage was not measured; how much of it was used or idle-held is unknown.
 
-Cancelled attempts are not lost: to end a job is its user's choice, as to start it was.
+Cancelled attempts are not lost: ending a job is its user's choice, just as starting it was.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""A trace of spot instances -> what a job would have cost on spot, on demand and on both, and whether it was in time.
+"""Compute from a spot trace what a job would have cost on spot, on demand and on both, and whether it was in time.
 
 The job needs `num_instances` at once and works on them for `work_s`. After every interval of work it saves a
 checkpoint, which stops it for the checkpoint's cost, and each start takes `restart_s` without work. When instances are
 taken away, it falls back to its last checkpoint. Instances are paid for while they are held. On-demand instances are
 always available.
 
-- spot: on spot instances whenever there are enough, else it waits.
-- on-demand: on them from the start to the end.
+- spot: the job runs on spot instances whenever there are enough, and waits otherwise.
+- on-demand: the job runs on on-demand instances from start to end.
 - mix: Uniform Progress (Wu et al., "Can't Be Late", NSDI '24): spot whenever there are enough; without,
   on demand only while the job is behind an even pace to the deadline, and back only once it is ahead of the pace by two
   changeovers; when no more time is left than on demand needs, on demand to the end. It decides when capacity changes
   and every `DECIDE_EVERY_S`, knows nothing of the future, and has no parameter. The paper's
-  last rule is for a job that waits; here it makes one leave spot too, with unsaved work counted as undone.
+  last rule is for a waiting job; here it also makes a job leave spot, with unsaved work counted as undone.
 
 Each strategy is replayed from many starts, evenly spaced over the trace.
 """
@@ -37,7 +37,7 @@ Z = 1.959964  # of the normal distribution, 95 %
 
 
 class SpotJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job whose work is replayed in a trace."""
+    """A job to replay in a trace."""
 
     work_s: float
     deadline_s: float
@@ -51,7 +51,7 @@ class SpotJob(msgspec.Struct, frozen=True, kw_only=True):
         return self.checkpoint_interval_s + self.checkpoint_cost_s
 
     def duration_s(self, work_s: float) -> float:
-        """Return how long the work takes from a checkpoint if nothing is lost; no checkpoint is saved at its end."""
+        """Return the time to do the work from a checkpoint if nothing is lost; no checkpoint is saved at its end."""
         num_checkpoints = max(math.ceil(work_s / self.checkpoint_interval_s) - 1, 0)
         return work_s + num_checkpoints * self.checkpoint_cost_s
 
@@ -61,14 +61,14 @@ class SpotJob(msgspec.Struct, frozen=True, kw_only=True):
         return cycles * self.checkpoint_interval_s + min(rest, self.checkpoint_interval_s)
 
     def saved_s(self, running_s: float) -> float:
-        """Return the work of that time that a checkpoint holds."""
+        """Return the work done in that time that is saved in a checkpoint."""
         return max(running_s, 0.0) // self.cycle_s * self.checkpoint_interval_s
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of the job, with one strategy."""
+    """The outcome of one start of the job with one strategy."""
 
-    finish_s: float | None  # since the start; None: not within the trace
+    finish_s: float | None  # since the start; None: did not finish within the trace
     spot_s: float
     on_demand_s: float
     num_losses: int
@@ -76,7 +76,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Capacity:
-    """Whether there are enough instances: a step function with equal steps joined."""
+    """A step function of whether there are enough instances, with equal steps joined."""
 
     def __init__(self, trace: SpotTrace, num_instances: int) -> None:
         self.end_s = trace.end_s
@@ -88,7 +88,7 @@ class _Capacity:
                 self.is_enough.append(count >= num_instances)
 
     def at(self, time_s: float) -> tuple[bool, float]:
-        """Return whether there are enough instances, and until when that stays so."""
+        """Return whether there are enough instances, and until when that holds."""
         index = bisect_right(self.times_s, time_s) - 1
         is_last = index + 1 == len(self.times_s)
         return self.is_enough[index], self.end_s if is_last else self.times_s[index + 1]
@@ -114,12 +114,12 @@ def availability(trace: SpotTrace, num_instances: int) -> Availability:
 
 
 def replay(trace: SpotTrace, job: SpotJob, strategy: Strategy, start_s: float) -> Replay:
-    """Replay the strategy from this moment of the trace."""
+    """Replay the strategy from this time of the trace."""
     return _Replayed(_Capacity(trace, job.num_instances), job, strategy, start_s).run()
 
 
 def youngs_interval_s(checkpoint_cost_s: float, mean_time_to_loss_s: float) -> float:
-    """J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 1974: sqrt(2 C M)."""
+    """Return sqrt(2 C M): J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 1974."""
     return math.sqrt(2 * checkpoint_cost_s * mean_time_to_loss_s)
 
 
@@ -130,10 +130,10 @@ class _Replayed:
         self.capacity, self.job, self.strategy = capacity, job, strategy
         self.start_s = self.now_s = start_s
         self.on: Strategy | None = None  # "spot" or "on-demand"
-        self.base_s = 0.0  # work in the checkpoint that it runs from
+        self.base_s = 0.0  # work in the checkpoint from which the job runs
         self.running_s = 0.0
         self.held_s = {"spot": 0.0, "on-demand": 0.0}
-        self.is_final = False  # on demand to the end
+        self.is_final = False  # on demand until the end
         self.num_losses = 0
         self.lost_work_s = 0.0
 
@@ -147,7 +147,7 @@ class _Replayed:
                 until_s = min(until_s, self._next_decision_s())
             if self._advance(until_s):
                 return self._result(self.now_s - self.start_s)
-        if self.on == "on-demand":  # it continues after the end of the trace
+        if self.on == "on-demand":  # on demand continues after the end of the trace
             self._advance(math.inf)
             return self._result(self.now_s - self.start_s)
         return self._result(None)
@@ -169,7 +169,7 @@ class _Replayed:
         return self.base_s + self.job.done_s(self.running_s)
 
     def _is_last_moment(self) -> bool:
-        """Return whether no more time is left than on demand needs from here. On spot, unsaved work may be lost."""
+        """Whether no more time is left than on demand needs from here. On spot, unsaved work can be lost."""
         job = self.job
         safe_s = job.saved_s(self.running_s) if self.on == "spot" else job.done_s(self.running_s)
         saved_s = self.base_s + safe_s
@@ -178,7 +178,7 @@ class _Replayed:
         return left_s - DECIDE_EVERY_S < needed_s
 
     def _pace_s(self, time_s: float) -> float:
-        """Return the work that an even pace has done by then."""
+        """Return the work that an even pace would have done by then."""
         return self.job.work_s * min((time_s - self.start_s) / self.job.deadline_s, 1.0)
 
     def _wanted(self, is_enough: bool) -> Strategy | None:
@@ -204,7 +204,7 @@ class _Replayed:
         return "on-demand" if is_behind else None
 
     def _move(self, to: Strategy | None) -> None:
-        """Change by choice: the work is saved first, which takes a checkpoint's cost."""
+        """Change instances by choice: the work is saved first, at a checkpoint's cost."""
         if to == self.on:
             return
         is_running_on = self.on is not None and to is not None

@@ -1,6 +1,6 @@
-"""One training command, with the changes of a tuned.toml, kept alive where that is asked for.
+"""Run one training command with the changes of a tuned.toml, and keep it alive if requested.
 
-`RunRequest` says what is asked for, `prepare` applies the changes to the command, and `run` starts it: as it is, or
+`RunRequest` holds the request, `prepare` applies the changes to the command, and `run` starts it: plainly, or
 kept alive by `kept`. Messages to the user go to standard error.
 """
 

@@ -1,4 +1,4 @@
-"""How often `flatout.checkpoint` saves, chosen before each attempt from what the ledger and the checkpoints say."""
+"""Choose the interval of `flatout.checkpoint` before each attempt, from the ledger and the checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CheckpointInterval:
         self._writer = writer
 
     def variables(self, environment: Mapping[str, str], *, num_nodes: int) -> dict[str, str]:
-        """Return the variable that `flatout.checkpoint` reads; nothing if the user has set it."""
+        """Return the environment variable that `flatout.checkpoint` reads; empty if the user has set it."""
         if own_interval := environment.get(Variable.CHECKPOINT_EVERY_S):
             say(f"a checkpoint every {own_interval} s, from {Variable.CHECKPOINT_EVERY_S}")
             return {}
@@ -35,7 +35,7 @@ class CheckpointInterval:
         return {Variable.CHECKPOINT_EVERY_S: f"{saving.every_s:.6g}"}
 
     def report_levers(self, *, num_nodes: int) -> None:
-        """Say at the end, with all that was measured, which cost of failures is worth lowering first."""
+        """Report at the end, from all measurements, which cost of failures is worth lowering first."""
         saving, totals = self._choose(num_nodes)
         if saving is None:
             return
@@ -46,10 +46,10 @@ class CheckpointInterval:
     def _choose(self, num_nodes: int) -> tuple[IntervalChoice | None, Totals]:
         totals = LedgerAccumulator().totals()
         try:
-            if self._writer.path.is_file():  # else a pipe or a device, which cannot be read back
+            if self._writer.path.is_file():  # otherwise a pipe or a device, which cannot be read back
                 totals = read(self._writer.path)
             saving = choose(self._folder, totals, num_nodes=num_nodes)
-        except (FlatoutError, ArithmeticError, ValueError) as error:  # the job runs all the same
+        except (FlatoutError, ArithmeticError, ValueError) as error:  # the job runs nevertheless
             say(f"the checkpoint interval is not chosen: {error}")
             return None, totals
         self._writer.write("saving", **msgspec.to_builtins(saving))

@@ -1,4 +1,4 @@
-"""A `RunRequest` -> the command and the environment to start, with the changes of its tuned.toml applied."""
+"""Turn a `RunRequest` into the command and environment to start, with the changes of its tuned.toml applied."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from flatout.trial.command import TRIAL_DIR, describe, keeps_outputs_apart, tria
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCommand:
-    """What is about to be started."""
+    """The command that is about to be started."""
 
     command: tuple[str, ...]
-    variables: dict[str, str]  # that the changes set
+    variables: dict[str, str]  # set by the changes
     environment: dict[str, str]
     changes: ChangeSet
-    warnings: tuple[str, ...] = ()  # options of the user's that are replaced
+    warnings: tuple[str, ...] = ()  # about options of the user that are replaced
     notes: tuple[str, ...] = ()  # printed when the command is started
 
     def as_typed(self) -> str:
-        """Return the command as one would type it in a shell, with the variables that it needs."""
+        """Return the command as typed in a shell, with the variables that it needs."""
         variables = dict(self.variables)
         if self.changes.patches:
             variables = {"PYTHONPATH": self.environment["PYTHONPATH"]} | variables
@@ -72,7 +72,7 @@ def _working_folder() -> Path:
 def _without_own_restarts(command: tuple[str, ...], max_restarts: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Set torchrun's own `--max-restarts` to 0; also return the warning that says so.
 
-    Its restarts would multiply Flatout's, and it does not know what failed.
+    Torchrun's restarts would multiply Flatout's, and torchrun does not know what failed.
     """
     own_restarts = launch_value(command, "torchrun", "--max-restarts")
     if own_restarts in (None, "0"):
@@ -85,7 +85,7 @@ def _without_own_restarts(command: tuple[str, ...], max_restarts: int) -> tuple[
 
 
 def _notes_on_another_script(tuned_command: Sequence[str], command: Sequence[str], changes: ChangeSet) -> list[str]:
-    """Warn that arguments which were tuned on one script may mean something else to another one."""
+    """Return warnings that arguments tuned on one script can mean something else to another script."""
     tuned_scripts = _scripts(tuned_command)
     scripts = _scripts(command)
     arguments = [

@@ -1,4 +1,4 @@
-"""Start the prepared command of a `RunRequest`, kept alive or as it is, and say how it ended."""
+"""Start the prepared command of a `RunRequest`, kept alive or plainly, and return how it ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(request: RunRequest, prepared: PreparedCommand) -> Ended:
         if request.checkpoint is not None:
             environment[Variable.SAFE_SAVE] = "1"
         if request.is_kept:
-            from flatout.run.kept import KeptRun  # a job that is not kept starts without these imports
+            from flatout.run.kept import KeptRun  # a job that is not kept alive starts without these imports
 
             ended = KeptRun(request, prepared.command, environment, state).run()
         else:

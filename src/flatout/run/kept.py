@@ -1,6 +1,6 @@
 """A job that `flatout run` keeps alive: its ledger, the monitoring of its ranks, and its restarts.
 
-In: a `RunRequest` and its prepared command. Out: how the job ended. The decisions are made in `keep`; this puts its
+In: a `RunRequest` and its prepared command. Out: how the job ended. The decisions are made in `keep`; this combines its
 parts together for one request and reports what happens.
 """
 
@@ -41,7 +41,7 @@ class KeptRun:
     """One request, from the check for other jobs to the end of the last attempt."""
 
     def __init__(self, request: RunRequest, command: Sequence[str], environment: dict[str, str], state: Path) -> None:
-        """Check for other jobs and open the ledger. `state` is a folder of this run alone.
+        """Check for other jobs and open the ledger. `state` is a folder for this run alone.
 
         Raises InputError for an unusable recording or ledger, and if another job is in the way.
         """
@@ -59,7 +59,7 @@ class KeptRun:
         ledger = request.ledger if request.ledger is not None else state / "ledger.jsonl"
         self._writer, node = open_own(ledger, node, clean=self._clean)
         self._previous = earlier_of(self._writer.path, self._start, node=node)
-        is_later_start = self._start is not None and bool(self._start.number)  # by Slurm's count, without a ledger
+        is_later_start = self._start is not None and bool(self._start.number)  # by Slurm's count, if there is no ledger
         self._resumes = is_taken_over or self._previous is not None or is_later_start
         self._progress = StepProgress(self._previous)
         self._gpus = Gpus()
@@ -80,13 +80,13 @@ class KeptRun:
         return ended
 
     def _clean(self, text: str) -> str:
-        """Mask secrets, and names of hosts if that was asked for."""
+        """Mask secrets, and host names if requested."""
         return self._mask_hosts(without_tokens(text))
 
     def _recorded_shares(self) -> StepShares | None:
         if self._request.recording is None:
             return None
-        from flatout.run.recorded_steps import recorded_shares  # imports all that a diagnosis needs
+        from flatout.run.recorded_steps import recorded_shares  # imports everything that a diagnosis needs
 
         return recorded_shares(self._request.recording)
 
@@ -170,7 +170,7 @@ class KeptRun:
             except FlatoutError as error:  # the command cannot be started, or the port is taken
                 self._writer.write("end", code=error.exit_code, why=str(error))
                 raise
-            except KeyboardInterrupt:  # before the command was started, to which it is passed on later
+            except KeyboardInterrupt:  # before the command was started; once it runs, the interrupt is passed on to it
                 self._writer.write("end", code=130, why="it was interrupted")
                 raise
 

@@ -1,4 +1,4 @@
-"""What the user reads on standard error while a job runs."""
+"""Messages to the user on standard error while a job runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ PREFIX = "flatout: "
 
 
 def say(text: str, *, prefix: str = PREFIX) -> None:
-    """Print `text` on standard error. The job is kept alive even if that is closed or full."""
+    """Print `text` on standard error. The job is kept alive even if standard error is closed or full."""
     with suppress(OSError, ValueError):
         print(f"{prefix}{text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Jobs of other `flatout run`s on this host: reported, taken over, or a reason to refuse."""
+"""Handle jobs of other `flatout run`s on this host: report them, take them over, or refuse to start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatout.run.messages import say
 def settle_with_others(mine: RunInfo, state: Path, *, takes_over: bool, clean: Callable[[str], str]) -> bool:
     """Report each other job, end those to take over, and return whether one was taken over.
 
-    Raises InputError if another job is in the way. `state` then says to later runs what this one is.
+    Raises InputError if another job is in the way. Otherwise `state` then identifies this run to later ones.
     """
     is_taken_over = False
     for other in list(others(mine)):
@@ -36,7 +36,7 @@ def _check_may_take_over(other: Other, takes_over: bool, clean: Callable[[str], 
 
 
 def is_part_of_job(num_nodes: int, environment: Mapping[str, str]) -> bool:
-    """Return whether other `flatout run`s, on other nodes or in other Slurm tasks, belong to the same job."""
+    """Whether other `flatout run`s, on other nodes or in other Slurm tasks, belong to the same job."""
     num_tasks = environment.get("SLURM_NTASKS", "")
     has_other_tasks = num_tasks.isdecimal() and int(num_tasks) > 1
     return num_nodes > 1 or has_other_tasks

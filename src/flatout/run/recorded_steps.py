@@ -1,4 +1,4 @@
-"""`flatout run --recording`: a recording of the same job -> shares of its step, for the ledger."""
+"""`flatout run --recording`: read shares of the step from a recording of the same job, for the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `flatout run` is asked to do, and which of its options contradict each other."""
+"""The request to `flatout run`, and the check for options that contradict each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flatout.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """One training command and how it is kept alive."""
+    """One training command and how to keep it alive."""
 
     command: tuple[str, ...]
     config: Path | None = None  # a tuned.toml
@@ -31,13 +31,13 @@ class RunRequest:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the job is monitored; else it runs as if Flatout were not there."""
+        """Whether the job is monitored; if not, it runs as if Flatout were not there."""
         needs_ledger = self.ledger is not None or self.metrics is not None or self.checkpoint_folder is not None
         needs_judgement = bool(self.max_restarts) or self.watches_hangs or self.machine_code is not None
         return needs_ledger or needs_judgement
 
     def check(self) -> None:
-        """Raise UsageError where the options contradict each other."""
+        """Raise UsageError if the options contradict each other."""
         check_resume(self.resume_arguments, self.checkpoint, self.max_restarts)
         if self.recording is not None and self.ledger is None and self.metrics is None:
             raise UsageError(

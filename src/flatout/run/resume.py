@@ -1,4 +1,4 @@
-"""The command of a restart: with the script's own flag to resume, once there is a checkpoint to resume from."""
+"""The command of a restart, with the script's own resume flag once there is a checkpoint to resume from."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""A queue of gang jobs on a Ray cluster, which has none: placement groups by priority, requeue and release.
+"""A queue of gang jobs for a Ray cluster, which has no queue: placement groups by priority, requeue and release.
 
 In: functions with the number of nodes and GPUs that they need. A job is a placement group with one bundle per node, and
-one task in each, called as `function(TaskContext(...), *args)`. Out: a `Scheduler`, as Slurm is for a controller; so
+one task in each, called as `function(TaskContext(...), *args)`. Out: a `Scheduler`, like Slurm's for a controller; so
 `decide` frees GPUs for urgent jobs and reclaims idle ones, with the same log, limit and undo.
 
 When a job is requeued, its tasks are killed, and later it starts again with `TaskContext.restarts` one higher: it must
 resume from its own checkpoint. An exception of the function ends the job; the death of a node or worker requeues it.
-The queue exists in the process that created it. Partitions, QOS and reservations are Slurm's, and refused here.
+The queue exists only in the process that created it. Partitions, QOS and reservations, which Slurm has, are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TaskContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RayJob(msgspec.Struct, kw_only=True):
-    """A job of the queue. Once it is done, `results` has what its tasks returned, by rank; `error` is why it failed."""
+    """A job of the queue. When done, `results` has its tasks' return values, by rank; `error` is why it failed."""
 
     id: str
     function: Callable[..., object]
@@ -64,10 +64,10 @@ class RayJob(msgspec.Struct, kw_only=True):
 
 
 class RayQueue:
-    """Queue of the cluster that `ray.init` has joined. Nothing happens between two calls of `step`.
+    """Queue for the cluster that `ray.init` has joined. Nothing happens between two calls of `step`.
 
-    A step reaps ended jobs and starts those that fit, the highest priority first; no job passes one that does not fit,
-    so that none starves.
+    A step reaps ended jobs and starts waiting ones, the highest priority first; no job passes one that does not fit,
+    so no job starves.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class RayQueue:
         for job in self.jobs.values():
             if job.state == "running" and set(job.on_nodes) <= self._alive:
                 self._reap(job)
-            elif job.state == "running":  # its tasks' own errors may come much later
+            elif job.state == "running":  # its tasks' own errors can come much later
                 self._lose(job, "its node died")
         view = self.read()
         room = FreeCapacity(view)
@@ -129,7 +129,7 @@ class RayQueue:
         return f"ray-{ray.get_runtime_context().gcs_address}"
 
     def read(self) -> ClusterView:
-        """Return the view. Nodes have Ray's own identifiers; a node that disappears has failed."""
+        """Return the view of the cluster. Nodes have Ray's identifiers; a node that disappears counts as failed."""
         import ray
 
         nodes, alive = [], set[str]()
@@ -178,7 +178,7 @@ class RayQueue:
                 self._requeue(job)
 
     def _start(self, job: RayJob) -> bool:
-        """Start all tasks of a job, or none; return False where Ray cannot place them now."""
+        """Start all tasks of a job, or none; return False if Ray cannot place them now."""
         import ray
         from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -205,7 +205,7 @@ class RayQueue:
         return True
 
     def _reap(self, job: RayJob) -> None:
-        """End a job of which a task failed: a gang runs whole or not at all."""
+        """End a job if one of its tasks failed: a gang runs completely or not at all."""
         import ray
 
         ended, running = ray.wait(list(job.tasks), num_returns=len(job.tasks), timeout=0)
@@ -222,7 +222,7 @@ class RayQueue:
             self._end(job, "done")
 
     def _forget_killed(self) -> None:
-        """Retrieve the errors of killed tasks: Ray complains of errors that are never retrieved."""
+        """Retrieve the errors of killed tasks, because Ray complains about errors that are never retrieved."""
         import ray
 
         if self._killed:

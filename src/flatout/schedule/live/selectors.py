@@ -1,4 +1,4 @@
-"""Select jobs by `KEY=PATTERN`: `partition=low`, `user=ann*`, `comment=*urgent*`."""
+"""Select jobs by `KEY=PATTERN`, such as `partition=low`, `user=ann*` or `comment=*urgent*`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Selector(msgspec.Struct, frozen=True):
 
 
 def selectors(option: str, texts: Iterable[str]) -> tuple[Selector, ...]:
-    """Parse the texts of an option. UsageError, which names the option, where one has another form."""
+    """Parse the values of an option. Raises a UsageError that names the option if a value has another form."""
     found = []
     for text in texts:
         key, separator, pattern = text.partition("=")

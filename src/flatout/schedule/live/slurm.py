@@ -1,6 +1,6 @@
-"""A Slurm cluster through its own commands: read it as a view, and perform actions. Each command has a time limit.
+"""Read a Slurm cluster as a view, and perform actions on it, with Slurm's own commands. Each command has a time limit.
 
-An `UnavailableError` is temporary, such as a slurmctld that is being restarted: a controller reports it and retries.
+An `UnavailableError` is temporary, for example while slurmctld restarts: a controller reports it and retries.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _DOWN = re.compile(
 
 
 class UnavailableError(FlatoutError):
-    """The scheduler does not answer now."""
+    """The scheduler does not answer at the moment."""
 
 
 class RefusedError(FlatoutError):
-    """The scheduler answers, and refuses."""
+    """The scheduler answered, but refused."""
 
 
 class Scheduler(Protocol):
-    """What a controller needs of a scheduler."""
+    """The operations that a controller needs from a scheduler."""
 
     def cluster(self) -> str: ...
 
@@ -49,7 +49,7 @@ class Scheduler(Protocol):
 
 
 class Slurm:
-    """The cluster. Failures of nodes are read from the last `failures_window_s` of the accounting, if there is one."""
+    """A Slurm cluster. Node failures are read from the last `failures_window_s` of the accounting, if there is any."""
 
     def __init__(self, *, timeout_s: float = _TIMEOUT_S, failures_window_s: float = 86400.0) -> None:
         self._timeout_s, self._window_s = timeout_s, failures_window_s
@@ -77,11 +77,11 @@ class Slurm:
         return next((job for job in self._jobs() if job.id == job_id), None)
 
     def perform(self, action: Action) -> None:
-        """Perform an action. RefusedError where Slurm refuses; UnavailableError where the outcome is unknown."""
+        """Perform an action. Raises RefusedError if Slurm refuses, UnavailableError if the outcome is unknown."""
         self._run(command_of(action))
 
     def history(self, since: str = "now-30days") -> str | None:
-        """Return ended jobs as `sacct` lists them, for predictions; None without an accounting."""
+        """Return `sacct`'s list of ended jobs, for predictions; None without accounting."""
         fields = "JobID,User,JobName,Partition,State,ElapsedRaw"
         try:
             return self._text("sacct", "-a", "-X", "-P", "-S", since, "-o", fields)
@@ -115,7 +115,7 @@ class Slurm:
     def _run(self, command: Sequence[str]) -> bytes:
         environment = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
         try:
-            # When a controller is killed, its command ends with it: it must not act later, on a changed cluster.
+            # When a controller is killed, its command must end too, not act later on a changed cluster.
             done = subprocess.run(
                 command,
                 env=environment,
@@ -123,7 +123,7 @@ class Slurm:
                 capture_output=True,
                 timeout=self._timeout_s,
                 check=False,
-                preexec_fn=_ends_with_parent,  # there are no threads
+                preexec_fn=_ends_with_parent,  # safe, because there are no threads
             )
         except FileNotFoundError:
             raise InputError(

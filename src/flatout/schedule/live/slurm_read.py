@@ -1,7 +1,7 @@
-"""Output of `squeue --json`, `sinfo --json` and `sacct -P` -> `JobView`s, `NodeView`s and failures of nodes.
+"""Read output of `squeue --json`, `sinfo --json` and `sacct -P` as `JobView`s, `NodeView`s and node failures.
 
-It reads the JSON of Slurm 22.05 (v0.0.38), and that of later versions as documented, in which a number is an object
-with `set`, `infinite` and `number`, and a state is a list. Other output is an InputError of one line.
+It reads the JSON of Slurm 22.05 (v0.0.38), and of later versions as documented, in which a number is an object
+with `set`, `infinite` and `number`, and a state is a list. Other output raises a one-line InputError.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STATES: Mapping[str, JobState] = {
 }
 _NO_NUMBERS = {4294967294, 4294967295}  # NO_VAL and INFINITE
 _WAITS_FOR = ("Dependency", "DependencyNeverSatisfied", "BeginTime", "JobArrayTaskLimit")
-# A node that is powered down to save power is powered up for a job.
+# A node that is powered down to save power will be powered up for a job.
 _UNUSABLE = {
     "DOWN",
     "DRAIN",
@@ -64,25 +64,25 @@ _DRAINED = {"DRAIN", "DRAINED", "DRAINING"}
 
 
 def read_jobs(text: bytes) -> tuple[JobView, ...]:
-    """Read `squeue --json`; each job once. Files named `checkpoint=PATH` in comments are examined."""
+    """Read `squeue --json`, each job once. Files named as `checkpoint=PATH` in comments are examined."""
     jobs = [_guarded("squeue --json", _job, entry) for entry in _entries(text, "squeue --json", "jobs")]
     return tuple({job.id: job for job in jobs}.values())
 
 
 def read_nodes(text: bytes) -> tuple[NodeView, ...]:
-    """Read `sinfo --json`, or `scontrol show nodes --json`, in which later versions have the nodes."""
+    """Read `sinfo --json` or, for later Slurm versions, `scontrol show nodes --json`."""
     return tuple(_guarded("sinfo --json", _node, entry) for entry in _entries(text, "sinfo --json", "nodes"))
 
 
 def has_nodes(text: bytes) -> bool:
-    """Whether `sinfo --json` has the nodes: in later versions it has groups of nodes."""
+    """Whether `sinfo --json` lists single nodes; later versions list groups of nodes."""
     return "nodes" in _document(text, "sinfo --json")
 
 
 def read_failures(text: bytes) -> list[NodeFailure]:
-    """Read `sacct -X -D -n -P -o State,End,NodeList`, times as Unix seconds: jobs that ended as NODE_FAIL.
+    """Read jobs that ended as NODE_FAIL from `sacct -X -D -n -P -o State,End,NodeList`, with times in Unix seconds.
 
-    A job of N nodes weighs 1/N on each, because which of them failed is not in the accounting.
+    A job of N nodes counts 1/N on each, because the accounting does not say which of them failed.
     """
     found: list[NodeFailure] = []
     for line in text.decode("utf-8", "replace").splitlines():
@@ -133,7 +133,7 @@ def _job(entry: Mapping[str, Any]) -> JobView:
     num_nodes = int(_number(entry.get("node_count")) or 1)
     per_node = _gpus(_text(entry.get("tres_per_node")))
     num_gpus = sum(held.values()) or _requested_gpus(entry, num_nodes)
-    if nodes and not held and num_gpus:  # unknown which: equally many on each
+    if nodes and not held and num_gpus:  # GPUs by node are unknown: assume equally many on each
         held = {node: num_gpus // len(nodes) for node in nodes}
     start = _number(entry.get("start_time")) or None
     reason, comment = _text(entry.get("state_reason")), _text(entry.get("comment"))
@@ -174,7 +174,7 @@ def _job(entry: Mapping[str, Any]) -> JobView:
 
 
 def _job_id(entry: Mapping[str, Any]) -> str:
-    """Return the id for `scontrol`: the number of an array alone means all of its tasks, so a task has both numbers."""
+    """Return the id for `scontrol`. An array's number alone means all its tasks, so a task's id has both numbers."""
     array, task = _number(entry.get("array_job_id")), _number(entry.get("array_task_id"))
     if array and not _text(entry.get("array_task_string")) and task is not None:
         return f"{int(array)}_{int(task)}"
@@ -204,7 +204,7 @@ def _requested_gpus(entry: Mapping[str, Any], num_nodes: int) -> int:
 
 
 def _gpus(text: str) -> int:
-    # A request for a type may be listed both with and without it: `gres/gpu=8,gres/gpu:h100=8`.
+    # A request for a GPU type can be listed both with and without the type: `gres/gpu=8,gres/gpu:h100=8`.
     found = [(kind, int(number or 1)) for kind, number in _REQUESTED.findall(text)]
     typed = sum(number for kind, number in found if kind)
     untyped = sum(number for kind, number in found if not kind)
@@ -225,7 +225,7 @@ def _held_cpus(entry: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, int]
 
 
 def _last_checkpoint(comment: str) -> float | None:
-    """Return when the newest file of `checkpoint=PATH` in a job's comment was written; None where there is none."""
+    """Return the time of the newest file at `checkpoint=PATH` from a job's comment; None if there is no such file."""
     named = _CHECKPOINT.search(comment)
     if named is None:
         return None
@@ -255,7 +255,7 @@ def _node(entry: Mapping[str, Any]) -> NodeView:
 
 
 def _words(value: object) -> list[str]:
-    """Return the words of a state, which is one text or a list; `MIXED+DRAIN` has two."""
+    """Return the words of a state, which is a text or a list; `MIXED+DRAIN` has two words."""
     texts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
     return [word for text in texts if isinstance(text, str) for word in text.upper().split("+")]
 
@@ -267,7 +267,7 @@ def _listed(value: object) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """Return a text; Slurm's empty texts are "", null, `(null)` and `N/A`."""
+    """Return a text, "" for each of Slurm's empty texts: "", null, `(null)` and `N/A`."""
     if isinstance(value, list):
         return ",".join(str(each) for each in value)
     text = value if isinstance(value, str) else ""
@@ -275,7 +275,7 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> float | None:
-    """Return a number; None where it is not set or infinite."""
+    """Return a number; None if it is not set or infinite."""
     if isinstance(value, dict):
         if not value.get("set", True) or value.get("infinite"):
             return None

@@ -1,6 +1,6 @@
-"""Revert the actions in a controller's log, newest first, except where somebody has changed the same since.
+"""Revert the actions in a controller's log, newest first, unless somebody has since changed the same value.
 
-A requeue cannot be undone, because the job's work since its checkpoint is lost; the hold that came with it is released.
+A requeue cannot be undone, because the job's work since its checkpoint is lost; the hold set with it is released.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REASON = "undo"
 
 
 class UndoStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One logged action and the one that reverts it; where that is None the action is skipped, and `why` says so."""
+    """One logged action and the action that reverts it; if that is None, the step is skipped, and `why` says why."""
 
     entry: LoggedAction
     action: Action | None
@@ -27,7 +27,7 @@ class UndoStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def steps(entries: Sequence[LoggedAction], view: ClusterView) -> Iterator[UndoStep]:
-    """Yield the steps, newest first. What one step reverts is what the next one finds."""
+    """Yield the steps, newest first. Each step sees the state that the steps before it restored."""
     reverted: dict[tuple[str, str], str] = {}
     for entry in reversed(entries):
         action = entry.action
@@ -81,7 +81,7 @@ def _action(action: Action, *, value: str, previous: str) -> Action:
 def undo_actions(
     entries: Sequence[LoggedAction], scheduler: Scheduler, *, log: LogFile | None, say: Callable[[str], None]
 ) -> None:
-    """Undo the actions and note that in the log; without a log, say what would be done."""
+    """Undo the actions and record that in the log; without a log, say what would be done."""
     for step in steps(entries, scheduler.read()):
         if step.action is None:
             say(f"skipped {step.entry.action.kind} of {step.entry.action.target}: {step.why}")

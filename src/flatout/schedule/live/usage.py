@@ -1,4 +1,4 @@
-"""How busy GPUs were: samples from a file, from Prometheus, or from a recording -> how long each job's GPUs were idle.
+"""Compute how long each job's GPUs were idle, from utilization samples of a file, Prometheus or a recording.
 
 A file has one JSON object per line: `unix_s`, `busy` (from 0 to 1) and either `job`, or `node` and, unless it applies
 to all GPUs of the node, `gpu`. A folder is a recording of `flatout profile`, or contains some. An address is that of a
@@ -21,7 +21,7 @@ from flatout.errors import InputError
 from flatout.inside.protocol import File
 from flatout.schedule.live.view import JobView, Sample
 
-# dcgm-exporter's names, the better one first, and what a value of 1 (all busy) is. SM activity is off by default there.
+# dcgm-exporter's metric names, the better one first, with the value of fully busy. SM activity is off by default.
 METRICS: Mapping[str, float] = {
     "DCGM_FI_PROF_SM_ACTIVE": 1.0,
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": 1.0,
@@ -33,7 +33,7 @@ _MIN_SAMPLES = 3
 
 
 def read_samples(source: str, *, now_unix_s: float, window_s: float) -> list[Sample]:
-    """Return the samples of the last `window_s` seconds. InputError where the source cannot be read."""
+    """Return the samples of the last `window_s` seconds. Raises InputError if the source cannot be read."""
     if source.startswith(("http://", "https://")):
         return _from_prometheus(source, now_unix_s, window_s)
     path = Path(source)
@@ -47,9 +47,9 @@ def read_samples(source: str, *, now_unix_s: float, window_s: float) -> list[Sam
 def idle_jobs(
     jobs: Iterable[JobView], samples: Iterable[Sample], *, now_unix_s: float, grace_s: float, threshold: float
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return the jobs whose GPUs were all idle through the last `grace_s`, with that time, and those without samples.
+    """Return the jobs whose GPUs were all idle for the last `grace_s`, with their idle time, and jobs without samples.
 
-    A job that has not run that long is neither. Samples must span from the first quarter of the time to the last.
+    A job that has not run that long is in neither. Samples must span from the first quarter of that time to the last.
     """
     by_job: dict[str, list[Sample]] = {}
     by_gpu: dict[tuple[str, int | None], list[Sample]] = {}
@@ -76,7 +76,7 @@ def idle_jobs(
 
 def _of_gpus(job: JobView, by_gpu: Mapping[tuple[str, int | None], Sequence[Sample]]) -> Iterator[Sequence[Sample]]:
     for node in job.gpus_by_node:
-        # If its GPUs of a node are unknown, only a sample of all GPUs of the node says anything about it.
+        # If the job's GPUs on a node are unknown, only samples of all GPUs of the node can be used.
         for index in job.gpu_indices.get(node, (None,)):
             yield by_gpu.get((node, index)) or by_gpu.get((node, None)) or ()
 
@@ -111,7 +111,7 @@ def _from_file(path: Path) -> Iterator[Sample]:
 
 
 def _from_recordings(folder: Path) -> Iterator[Sample]:
-    """Yield the samples of recordings; truncated lines, as the last one of a running recording, are skipped."""
+    """Yield the samples of recordings; truncated lines, such as the last line of a running recording, are skipped."""
     for path in sorted(folder.rglob(File.SAMPLES.glob)):
         header: dict[str, Any] | None = None
         for line in _lines(path):
@@ -156,7 +156,7 @@ def _of_series(series: Sequence[Mapping[str, Any]], whole: float) -> Iterator[Sa
         node = str(labels.get("Hostname") or labels.get("instance", "").split(":")[0]).split(".")[0]
         for unix_s, value in each["values"]:
             busy = float(value) / whole
-            if busy >= 0:  # Prometheus has `NaN` where nothing was measured: unknown, not idle
+            if busy >= 0:  # Prometheus returns `NaN` if nothing was measured, which is unknown, not idle
                 yield Sample(unix_s=float(unix_s), busy_share=busy, node=node, gpu=int(labels["gpu"]))
 
 

@@ -1,7 +1,7 @@
-"""Decide whether a job fits on free GPUs, and which running jobs to requeue for it at the least cost.
+"""Decide whether a job fits on free GPUs, and which running jobs are the cheapest to requeue for it.
 
-GPUs and CPUs of each node count, and partition, features and named nodes. Memory, licences and other limits of the
-scheduler are not modelled: a caller must not try again for a job that still waits although it should fit.
+GPUs and CPUs of each node, partition, features and named nodes are considered. Memory, licences and other limits of the
+scheduler are not, so a caller must not try again for a job that still waits although it should fit.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from flatout.schedule.live.view import ClusterView, JobView, NodeView
 
 
 class FreeCapacity:
-    """Free GPUs and CPUs on the nodes of a view; `take` and `give` account for what was decided since."""
+    """Free GPUs and CPUs on the nodes of a view; `take` and `give` account for decisions made since."""
 
     def __init__(self, view: ClusterView) -> None:
         self.gpus = view.free_gpus()
         self.cpus = view.free_cpus()
         self._nodes = {node.name: node for node in view.nodes}
         self._allowed: dict[tuple[object, ...], list[str] | None] = {}
-        self._too_large: set[tuple[object, ...]] = set()  # kinds of jobs that did not fit, until something is given
+        self._too_large: set[tuple[object, ...]] = set()  # kinds of jobs that did not fit; emptied by `give`
 
     def nodes_for(self, job: JobView) -> list[str] | None:
-        """Return the nodes on which a job may run; None where that is unknown."""
+        """Return the nodes on which a job can run; None if unknown."""
         kind = _kind(job)
         if kind not in self._allowed:
             self._allowed[kind] = self._nodes_for(job)
@@ -36,7 +36,7 @@ class FreeCapacity:
         return allowed if set(job.required_nodes) <= set(allowed) else []
 
     def placement(self, job: JobView) -> dict[str, int] | None:
-        """Return GPUs by node where the job fits; None where it does not, or where that is unknown."""
+        """Return the GPUs by node with which the job fits; None if it does not fit or that is unknown."""
         kind = (*_kind(job), job.gpus_per_node, job.num_gpus, job.num_nodes, job.cpus)
         if kind in self._too_large:
             return None
@@ -89,10 +89,10 @@ class FreeCapacity:
 def victims_for(
     job: JobView, room: FreeCapacity, candidates: Sequence[JobView], cost: Callable[[JobView], float]
 ) -> list[JobView] | None:
-    """Return cheap jobs to requeue so that `job` fits, each of them needed; None where it cannot be made to fit.
+    """Return cheap jobs to requeue so that `job` fits, all of them needed; None if it cannot be made to fit.
 
-    Nodes are cleared one after the other, the cheapest first, each at the least cost; a victim that was chosen for one
-    node costs nothing on the next. So sometimes a few more victims are chosen than necessary.
+    Nodes are cleared one after the other, the cheapest first, each at the least cost; a victim chosen for one
+    node costs nothing on the next. This sometimes chooses a few more victims than necessary.
     """
     nodes = room.nodes_for(job)
     if not nodes or not job.num_gpus:
@@ -170,7 +170,7 @@ def _clear_anywhere(
 def _cheapest(
     name: str, missing: int, jobs: Sequence[JobView], cost: Callable[[JobView], float]
 ) -> list[JobView] | None:
-    """Return the cheapest of `jobs` that hold `missing` GPUs of the node: a small knapsack, solved exactly."""
+    """Return the cheapest set of `jobs` that holds `missing` GPUs of the node: a small knapsack, solved exactly."""
     if missing <= 0:
         return []
     best: list[tuple[float, list[JobView]] | None] = [(0.0, []), *([None] * missing)]
@@ -189,7 +189,7 @@ def _cheapest(
 
 
 def _kind(job: JobView) -> tuple[object, ...]:
-    """Return a key: jobs with the same one may run on the same nodes."""
+    """Return a key that is equal for jobs that can run on the same nodes."""
     is_in_reservation = bool(job.reservation)
     return job.partition, job.required_features, job.required_nodes, job.excluded_nodes, is_in_reservation
 

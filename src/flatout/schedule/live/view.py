@@ -1,4 +1,4 @@
-"""The state of a cluster at one moment, as a controller sees it: its jobs, its nodes, and which GPUs were idle.
+"""The state of a cluster at one moment, as a controller sees it: its jobs, its nodes, and the jobs with idle GPUs.
 
 Unknown values are None. Times are Unix seconds of the scheduler's clock.
 """
@@ -17,7 +17,7 @@ FLATOUT_MARK = "flatout: "
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """One job, or the tasks of an array that have not started.
 
-    `gpus_by_node` and `gpu_indices` are what it holds; `num_gpus`, `num_nodes` and `gpus_per_node` what it asks for.
+    `gpus_by_node` and `gpu_indices` are allocated; `num_gpus`, `num_nodes` and `gpus_per_node` are requested.
     """
 
     id: str
@@ -57,7 +57,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         return max(now_unix_s - self.start_unix_s, 0.0) if self.start_unix_s is not None else 0.0
 
     def lost_gpu_s(self, now_unix_s: float) -> float:
-        """GPU-seconds of work that would be repeated if the job were requeued now."""
+        """Return the GPU-seconds of work that would be repeated if the job were requeued now."""
         saved = self.last_checkpoint_unix_s
         if saved is not None and self.start_unix_s is not None and saved > self.start_unix_s:
             return max(now_unix_s - saved, 0.0) * self.held_gpus
@@ -69,12 +69,12 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it could start as soon as enough GPUs are free."""
+        """Whether the job could start as soon as enough GPUs are free."""
         return self.state == "pending" and not (self.is_held or self.is_dependent)
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. `is_usable`: new jobs may start on it. If Flatout drained it, `reason` begins with `flatout: `."""
+    """One node. `is_usable`: new jobs can start on it. If Flatout drained it, `reason` begins with `flatout: `."""
 
     name: str
     num_gpus: int
@@ -89,7 +89,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy one GPU (by node and index) or all GPUs of one job were at one moment: a share of 1."""
+    """Utilization (0 to 1) of one GPU (by node and index) or of all GPUs of one job at one moment."""
 
     unix_s: float
     busy_share: float
@@ -99,7 +99,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A failure of a node, or a share of one."""
+    """A failure of a node, or a share of a failure."""
 
     node: str
     unix_s: float
@@ -107,7 +107,7 @@ class NodeFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole cluster, read at `now_unix_s`. `idle_for_s` has the jobs whose GPUs were all idle, and for how long."""
+    """The whole cluster, read at `now_unix_s`. `idle_for_s` has the idle seconds of jobs whose GPUs were all idle."""
 
     now_unix_s: float
     jobs: tuple[JobView, ...]
@@ -115,7 +115,7 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     idle_for_s: Mapping[str, float] = {}
     unseen_jobs: tuple[str, ...] = ()  # running jobs whose GPUs have no samples
     durations_s: Mapping[str, float] = {}  # predicted, by job
-    attained_gpu_s: Mapping[str, float] = {}  # of runs before the present one, by job
+    attained_gpu_s: Mapping[str, float] = {}  # in runs before the current one, by job
     failures: tuple[NodeFailure, ...] = ()
     reservations: tuple[str, ...] = ()
 
