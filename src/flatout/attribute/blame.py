@@ -33,9 +33,8 @@ Charges = dict[Cause, float]  # nanoseconds
 
 _WAITS = (int(Part.WAIT), int(Part.BUBBLE))
 _IS_WAIT = np.isin(np.arange(NUM_PARTS), _WAITS)
-PREFETCHED = {
-    "all_gather"
-}  # launched before the compute that needs its result, not after the compute that makes its input
+# Launched before the compute that needs its result, not after the compute that makes its input.
+PREFETCHED = {"all_gather"}
 
 
 class BlameBook:
