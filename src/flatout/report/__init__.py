@@ -1,1 +1,1 @@
-"""Any record -> text, JSON, HTML, Perfetto: the only place that formats numbers. One file a target."""
+"""Write any record as text, JSON, HTML or a Perfetto trace: the only package that formats numbers."""

@@ -98,7 +98,7 @@ def _amount(estimate: Estimate, *, has_range: bool = False) -> str:
 
 
 def _money(value: float) -> str:
-    """Three digits, whole numbers above, and millions as `19.3 M`: the JSON has all digits."""
+    """Format money with three digits, larger amounts as whole numbers or as `19.3 M`; the JSON has all digits."""
     if not value:
         return "0"
     magnitude = abs(value)

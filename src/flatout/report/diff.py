@@ -66,7 +66,7 @@ class DiagnosisDiff(msgspec.Struct, frozen=True, kw_only=True):
     ratio_range: tuple[float, float] | None  # B's shortest step / A's longest, and B's longest / A's shortest
     parts: tuple[PartChange, ...]  # largest change first; the changes sum to `change_s`
     findings: tuple[FindingChange, ...]  # largest change first
-    notes: tuple[str, ...]  # what makes the two hard to compare
+    notes: tuple[str, ...]  # reasons why the two are hard to compare
 
 
 def diff(a: Diagnosis, b: Diagnosis) -> DiagnosisDiff:
@@ -143,7 +143,7 @@ def _ratio_range(a: DiffSide, b: DiffSide) -> tuple[float, float] | None:
 
 
 def _finding_changes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[FindingChange, ...]:
-    """Pair the findings of one name: first those with the same ranks, then the others in the order of their costs."""
+    """Pair the findings of the same name: first those with the same ranks, then the others by cost."""
     changes = []
     names = dict.fromkeys(finding.name for finding in (*a.findings, *b.findings))
     for name in names:

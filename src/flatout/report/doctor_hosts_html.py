@@ -20,7 +20,7 @@ from flatout.report.phrases import counted
 from flatout.report.template import rendered
 
 MOST_HOSTS = 500
-MOST_NAMED = 24  # hosts that have one value
+MOST_NAMED = 24  # hosts listed for one value
 MOST_IN_TABLE = 6
 MOST_OPEN = 12  # hosts whose problems are shown at once
 MOST_IN_HEADLINE = 3
@@ -102,7 +102,7 @@ def _common_domain(names: Sequence[str]) -> str:
 
 
 def _without_domain(domain: str, report: HostsReport) -> HostsReport:
-    """Return the report with short names: a line has room for several."""
+    """Return the report with short host names, so that several fit on a line."""
 
     def short(name: str) -> str:
         return name.removesuffix(domain)

@@ -1,7 +1,7 @@
 """Write a DoctorReport as one self-contained HTML file: problems, a drawing of the topology, every check by family.
 
-No script, no outside reference; texts from the machine are hostile, and the template escapes all of them. The drawing
-nests boxes, a device within the ports and switches that it is behind, so that it fits any width.
+No script, no external reference; texts from the machine are untrusted, and the template escapes all of them. The
+drawing consists of nested boxes, each device inside the ports and switches above it, so that it fits any width.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BAD: tuple[Status, ...] = ("fail", "warn")
 _VERBS = {"fail": ("fails", "fail"), "warn": ("warns", "warn")}
 MOST_BOXES = 600
 MOST_IN_MATRIX = 32
-MOST_DEPTH = 24  # a damaged source may describe a loop
+MOST_DEPTH = 24  # a damaged source can describe a loop
 _KIND_NAMES = {"gpu": "GPU", "nic": "NIC"}
 # From near to far, as `nvidia-smi topo -m` explains them.
 RELATIONS = {
@@ -164,7 +164,7 @@ class _Boxes:
         self.num_not_drawn = max(0, self._num_boxes - MOST_BOXES)
 
     def _box(self, node: TopologyNode, depth: int) -> dict[str, Any] | None:
-        """Return a node with the nodes below it; None if no device is there, so that empty ports hide no others."""
+        """Return a node with the nodes below it; None without a device, so that empty ports do not use up boxes."""
         children = self._children(node, depth)
         if node.kind not in DEVICES and not children:
             return None

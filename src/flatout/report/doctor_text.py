@@ -10,7 +10,7 @@ from flatout.report.terminal import TextStyle
 from flatout.report.topology import has_missing_lanes, nodes_below, own_name, paired_devices, relations
 
 _MOST_IN_MATRIX = 24
-_DEEPEST = 32  # a damaged source may describe a loop
+_DEEPEST = 32  # a damaged source can describe a loop
 _INDENT = "          "
 
 

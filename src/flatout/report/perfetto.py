@@ -1,4 +1,4 @@
-"""Write traces back as Chrome JSON for ui.perfetto.dev: every original event, below Flatout's own tracks.
+"""Write traces as Chrome JSON for ui.perfetto.dev: every original event, below Flatout's own tracks.
 
 In: the events of each rank's file, its segments and its charged waits. Out: a file, written in a stream; compressed if
 its name ends in `.gz`. Each rank is a process, whose first tracks are "Flatout parts" and "Flatout blame", followed by
@@ -47,7 +47,7 @@ class Originals(Protocol):
 
     @property
     def metadata(self) -> dict[str, msgspec.Raw]:
-        """The fields around the events in the file; available after an iteration."""
+        """Return the fields around the events in the file; available only after an iteration."""
 
 
 class PerfettoRank(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -124,7 +124,7 @@ def _track(process: int, track: int, label: str) -> Iterator[bytes]:
 
 
 def _quoted(text: str) -> str:
-    """Return a JSON string. Perfetto refuses control characters even if escaped (#598), so they are written as text."""
+    """Return a JSON string. Perfetto refuses even escaped control characters (#598), so they are written as text."""
     text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
     return msgspec.json.encode(text.encode("utf-8", "backslashreplace").decode()).decode()
 

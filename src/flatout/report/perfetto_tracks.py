@@ -180,7 +180,7 @@ def _tie_arrows(seen: _Seen, track: NDArray[np.int64]) -> None:
             continue
         slices = slices[
             np.argsort(track[slices], kind="stable")
-        ]  # work before annotations, the first lane before others
+        ]  # work precedes annotations, and the first lane precedes the others
         starts, first = np.unique(seen.start_ns[slices], return_index=True)
         at = np.searchsorted(starts, seen.start_ns[others]).clip(max=len(starts) - 1)
         is_tied = starts[at] == seen.start_ns[others]
@@ -188,7 +188,10 @@ def _tie_arrows(seen: _Seen, track: NDArray[np.int64]) -> None:
 
 
 def _misplaced(seen: _Seen, track: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find groups of events that start together on a track, of which the file has a shorter one or an arrow first."""
+    """Find groups of events that start together on a track, but are in the wrong order in the file.
+
+    The order is wrong if a shorter event precedes a longer one, or an arrow precedes another event.
+    """
     rows = np.flatnonzero(seen.is_drawn)
     keys = (rows, -seen.duration_ns[rows], ~seen.is_slice[rows], seen.start_ns[rows], track[rows])
     rows = rows[np.lexsort(keys)]

@@ -1,6 +1,6 @@
-"""A line on standard error for what takes longer than two seconds, on a terminal only.
+"""Show a line on standard error for work that takes longer than two seconds, on a terminal only.
 
-`ProgressLine` counts parts and estimates the time that is left; `WaitingLine` is for what has no parts to count.
+`ProgressLine` counts parts and estimates the remaining time; `WaitingLine` is for work without parts to count.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A replay as one self-contained HTML file: no script, no outside reference, under 1 MB.
+"""Write a replay as one self-contained HTML file: no script, no external reference, under 1 MB.
 
-In: a `Replay` and the command line. Out: a string: the policies side by side, the queue over time, allocated against
-useful GPUs, and how full each node was. Texts from job histories are hostile: the template escapes all of them, and a
-content policy in the page forbids scripts and outside references.
+In: a `ReplayReport` and the command line. Out: a string: the policies side by side, the queue over time, allocated and
+useful GPUs, and how full each node was. Texts from job histories are untrusted: the template escapes all of them, and
+a content policy in the page forbids scripts and external references.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from flatout.units import number, percent
 
 MOST_CHARTED = 8  # policies with curves and nodes
 MOST_NODES = 64  # rows of the placement view
-WIDTH, HEIGHT = 240, 60  # of a curve's own coordinates
-NUM_LEVELS = 5  # of how full a node is
+WIDTH, HEIGHT = 240, 60  # size of a curve's coordinate system
+NUM_LEVELS = 5  # levels that show how full a node is
 
 
 def replay_html(replay: ReplayReport, command: Sequence[str], *, next_command: str) -> str:
@@ -156,7 +156,7 @@ def area(values: Sequence[float], step: float) -> str:
 
 
 def node_paths(samples: Sequence[Sequence[float]], stretch: float) -> list[dict[str, object]]:
-    """Return for each level of use the cells of nodes (down) by time (across); equal neighbours are merged."""
+    """Return the cells of nodes (rows) by time (columns) for each level of use; equal neighbours are merged."""
     if not samples or not samples[0]:
         return []
     nodes = min(MOST_NODES, len(samples[0]))

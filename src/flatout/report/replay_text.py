@@ -93,7 +93,7 @@ def times_shorter(one: PolicyDifference) -> str:
 def _measures(replay: ReplayReport, style: TextStyle) -> list[str]:
     """Return the measures except the mean JCT, which is printed above, and why some have no interval."""
     rows: list[list[str]] = []
-    reasons: dict[str, None] = {}  # each once, in order
+    reasons: dict[str, None] = {}  # each reason once, in order
     for one in replay.differences:
         for each in one.measures[1:]:
             interval = "unknown"
@@ -115,7 +115,7 @@ def _change(unit: str, value: float) -> str:
 
 
 def _amount(unit: str, value: float) -> str:
-    """Return the value with its unit, but a ratio without words, so that it can be an end of an interval."""
+    """Return the value with its unit; a ratio has no unit, so that it can be an end of an interval."""
     if unit == "ratio":
         return f"{value:.2f}"
     sign = "-" if value < 0 else "+"
@@ -154,7 +154,7 @@ def energy(kwh: float | None) -> str:
 
 
 def _spent(replay: ReplayReport, style: TextStyle) -> list[str]:
-    """Return energy and money, where the cluster file has power and prices."""
+    """Return energy and money, if the cluster file has power and prices."""
     if all(policy.energy_kwh is None and policy.dollars is None for policy in replay.policies):
         return []
     rows = [[policy.policy, energy(policy.energy_kwh), money(policy.dollars)] for policy in replay.policies]

@@ -11,7 +11,7 @@ from flatout.records.submission import Submitted
 def submission_text(result: Submitted, files: Mapping[Path, str], *, is_wrapped: bool) -> str:
     """Return the lines of a submission. `files` are shown in full if nothing was submitted.
 
-    `is_wrapped`: the job runs under `flatout run`, which is not what the user typed.
+    `is_wrapped`: the job runs under `flatout run`, which the user did not type.
     """
     lines = [f"{'would submit' if result.dry_run else 'submitted'}: {result.submitted}"]
     if result.dry_run:

@@ -1,4 +1,4 @@
-"""What the text and the HTML page both show of a topology: the tree, the names of devices, and their relations."""
+"""The parts of a topology that the text and the page share: the tree, the names of devices, and their relations."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def has_missing_lanes(node: TopologyNode) -> bool:
 
 
 def own_name(node: TopologyNode) -> str:
-    """Return the name, or nothing if it only repeats the id or the kind."""
+    """Return the node's name, or an empty text if it only repeats the id or the kind."""
     return "" if node.name in (node.id, node.kind) else node.name

@@ -1,4 +1,4 @@
-"""The errors of predictions: with and without the history of earlier tunings, and compared with single trials.
+"""Compute the errors of predictions: with and without the history of earlier tunings, and against single trials.
 
 In: a `TuneResult`. Out: numbers, and the sentence of the reports.
 """

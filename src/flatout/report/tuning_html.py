@@ -1,7 +1,7 @@
-"""A tuning as one self-contained HTML file: no script, no outside reference, under 1 MB however much was tried.
+"""Write a tuning as one self-contained HTML file: no script, no external reference, under 1 MB however much was tried.
 
-In: a `TuneResult`, the command line, and the folder of the tuning. Out: a string. Texts from the job are
-hostile: the template escapes all of them, and a content policy in the page forbids scripts and outside references.
+In: a `TuneResult`, the command line, and the tuning's folder. Out: a string. Texts from the job are untrusted: the
+template escapes all of them, and a content policy in the page forbids scripts and external references.
 """
 
 from __future__ import annotations
@@ -224,9 +224,9 @@ def _axis(axis: RatioAxis) -> dict[str, object]:
 
 
 def _compared(result: TuneResult) -> dict[str, object] | None:
-    """Return every prediction that has a measurement, both on one axis.
+    """Return every prediction that has a measurement, with both values on one axis.
 
-    Measured is the plain mean here, as nothing was chosen by its result.
+    The measured value is the plain mean here, because no change was selected by its result.
     """
     pairs: list[tuple[TriedSet, Prediction, Verdict]] = [
         (one, one.prediction, msgspec.structs.replace(one.verdict, speedup=one.verdict.mean_speedup))

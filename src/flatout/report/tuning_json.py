@@ -1,4 +1,4 @@
-"""A tuning as the JSON of the contract `flatout/tuning`, version 1."""
+"""Write a tuning as the JSON of the contract `flatout/tuning`, version 1."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tuning_json(result: TuneResult, command: Sequence[str], *, pretty: bool = True) -> bytes:
-    """The contract object: `schema`, `version`, `tool_version`, `command` (secrets masked), then the report."""
+    """Return the contract's object: schema, version, tool version, command (secrets masked), then the report."""
     return enveloped_json(SCHEMA, VERSION, command, tuning_report(result), pretty=pretty)
 
 

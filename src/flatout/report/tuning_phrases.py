@@ -24,10 +24,10 @@ from flatout.report.phrases import counted
 
 UNKNOWN = "unknown"
 NO_INTERVAL = "no interval"
-TOLD = 0.02  # share of a gain: a larger correction is reported
+TOLD = 0.02  # share of a gain; a larger correction is reported
 LONGEST_REASON = 200  # characters; the JSON has all of it
 
-# The values of `--objective`. Energy per step is not among them: a user cannot choose it.
+# The values of `--objective`. Energy per step is absent because a user cannot choose it.
 OBJECTIVE_WORDS: Mapping[Objective, str] = {
     "s_per_sample": "samples/s",
     "s_per_token": "tokens/s",
@@ -79,7 +79,7 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
-    """All changes of the final set in the order in which they were adopted, each in one row."""
+    """Return the rows of the final set's changes, in the order of their adoption; each change is in one row."""
     final = {change.name: change for change in result.tuning.changes.changes}
     tuned = {each.change.name: each for each in result.tuning.each}
     adopted_in: dict[str, TriedSet] = {}
@@ -152,12 +152,12 @@ def is_better(result: TuneResult) -> bool:
 
 
 def ratio(value: float) -> str:
-    """`1.83x`; a ratio near 1 has three decimals, so that it does not read as 1."""
+    """Format a ratio: `1.83x`. A ratio near 1 has three decimals, so that it does not read as 1."""
     return f"{value:.{_digits((value,))}f}x"
 
 
 def ratio_range(low: float, high: float) -> str:
-    """`1.79-1.87`."""
+    """Format a range of ratios: `1.79-1.87`."""
     digits = _digits((low, high))
     return f"{low:.{digits}f}-{high:.{digits}f}"
 
@@ -173,7 +173,7 @@ class Estimate(NamedTuple):
 
 
 def ratio_estimate(value: float, interval: tuple[float, float] | None) -> Estimate:
-    """`1.83x (1.79-1.87)`; without an interval, `1.83x (no interval)`."""
+    """Format a ratio with its interval: `1.83x (1.79-1.87)`, or `1.83x (no interval)`."""
     if interval is None:
         return Estimate(ratio(value), NO_INTERVAL)
     digits = _digits((value, *interval))
@@ -189,7 +189,7 @@ def _digits(values: Sequence[float]) -> int:
 
 
 def measured_text(verdict: Verdict | None) -> str:
-    """`1.83x (1.79-1.87)`, or `unknown`."""
+    """Format the measured ratio: `1.83x (1.79-1.87)`, or `unknown`."""
     if verdict is None or verdict.speedup is None:
         return UNKNOWN
     return str(ratio_estimate(verdict.speedup, verdict.interval))
@@ -200,9 +200,9 @@ def predicted_estimate(prediction: Prediction) -> Estimate:
 
 
 def predicted_text(prediction: Prediction | None, bound: float | None, objective: Objective) -> str:
-    """`1.60x (1.30-1.90)`; where only the bound of the findings is known, `at most 3.70x`.
+    """Format the predicted ratio: `1.60x (1.30-1.90)`, or `at most 3.70x` if only the findings' bound is known.
 
-    Both are ratios of time: for memory and energy there is no prediction.
+    Both are ratios of time: memory and energy are not predicted.
     """
     if objective in _SAVED:
         return UNKNOWN
@@ -214,7 +214,7 @@ def predicted_text(prediction: Prediction | None, bound: float | None, objective
 
 
 def gain(verdict: Verdict) -> Estimate:
-    """What a verdict claims: `1.83x faster (1.79-1.87)`, `44 % less peak memory (42 % to 46 %)`.
+    """Return the gain that a verdict claims: `1.83x faster (1.79-1.87)`, `44 % less peak memory (42 % to 46 %)`.
 
     The verdict must have a speedup.
     """
@@ -233,7 +233,7 @@ def gain(verdict: Verdict) -> Estimate:
 
 
 def _saving(what: str, speedup: float, interval: tuple[float, float] | None) -> Estimate:
-    """`44 % less peak memory (42 % to 46 %)`; a loss is `more`."""
+    """Format a saving: `44 % less peak memory (42 % to 46 %)`; a loss is `more`."""
     share = 1 - 1 / speedup
     sign, direction = (1, "less") if share >= 0 else (-1, "more")
     if interval is None:
@@ -248,7 +248,7 @@ def _saving(what: str, speedup: float, interval: tuple[float, float] | None) -> 
 
 
 def headline(result: TuneResult, *, arrow: str = "->") -> str:
-    """Return the verdict as a sentence without its capital. `arrow` stands between a cost before and after."""
+    """Return the verdict as a sentence without a capital letter. `arrow` separates the cost before and after."""
     verdict = result.tuning.verdict
     if not result.tuning.changes.changes:
         return _nothing(result)
@@ -291,12 +291,12 @@ def _nothing(result: TuneResult) -> str:
 
 
 def was_cut_short(result: TuneResult) -> bool:
-    """Return whether a budget of time or trials ended the tuning: that shows nothing about changes not reached."""
+    """Return whether a budget of time or trials ended the tuning; changes that it did not reach are then unjudged."""
     return result.is_cut_short
 
 
 def is_undecided_gain(one: TriedSet) -> bool:
-    """Not refuted: its pairs leave open that it is better by more than the smallest gain that counts."""
+    """Return whether the pairs leave open that the changes gain more than the smallest gain that counts."""
     verdict = one.verdict
     if one.outcome != "not confirmed" or verdict is None or verdict.verdict != "undecided":
         return False
@@ -314,13 +314,13 @@ def compared_quantity(result: TuneResult) -> Quantity | None:
     before_s, after_s = result.baseline_step_s, result.tuned_step_s
     if before_s is None or after_s is None or result.objective in ("j_per_sample", "j_per_step"):
         return None
-    if result.objective != "step_s" and after_s >= before_s:  # steps of more samples: longer, and yet faster
+    if result.objective != "step_s" and after_s >= before_s:  # longer steps, but of more samples
         return None
     return "step"
 
 
 def before_after(result: TuneResult, *, arrow: str = "->") -> str:
-    """`254 ms -> 79.0 ms per step`; empty where `compared_quantity` is None."""
+    """Format the cost before and after: `254 ms -> 79.0 ms per step`; empty if `compared_quantity` is None."""
     match compared_quantity(result):
         case "memory":
             before_bytes, after_bytes = result.baseline_peak_memory_bytes, result.tuned_peak_memory_bytes
@@ -333,11 +333,11 @@ def before_after(result: TuneResult, *, arrow: str = "->") -> str:
 
 
 def facts(result: TuneResult) -> list[str]:
-    """The job and what was asked for, in a few words."""
+    """Return a few facts about the job, its machine and the options of the tuning."""
     machine = dict(result.tuning.machine)
     found = []
     num_ranks, num_hosts = machine.pop("num_ranks", None), machine.pop("num_hosts", None)
-    machine.pop("ranks_per_host", None)  # said by the two
+    machine.pop("ranks_per_host", None)  # already stated by the two facts above
     if num_ranks is not None:
         found.append("1 rank" if num_ranks == "1" else f"{num_ranks} ranks")
     if num_hosts not in (None, "1"):
@@ -429,7 +429,7 @@ def end_sentence(result: TuneResult) -> str:
 
 
 def why_ended(end: TuningEnd) -> str:
-    """Say what ended the tuning: a sentence without its capital and full stop."""
+    """Say what ended the tuning, in a sentence without a capital letter and full stop."""
     limit = f"{end.limit:.0f}" if end.limit is not None else UNKNOWN
     reserved = f" but {end.num_reserved}, which are reserved for the final verdict," if end.num_reserved else ""
     sentences: Mapping[EndedBy, str] = {
@@ -444,7 +444,7 @@ def why_ended(end: TuningEnd) -> str:
 
 
 def duration(value_s: float) -> str:
-    """`45 s`, `9 min 58 s`, `2 h 05 min`."""
+    """Format a duration: `45 s`, `9 min 58 s`, `2 h 05 min`."""
     whole = round(value_s)
     if whole < 120:
         return units.seconds(value_s) if whole < 10 else f"{whole} s"
@@ -455,7 +455,7 @@ def duration(value_s: float) -> str:
 
 
 def next_words(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
-    """The next command to type; secrets in the user's command are masked."""
+    """Return the next command to type; secrets in the user's command are masked."""
     command = masked_command(result.tuning.command)
     if is_better(result):
         return ("flatout", "run", "--config", str(Path(folder) / "tuned.toml"), "--", *command)
@@ -469,12 +469,12 @@ def next_words(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
 
 
 def _same_folder(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
-    """Resume in the same folder if a budget ended the tuning; otherwise start a new tuning."""
+    """Return `--out` with the same folder if a budget ended the tuning, to resume it; else nothing: a new tuning."""
     return ("--out", str(folder)) if result.is_cut_short and result.request is not None else ()
 
 
 def _more(result: TuneResult) -> tuple[str, ...]:
-    """Return twice the budget that ended the tuning."""
+    """Return the options for twice the budget that ended the tuning."""
     given_s = result.request.budget_s if result.request is not None else 0.0
     num_trials = result.request.max_trials if result.request is not None else None
     words: tuple[str, ...] = ("--budget", f"{max(1, math.ceil(2 * max(result.took_s, given_s) / 60))}m")

@@ -1,6 +1,6 @@
-"""A tuning as text for a terminal: accepted changes, rejected ones and why, and how they were measured, in 80 columns.
+"""Print a tuning on a terminal: accepted changes, rejected ones and why, and how they were measured, in 80 columns.
 
-In: a `TuneResult` and the folder of the tuning. Out: a string that ends with the next command to type.
+In: a `TuneResult` and the tuning's folder. Out: a string that ends with the next command to type.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MOST_NOTES = 20
 
 
 def tuning_text(result: TuneResult, folder: Path | str, *, style: TextStyle | None = None) -> str:
-    """The whole report. `folder` is the tuning's `--out`, where tuned.toml is."""
+    """Return the full report. `folder` is the tuning's `--out`, which contains tuned.toml."""
     style = style or TextStyle()
     sections = [
         _head(result, style),
@@ -102,7 +102,7 @@ def _final_text(verdict: Verdict | None) -> str:
 
 
 def _why(one: TriedSet, result: TuneResult) -> str:
-    """Return the reason with the predicted value; its interval is in tuning.json and the HTML report."""
+    """Return why a change was not accepted, with the predicted value; tuning.json and the HTML page have its interval."""
     is_measured = one.screened is not None or (one.verdict is not None and one.verdict.speedup is not None)
     if one.prediction is None or not is_measured or one.outcome == "unsafe" or not has_predictions(result):
         return why(one)

@@ -46,9 +46,7 @@ class Rounds:
         where: Whereabouts,
     ) -> None:
         self._where, self._without = where, settings.without
-        self._is_replaced = (
-            settings.meeting_file is not None
-        )  # whether a new set of ranks replaces this one if a rank is lost
+        self._is_replaced = settings.meeting_file is not None  # by a new set of ranks, if a rank is lost
         self._keys = [key_of(case.name, case.labels) for case in cases]
         self._failed: dict[int, str] = {}  # in this round, on this rank
         self.cases, self.team, self._torch = cases, team, torch

@@ -34,9 +34,7 @@ _SHARE_OF_MEMORY = 0.5  # share of the free memory, for the collectives
 
 
 def main() -> int:
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(1)
-    )  # so that files written for the measurement are removed on exit
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that files written here are removed on exit
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
     began = time.monotonic()
     torch = _torch()
