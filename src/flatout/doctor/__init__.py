@@ -1,5 +1,5 @@
-"""Judge a Snapshot of a machine: what it is, and what about it slows down a training job.
+"""Judge a Snapshot of a machine: describe the machine, and find what slows a training job down.
 
-A check judges only a `Snapshot`, so that another machine can judge it. What could not be read is `unknown`, with the
-reason; it is never `ok`. Nothing here changes the machine or reads it: `probe` reads it.
+A check judges only a `Snapshot`, so checks can run on another machine. A check whose input could not be read is
+`unknown`, with the reason, and never `ok`. Nothing here reads or changes the machine: `probe` reads it.
 """

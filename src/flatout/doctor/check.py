@@ -1,7 +1,7 @@
 """One check: its declaration, and a function from Machine to its outcome.
 
-A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). A text that no check
-expects gives `unknown` too, so that damaged input never ends a run and never counts as good.
+A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). A text that the check does
+not expect gives `unknown` too, so that damaged input never ends a run and never counts as good.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check(
     fix: str,
     when_wrong: str,
 ) -> Callable[[Judge], Check]:
-    """Make the function below into a Check; the module's Checks are found by their type."""
+    """Turn the decorated function into a Check; a module's Checks are found by their type."""
 
     def made(judge: Judge) -> Check:
         return Check(
@@ -118,7 +118,7 @@ def named(items: Iterable[str]) -> str:
 
 
 def none_in_log(machine: Machine) -> CheckOutcome:
-    """Report that the kernel log has nothing of the kind: `ok`, but only if it is not an excerpt."""
+    """Report that the kernel log has no such event: `ok`, but only if the log is not an excerpt."""
     log = machine.kernel_log
     if log.num_missed:
         raise NotReadError(f"none in {log.num_lines} lines, but {log.num_missed} messages of the kernel were lost")
@@ -136,7 +136,7 @@ def need(values: Sequence[object], reason: str) -> None:
 
 
 def with_missing(outcome: CheckOutcome, num_missing: int, what: str) -> CheckOutcome:
-    """Add that some devices gave no value: a bad outcome still counts, but `ok` becomes unknown."""
+    """Add to the outcome that some devices gave no value: a bad outcome stays, but `ok` becomes `unknown`."""
     if not num_missing:
         return outcome
     reason = f"{outcome.reason}; {num_missing} {what}"

@@ -1,4 +1,4 @@
-"""Compare snapshots of several hosts: judge each host separately, and report in what some differ from the others.
+"""Compare snapshots of several hosts: judge each host separately, and report how some differ from the others.
 
 Texts are compared by majority, numbers by the robust rule of `peers`, the statuses of checks by majority. A host that
 does not give a fact is skipped for that fact; if fewer than two hosts give it, the report says why it is not compared.
@@ -39,12 +39,12 @@ Value = TypeVar("Value")
 
 class _TextFact(NamedTuple):
     read: Callable[[Machine], str]
-    status: Status  # of a difference
+    status: Status  # status of a difference
 
 
 class _NumberFact(NamedTuple):
     read: Callable[[Machine], float]
-    share: float  # of the median: a smaller deviation does not matter
+    share: float  # share of the median; a smaller deviation does not matter
     write: Callable[[float], str]
 
 
@@ -176,7 +176,7 @@ class _Comparison:
         self.machines = machines
         self.differences: list[HostDifference] = []
         self.facts: list[ComparedFact] = []
-        self.not_compared: dict[str, str] = {}  # fact -> why
+        self.not_compared: dict[str, str] = {}  # fact -> why it is not compared
 
     def compare_text(self, name: str, fact: _TextFact) -> None:
         texts, problem = self._values(fact.read)
@@ -199,7 +199,7 @@ class _Comparison:
         self._add(name, len(numbers), usual, _by_spread(name, fact, numbers))
 
     def _values(self, read: Callable[[Machine], Value]) -> tuple[dict[str, Value], str]:
-        """Return the value of each host, and after a colon why the last host without one gives none."""
+        """Return the value of each host, and, after a colon, why the last host without a value gives none."""
         values: dict[str, Value] = {}
         problem = ""
         for host, machine in self.machines.items():

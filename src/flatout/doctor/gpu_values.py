@@ -1,4 +1,4 @@
-"""Values of `nvidia-smi -q`, one for each GPU, with the number of GPUs that give none."""
+"""Values of `nvidia-smi -q`, one per GPU, with the number of GPUs that give no value."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Build the Topology of a Machine: one graph of CPUs, PCIe ports and switches, GPUs, NICs and disks.
 
-The PCIe tree comes from sysfs, else from `lspci -vvv`, else from NCCL's XML: the first that has GPUs or NICs. How each
-pair of devices is connected comes from `nvidia-smi topo -m`; else it is derived from the tree, as the driver does.
+The PCIe tree comes from the first source that has GPUs or NICs: sysfs, `lspci -vvv`, or NCCL's XML. The relation of
+each pair of devices comes from `nvidia-smi topo -m`; without it, it is derived from the tree, as the driver does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LSPCI_GPUS = ("3D controller", "VGA compatible controller", "Display controller
 
 
 def link_bytes_per_s(speed: float | None, width: int | None) -> float | None:
-    """Return what a link carries in one direction; None if speed or width is unknown."""
+    """Return a link's rate in one direction; None if speed or width is unknown."""
     if speed is None or width is None:
         return None
     lane = LANE_BYTES_PER_S.get(speed)
@@ -53,7 +53,7 @@ def link_bytes_per_s(speed: float | None, width: int | None) -> float | None:
 
 
 def topology_of(machine: Machine) -> Topology | None:
-    """Return the topology; None if no source shows any of it."""
+    """Return the topology; None if no source shows any part of it."""
     source, nodes, problems = _tree(machine)
     sources = [source] if source else []
     try:
@@ -89,7 +89,7 @@ def children(topology: Topology, parent: str | None) -> list[TopologyNode]:
 
 
 def path_up(nodes: Mapping[str, TopologyNode], node: TopologyNode) -> list[TopologyNode]:
-    """Return the nodes above, nearest first, up to the CPU."""
+    """Return the nodes above a node, nearest first, up to the CPU."""
     path: list[TopologyNode] = []
     while node.parent is not None and node.parent in nodes and len(path) < len(nodes):
         node = nodes[node.parent]
@@ -109,7 +109,7 @@ def relation(nodes: Mapping[str, TopologyNode], a: TopologyNode, b: TopologyNode
     if common.kind in _BRIDGES:
         switches = [node for node in (*above_a, *above_b) if node.kind == "switch"]
         num_below_common = sum(common in path_up(nodes, switch) for switch in switches)
-        # A switch is one port up and one down for each device; more bridges than these are PXB.
+        # A switch has one port up and one port down per device; a path with more bridges is PXB.
         return "PIX" if num_below_common <= 2 else "PXB"
     if common.kind == "cpu" and len(_host_bridges(above_a) | _host_bridges(above_b)) == 1:
         return "PHB"
@@ -130,7 +130,7 @@ def _host_bridges(above: list[TopologyNode]) -> set[str]:
 
 def _pairs_of_tree(nodes: list[TopologyNode]) -> list[TopologyPair]:
     by_id = {node.id: node for node in nodes}
-    # A NIC without an address could be plugged in anywhere.
+    # A NIC without an address could be anywhere.
     devices = [node for node in nodes if node.kind in ("gpu", "nic") and _ADDRESS.fullmatch(node.id)]
     pairs = []
     for a, b in combinations(devices, 2):
@@ -161,7 +161,7 @@ def _with_links(pairs: list[TopologyPair], topology: NcclTopology) -> list[Topol
 
 
 class _GpuLinks:
-    """The links between GPUs: NV# for NVLinks; XGMI for AMD's link, which `nvidia-smi` has no word for."""
+    """The links between GPUs: NV# for NVLinks, and XGMI for AMD's links, which `nvidia-smi` does not name."""
 
     def __init__(self, topology: NcclTopology) -> None:
         gpus = {node.id for node in topology.nodes if node.kind == "gpu"}
@@ -186,7 +186,7 @@ class _GpuLinks:
 def _from_sysfs(machine: Machine) -> tuple[list[TopologyNode], list[str]]:
     if not machine.pci_addresses:
         raise NotReadError("no device of /sys/bus/pci/devices was read")
-    parents: dict[str, str | None] = {}  # of the devices, and of the bridges above them
+    parents: dict[str, str | None] = {}  # parents of the devices, and of the bridges above them
     problems = []
     for address in machine.pci_addresses:
         if pci_kind(machine, address) not in _DEVICES:
@@ -215,7 +215,7 @@ def _from_sysfs(machine: Machine) -> tuple[list[TopologyNode], list[str]]:
 
 
 def _sysfs_numa_node(machine: Machine, address: str) -> int | None:
-    """Return the node; None if it was not read, or is -1: unknown to the firmware."""
+    """Return the NUMA node; None if it was not read, or is -1 (unknown to the firmware)."""
     return count_in(machine.pci_file(address, "numa_node"))
 
 
@@ -251,7 +251,7 @@ def pci_kind(machine: Machine, address: str) -> NodeKind:
 
 
 def _is_chipset(machine: Machine, address: str) -> bool:
-    """Whether this is a port of the chipset: all of them share its one narrow link to the CPU.
+    """Whether this is a port of the chipset; all such ports share the chipset's one narrow link to the CPU.
 
     Intel's root ports are devices 1b to 1d on bus 0. AMD's chipset is a switch below a root port of the CPU: 43xx are
     the 300 to 600 series, 57ad is X570 (https://pci-ids.ucw.cz, vendor 1022, 2024).
@@ -283,7 +283,7 @@ def _class_devices(machine: Machine, class_name: str, address: str) -> list[str]
 
 
 def sysfs_link(machine: Machine, address: str) -> PcieLink | None:
-    """Return the link of a device; None if nothing of it was read."""
+    """Return the link of a device; None if no value of it was read."""
     link = PcieLink(
         speed_gt_per_s=_speed_gt_per_s(machine.pci_file(address, "current_link_speed")),
         width=_width(machine.pci_file(address, "current_link_width")),
@@ -298,7 +298,7 @@ def _speed_gt_per_s(text: str) -> float | None:
 
 
 def _width(text: str) -> int | None:
-    """Return the lanes; None for the 0 and the 255 of a link that is down."""
+    """Return the number of lanes; None for 0 or 255, which a link that is down reports."""
     lanes = count_in(text)
     return lanes if lanes in range(1, 33) else None
 
@@ -332,7 +332,7 @@ def _from_lspci(machine: Machine) -> tuple[list[TopologyNode], list[str]]:
 
 
 def _lspci_parents(machine: Machine, bridges: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the bridge above each device and above each of these bridges; `bridges` are by the bus behind them."""
+    """Return the bridge above each device and each bridge; `bridges` maps a bridge's secondary bus to its address."""
     parents: dict[str, str | None] = {}
     for device in machine.lspci:
         if lspci_kind(device.kind, device.name) not in _DEVICES:

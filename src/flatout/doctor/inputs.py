@@ -44,7 +44,7 @@ VERSION = 1
 _MAX_BYTES = 256 << 20
 _MAX_FILES_OF_A_FOLDER = 200_000
 _MAX_BYTES_OF_A_SYSFS_FILE = 1 << 20
-_HEAD = 1 << 20  # characters by which a text is recognised
+_HEAD = 1 << 20  # characters in which a text's kind is recognised
 _MISSING_BEFORE = re.compile(r"there is no `[^`]+` here")  # in bundles without `is_missing`
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 _NVLINK = re.compile(r"^\s+Link \d+: (?:[\d.]+ GB/s|<inactive>)|all links are inactive", re.MULTILINE | re.IGNORECASE)
@@ -88,7 +88,7 @@ def read_inputs(paths: Sequence[Path]) -> Snapshot:
 
 
 def read_bundle(data: bytes, name: str) -> Snapshot:
-    """Read what `flatout doctor --capture -` wrote on a host, perhaps after a shell's own words. Raises InputError."""
+    """Read what `flatout doctor --capture -` wrote on a host, perhaps after output of a shell. Raises InputError."""
     text = data.decode("utf-8", "replace")
     start = max(0, text.find("{"))
     snapshot = _json(Path(name), text[start:])
@@ -101,7 +101,7 @@ def read_log(path: Path) -> Output:
 
 
 def merge(first: Snapshot, second: Snapshot) -> Snapshot:
-    """Return both as one; the second's sources replace the first's, but logs are appended."""
+    """Merge two snapshots; the second's sources replace the first's, except logs, which are appended."""
     outputs = dict(first.outputs)
     for name, output in second.outputs.items():
         before = outputs.get(name)
@@ -135,7 +135,7 @@ def _read(path: Path) -> Snapshot:
 
 
 def _instead(text: str) -> str:
-    """Return what to give instead of a text of no known kind."""
+    """Return a hint on what to give instead of a text of no known kind."""
     head = text[: 1 << 16]
     for pattern, instead in _INSTEAD:
         if pattern.search(head):
@@ -153,7 +153,7 @@ def texts_of(text: str) -> dict[str, str]:
     head = text[:_HEAD]
     texts = dict.fromkeys([kind, *_other_kinds(text, head, kind)], text)
     if kind != KERNEL_LOG:
-        # Only the kernel's lines count: the others would hide how much of its log is here.
+        # Only the kernel's lines are kept: other lines would hide how much of its log is here.
         lines = kernel_lines(text)
         if lines:
             texts[KERNEL_LOG] = lines
@@ -161,7 +161,7 @@ def texts_of(text: str) -> dict[str, str]:
 
 
 def _other_kinds(text: str, head: str, kind: str) -> Iterator[str]:
-    """Yield the sources that a text holds besides its own kind, other than a kernel log."""
+    """Yield the sources that a text contains in addition to its own kind, except a kernel log."""
     if kind in (SMI_TOPOLOGY, SMI_P2P) or has_header(text):
         for matrix in matrices(text):
             yield SMI_P2P if matrix.is_peer_to_peer else SMI_TOPOLOGY
@@ -174,7 +174,7 @@ def _other_kinds(text: str, head: str, kind: str) -> Iterator[str]:
 
 
 def kind_of(text: str) -> str | None:
-    """Return which source a text is, by what only that source writes; None if it is of no known kind, or empty."""
+    """Return a text's source, recognised by what only that source writes; None if it is unknown or there is no text."""
     head = text[:_HEAD]
     for kind, is_of_kind in _KINDS:
         if is_of_kind(head):
@@ -194,7 +194,7 @@ def _is_peer_to_peer(head: str) -> bool:
     return bool(all_matrices) and all(matrix.is_peer_to_peer for matrix in all_matrices)
 
 
-# The first that fits is the kind of a text.
+# The first test that matches decides a text's kind.
 _KINDS: tuple[tuple[str, Callable[[str], object]], ...] = (
     (NCCL_TOPOLOGY, re.compile(r"<system[ >]").search),
     (NCCL_GRAPH, re.compile(r"<graphs[ >]").search),
@@ -284,7 +284,7 @@ def _is_kernel_file(path: str) -> bool:
 
 
 def _usual_path(path: str) -> str:
-    """Return the path by which checks look for a sysfs file; a device has many paths."""
+    """Return the path under which checks look for a sysfs file; a device has many paths."""
     if match := re.match(r"/sys/class/pci_bus/[^/]+/device/([0-9a-f:.]+)/(.*)", path):
         return f"/sys/bus/pci/devices/{match[1]}/{match[2]}"
     if match := re.match(r"/sys/bus/pci/devices/[^/]+/(infiniband|net)/(.*)", path):
@@ -313,7 +313,7 @@ def _folder(folder: Path) -> Snapshot:
 
 
 def _root_of(folder: Path) -> str:
-    """Return the path that the folder has on its machine. Raises InputError if it is neither of the two kinds."""
+    """Return the folder's path on its own machine. Raises InputError if it is neither of the two kinds of copies."""
     names = {child.name for child in folder.iterdir()} if os.access(folder, os.R_OK) else set()
     if not names:
         raise InputError(f"`{folder}` is empty or cannot be read", hint=f"give {KINDS}")
@@ -329,7 +329,7 @@ _MODALIAS = re.compile(r"pci:v0000(\w{4})d0000(\w{4})sv\w+sd\w+bc(\w\w)sc(\w\w)i
 
 
 def _under_device_links(files: dict[str, str], links: dict[str, str]) -> dict[str, str]:
-    """Return the files of devices by the paths that checks look for: a copy of /sys has them below /sys/devices."""
+    """Return the files of devices by the paths that checks use: a copy of /sys has these files below /sys/devices."""
     paths = sorted(files)
     linked: dict[str, str] = {}
     for link, target in links.items():
@@ -345,7 +345,7 @@ def _under_device_links(files: dict[str, str], links: dict[str, str]) -> dict[st
 
 
 def _from_modalias(alias: str) -> dict[str, str]:
-    """Return the vendor, device and class that a modalias holds: a copy may have nothing else."""
+    """Return the vendor, device and class from a modalias: a copy can lack other sources of these."""
     match = _MODALIAS.match(alias)
     if match is None:
         return {}

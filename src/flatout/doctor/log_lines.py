@@ -1,4 +1,4 @@
-"""Lines of the kernel log as evidence: how many of one kind there are, and the last."""
+"""Use lines of the kernel log as evidence: the number of lines of a kind, and the last of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LONGEST = 140  # characters of a line that a reason quotes
 
 
 def logged(machine: Machine, kind: str) -> str | None:
-    """Return `3 lines, the last: ...`; None if the log has none of the kind."""
+    """Return `3 lines, the last: ...`; None if the log has no line of the kind."""
     lines = machine.kernel_log.lines[kind]
     return f"{len(lines)} lines, the last: {lines[-1][:_LONGEST]}" if lines else None
 
 
 def judge_log(machine: Machine, kind: str, outcome: Callable[[str], CheckOutcome]) -> CheckOutcome:
-    """Return the outcome for the lines of a kind, else that the log has none."""
+    """Return the outcome for the lines of a kind; without such lines, the outcome that the log has none."""
     lines = logged(machine, kind)
     return outcome(lines) if lines else none_in_log(machine)

@@ -1,4 +1,4 @@
-"""A snapshot, parsed: each text once, when a check first asks for it. A missing text raises NotReadError."""
+"""A parsed snapshot: each text is parsed once, when a check first needs it. A missing text raises NotReadError."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Machine:
 
     @cached_property
     def smi(self) -> SmiQuery:
-        """The values of `nvidia-smi -q`, else those of the driver's library, under the same names."""
+        """Return the values of `nvidia-smi -q`, else those of the driver's library (NVML), under the same names."""
         if self.has_nvml and not self._has_output(SMI_QUERY):
             return self._parsed(NVML, parse_nvml)
         return self._parsed(SMI_QUERY, parse_query)
@@ -116,7 +116,7 @@ class Machine:
 
     @cached_property
     def gpus(self) -> tuple[SmiGpu, ...]:
-        """The GPUs that the text describes, and one without values for each that it only counts."""
+        """Return the GPUs that the text describes, and a GPU without values for each that it only counts."""
         described = self.smi.gpus
         if not described:
             raise NotReadError(f"`{SMI_QUERY}` names no GPU")
@@ -227,7 +227,7 @@ class Machine:
 
     @cached_property
     def rdma_devices(self) -> list[str]:
-        """Devices below /sys/class/infiniband. Raises NotHereError if the kernel has none."""
+        """Return the devices below /sys/class/infiniband. Raises NotHereError if the kernel has none."""
         devices = self.names("/sys/class/infiniband")
         if devices:
             return devices
@@ -250,7 +250,7 @@ class Machine:
 
     @cached_property
     def num_gpus(self) -> int:
-        """The number of NVIDIA GPUs on the bus, else of the driver; 0 only if the bus was read."""
+        """Return the number of NVIDIA GPUs on the bus, else that of the driver; 0 only if the bus was read."""
         on_bus = self.pci_devices("0x03", NVIDIA)
         if on_bus:
             return len(on_bus)
@@ -270,7 +270,7 @@ class Machine:
 
     @cached_property
     def cpu_quota(self) -> float | None:
-        """The number of cores whose time the control groups allow; None if they set no limit."""
+        """Return the number of cores whose time the control groups allow; None if they set no limit."""
         self.need_control_groups("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
         quotas = []
         for text in self.matching("/sys/fs/cgroup*/cpu.max").values():
@@ -284,7 +284,7 @@ class Machine:
 
     @cached_property
     def memory_limit_bytes(self) -> int | None:
-        """The lowest limit of the control groups; None if they set none."""
+        """Return the lowest memory limit of the control groups; None if they set none."""
         self.need_control_groups("memory.max", "memory.limit_in_bytes")
         files = self.matching("/sys/fs/cgroup*/memory.max") | self.matching("/sys/fs/cgroup*/memory.limit_in_bytes")
         limits = [int(text) for text in files.values() if text != "max"]
@@ -300,21 +300,21 @@ class Machine:
 
     @cached_property
     def num_ranks_here(self) -> int:
-        """The number of a job's processes on this host: LOCAL_WORLD_SIZE, else one per GPU, at least one."""
+        """Return the number of a job's processes on this host: LOCAL_WORLD_SIZE, else one per GPU, at least one."""
         environment = self.snapshot.environment or {}
         num_ranks = count_in(environment.get("LOCAL_WORLD_SIZE"))
         return num_ranks or max(1, self.num_gpus)
 
     @cached_property
     def memory_bytes(self) -> dict[str, int]:
-        """The lines of /proc/meminfo: name -> bytes."""
+        """Return the values of /proc/meminfo: name -> bytes."""
         lines = re.findall(r"^(\w+(?:\(\w+\))?):\s+(\d+) kB", self.file("/proc/meminfo"), re.MULTILINE)
         if not lines:
             raise NotReadError("`/proc/meminfo` cannot be parsed")
         return {name: int(kib) << 10 for name, kib in lines}
 
     def limit(self, name: str) -> int | None:
-        """Return the soft limit of /proc/self/limits; None is unlimited."""
+        """Return the soft limit from /proc/self/limits; None means unlimited."""
         for line in self.file("/proc/self/limits").splitlines():
             if line.startswith(name):
                 soft = line[len(name) :].split()[0]
@@ -334,7 +334,7 @@ class Machine:
 
     @cached_property
     def packages(self) -> dict[str, str]:
-        """Package -> version in the Python that runs Flatout, with torch's CUDA as `cuda`."""
+        """Return package -> version in the Python that runs Flatout, with torch's CUDA version as `cuda`."""
         text = self.output("python packages")
         packages = dict(re.findall(r"^([\w.-]+)==(\S+)$", text, re.MULTILINE))
         cuda = re.search(r"^cuda(?:: .*?)? = ['\"]([\d.]+)['\"]", text, re.MULTILINE)

@@ -1,9 +1,8 @@
 """Find which of several similar devices or hosts differ, by robust rules, for a few peers and for many.
 
-A number is an outlier if it is further from the median of all than `NUM_SPREADS` robust spreads, and than a share of
-the median that would matter. The spread is the median absolute deviation, scaled to a normal distribution's standard
-deviation and, because it is too small for few values, corrected for their number. Fewer than `MIN_PEERS` values are
-not judged.
+A number is an outlier if it differs from the median by more than `NUM_SPREADS` robust spreads, and by more than a given
+share of the median. The spread is the median absolute deviation, scaled to a normal distribution's standard deviation
+and, because it is too small for few values, corrected for their number. Fewer than `MIN_PEERS` values are not judged.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _NORMAL = 1.4826  # standard deviations in a median absolute deviation of a norm
 
 
 def outliers(values: Mapping[Name, float], *, share: float) -> dict[Name, float]:
-    """Return the peers off by more than `share` of the median and 5 robust spreads: name -> value / median - 1."""
+    """Return the peers that differ by more than `share` and 5 robust spreads: name -> value / median - 1."""
     if len(values) < MIN_PEERS:
         return {}
     median = statistics.median(values.values())
@@ -36,7 +35,7 @@ def outliers(values: Mapping[Name, float], *, share: float) -> dict[Name, float]
 
 
 def minority(values: Mapping[Name, Value]) -> tuple[Value, list[Name]] | None:
-    """Return the usual value and the peers without it; None if all agree, or if no value has more than half of them."""
+    """Return the majority value and the peers without it; None if all agree, or if no value has a majority."""
     counts = Counter(values.values())
     if len(counts) < 2:
         return None

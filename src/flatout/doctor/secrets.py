@@ -15,7 +15,7 @@ _ASSIGNED = re.compile(
     r"(?i)\b([\w.-]{0,40}(?:password|passwd|passphrase|secret|credentials?|api[_-]?key|access[_-]?key|(?<!eos_)(?<!pad_)token)"
     r"[\w.-]{0,40}\s{0,3}[=:]\s{0,3})[^\s,;&\"']+"
 )
-# Most lines have none of these, and logs are long.
+# A quick test first: logs are long, and most lines contain none of these.
 _HINTS = (
     *("passw", "passphrase", "secret", "credential", "token", "key", "://", "hf_", "sk-", "github_pat", "glpat"),
     *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "akia", "asia", "eyj", "xox", "authorization"),

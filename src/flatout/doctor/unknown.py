@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class NotReadError(Exception):
-    """What a check needs was not read, or is not certain: the result is `unknown`, with this reason."""
+    """A value that a check needs was not read, or is uncertain: the result is `unknown`, with this reason."""
 
 
 class NotHereError(Exception):

@@ -102,7 +102,7 @@ def _final_text(verdict: Verdict | None) -> str:
 
 
 def _why(one: TriedSet, result: TuneResult) -> str:
-    """Return why a change was not accepted, with the predicted value; tuning.json and the HTML page have its interval."""
+    """Return why a change was not accepted, with the prediction; its interval is in tuning.json and the HTML page."""
     is_measured = one.screened is not None or (one.verdict is not None and one.verdict.speedup is not None)
     if one.prediction is None or not is_measured or one.outcome == "unsafe" or not has_predictions(result):
         return why(one)

@@ -1,4 +1,4 @@
-"""The checks, in the order of the report. A file holds those of one kind; each `@check` in it is one."""
+"""The checks, in the order of the report. Each module has the checks of one kind, marked with `@check`."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ def _is_reason_active(gpu: SmiGpu, reasons: tuple[str, ...]) -> bool | None:
 
 
 def _throttled(is_active: GpuValues[bool]) -> str:
-    """Name the throttled GPUs; empty if there is none."""
+    """Name the throttled GPUs; empty if no GPU is throttled."""
     return named(gpu for gpu, is_throttled in is_active.items() if is_throttled)
 
 
 def _not_throttled(machine: Machine) -> CheckOutcome:
-    """Judge that no GPU is throttled: `ok` only if all were busy, as an idle GPU never is."""
+    """Report that no GPU is throttled: `ok` only if all were busy, because an idle GPU is never throttled."""
     num_idle = sum(map(_is_idle, machine.gpus))
     if num_idle:
         return info(f"active on none, but {num_idle} of {len(machine.gpus)} GPUs were idle when this was read")
@@ -40,7 +40,7 @@ def _not_throttled(machine: Machine) -> CheckOutcome:
 
 
 def _is_idle(gpu: SmiGpu) -> bool:
-    """Whether the GPU was idle, or does not say."""
+    """Whether the GPU was idle, or gives no value for that."""
     busy_percent = gpu.number("Utilization/GPU", "Utilization/Gpu")
     return busy_percent is None or busy_percent < 10
 
@@ -215,7 +215,7 @@ def temperature(machine: Machine) -> CheckOutcome:
 
 
 def _margin_c(gpu: SmiGpu) -> float | None:
-    """Return how far the GPU is below the temperature at which it slows down."""
+    """Return by how many degrees C the GPU is below the temperature at which it slows down."""
     margin = gpu.number("GPU T.Limit Temp")
     if margin is not None:
         return margin

@@ -13,7 +13,7 @@ from flatout.doctor.peers import MIN_PEERS, minority
 from flatout.doctor.unknown import NotHereError, NotReadError
 
 _SMI = "NVIDIA nvidia-smi manual, https://docs.nvidia.com/deploy/nvidia-smi/"
-# Boards that NVLink is soldered to; a PCIe card of the same chip has it only with a bridge.
+# Boards with built-in NVLink; a PCIe card with the same chip has NVLink only with a bridge.
 _SOLDERED = re.compile(r"SXM|H100 80GB HBM3|H200$|B200|B300|GB200|GB300|H20$")
 
 

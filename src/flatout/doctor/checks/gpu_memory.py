@@ -247,6 +247,6 @@ def memory_free(machine: Machine) -> CheckOutcome:
 
 
 def _idle_driver_mib(gpu: SmiGpu) -> float:
-    """Return the most memory that an idle driver uses: about 3 % on large GPUs."""
+    """Return the maximum memory in MiB that an idle driver uses: about 3 % on large GPUs."""
     total_mib = gpu.number("FB Memory Usage/Total") or 0
     return max(700, 0.03 * total_mib)

@@ -59,13 +59,13 @@ def count(machine: Machine) -> CheckOutcome:
 
 
 def _sysfs_gpus(machine: Machine) -> set[str]:
-    """Return NVIDIA's GPUs on the bus, without their second functions (.1), which are audio."""
+    """Return the addresses of NVIDIA's GPUs on the bus, without their audio functions (.1)."""
     gpus = {address for address in machine.pci_addresses if pci_kind(machine, address) == "gpu"}
     return {address for address in gpus if machine.pci_file(address, "vendor") == NVIDIA}
 
 
 def _listed_gpus(machine: Machine) -> list[PciDevice]:
-    """Return NVIDIA's GPUs that lspci lists; none if it was not read."""
+    """Return NVIDIA's GPUs that lspci lists; none if its output was not read."""
     try:
         devices = machine.lspci
     except NotReadError:
@@ -217,7 +217,7 @@ def recovery_action(machine: Machine) -> CheckOutcome:
 
 
 def _recovery_action(gpu: SmiGpu) -> str | None:
-    """Return the action; unlike elsewhere, `None` is a value here: no action is needed."""
+    """Return the recovery action; unlike in other fields, the text `None` is a value here: no action is needed."""
     for path, action in gpu.values.items():
         if path.endswith("GPU Recovery Action"):
             return None if action.lower() in ("n/a", "unknown") else action

@@ -9,8 +9,8 @@ from flatout.doctor.machine import Machine
 from flatout.doctor.unknown import NotHereError, NotReadError
 
 _LIMITS = "/proc/self/limits"
-_IPC_LOCK = 1 << 14  # of the capabilities
-_UNITS = {"": 0, "k": 10, "m": 20, "g": 30}  # of a tmpfs's size, as powers of two
+_IPC_LOCK = 1 << 14  # the bit of CAP_IPC_LOCK
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30}  # units of a tmpfs's size, as powers of two
 
 
 @check(

@@ -136,7 +136,7 @@ def numa_nodes(machine: Machine) -> CheckOutcome:
 
 
 def _node_bytes(machine: Machine) -> dict[str, int]:
-    """Return the memory of each node with CPUs; a node without CPUs is memory of another kind."""
+    """Return the bytes of each NUMA node with CPUs; a node without CPUs is another kind of memory."""
     sizes = {}
     for path, text in machine.matching("/sys/devices/system/node/node*/meminfo").items():
         node = path.split("/")[5]

@@ -1,4 +1,4 @@
-"""Checks of the IOMMU and of PCIe access control, which send traffic between devices through the CPU."""
+"""Checks of the IOMMU and PCIe access control, which can redirect traffic between devices through the CPU."""
 
 from __future__ import annotations
 

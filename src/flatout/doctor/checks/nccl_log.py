@@ -32,7 +32,7 @@ _PLUGIN = re.compile(r"NET/(?:OFI|Plugin|FasTrak|gIB|GPUDirectTCPX)")
 _CONTAINER_INTERFACE = re.compile(r"docker|virbr|br-|veth|cni|flannel|cali")
 _SMALL_SHM = re.compile(r"posix_fallocate|/dev/shm|shared memory.*(?:fail|extend)")
 _UNREACHABLE = re.compile(r"ibv_modify_qp.*(?:unreachable|error 101)|Network is unreachable", re.IGNORECASE)
-_RING = 4  # number of the rings' pattern
+_RING = 4  # NCCL's number for the ring pattern
 # Kinds of paths (NCCL source, graph/topo.h) that do not pass through a CPU, and those that do or leave the host.
 _NEAR_INSIDE = ("NVL", "NVB", "PIX", "LOC", "C2C")
 _NEAR_NETWORK = ("LOC", "NVL", "C2C", "PIX", "PXB", "PXN", "P2C")
@@ -40,7 +40,7 @@ _FAR_INSIDE = ("SYS", "PHB", "NET")
 
 
 def _distinct(by_host: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return the values of all hosts, each once."""
+    """Return the distinct values of all hosts."""
     return sorted(set().union(*by_host.values()))
 
 
@@ -53,7 +53,7 @@ def _by_host(by_host: Mapping[str, Iterable[str]]) -> str:
 
 
 def _none(machine: Machine) -> CheckOutcome:
-    """Report that the log shows nothing bad: `ok` only if it reaches past NCCL's start."""
+    """Report that the log shows no problem: `ok` only if the log extends beyond NCCL's start."""
     log = machine.nccl_log
     if not log.num_started:
         raise NotReadError(f"none in {log.num_lines} lines, but the log ends before NCCL's start is complete")
@@ -88,7 +88,7 @@ def network(machine: Machine) -> CheckOutcome:
 
 
 def _networks(log: NcclLog) -> dict[str, set[str]]:
-    """Return the networks of each host: from `Using network`, else from its channels."""
+    """Return the networks of each host: from its `Using network` lines, else from its channels."""
     if log.networks:
         return {host: set(names) for host, names in log.networks.items()}
     networks: defaultdict[str, set[str]] = defaultdict(set)
@@ -183,7 +183,7 @@ def gpu_direct(machine: Machine) -> CheckOutcome:
 
 
 def _gpu_direct_by_direction(log: NcclLog) -> dict[tuple[str, str], bool]:
-    """Return whether all RDMA channels of a host and direction use GPUDirect; `?` is an unknown one."""
+    """Return whether all RDMA channels of a host and direction use GPUDirect; `?` is an unknown direction."""
     is_direct: dict[tuple[str, str], bool] = {}
     for channel in log.channels:
         if channel.transport != "NET" or re.search(r"NET/(?:Fast)?Socket", channel.via):
@@ -367,7 +367,7 @@ def paths(machine: Machine) -> CheckOutcome:
 
 
 def _patterns(machine: Machine) -> tuple[list[Pattern], bool]:
-    """Return the patterns of a log, else of a graph XML, and whether they reach a network."""
+    """Return the patterns of the log, else those of a graph XML, and whether they use a network."""
     try:
         log = machine.nccl_log
     except NotReadError:

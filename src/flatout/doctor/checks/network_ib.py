@@ -21,7 +21,7 @@ _IPV4_GID = "0000:0000:0000:0000:0000:ffff:"
 
 
 def _ports(machine: Machine, name: str) -> dict[str, str]:
-    """Return the text of a file of each port, by `mlx5_0/1`. Raises NotHereError if there is no RDMA device."""
+    """Return port (`mlx5_0/1`) -> text of the file `name`. Raises NotHereError if there is no RDMA device."""
     machine.need_rdma_device()
     pattern = re.compile(rf"{_BASE}/([^/]+)/ports/([^/]+)/{name}")
     texts = {}
@@ -32,7 +32,7 @@ def _ports(machine: Machine, name: str) -> dict[str, str]:
 
 
 def _num_missing(machine: Machine, *values: Mapping[str, object]) -> int:
-    """Count the ports that are missing in one of these."""
+    """Count the ports that are missing in at least one of the mappings."""
     missing = set()
     for device in machine.rdma_devices:
         for number in machine.names(f"{_BASE}/{device}/ports"):
@@ -165,7 +165,7 @@ def symbol_errors(machine: Machine) -> CheckOutcome:
     need(list(counts), "no error counter of a port was read")
     errors, grave_errors = [], []
     for name, ports in counts.items():
-        # Packets received with an error also come from restarts of the other end, alike on all ports.
+        # Restarts of the other end also cause packets received with an error, equally on all ports.
         ports_to_judge = outliers(ports, share=1.0) if name == "port_rcv_errors" else ports
         for port, count in ports.items():
             if not count:

@@ -14,7 +14,7 @@ _NET = "/sys/class/net"
 _VIRTUAL = re.compile(
     r"(?:lo|docker.*|virbr.*|br-.*|veth.*|cni.*|flannel.*|cali.*|tun.*|tap.*|kube-.*|dummy.*|sit.*|bonding_masters)"
 )
-_SMALL_MTU = 4200  # below the largest InfiniBand and RoCE packets, 4096 bytes and headers
+_SMALL_MTU = 4200  # less than the largest InfiniBand or RoCE packet: 4096 bytes and headers
 _FAST_MBIT_PER_S = 100_000
 _MANY_CARRIER_LOSSES = 5
 

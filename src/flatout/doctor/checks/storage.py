@@ -183,7 +183,7 @@ def nvme_link(machine: Machine) -> CheckOutcome:
 def _nvme_links(machine: Machine) -> dict[str, PcieLink | None]:
     base = "/sys/bus/pci/devices"
     disks = {address for address in machine.pci_addresses if pci_kind(machine, address) == "storage"}
-    # A copy of /sys may lack the class, but have the driver's folder.
+    # A copy of /sys can lack the class, but have the driver's folder.
     disks |= {address for address in machine.pci_addresses if machine.names(f"{base}/{address}/nvme")}
     if disks:
         return {address: sysfs_link(machine, address) for address in sorted(disks)}

@@ -20,7 +20,7 @@ _BRIDGES = ("root_port", "chipset_port", "switch", "bridge")
 _RELATIONS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # the nearest first
 _BELOW_ONE_SWITCH = ("PIX", "PXB")
 _RDMA_NAME = re.compile(r"mlx|bnxt_re|irdma|efa|rdma|Mellanox|Infiniband")
-_CHIPSET_VENDORS = {INTEL, AMD_CHIPSET}  # whose chipsets are known
+_CHIPSET_VENDORS = {INTEL, AMD_CHIPSET}  # vendors whose chipsets can be recognized
 
 Nearness = Mapping[str, Mapping[str, str]]  # GPU -> NIC -> relation
 
@@ -83,7 +83,7 @@ def shared_uplink(machine: Machine) -> CheckOutcome:
 def _bandwidth(link: PcieLink | None) -> str:
     rate = None
     if link is not None:
-        # An idle link is slow: its possible speed counts here, but only with the lanes that it has.
+        # An idle link is slow, so its maximum speed counts here, but only with the lanes that it uses.
         rate = link_bytes_per_s(link.max_speed_gt_per_s or link.speed_gt_per_s, link.width)
     return "of unknown bandwidth" if rate is None else f"of {rate / GB:.0f} GB/s"
 
@@ -174,7 +174,7 @@ def _lanes(node: TopologyNode) -> _Lanes | None:
 def _is_uplink(topology: Topology, node: TopologyNode) -> bool:
     """Whether this is a switch's port towards the CPU.
 
-    The link of a port to a device is that of the device, seen from its other end, and is judged there.
+    The link between a port and a device is judged at the device.
     """
     return node.kind == "switch" and all(child.kind == "switch" for child in children(topology, node.id))
 
@@ -250,7 +250,7 @@ def nic_distance(machine: Machine) -> CheckOutcome:
     near = _nearness(machine)
     incomplete = _incomplete(machine, near)
     nearest = {gpu: _nearest(nics) for gpu, nics in near.items()}
-    # A truncated row may lack a nearer NIC, unless none can be nearer.
+    # A truncated row can lack a nearer NIC, unless no NIC can be nearer.
     for gpu in incomplete & nearest.keys():
         if nearest[gpu] not in _BELOW_ONE_SWITCH:
             del nearest[gpu]
@@ -342,7 +342,7 @@ def numa_known(machine: Machine) -> CheckOutcome:
     node_lists = [nodes for gpu in without_node if (nodes := _numa_node_list(gpu))]
     distinct_lists = sorted(set(node_lists))
     if len(node_lists) == len(without_node) and len(distinct_lists) > 1:
-        # As on Grace, where GPU memory is a NUMA node too: the GPUs have different lists.
+        # For example on Grace, where GPU memory is a NUMA node too, the GPUs have different lists.
         return ok(f"{len(gpus)} GPUs on NUMA nodes {named(distinct_lists)}")
     num_nodes = sum(name.startswith("node") for name in machine.names("/sys/devices/system/node"))
     if num_nodes == 1:
@@ -356,7 +356,7 @@ def numa_known(machine: Machine) -> CheckOutcome:
 
 
 def _numa_node_list(gpu: TopologyNode) -> str | None:
-    """Return the list of nodes of a GPU that is on several: `0,3-9`."""
+    """Return the list of NUMA nodes of a GPU that is on several: `0,3-9`; else None."""
     parent = str(gpu.parent)
     if "NUMA " not in parent:
         return None
@@ -365,7 +365,7 @@ def _numa_node_list(gpu: TopologyNode) -> str | None:
 
 
 def _missing_gpus(machine: Machine, topology: Topology) -> str | None:
-    """Return why GPUs may be missing in the topology; None if all are there."""
+    """Return why GPUs may be missing from the topology; None if all are present."""
     if NCCL_TOPOLOGY in topology.sources and not machine.nccl_topology.is_whole:
         return machine.nccl_topology.problems[0]
     if topology.sources != (SMI_TOPOLOGY,) or not machine.matrix.may_lack_gpus:
@@ -376,7 +376,7 @@ def _missing_gpus(machine: Machine, topology: Topology) -> str | None:
 
 
 def _cpus_near(machine: Machine) -> dict[str, frozenset[int]]:
-    """Return the CPUs of each GPU's NUMA node, the GPUs in the order of the driver's numbers."""
+    """Return the CPUs of each GPU's NUMA node; the GPUs are in the order of the driver's numbers."""
     try:
         gpus = [gpu.address for gpu in machine.gpus]
     except NotReadError:
@@ -422,7 +422,7 @@ def cpu_binding(machine: Machine) -> CheckOutcome:
 
 
 def _own_gpu(machine: Machine, gpus: list[str]) -> str | None:
-    """Return the GPU of this rank; None if this is not a rank, or if it sees other GPUs than the driver numbers."""
+    """Return this rank's GPU; None if this process is not a rank, or if it sees GPUs that the driver does not number."""
     rank = machine.environment.get("LOCAL_RANK", "")
     if not rank.isdecimal() or machine.environment.get("CUDA_VISIBLE_DEVICES"):
         return None

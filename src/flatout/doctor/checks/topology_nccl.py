@@ -50,7 +50,7 @@ def _shared_cpus(cpus: dict[str, frozenset[int]]) -> list[str]:
 
 
 def _other_cpus(machine: Machine, cpus: dict[str, frozenset[int]]) -> list[str]:
-    """Return the NUMA nodes that have other CPUs than in the kernel."""
+    """Return the NUMA nodes whose CPUs differ from those that the kernel reports."""
     problems = []
     for name, mask in cpus.items():
         kernel_list = machine.optional(f"/sys/devices/system/node/node{name.removeprefix('NUMA ')}/cpulist")
@@ -60,7 +60,7 @@ def _other_cpus(machine: Machine, cpus: dict[str, frozenset[int]]) -> list[str]:
 
 
 def _narrow_uplinks(topology: NcclTopology) -> list[str]:
-    """Return switches whose link carries less than one link below, as of virtual bridges: NCCL trusts the file."""
+    """Return switches whose uplink is slower than a link below, as virtual bridges have: NCCL trusts the file."""
     by_id = {node.id: node for node in topology.nodes}
     problems = []
     for device in topology.nodes:
