@@ -422,7 +422,7 @@ def cpu_binding(machine: Machine) -> CheckOutcome:
 
 
 def _own_gpu(machine: Machine, gpus: list[str]) -> str | None:
-    """Return this rank's GPU; None if this process is not a rank, or if it sees GPUs that the driver does not number."""
+    """Return this rank's GPU; None if this process is not a rank, or if CUDA_VISIBLE_DEVICES renumbers the GPUs."""
     rank = machine.environment.get("LOCAL_RANK", "")
     if not rank.isdecimal() or machine.environment.get("CUDA_VISIBLE_DEVICES"):
         return None
