@@ -1,11 +1,11 @@
-"""Read `--knob 'batch={8,16,32}:--batch-size={}'`: the user's own arguments as a knob, and put them into the command.
+"""Parse `--knob 'batch={8,16,32}:--batch-size={}'`, the user's own arguments as a knob, and set them in the command.
 
     batch={8,16,32}:--batch-size={}                                     what is trained changes: semantic
     workers/exact={4,8,16}:-j {}                                        the user says that it does not
     micro*accumulate={8*4,16*2,32*1}:--batch-size={} --accumulate={}    the product stays: the same global batch
 
-An argument that the command already has is replaced, whether its value follows `=` or is the next word. Another one is
-added at the end, but before a `--`: what follows that is not an option for the script's parser.
+An argument that the command already has is replaced, whether its value follows `=` or is the next word. Any other is
+added at the end, but before a `--`, because the script's parser reads no options after that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""NCCL, by transport and message size. What is fast and wrong is in `forbidden`, and never here.
+"""NCCL settings, by transport and message size. Fast but wrong settings are in `forbidden`, never here.
 
-Each setting is for one kind of transport, and for messages that are large enough: what moves 256 MB over sockets four
-times as fast slows 16 KB down. NCCL reads them when it makes a communicator, so each needs a fresh process.
+Each setting is for one kind of transport, and for messages that are large enough: a setting that moves 256 MB over
+sockets four times as fast slows 16 KB down. NCCL reads its settings when it creates a communicator, so each needs a
+fresh process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where torchrun's agents of several nodes meet: words in place of the user's own, which name another job's host.
+"""The rendezvous of torchrun's agents on several nodes: it replaces the user's own, which names another job's host.
 
 A job that is to be queued may name a host that is reachable from any node; `own_rendezvous` returns it.
 """

@@ -10,7 +10,7 @@ from flatout.records.tuning import Emitted, Tuning
 
 
 def emit(tuning: Tuning) -> Emitted:
-    """With patches the script only calls `flatout run`, which sets environment and arguments itself."""
+    """Return the script. With patches, it only calls `flatout run`, which sets the environment and arguments itself."""
     exports = "" if tuning.needs_patches else exported(tuning)
     words = tuned_command(tuning)
     text = f"#!/usr/bin/env bash\n{commented(tuning)}set -euo pipefail\n{exports}exec {script_lines(words)}\n"

@@ -1,7 +1,7 @@
-"""History -> corrections and widths of intervals: how far measured speedups were off, in units of the replay's doubt.
+"""Learn corrections and interval widths from a history of predicted and measured speedups.
 
-A record's score is log(measured / predicted) over the half of the replayed interval on that side: 1 is its end. So the
-error learned for a family moves an unsure prediction more than a sure one.
+A record's score is log(measured / predicted), divided by the half width of the replayed interval on that side: a score
+of 1 is its end. So the error learned for a family shifts an uncertain prediction more than a certain one.
 
 *Correction*: a family's mean score over tunings, shrunk toward 0 (empirical Bayes, a normal prior): one tuning counts
 for less than a third, and tunings that contradict each other for little. A record of the same change with about the
@@ -41,12 +41,12 @@ Model = tuple[float, float, float]  # speedup, low, high
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
-    """A prediction, corrected and with the interval that the history teaches."""
+    """A corrected prediction, with the interval learned from the history."""
 
     speedup: float
     low: float
     high: float
-    num_behind: int  # scores behind the interval's width
+    num_behind: int  # number of scores that determine the interval's width
 
 
 class _Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class _Score(msgspec.Struct, frozen=True, kw_only=True):
     log_predicted: float
     tuning: str
     value: float
-    noise: float = 0.0  # standard deviation of the value that is the measurement's own
+    noise: float = 0.0  # standard deviation of the value due to measurement noise
 
     @property
     def weight(self) -> float:
@@ -63,7 +63,7 @@ class _Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Corrections and widths from a history; an empty one teaches only the width, from the reference pairs."""
+    """Corrections and widths from a history; with an empty history, only the width, from the reference pairs."""
 
     scores: tuple[_Score, ...] = ()  # of the history
     residuals: tuple[tuple[str, float], ...] = ()  # family and absolute score, of the reference and the history
@@ -82,7 +82,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def width(self, family: str) -> tuple[float, int]:
-        """Return what the replayed interval is scaled by, and how many records are behind it."""
+        """Return the factor that scales the replayed interval, and the number of records that determine it."""
         own = [value for name, value in self.residuals if name == family]
         values = own if len(own) >= MIN_OWN else [value for _, value in self.residuals]
         return conformal(values), len(values)
@@ -92,7 +92,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibrate(history: Iterable[PredictionRecord], reference: Iterable[PredictionRecord] | None = None) -> Calibration:
-    """Learn from a history, which may be empty."""
+    """Return the calibration learned from a history, which can be empty."""
     scores = tuple(map(_score, [each for each in history if each.predicted > 0 and each.measured > 0][-MAX_OUTCOMES:]))
     shipped = tuple(map(_score, reference if reference is not None else reference_outcomes()))
     residuals = [(score.family, abs(score.value)) for score in shipped]
@@ -110,7 +110,7 @@ def reference_outcomes() -> tuple[PredictionRecord, ...]:
 
 
 def conformal(values: Sequence[float]) -> float:
-    """Return the value that `NOMINAL` of future ones stay within, if they are like these; of too few, the largest."""
+    """Return the bound that `NOMINAL` of similar future values stay within; the largest value if there are too few."""
     if not values:
         return 1.0
     place = math.ceil((len(values) + 1) * NOMINAL)
@@ -118,7 +118,7 @@ def conformal(values: Sequence[float]) -> float:
 
 
 def median_absolute_error(history: Iterable[PredictionRecord]) -> float | None:
-    """Return the error of the predicted speedup over the measured one, as a share; None without records."""
+    """Return the median relative error of the predicted speedups; None without records."""
     errors = [abs(outcome.predicted / outcome.measured - 1.0) for outcome in history if outcome.measured > 0]
     return float(np.median(errors)) if errors else None
 
@@ -139,7 +139,7 @@ def _score(outcome: PredictionRecord) -> _Score:
 
 
 def _half_widths(speedup: float, low: float | None, high: float | None) -> tuple[float, float]:
-    """Return the half widths upward and downward, in the logarithm."""
+    """Return the upper and lower half widths of the interval, as logarithms."""
     if low is None or high is None or low <= 0:
         usual = MIN_HALF_WIDTH + DEFAULT_EFFECT * abs(math.log(speedup))
         return usual, usual
@@ -147,7 +147,7 @@ def _half_widths(speedup: float, low: float | None, high: float | None) -> tuple
 
 
 def _shift(scores: Sequence[_Score], family: str, change: str, log_predicted: float) -> float:
-    """Return the expected score."""
+    """Return the expected score of a prediction, from the scores of its family and of the same change."""
     by_tuning: dict[str, list[tuple[float, float]]] = defaultdict(list)  # values and weights
     alike = []
     for score in scores:

@@ -1,6 +1,6 @@
-"""A change -> the speedup that it would bring to an attributed job: the middle of three replays, and an interval.
+"""Predict the speedup of an attributed job by a change: the middle of three replays, with an interval.
 
-Without a model there is no number: `NoPrediction` gives the reason, and only the bound from the findings is known.
+A change without a model has no prediction: `NoPrediction` gives the reason, and only the findings' bound is known.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from flatout.records.job import JobAttribution
 from flatout.records.prediction import NoPrediction, Prediction
 
 UNSURE_EFFECT = 0.15  # share of the log speedup: durations that depend on concurrent work are not replayed
-UNSURE = 0.03  # share of the speedup: steps differ by as much anyway
-MAX_SAVED_SHARE = 0.99  # of the step
+UNSURE = 0.03  # share of the speedup: normal variation between steps
+MAX_SAVED_SHARE = 0.99  # share of the step
 UNKNOWN_DILATION = 0.1  # added where the recorder's cost is unknown
 
 
@@ -46,9 +46,9 @@ def predict_together(
     *,
     bound: float | None = None,
 ) -> Prediction | NoPrediction:
-    """Predict the speedup of several changes together: one replay with all of them, since their savings overlap.
+    """Predict the speedup of several changes together, in one replay with all of them, since their savings overlap.
 
-    Changes without a model count as no gain, and are named; if none has one, there is no prediction.
+    Changes without a model count as no gain, and are named; if no change has a model, there is no prediction.
     """
     found: list[Scenarios] = []
     left_out: list[str] = []
@@ -71,7 +71,7 @@ def predict_together(
     except ValueError as error:
         return NoPrediction(change=name, family=family, reason=str(error))
     unsure = min(situation.error, 0.5) + (0.0 if situation.is_untraced_known else UNKNOWN_DILATION)
-    # A change that touches nothing that matters is known to bring nothing, but for what steps differ by.
+    # A change without any effect in the replay is known to have no gain, except for the variation between steps.
     width = 1.0 + UNSURE + unsure * min(1.0, 0.3 + 2 * abs(likely - 1.0))
     low, high = min(likely, *others), max(likely, *others)
     low = low ** (1 - UNSURE_EFFECT if low > 1 else 1 + UNSURE_EFFECT) / width
@@ -106,7 +106,7 @@ def predict_all(
     untraced_step_s: float | None = None,
     calibration: Calibration | None = None,
 ) -> dict[str, Prediction | NoPrediction]:
-    """Predict each change alone; the result is by the change's name."""
+    """Return the prediction of each change alone, by the change's name."""
     situation = situation_of(job, facts, untraced_step_s)
     if isinstance(situation, NoPrediction):
         return {change.name: _none(change, situation.reason) for change in changes}
@@ -114,10 +114,10 @@ def predict_all(
 
 
 def _bound(situation: Situation, found: Sequence[Scenarios], bound: float | None) -> float | None:
-    """Return the findings' bound, which is of the traced step, for the untraced one: as many seconds of a shorter step.
+    """Return the findings' bound, converted from the traced to the untraced step: the same seconds of a shorter step.
 
     A job that waits for its loader's workers shows too little waiting in the trace, since the recorder fills the wait
-    with its own work. There the bound is the time that the GPU computes.
+    with its own work. For such a job, the bound is the time that the GPU computes.
     """
     if bound is None:
         return None

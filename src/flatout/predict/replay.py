@@ -1,9 +1,9 @@
-"""The tracks of all ranks -> when each step would begin, with host times, durations and waits as an `Edit` has them.
+"""Replay the tracks of all ranks with edited host times, durations and waits, to find when each step would begin.
 
-A discrete-event replay. A host node happens when the host time since the node before has passed and, for a wait, when
-the work that it waits for has ended. GPU work begins when it was launched, when its stream is free and when the work of
-another stream before it has ended, each with the delay that was seen. A collective transfers from when the last rank
-that it needs has arrived. Nothing is drawn at random: without an edit the recording comes out.
+This is a discrete-event replay. A host node happens once the host time since the previous node has passed and, for a
+wait, once the awaited work has ended. GPU work begins once it is launched, its stream is free and the work on another
+stream that it depends on has ended, each plus the observed delay. A collective's transfer begins when the last rank
+that it needs has arrived. Nothing is random: without an edit, the replay reproduces the recording.
 
 Not modelled: communication kernels that slow concurrent compute, caches, clocks.
 """
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from flatout.records.job import JobAttribution, Match
 from flatout.records.track import HOST_WORK, Node, RankTrack
 
-LAUNCH_NS = 3_000  # least time from a launching call to its work; less is observed where clocks differ
+LAUNCH_NS = 3_000  # minimum time from a launching call to its work; less is observed only if clocks differ
 FROM_ROOT, TO_ROOT = {"broadcast", "scatter"}, {"reduce", "gather"}
 Floats = NDArray[np.float64]
 Place = tuple[int, int]  # rank and row of its work
@@ -29,9 +29,9 @@ class Edit(msgspec.Struct, kw_only=True, eq=False):
     """One rank's times, which a model changes before the replay; `TraceReplayer.edits` returns the recorded ones."""
 
     spent_ns: Floats  # shape (nodes, Spent)
-    duration_ns: Floats  # of each work; of a collective only its transfer
-    is_waiting: NDArray[np.bool_]  # by node: false where the host no longer waits
-    is_there: NDArray[np.bool_]  # by work: false where it is gone
+    duration_ns: Floats  # by work; for a collective, only its transfer
+    is_waiting: NDArray[np.bool_]  # by node: false if the host no longer waits
+    is_there: NDArray[np.bool_]  # by work: false if it is removed
 
 
 Edits = dict[int, Edit]
@@ -43,11 +43,11 @@ class _Delays(msgspec.Struct, frozen=True, eq=False):
     launch: list[float]
     gap: list[float]
     after: list[float]
-    previous: list[int]  # row of the work before on the stream, -1: none
+    previous: list[int]  # row of the previous work on the stream; -1: none
 
 
 class TraceReplayer:
-    """All ranks of a job, to be replayed any number of times."""
+    """Replays all ranks of a job, any number of times."""
 
     def __init__(self, job: JobAttribution) -> None:
         self.tracks: dict[int, RankTrack] = {t.rank: t.track for t in job.timelines if t.track is not None}
@@ -77,7 +77,7 @@ class TraceReplayer:
         return float(np.mean([(at[-1] - at[0]) / (len(at) - 1) for at in begins.values()])) / 1e9
 
     def step_begins_ns(self, edits: Edits) -> dict[int, Floats]:
-        """Replay, and return by rank where each step begins and the last one ends, on the common clock."""
+        """Replay, and return by rank when each step begins and when the last step ends, on the common clock."""
         origin = min(track.origin_ns for track in self.tracks.values())
         runs = {
             rank: _Run(track, self._delays[rank], edits[rank], self._needs[rank], track.origin_ns - origin)
@@ -92,7 +92,7 @@ class TraceReplayer:
         return float(np.mean([(steps[-1].end_ns - steps[0].start_ns) / len(steps) for steps in spans])) / 1e9
 
     def _all_needs(self, matches: Sequence[Match]) -> dict[int, dict[int, list[Place]]]:
-        """Return by rank and row of its work: the works of other ranks that must have begun before it transfers."""
+        """Return, by rank and row, the other ranks' works that must have begun before this work can transfer."""
         result: dict[int, dict[int, list[Place]]] = {rank: {} for rank in self.tracks}
         for match in matches:
             places = {rank: self._rows[rank].get(kernel, -1) for rank, kernel in match.kernels.items()}
@@ -103,7 +103,7 @@ class TraceReplayer:
         return result
 
     def _transfers(self, job: JobAttribution, rank: int) -> Floats:
-        """Return durations; for collectives with known arrivals of the others, only the time after the last one."""
+        """Return the durations; for collectives whose arrivals are known, only the time after the last arrival."""
         track, arrivals = self.tracks[rank], job.arrivals[rank]
         duration = (track.end_ns - track.start_ns).astype(np.float64)
         comm = np.flatnonzero(track.communication >= 0)
@@ -118,7 +118,7 @@ class TraceReplayer:
 
 
 class _Run:
-    """One rank while it is replayed."""
+    """The state of one rank during a replay."""
 
     def __init__(
         self, track: RankTrack, delays: _Delays, edit: Edit, needs: Mapping[int, list[Place]], offset_ns: int
@@ -146,7 +146,7 @@ class _Run:
             self.first = row + 1
 
     def go(self, runs: Mapping[int, _Run]) -> Generator[None]:
-        """Run until the end, and yield where the rank must wait for another one."""
+        """Run until the end; yield whenever the rank must wait for another rank."""
         now, row, num = self.offset, self.first, len(self.duration)
         start, end, launch = self.start, self.end, self.delays.launch
         previous, gap, after_delay = self.delays.previous, self.delays.gap, self.delays.after
@@ -205,7 +205,7 @@ class _Run:
         return self.stuck is not None and self.start[self.stuck] is not None
 
     def force(self) -> bool:
-        """End what the rank is stuck at: a collective as if all had arrived, a wait for later work at once."""
+        """End what blocks the rank: a collective as if all ranks had arrived, a wait for later work immediately."""
         if self.stuck is None or self.end[self.stuck] is not None:
             return False
         arrived = self.start[self.stuck]
@@ -224,7 +224,7 @@ def _run_all(runs: Mapping[int, _Run]) -> int:
                 del active[rank]
         now = {rank: (runs[rank].stuck, len(runs[rank].marks)) for rank in active}
         if active and now == before:
-            # First what no other rank can end: waits for work that the rank itself launches later.
+            # First end what no other rank can resolve: waits for work that the rank itself launches later.
             if not any(runs[rank].force() for rank in sorted(active, key=lambda rank: runs[rank].waits_for_others)):
                 raise ValueError("the recorded waits contradict each other, so that no replay comes to an end")
             forced += 1
@@ -264,7 +264,7 @@ def _rows_of_kernels(track: RankTrack) -> dict[int, int]:
 
 
 def _delays(track: RankTrack) -> _Delays:
-    """Return the observed delay after whatever held each work last, and the usual one after the others."""
+    """Return the observed delay after the last event that each work waited for, and the usual delay after the others."""
     num = len(track.work)
     previous = _previous(track.stream)
     start = track.start_ns

@@ -1,4 +1,4 @@
-"""An attributed job made ready for predictions: its replay, and its host times freed of the recorder's cost."""
+"""Prepare an attributed job for predictions: build its replay, and remove the recorder's cost from its host times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flatout.records.job import JobAttribution
 from flatout.records.timeline import CommunicationCall, RankTimeline
 from flatout.records.track import GpuWorkKind, Node, RankTrack, Spent
 
-MIN_HOST_SCALE = 0.3  # host time without the recorder over with it; 0.55 is the least observed
+MIN_HOST_SCALE = 0.3  # host time without the recorder relative to host time with it; the lowest observed is 0.55
 HALVINGS = 8
 # Where the GPU, the network or loader workers set the pace, the step does not show the recorder's cost: the median of
 # twelve jobs that do, and about the least and the most of them (0.48 to 0.80).
@@ -36,11 +36,11 @@ class Scenarios(msgspec.Struct, frozen=True, kw_only=True):
     best: float
     how: str
     assumptions: tuple[str, ...] = ()
-    frees_pace: bool = False  # the loader workers no longer set it
+    frees_pace: bool = False  # whether loader workers no longer set the pace of the step
 
 
 class Situation:
-    """A job as the models of `families` use it. Raises ValueError with the reason where nothing can be replayed."""
+    """A job as the models of `families` use it. Raises ValueError with the reason if nothing can be replayed."""
 
     def __init__(self, job: JobAttribution, facts: JobFacts, untraced_step_s: float | None = None) -> None:
         if not job.timelines or any(t.track is None for t in job.timelines):
@@ -71,14 +71,14 @@ class Situation:
         return self.replay.edits(self.host_scales[scenario])
 
     def step_in(self, scenario: str) -> float:
-        """Return the step without a change."""
+        """Return the replayed seconds per step of a scenario without a change."""
         scale_ = self.host_scales[scenario]
         if scale_ not in self._steps_s:
             self._steps_s[scale_] = max(self.replay.step_s(self.edits(scenario)), self.pace_s)
         return self._steps_s[scale_]
 
     def busy_s(self) -> float:
-        """Return the seconds per step that the GPU of the busiest rank computes: no step is shorter."""
+        """Return the compute seconds per step of the busiest rank's GPU: a lower bound of any step."""
         most = 0.0
         for track in self.tracks.values():
             own = (track.work != GpuWorkKind.COMMUNICATION) & (track.launched_by >= 0)
@@ -126,7 +126,7 @@ class Situation:
         }
 
     def spent_s(self, spent: Spent) -> float:
-        """Return the host seconds per step of the rank that spends most."""
+        """Return the host seconds per step of the rank with the most."""
         return max(float(t.spent_ns[:, spent].sum()) for t in self.tracks.values()) / self.num_steps / 1e9
 
     def calls(self, rank: int, *operations: str) -> Iterator[tuple[int, CommunicationCall]]:
