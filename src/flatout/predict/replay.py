@@ -264,7 +264,7 @@ def _rows_of_kernels(track: RankTrack) -> dict[int, int]:
 
 
 def _delays(track: RankTrack) -> _Delays:
-    """Return the observed delay after the last event that each work waited for, and the usual delay after the others."""
+    """Return the observed delay after the last event that each work waited for, and usual delays after the others."""
     num = len(track.work)
     previous = _previous(track.stream)
     start = track.start_ns

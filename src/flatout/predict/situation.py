@@ -71,7 +71,7 @@ class Situation:
         return self.replay.edits(self.host_scales[scenario])
 
     def step_in(self, scenario: str) -> float:
-        """Return the replayed seconds per step of a scenario without a change."""
+        """Return the replayed seconds per step without a change, with the host times of this scenario."""
         scale_ = self.host_scales[scenario]
         if scale_ not in self._steps_s:
             self._steps_s[scale_] = max(self.replay.step_s(self.edits(scenario)), self.pace_s)
@@ -93,10 +93,10 @@ class Situation:
         return share > CLEAR_WAIT_SHARE or (share > MIN_WAIT_SHARE and self.seen_step_s < (1 + SAME_STEPS) * known_s)
 
     def _host_scale(self, untraced_step_s: float | None) -> float | None:
-        """Return the scale of host time that makes the replayed step the untraced one; None: the step hides it.
+        """Return the scale of host time at which the replayed step equals the untraced step; None: the step hides it.
 
-        Where no scale explains the difference, the traced steps were different ones (a checkpoint is in only some),
-        and nothing is scaled.
+        If no scale explains the difference, the traced steps were different steps (for example, only some contain a
+        checkpoint), and nothing is scaled.
         """
         if untraced_step_s is None:
             return 1.0
