@@ -13,7 +13,7 @@ from flatout.profile import read_recording
 from flatout.records.recording import Recording
 
 JOB = Path(__file__).with_name("job.py")
-TIMEOUT_S = 90
+TIMEOUT_S = 150
 
 
 def environment(**more: str) -> dict[str, str]:
