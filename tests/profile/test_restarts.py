@@ -37,9 +37,8 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if done.returncode == 0 and all((out / f"rank{rank}.json.gz").exists() for rank in (0, 1)):
             assert "the ranks were restarted: 2 attempts were recorded" in done.stderr
             return out
-    raise AssertionError(
-        f"the job was not restarted in four runs: {done.stderr if done is not None else 'no run ended'}"
-    )
+    last_output = "no run ended" if done is None else done.stderr
+    raise AssertionError(f"the job was not restarted in four runs: {last_output}")
 
 
 def test_the_last_attempt_with_a_trace_is_read(restarted: Path) -> None:
