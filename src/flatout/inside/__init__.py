@@ -1,15 +1,16 @@
-"""What runs inside the user's training process: the standard library and torch only. It never makes the job fail.
+"""The code that runs inside the user's training process. It uses only the standard library and torch, and never makes the
+job fail.
 
 It is loaded from outside: `startup/` comes first on PYTHONPATH, and its `sitecustomize` installs the hooks of
 `failure.pre_torch_hooks` and, after `import torch`, calls `install.install`, which hooks torch as the environment asks.
 
-    protocol        the names that both sides use: the only module that the rest of Flatout imports
+    protocol        the names that both sides use; the only module that the rest of Flatout imports
     recording/      what happens in each step, and the file of steps
     phases/         what is done at certain steps: counting FLOPs, tracing, stopping the job
-    liveness/       heartbeats and stacks, for one that watches from outside
+    liveness/       heartbeats and stacks, for a process that watches from outside
     failure/        how a process failed
     checkpoints/    when the script saves, and saving without torn files
-    overlay/        what a trial's script would overwrite is redirected
+    overlay/        redirection of files that a trial's script would overwrite
     checks/         whether a trial still computes the right numbers
     patches/        the changes that a tuning tries inside the process
 

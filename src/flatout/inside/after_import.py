@@ -1,11 +1,11 @@
-"""Call a function once a module has been imported: at once if it has been already."""
+"""Call a function once a module has been imported: at once if it is already imported."""
 
 from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
 
-TYPE_CHECKING = False  # `typing` itself is not loaded before the script needs it: see `failure.pre_torch_hooks`
+TYPE_CHECKING = False  # so that `typing` is not loaded before the script needs it: see `failure.pre_torch_hooks`
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -20,7 +20,7 @@ def after_import(name: str, callback: Callable[[Any], object]) -> None:
 
 
 class _Wait:
-    """A finder that finds nothing itself, as in `startup/sitecustomize.py`: it wraps the loader of one module."""
+    """A finder that finds nothing itself and wraps the loader of one module, as in `startup/sitecustomize.py`."""
 
     def __init__(self, name: str, callback: Callable[[Any], object]) -> None:
         self._name, self._callback = name, callback

@@ -1,7 +1,7 @@
-"""What is still to be written when the process ends, whichever way it ends.
+"""Callbacks that write what is still buffered when the process ends, whichever way it ends.
 
-Callbacks run at exit, both of the main process and of children of `multiprocessing`, which end without `atexit`; or
-when `phases.end_rank` ends the process at a step boundary. Each runs once, the newest first; its errors are logged.
+They run at exit, both in the main process and in children of `multiprocessing`, which end without `atexit`, or when
+`phases.end_rank` ends the process at a step boundary. Each callback runs once, the newest first; its errors are logged.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ class ExitHandlers:
                 self._in_child()
 
     def at_stop(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when we stop the process; its owner has registered it at exit too."""
+        """Call `callback` when Flatout stops the process; its owner has also registered it at exit."""
         self._at_stop.append(callback)
 
     def forget_stop(self) -> None:
-        """Forget what is to be called at a stop, in a forked child: it is the parent's to do."""
+        """Forget the callbacks for a stop, in a forked child, because they belong to the parent."""
         self._at_stop.clear()
 
     def run_all(self) -> None:
-        """Run all callbacks: the process is about to be stopped."""
+        """Run all callbacks, when the process is about to be stopped."""
         callbacks = [*self._at_exit, *self._at_stop]
         self._at_exit, self._at_stop = [], []
         _run(callbacks)
 
     def _in_child(self) -> None:
-        """Register again: a child of `multiprocessing` runs finalizers, and has just forgotten its parent's."""
+        """Register again, because a child of `multiprocessing` runs finalizers but has just dropped its parent's."""
         self._pid = os.getpid()
         multiprocessing_util.Finalize(None, self._exits, exitpriority=-1)
 
     def _exits(self) -> None:
-        if self._pid != os.getpid():  # a child of a plain os.fork
+        if self._pid != os.getpid():  # this is a child of a plain os.fork
             return
         callbacks, self._at_exit = self._at_exit, []
         _run(callbacks)

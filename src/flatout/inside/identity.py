@@ -1,7 +1,7 @@
-"""Which rank this process is. In: torch.distributed if it is initialized, else the launcher's variables.
+"""Find out which rank this process is. In: torch.distributed if it is initialized, else the launcher's variables.
 
 A worker process of a DataLoader is not a rank, whatever its variables say, and neither is a Python program that a rank
-or the script has started. Torch is not imported here: a process may fail before it is.
+or the script has started. This module does not import torch, because a process can fail before it imports torch.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Identity:
     rank: int
     world_size: int
     local_rank: int | None
-    backend: str | None  # of the default process group, e.g. "nccl"; None without one
-    num_nodes: int | None  # None if no launcher says
+    backend: str | None  # backend of the default process group, e.g. "nccl"; None without a process group
+    num_nodes: int | None  # None if no launcher reports it
 
 
 def is_loader_worker() -> bool:
@@ -40,14 +40,14 @@ def is_helper(environment: Mapping[str, str], folder_name: str) -> bool:
     """Whether this process was started by a Python program of the same rank, directly or through other programs.
 
     A launcher gives its ranks variables that it does not have itself. `folder_name` is a variable that all processes of
-    the job have, and nothing around the job.
+    the job have, and no process outside the job.
     """
     own = _launcher_values(environment)
     pid = os.getppid()
     while pid > 1:
         ancestor = _ancestor(pid)
         if ancestor is None or ancestor.environment.get(folder_name) != environment.get(folder_name):
-            return False  # not a process of the job
+            return False  # the ancestor is not a process of the job
         if ancestor.program.startswith("python") and _launcher_values(ancestor.environment) == own:
             return True
         pid = ancestor.parent_pid
@@ -61,7 +61,7 @@ class _Ancestor(NamedTuple):
 
 
 def _ancestor(pid: int) -> _Ancestor | None:
-    """Read what is known of a process; None if it is another user's, such as Slurm's."""
+    """Return the known facts of a process; None if it belongs to another user, such as Slurm's."""
     try:
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
         pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -73,7 +73,7 @@ def _ancestor(pid: int) -> _Ancestor | None:
 
 
 def find_identity(environment: Mapping[str, str] = os.environ) -> Identity:
-    """Find out which rank this process is; without any launcher it is rank 0 of 1."""
+    """Return the rank of this process; without a launcher it is rank 0 of 1."""
     rank, world_size, local_rank = _from_variables(environment)
     backend = None
     distributed = _imported("torch.distributed")
@@ -90,7 +90,7 @@ def find_identity(environment: Mapping[str, str] = os.environ) -> Identity:
 
 
 def _imported(name: str) -> Any:
-    """Return a module of torch, if torch was imported completely: an import that failed midway leaves some behind."""
+    """Return a torch module if torch was imported completely; an import that fails midway leaves modules behind."""
     return sys.modules.get(name) if "torch" in sys.modules else None
 
 

@@ -2,8 +2,8 @@
 
 In: the environment. Out: torch with hooks on optimizer steps, backward passes, DataLoader batches, GradScaler and
 checkpoints. `install` is called once per process, right after `import torch`. Nothing is recorded before the first
-event: a process without any (a launcher, an inspector) leaves no file. A forked child starts from scratch, as it may be
-a rank itself.
+event, so a process without events (a launcher, an inspector) leaves no file. A forked child starts from scratch,
+because it can be a rank itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flatout.inside.recording.attempt import find_attempt
 from flatout.inside.recording.recorder import Recorder
 from flatout.inside.settings import read_settings
 
-# Dynamo makes it true while it compiles; elsewhere it costs one call. `is_compiling` would check TorchScript too.
+# Returns True while Dynamo compiles; otherwise it costs one call. `is_compiling` would also check TorchScript.
 _is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
@@ -47,12 +47,12 @@ class _Process:
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
-        self.active: Recorder | None = None  # the same one, while it records
-        self.is_out = False  # this process is not recorded, or no longer
+        self.active: Recorder | None = None  # the recorder, while it records
+        self.is_out = False  # this process is not recorded, or is no longer recorded
         self.num_optimizer_steps = 0  # counted by the hook, to detect steps that a GradScaler skipped
 
     def begin(self) -> Recorder | None:
-        """Create the recorder; None if this process is not to be recorded."""
+        """Create and return the recorder; None if this process is not recorded."""
         if self.is_out:
             return None
         settings = read_settings()
@@ -70,7 +70,7 @@ class _Process:
         return self.active
 
     def leave(self) -> None:
-        """Record nothing more."""
+        """Stop recording in this process."""
         self.active, self.is_out = None, True
 
 
@@ -112,7 +112,7 @@ def _after_fork() -> None:
 
 
 def install() -> list[Callable[[], None]]:
-    """Do all that the environment asks for; return what removes each of the hooks."""
+    """Install everything that the environment asks for; return functions that remove the hooks."""
     settings = read_settings()
     if settings is not None:
         LOG.folder = settings.recording
@@ -120,7 +120,7 @@ def install() -> list[Callable[[], None]]:
     guarded(save_safely)()
     undos: list[Callable[[], None] | None] = []
     if settings is not None and settings.has_gradients:
-        # Before the patches: what they do to gradients before clipping is to come first.
+        # Before the patches, so that what they do to gradients before clipping runs first.
         undos.append(guarded(_hook_clipping)())
     guarded(apply_patches)(LOG.folder)
     if heartbeat := os.environ.get(Variable.HEARTBEAT):
@@ -154,7 +154,7 @@ def _hook_optimizers() -> Callable[[], None]:
 
 
 def _hook_gradients() -> Callable[[], None]:
-    """Measure gradients before a step. Installed after the patches: what they do to gradients comes first."""
+    """Measure gradients before a step. Installed after the patches, so that what they do to gradients runs first."""
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
         if _is_compiling():
@@ -172,9 +172,9 @@ def _hook_gradients() -> Callable[[], None]:
 
 
 def _hook_clipping() -> Callable[[], None]:
-    """Hook the function that scales gradients down, which all others call, even those imported by name before."""
+    """Hook the function that scales gradients down; all clipping functions call it, even if imported by name before."""
     name, public = "_clip_grads_with_norm_", "clip_grads_with_norm_"
-    if not hasattr(clip_grad, name):  # before torch 2.6 it was part of this one
+    if not hasattr(clip_grad, name):  # before torch 2.6 it was part of `clip_grad_norm_`
         name = public = "clip_grad_norm_"
     original = getattr(clip_grad, name)
 

@@ -1,4 +1,4 @@
-"""Objects of the script that are alive, found through the garbage collector: models, loaders."""
+"""Find live objects of the script, such as models and loaders, through the garbage collector."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def live_objects(*kinds: type) -> list[Any]:
-    """Return all objects of these classes; the class is looked up without calling code of the object."""
+    """Return all live objects of these classes; the class is looked up without calling code of the object."""
     return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), kinds)]
 
 
 def root_modules(modules: Iterable[Any], parameter_ids: set[int]) -> list[Any]:
-    """Return the outermost of the modules that hold one of these parameters, which are given by their `id`."""
-    modules = [module for module in modules if "_modules" in module.__dict__]  # others are still being made
+    """Return the outermost of the modules that hold one of the parameters with these `id` values."""
+    modules = [module for module in modules if "_modules" in module.__dict__]  # else it is still being created
     inner = {id(child) for module in modules for child in module._modules.values()}
     roots = (module for module in modules if id(module) not in inner)
     return [root for root in roots if any(id(parameter) in parameter_ids for parameter in root.parameters())]

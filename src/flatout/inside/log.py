@@ -1,4 +1,4 @@
-"""Errors of `inside/`: written to `inside-<host>.log` in the recording, never shown, never raised.
+"""Log errors of `inside/` to `inside-<host>.log` in the recording; they are never shown and never raised.
 
 `guarded` wraps the functions that torch calls. After `MAX_ERRORS` errors a process gives up: `is_silenced` becomes
 true, and each guarded function returns None at once.
@@ -57,7 +57,7 @@ LOG = Log()
 
 
 def guarded(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Wrap `function`: its errors are logged and it then returns None. KeyboardInterrupt and SystemExit pass."""
+    """Wrap `function` so that its errors are logged and it then returns None. KeyboardInterrupt and SystemExit pass."""
 
     @wraps(function)
     def safe(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:

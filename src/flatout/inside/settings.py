@@ -1,4 +1,4 @@
-"""What the environment asks the recorder to do. In: variables of the protocol. Out: `RecorderSettings`."""
+"""Read the recorder's settings from the environment. In: variables of the protocol. Out: `RecorderSettings`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flatout.inside.protocol import DEFAULT_NUM_STEPS, File, Variable
 
-# torchrun's: how often it has restarted the ranks
+# The variable in which torchrun counts how often it has restarted the ranks.
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
@@ -27,19 +27,19 @@ class RecorderSettings:
 
     @property
     def is_trial(self) -> bool:
-        """Whether steps are compared by a tuning: then nothing is done between them that can be done at the end."""
+        """Whether a tuning compares the steps; if so, nothing is done between steps that can be done at the end."""
         return self.is_light and self.stop_after is not None
 
     @property
     def folder(self) -> Path:
-        """The folder where the ranks of this attempt write: for the first attempt the recording itself."""
+        """The folder where the ranks of this attempt write; for the first attempt, the recording itself."""
         if not self.attempt:
             return self.recording
         return self.recording / File.ATTEMPTS / str(self.attempt)
 
     @property
     def state(self) -> Path:
-        """The folder where processes of this attempt communicate while the job runs; of no use afterwards."""
+        """The folder where the processes of this attempt communicate while the job runs; not needed afterwards."""
         state = self.recording / File.STATE
         if not self.attempt:
             return state
@@ -47,7 +47,7 @@ class RecorderSettings:
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> RecorderSettings | None:
-    """Read the settings; None if nothing is to be recorded. A value that is not a number counts as absent."""
+    """Return the settings; None if nothing is recorded. A value that is not a number counts as absent."""
     recording = environment.get(Variable.RECORDING)
     if not recording:
         return None

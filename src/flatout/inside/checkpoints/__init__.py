@@ -1,1 +1,1 @@
-"""Checkpoints of the script: when it writes one, and how a complete file is left behind whatever happens."""
+"""Checkpoints of the script: note when the script writes one, and leave a complete file behind whatever happens."""

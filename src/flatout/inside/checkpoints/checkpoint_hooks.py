@@ -1,10 +1,12 @@
-"""When the script writes a checkpoint: torch.save, torch.distributed.checkpoint's save and async_save, Flatout's own.
+"""Detect when the script writes a checkpoint: by torch.save, torch.distributed.checkpoint or Flatout itself.
 
-In: their calls. Out: to the recorder and the heartbeat, when one begins and ends on the calling thread. They mark it in
-a trace as `flatout:checkpoint` and add up its time. What is saved, how, and what is raised stay the same.
+In: calls of these functions. Out: calls to the recorder and the heartbeat when a checkpoint begins and ends on the
+calling thread. They mark it in a trace as `flatout:checkpoint` and add up its time. What is saved, how it is saved, and
+what is raised stay the same.
 
-torch.distributed.checkpoint is not imported for this: it is hooked once the script has imported it. A script that holds
-`save` under another name is still seen, as `save` calls a function that is hooked too; not so for `async_save`.
+torch.distributed.checkpoint is not imported for this; it is hooked once the script has imported it. If a script holds
+`save` under another name, its calls are still seen, because `save` calls another hooked function. This does not hold
+for `async_save`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class CheckpointHooks:
         self._wrap(torch, "save")
 
     def look(self) -> None:
-        """Hook torch.distributed.checkpoint, and flatout.checkpoint, if they have been imported since."""
+        """Hook torch.distributed.checkpoint and flatout.checkpoint if they have been imported since the last call."""
         ours = getattr(sys.modules.get(_OURS), "Checkpointer", None)
         if ours is not None and not self._has_ours:
             self._has_ours = True
@@ -45,7 +47,7 @@ class CheckpointHooks:
         if self._is_complete:
             return
         modules = [sys.modules.get(name) for name in _DISTRIBUTED]
-        if not all(hasattr(module, "save") for module in modules):  # not imported, or not completely
+        if not all(hasattr(module, "save") for module in modules):  # not imported, or not completely imported
             return
         self._is_complete = True
         for module in modules:
@@ -59,7 +61,7 @@ class CheckpointHooks:
         self._originals.clear()
 
     def _wrap(self, module: Any, name: str) -> None:
-        """Replace a function; one that has two names is replaced by the same wrapper under both."""
+        """Replace a function; if it has two names, the same wrapper replaces it under both."""
         original = getattr(module, name)
         self._originals.append((module, name, original))
         if original not in self._wrapped:

@@ -1,10 +1,10 @@
-"""torch.save to a file that is complete or absent: written under another name, flushed to disk, renamed.
+"""Make torch.save write a file that is either complete or absent: written under another name, flushed to disk, renamed.
 
-In: FLATOUT_SAFE_SAVE=1, and the script's calls of torch.save with a path. Out: `NAME`, `NAME.previous` (the checkpoint
-before) and `NAME.checksums`, the sizes and CRC-32s that the two may have, by which `checkpoint.scripted.latest_good`
-finds the one to resume from. What is saved and what is raised stay the same; after an error, e.g. on a full disk, the
-previous file is still there, where torch.save alone leaves a torn one. What the script writes to an open file is left
-to it.
+In: FLATOUT_SAFE_SAVE=1, and the script's calls of torch.save with a path. Out: `NAME`, `NAME.previous` (the previous
+checkpoint) and `NAME.checksums`, the possible sizes and CRC-32s of the two files, from which
+`checkpoint.scripted.latest_good` finds the checkpoint to resume from. What is saved and what is raised stay the same.
+After an error, e.g. on a full disk, the previous file still exists, whereas torch.save alone leaves a torn file. Writes
+of the script to an open file are not changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BLOCK = 8 << 20
 
 
 def save_safely(environment: Mapping[str, str] = os.environ) -> Callable[[], None] | None:
-    """Hook torch.save if the environment asks for it; return what removes the hook."""
+    """Hook torch.save if the environment asks for it; return a function that removes the hook."""
     if environment.get(Variable.SAFE_SAVE) != "1":
         return None
     original = torch.serialization.save
@@ -41,7 +41,7 @@ def save_safely(environment: Mapping[str, str] = os.environ) -> Callable[[], Non
         path = _plain_path(f)
         if path is None:
             return original(obj, f, *args, **kwargs)
-        # The same name in another folder, because torch writes the name into the file.
+        # Use the same name in another folder, because torch writes the name into the file.
         folder = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_ident()}.tmp")
         partial = folder / path.name
         try:
@@ -69,7 +69,7 @@ def save_safely(environment: Mapping[str, str] = os.environ) -> Callable[[], Non
 
 
 def _plain_path(f: Any) -> Path | None:
-    """Return the file to write, by its own name if `f` is a link; None for anything else: open files, devices."""
+    """Return the file to write, or its target if `f` is a link; None for anything else, e.g. open files, devices."""
     if not isinstance(f, (str, os.PathLike)):
         return None
     try:
@@ -95,17 +95,17 @@ def _flush_to_disk(path: Path) -> dict[str, int]:
 
 
 def _keep_previous(path: Path, checksum: dict[str, int]) -> None:
-    """Write the new file's checksum next to the old one's, and give the old file its second name.
+    """Write the new file's checksum next to the old file's, and give the old file its second name.
 
-    The name of the checkpoint is never absent: the old file keeps it until the new one takes it. A failure here is
-    logged, and the script's file is still written.
+    The checkpoint's name always exists: the old file keeps it until the new file takes it. A failure here is logged,
+    and the script's file is still written.
     """
     try:
         checksums = path.with_name(File.CHECKSUMS.of(path.name))
         files = [checksum]
         if path.exists():
             with suppress(OSError, ValueError, KeyError, TypeError):
-                # The old file is one of two: this may have been interrupted before the newer one got its name.
+                # The old file can be either of two: a save can be interrupted before the newer file gets its name.
                 files += json.loads(checksums.read_text())["files"][:2]
         partial = checksums.with_name(f"{checksums.name}.{os.getpid()}.tmp")
         with partial.open("w") as file:
@@ -120,7 +120,7 @@ def _keep_previous(path: Path, checksum: dict[str, int]) -> None:
 
 
 def _remove_interrupted(path: Path) -> None:
-    """Remove what killed processes of this host have left."""
+    """Remove files that killed processes of this host have left behind."""
     start = f".{path.name}.{os.uname().nodename}."
     for folder in path.parent.glob(f"{glob.escape(start)}*.tmp"):
         pid = folder.name.removeprefix(start).split(".")[0]

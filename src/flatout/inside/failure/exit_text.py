@@ -1,10 +1,10 @@
-"""The text that a script ends with, by `sys.exit("no data")` or `raise SystemExit("no data")`; its exit code is just 1.
+"""Catch the text of `sys.exit("no data")` or `raise SystemExit("no data")`, for which the exit code is just 1.
 
-In: what is written to `sys.stderr`, which is passed on unchanged. Out: `text`. No hook of Python sees that exception:
-if nothing catches it, the interpreter writes the text and then a newline to `sys.stderr`, and it is the only writer
-there without a Python frame below it (`handle_system_exit` in CPython's pythonrun.c); only
+In: what is written to `sys.stderr`, which is passed on unchanged. Out: `text`. No Python hook sees this exception. If
+nothing catches it, the interpreter writes the text and then a newline to `sys.stderr`. The interpreter is the only
+writer there without a Python frame below it (`handle_system_exit` in CPython's pythonrun.c); only
 `atexit.register(print, text, file=sys.stderr)` looks the same. `text` stays None if the script has replaced
-`sys.stderr` or its `write`. This must be as light as `pre_torch_hooks`, which loads it before the script.
+`sys.stderr` or its `write`. This module must be as light as `pre_torch_hooks`, which loads it before the script.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class ExitText:
-    """Call `watch` at the start of the process; `text` is what it ended with."""
+    """Catches the exit text: call `watch` at the start of the process; `text` is the text that it ended with."""
 
     def __init__(self) -> None:
         self.text: str | None = None
-        self._last: str | None = None  # what was written at the start of the line, if nothing else was written to it
+        self._last: str | None = None  # the text at the start of the line, if nothing else was written to the line
         self._is_at_line_start = True
 
     def watch(self) -> None:
         """Watch what this thread writes to `sys.stderr`."""
         stream: Any = sys.stderr
-        if stream is None:  # Python was started without one
+        if stream is None:  # Python was started without stderr
             return
         own, thread = stream.write, get_ident()
 
@@ -43,7 +43,7 @@ class ExitText:
         stream.write = write
 
     def _look(self, text: str) -> None:
-        """Recognize the text. Other lines of the interpreter, such as syntax warnings, are written in more pieces."""
+        """Recognize the exit text; the interpreter writes other lines, e.g. syntax warnings, in more pieces."""
         if self.text is not None:
             return
         if text == "\n" and self._last:

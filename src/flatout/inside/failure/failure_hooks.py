@@ -1,8 +1,8 @@
 """The hooks that report a failure to `failure_notes` once torch is imported.
 
-In: an exception that the script did not catch, in its main thread, in another one or in a rank started by
-torch.multiprocessing; what argparse refuses; and the text that a script ends with. The script's own hooks still run,
-after ours.
+In: an exception that the script did not catch, in its main thread, in another thread or in a rank started by
+torch.multiprocessing; arguments that argparse refuses; and the text that a script ends with. The script's own hooks
+still run, after ours.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def note_failures(recording: Path) -> None:
 
 
 def _note_at_exit(notes: FailureNotes) -> None:
-    notes.note(getattr(sys, "last_value", None))  # of a script that has replaced the hook
+    notes.note(getattr(sys, "last_value", None))  # set even if the script has replaced the hook
     if EXIT_TEXT.text is not None:
         notes.note_exit(EXIT_TEXT.text)
 
@@ -43,7 +43,7 @@ def _chain_hooks(notes: FailureNotes) -> None:
         own(kind, error, trace)
 
     def excepthook_in_threads(args: Any) -> None:
-        if out_of_memory_where(args.exc_value) is not None:  # the process may outlive a thread
+        if out_of_memory_where(args.exc_value) is not None:  # no other error: the process can outlive a thread
             notes.note(args.exc_value)
         own_in_threads(args)
 
@@ -51,7 +51,7 @@ def _chain_hooks(notes: FailureNotes) -> None:
 
 
 def _wrap_arguments(notes: FailureNotes) -> None:
-    """Note what argparse refuses: it ends the process in order, and a launcher reports code 1 without a reason."""
+    """Note what argparse refuses: it ends the process regularly, and a launcher reports code 1 without a reason."""
     original = argparse.ArgumentParser.error
 
     @wraps(original)
@@ -63,8 +63,8 @@ def _wrap_arguments(notes: FailureNotes) -> None:
 
 
 def _wrap_processes(notes: FailureNotes) -> None:
-    """Note what ranks of `torch.multiprocessing.spawn` and processes of `multiprocessing` raise: they catch it."""
-    spawn: Any = import_module("torch.multiprocessing.spawn")  # torch.multiprocessing.spawn is the function
+    """Note what ranks of `torch.multiprocessing.spawn` and `multiprocessing` processes raise, as they catch it."""
+    spawn: Any = import_module("torch.multiprocessing.spawn")  # attribute access would return the function
     original_wrap, original_run = spawn._wrap, BaseProcess.run
 
     @wraps(original_wrap)

@@ -1,7 +1,8 @@
-"""How a rank failed: `failure-<host>-<pid>.json` in the recording, which distinguishes out-of-memory from the rest.
+"""Write how a rank failed to `failure-<host>-<pid>.json` in the recording, with out-of-memory told apart from the rest.
 
-In: an exception, from `pre_torch_hooks` before torch is there, or from `failure_hooks`. Out: one file, for the first
-exception. A process that the kernel kills leaves none. Torch is not imported here: its import may be what failed.
+In: an exception, from `pre_torch_hooks` before torch is imported, or from `failure_hooks`. Out: one file, for the first
+exception. A process that the kernel kills leaves no file. This module does not import torch, as that import may have
+failed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _HOST_PHRASES = ("can't allocate memory", "Cannot allocate memory", "unable to m
 
 
 def out_of_memory_where(error: BaseException | None) -> str | None:
-    """Return which memory has run out, a MemoryKind; None if neither the exception nor its cause is about memory."""
+    """Return the memory that has run out, a MemoryKind; None if neither the exception nor its cause concerns memory."""
     for _ in range(_MAX_CAUSES):
         if error is None:
             return None
@@ -68,7 +69,7 @@ def _is_torch_out_of_memory(kind: type) -> bool:
 class FailureNotes:
     """The failure of this process.
 
-    `has_torch` says whether it has imported torch, without which none of its steps can be seen.
+    `has_torch` says whether the process has imported torch; without torch, its steps cannot be detected.
     """
 
     def __init__(self, recording: Path, *, has_torch: bool = True) -> None:
@@ -78,34 +79,34 @@ class FailureNotes:
 
     @guarded
     def note(self, error: BaseException | None) -> None:
-        """Note an exception that the script did not catch; only the first one counts."""
+        """Note an exception that the script did not catch; only the first exception counts."""
         if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)):
             return
         if self._noted_by == os.getpid():
             return
-        if type(error).__name__ in _OF_CHILDREN:  # raised in a launcher: the rank has noted its own
+        if type(error).__name__ in _OF_CHILDREN:  # raised in a launcher; the rank has noted its own exception
             return
-        if is_loader_worker():  # its error is raised again in the rank
+        if is_loader_worker():  # the worker's error is raised again in the rank
             return
         self._noted_by = os.getpid()
         self._write(error)
 
     @guarded
     def note_refused(self, message: str) -> None:
-        """Note what argparse refused. A later exception replaces it: a script may continue after a refusal."""
+        """Note what argparse refused. A later exception replaces this, as a script can continue after a refusal."""
         if self._noted_by != os.getpid() and not is_loader_worker():
             self._write(SystemExit(message))
 
     @guarded
     def note_exit(self, text: str) -> None:
-        """Note what the script said when it ended by `sys.exit(text)`."""
+        """Note the text if the script ended itself by `sys.exit(text)`."""
         if self._noted_by != os.getpid() and not is_loader_worker():
             self._noted_by = os.getpid()
             self._write(SystemExit(text), kind=FailureKind.EXIT)
 
     @guarded
     def withdraw(self) -> None:
-        """Remove the note: the script has handled the failure."""
+        """Remove the note, because the script has handled the failure."""
         self._path().unlink(missing_ok=True)
 
     def _path(self) -> Path:
@@ -139,7 +140,7 @@ class FailureNotes:
 
 
 def _message(error: BaseException) -> str:
-    """Return the message; for an error of a loader's worker with the worker's own, which follows its traceback."""
+    """Return the message; for an error of a loader worker, add the worker's own, which follows its traceback."""
     text = error.msg if isinstance(error, SyntaxError) and error.filename else str(error)
     if _OF_WORKER not in text:
         return text
@@ -148,9 +149,9 @@ def _message(error: BaseException) -> str:
 
 
 def _raised_at(error: BaseException) -> str | None:
-    """Return e.g. `train.py:31`: the innermost line of the user's own code, or if there is none, the innermost line."""
+    """Return the innermost line of the user's own code, or else the innermost line of all, e.g. `train.py:31`."""
     if isinstance(error, SyntaxError) and error.filename and not is_installed(error.filename):
-        return f"{os.path.basename(error.filename)}:{error.lineno}"  # a file that never ran
+        return f"{os.path.basename(error.filename)}:{error.lineno}"  # a syntax error: the file never ran
     frames = traceback.walk_tb(error.__traceback__)
     lines = [(frame.f_code.co_filename, number) for frame, number in frames if number]
     own = [line for line in lines if not is_installed(line[0])]
@@ -159,12 +160,12 @@ def _raised_at(error: BaseException) -> str | None:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file is Python's, a package's or Flatout's, and not one of the job."""
+    """Whether a file belongs to Python, a package or Flatout, and not to the job."""
     return "site-packages" in file or file.startswith(("<", _OURS, os.path.dirname(os.__file__)))
 
 
 def _age_s() -> float | None:
-    """Return how long this process has run; None if the kernel does not say."""
+    """Return how long this process has run, in seconds; None if the kernel does not report it."""
     began_ns = started_unix_ns(os.getpid())
     if began_ns is None:
         return None

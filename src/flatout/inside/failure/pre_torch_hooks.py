@@ -1,8 +1,8 @@
-"""Hooks for failures before `import torch`, or in a script without it: as light as possible, until torch is there.
+"""Hooks for failures before `import torch`, or in a script without torch. They are as light as possible.
 
-In: an exception that the script did not catch, what argparse refuses, a text that the script ends with, a script or
-module that does not exist. Out: see `failure_notes`, which is imported only then. Nothing is noted in a Python program
-that the script starts: the script may do without it.
+In: an exception that the script did not catch, arguments that argparse refuses, a text that the script ends with, a
+script or module that does not exist. Out: see `failure_notes`, which is imported only after such a failure. Nothing is
+noted in a Python program that the script starts, because the script may not depend on its success.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from flatout.inside.after_import import after_import
 from flatout.inside.failure.exit_text import EXIT_TEXT
 
-TYPE_CHECKING = False  # `typing` itself is not loaded before the script needs it
+TYPE_CHECKING = False  # so that `typing` is not loaded before the script needs it
 if TYPE_CHECKING:
     from typing import Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PreTorchHooks:
-    """`install` them before the script starts, and `remove` them once torch is imported.
+    """The hooks. Call `install` before the script starts, and `remove` once torch is imported.
 
     `folder_name` is the variable that names the folder for the notes.
     """
@@ -31,7 +31,7 @@ class PreTorchHooks:
         self._folder_name = folder_name
         self._is_over = False
         self._notes: FailureNotes | None = None
-        self._own: Any = None  # the hook before ours
+        self._own: Any = None  # the hook that ours replaced
         self._hook: Any = None
         self._missing: str | None = None
         self._own_error: Any = None
@@ -50,7 +50,7 @@ class PreTorchHooks:
         after_import("argparse", self._wrap_arguments)
 
     def remove(self) -> None:
-        """Make way for `failure_hooks`. The script has handled what was refused so far, as it has come to torch."""
+        """Make way for `failure_hooks`. The script has handled any refusal noted so far, as it now imports torch."""
         self._is_over = True
         if self._notes is not None:
             self._notes.withdraw()
@@ -74,8 +74,8 @@ class PreTorchHooks:
 
     def _exits(self) -> None:
         try:
-            error = getattr(sys, "last_value", None)  # of a script that has replaced the hook
-            if error is None and self._missing is not None:  # Python reports it, and raises nothing
+            error = getattr(sys, "last_value", None)  # set even if the script has replaced the hook
+            if error is None and self._missing is not None:  # Python reports a missing script but raises nothing
                 error = FileNotFoundError(2, os.strerror(2), self._missing)
             error = error or _missing_module()
             if error is not None:
@@ -98,7 +98,7 @@ class PreTorchHooks:
             notes.note_refused(message)
 
     def _open_notes(self) -> FailureNotes | None:
-        """Return the notes, imported only now; None if this process has none."""
+        """Import `failure_notes` and return the notes; None if this process writes no notes."""
         if self._is_over:
             return None
         try:
@@ -119,16 +119,16 @@ class PreTorchHooks:
 
 
 def _missing_script() -> str | None:
-    """Return the file that Python was asked to run, if it does not exist."""
+    """Return the file that Python was asked to run, if this file does not exist; else None."""
     name = sys.argv[0] if sys.argv else ""
-    is_file = name in sys.orig_argv and not name.startswith("-")  # in a child of `multiprocessing` it is its parent's
+    is_file = name in sys.orig_argv and not name.startswith("-")  # a `multiprocessing` child has its parent's
     if not name or not is_file or os.path.exists(name):
         return None
     return name
 
 
 def _missing_module() -> ImportError | None:
-    """Return an error for a module that Python was asked to run and could not, at the end: one that ran has a path."""
+    """Return an error at exit if Python could not run the module it was asked to run; a module that ran has a path."""
     arguments = sys.orig_argv
     if sys.argv[:1] != ["-m"] or "-m" not in arguments[:-1]:
         return None

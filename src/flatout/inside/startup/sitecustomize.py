@@ -1,19 +1,19 @@
-"""What Python runs at its start when Flatout has put this folder first on PYTHONPATH.
+"""The module that Python runs at its start if Flatout has put this folder first on PYTHONPATH.
 
-In: the environment. Where a variable of `_is_asked` is set, this notes that it was loaded and waits for `torch` to be
-imported; until then only the light hooks of `failure.pre_torch_hooks` are there, by which a script that fails earlier
-says why. In a trial, which must not change the user's files, files are redirected from the start (20 ms). Then the
-user's own `sitecustomize` runs. This one never raises an error, and is written so that old Pythons can read it.
+In: the environment. If a variable of `_is_asked` is set, this module notes that it was loaded and waits for `torch` to
+be imported. Until then only the light hooks of `failure.pre_torch_hooks` are installed, which report why a script fails
+earlier. In a trial, which must not change the user's files, files are redirected from the start (20 ms). Then the
+user's own `sitecustomize` runs. This module never raises an error, and its syntax works in old Pythons.
 """
 
 import os
 import sys
 
-TYPE_CHECKING = False  # `typing` itself is not loaded before the script needs it
+TYPE_CHECKING = False  # so that `typing` is not loaded before the script needs it
 if TYPE_CHECKING:
     from typing import Any
 
-_protocol: "Any" = None  # `flatout.inside.protocol`, once a variable of Flatout is seen
+_protocol: "Any" = None  # `flatout.inside.protocol`, if a variable of Flatout is set
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _EARLY: "list[object]" = []
 
@@ -39,7 +39,7 @@ def _note(recording: str, event: str) -> None:
 
 
 class _WaitForTorch:
-    """A finder that finds nothing itself: it lets `torch` be imported as ever, and starts the recorder after it."""
+    """A finder that finds nothing itself: it lets `torch` be imported as usual, and starts the recorder afterwards."""
 
     def __init__(self, recording: str) -> None:
         self.recording = recording
@@ -60,7 +60,7 @@ class _WaitForTorch:
             self.is_looking = False
 
     def start_after(self, loader: object) -> None:
-        """Wrap this one loader's `exec_module`; its class, and all other modules, stay as they are."""
+        """Wrap `exec_module` of this loader only; its class and all other modules stay unchanged."""
         run_module = loader.exec_module  # type: ignore[attr-defined]
 
         def exec_module(module: object) -> None:
@@ -94,7 +94,7 @@ def _start(recording: str) -> None:
 
 def _note_failures_quietly(recording: str) -> None:
     try:
-        folders = (_protocol.Variable.RECORDING, _protocol.Variable.HEARTBEAT)  # failures are noted in the first
+        folders = (_protocol.Variable.RECORDING, _protocol.Variable.HEARTBEAT)  # failures are noted in the first set
         for name in [name for name in folders if os.environ.get(name)][:1]:
             early = _import_inside("failure.pre_torch_hooks").PreTorchHooks(name)  # type: ignore[attr-defined]
             early.install()
@@ -132,7 +132,7 @@ def _import_inside(name: str) -> object:
 
 
 def _run_own_sitecustomize() -> None:
-    """Run the one that Python would have found without this folder; Python reports its errors as usual."""
+    """Run the `sitecustomize` that Python would find without this folder; Python reports its errors as usual."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -145,7 +145,7 @@ def _run_own_sitecustomize() -> None:
 
 
 def _read_protocol() -> "Any":
-    """Read the names of Flatout's variables; None where none is set, or where they cannot be read."""
+    """Read and return the protocol module; None if no variable of Flatout is set, or if it cannot be read."""
     if not any(name.startswith("FLATOUT_") for name in os.environ):
         return None
     try:
@@ -173,6 +173,6 @@ if _is_asked():
             _note_failures_quietly(_recording)
             if os.environ.get(_protocol.Variable.DIVERT):
                 _divert_quietly(_recording)
-# The script sees the module path that it would have seen; its children find this folder through PYTHONPATH.
+# The script sees the same module path as without Flatout; its child processes find this folder through PYTHONPATH.
 sys.path[:] = [_entry for _entry in sys.path if not _is_here(_entry)]
 _run_own_sitecustomize()
