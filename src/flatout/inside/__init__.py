@@ -1,5 +1,5 @@
-"""The code that runs inside the user's training process. It uses only the standard library and torch, and never makes the
-job fail.
+"""The code that runs inside the user's training process. It uses only the standard library and torch, and never
+makes the job fail.
 
 It is loaded from outside: `startup/` comes first on PYTHONPATH, and its `sitecustomize` installs the hooks of
 `failure.pre_torch_hooks` and, after `import torch`, calls `install.install`, which hooks torch as the environment asks.
