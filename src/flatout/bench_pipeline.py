@@ -1,4 +1,4 @@
-"""What `flatout bench` measures: options -> workers on this machine -> ceilings, and where they are saved.
+"""Run `flatout bench`: measure ceilings with workers on this machine, and save them.
 
 Composes the probe that measures, doctor's comparison of peers, and the state folder. Nothing is printed.
 """
@@ -27,13 +27,13 @@ from flatout.report.json import enveloped_json
 
 _MIN_MEASURING_S = 5.0
 _MAX_CPU_RANKS = 8
-_END_S, _GPU_END_S = 3.0, 5.0  # the last processes end, and communicators and contexts are closed
+_END_S, _GPU_END_S = 3.0, 5.0  # for the last processes to end, and to close communicators and contexts
 _RANK_BYTES = 512 << 20  # memory of a process with torch, and of its buffers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """What to measure, for how long, and where to save it. `out` None: in the state folder."""
+    """What to measure, for how long, and where to save the ceilings. `out` None: in the state folder."""
 
     time_s: float
     path: Path | None = None
@@ -44,7 +44,7 @@ class BenchRequest:
     force: bool = False
 
     def check(self) -> None:
-        """Raise InputError, UsageError or OutputError for what cannot be measured or saved."""
+        """Raise InputError, UsageError or OutputError if something cannot be measured or saved."""
         if self.path is not None and not self.path.is_dir():
             raise InputError(f"`--path` must be a folder, but `{self.path}` is not")
         if self.allow_write:
@@ -55,7 +55,7 @@ class BenchRequest:
 
 
 def is_reporting_rank() -> bool:
-    """Return whether this process reports; of several that a launcher started, only rank 0 does."""
+    """Whether this process reports; of several started by a launcher, only rank 0 does."""
     rank = given_rank(os.environ)
     return rank is None or rank["RANK"] == "0"
 
@@ -63,7 +63,7 @@ def is_reporting_rank() -> bool:
 def measure(request: BenchRequest, progress: Callable[[int, int, str], None]) -> Ceilings | None:
     """Measure this machine; None in a process that does not report.
 
-    Raises UsageError for more ranks than the machine can run, and if nothing that was asked for could be measured.
+    Raises UsageError for more ranks than the machine can run, and if nothing that was requested could be measured.
     """
     began_s = time.monotonic()
     machine = about_machine()
@@ -114,7 +114,7 @@ def save(ceilings: Ceilings, request: BenchRequest, command: Sequence[str]) -> P
 
 
 def choose_num_ranks(requested: int | None, machine: About) -> int:
-    """Return the number of processes: as requested, else one per GPU, else one per core up to 8."""
+    """Return the number of processes: as requested, otherwise one per GPU or, without GPUs, one per core up to 8."""
     if not machine.has_torch:
         if requested is not None and requested > 1:
             raise UsageError("several ranks need torch, which is not installed here", hint="pip install torch")

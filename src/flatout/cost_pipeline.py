@@ -1,4 +1,4 @@
-"""What GPU time cost, and what would cost less: files of accounting, power curves or spot traces -> records.
+"""Report what GPU time cost and what would cost less, from accounting files, power curves or spot traces.
 
 Composes the readers, the catalogue of prices and carbon, and the arithmetic of `cost`, for `flatout cost` and, for
 spot machines, `flatout submit`. Nothing is printed.
@@ -37,9 +37,9 @@ S_PER_H = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceOptions:
-    """Prices as the user gave them. None: the catalogue's."""
+    """Prices given by the user. None: the catalogue's price."""
 
-    gpu_type: str | None = None  # where the input names none
+    gpu_type: str | None = None  # if the input names none
     usd_per_gpu_hour: float | None = None
     terms: str = "on-demand"
     file: Path | None = None
@@ -54,7 +54,7 @@ class PriceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotRequest:
-    """A job that could run on spot machines. Prices and the checkpoint interval may be left to be found."""
+    """A job that could run on spot machines. Prices and the checkpoint interval are optional."""
 
     trace: Path
     work_s: float
@@ -62,7 +62,7 @@ class SpotRequest:
     num_instances: int = 1
     gpus_per_instance: int = 1
     spot_usd_per_gpu_hour: float | None = None
-    checkpoint_interval_s: float | None = None  # None: Young's
+    checkpoint_interval_s: float | None = None  # None: Young's optimum
     checkpoint_cost_s: float = 30.0
     restart_s: float = 300.0
 
@@ -188,7 +188,7 @@ def _terms(text: str) -> Terms:
 
 
 def _known_gpu(name: str | None, prices: Prices) -> str | None:
-    """Return `name`. Raises UsageError for an unknown GPU: after a typing mistake, costs would only be unknown."""
+    """Return `name`. Raises UsageError for an unknown GPU, since a typing mistake would only make costs unknown."""
     if name is None or gpu_named(name) is not None or any(price.gpu == name for price in prices.gpus):
         return name
     raise UsageError(

@@ -1,7 +1,7 @@
-"""This machine, files about one machine, or several hosts -> what `flatout doctor` judges.
+"""Collect what `flatout doctor` judges: this machine, files about one machine, or several hosts.
 
 Composes the probe that reads this machine, the readers of bundles and tools' outputs, and the launch of a capture on
-other hosts. Nothing on a machine is changed, and nothing is printed but a line of progress.
+other hosts. Nothing on a machine is changed, and nothing is printed except a progress line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read_snapshot(
     nccl_logs: Sequence[Path] = (),
     data: Path | None = None,
 ) -> Snapshot:
-    """Read `files` as one machine, or this machine without any, and add logs and topologies; without secrets.
+    """Read `files` as one machine (without any: this machine), and add logs and topologies; without secrets.
 
     `data` is the folder of the training data. Raises InputError for a file that cannot be used.
     """
@@ -56,7 +56,7 @@ def read_snapshot(
 
 
 def compare_hosts(bundles: Sequence[Path], *, via: str | None = None, flatout: str | None = None) -> HostsReport:
-    """Compare the hosts of the bundles, or the hosts that are named instead of bundles, which are captured now.
+    """Compare the hosts of the bundles, or capture now and compare the hosts that are named instead of bundles.
 
     `via` is srun or ssh, and `flatout` the command of Flatout there; both are only for named hosts. Raises UsageError
     for fewer than two hosts, InputError if fewer than two could be read.
@@ -73,7 +73,7 @@ def compare_hosts(bundles: Sequence[Path], *, via: str | None = None, flatout: s
 
 
 def _read_bundles(bundles: Sequence[Path]) -> tuple[list[Snapshot], dict[str, str]]:
-    """Read each bundle; also return why others cannot be read: a truncated one does not stop the comparison."""
+    """Read each bundle; also return why any cannot be read: a truncated bundle does not stop the comparison."""
     paths = _bundle_files(bundles)
     if len(paths) < 2:
         raise UsageError(
@@ -93,7 +93,7 @@ def _read_bundles(bundles: Sequence[Path]) -> tuple[list[Snapshot], dict[str, st
 
 
 def _bundle_files(bundles: Sequence[Path]) -> list[Path]:
-    """Return the files, with those of folders, each once."""
+    """Return the files, including those in folders, each once."""
     files: dict[Path, Path] = {}
     for bundle in bundles:
         for path in sorted(bundle.glob("*.json")) if bundle.is_dir() else [bundle]:
@@ -102,7 +102,7 @@ def _bundle_files(bundles: Sequence[Path]) -> list[Path]:
 
 
 def _captured(names: str, via: str | None, flatout: str | None) -> tuple[list[Snapshot], dict[str, str]]:
-    """Capture each host now; also return why others gave no bundle."""
+    """Capture each host now; also return why any host gave no bundle."""
     hosts = host_names(names)
     if len(hosts) < 2:
         raise UsageError(

@@ -18,13 +18,13 @@ from flatout.plan.search_context import SearchContext
 from flatout.profile import is_recording, read_recording
 from flatout.records.recording import Recording
 
-_DEPENDENT = ("dp", "num_micro")  # follow from the other layout parameters
+_DEPENDENT = ("dp", "num_micro")  # these follow from the other layout parameters
 
 
 def calibrated(
     context: SearchContext, path: Path, fixed: Sequence[str], note: Callable[[str], object]
 ) -> SearchContext:
-    """Return the context corrected by what the file holds.
+    """Return the context corrected by the measurements in the file.
 
     Raises InputError for a file that is none of the three, and for a recording whose layout `fixed` does not say.
     """
@@ -46,7 +46,7 @@ def calibrated(
 
 
 def _recorded_run(context: SearchContext, path: Path, fixed: Sequence[str]) -> MeasuredRun:
-    """Return the recording's step as a run of this model, cluster and batch, with the layout that `fixed` says."""
+    """Return the recording's step as a run of this model, cluster and batch, with the layout given by `fixed`."""
     if not is_recording(path):
         raise InputError(
             f"`{path}` is not a recording of Flatout",
@@ -82,7 +82,7 @@ def _check_cluster(context: SearchContext, recording: Recording, path: Path) -> 
 
 
 def _only_layout(context: SearchContext, fixed: Sequence[str]) -> Columns:
-    """Return the one layout that has what is fixed. Raises InputError if there are several."""
+    """Return the only layout with the fixed parameters. Raises InputError if there are several."""
     layouts = only(context.spec, all_layouts(context.spec), tuple(fixed))
     count = len(layouts["tp"])
     if count == 1:
@@ -102,6 +102,6 @@ def _number(inputs: CostModelInputs, name: str) -> float:
 
 
 def _fixed_value(parameter: str, value: float) -> str:
-    """Write the value of a layout parameter as --fix takes it."""
+    """Return the value of a layout parameter as text for --fix."""
     names = {"recompute": RECOMPUTE, "schedule": SCHEDULES}.get(parameter)
     return names[int(value)] if names else f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""What `flatout plan` writes in addition to its answer: one HTML page, and settings for other tools."""
+"""Files that `flatout plan` writes in addition to its answer: one HTML page, and settings for other tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flatout.report.plan_html import plan_html
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFiles:
-    """Files that are to be written, each checked already."""
+    """The files to write, all checked beforehand."""
 
     html: Path | None
     targets: tuple[str, ...]
@@ -35,7 +35,7 @@ class PlanFiles:
         next_command: Sequence[str],
         note: Callable[[str], object],
     ) -> None:
-        """Write them and report each with `note`. Raises OutputError if a file exists and `force` is not set."""
+        """Write the files and report each with `note`. Raises OutputError if a file exists and `force` is not set."""
         if self.html is not None:
             page = plan_html(plan, details(context, plan), command, next_command=next_command)
             write_new(self.html, page, force=self.force)
@@ -48,7 +48,7 @@ class PlanFiles:
 
 
 def planned_files(html: Path | None, emit: Sequence[str], out: Path, *, force: bool) -> PlanFiles:
-    """Check before the search that the files can be written after it. `emit` are targets, or several as `a,b`."""
+    """Check before the search that the files can be written after it. `emit` has targets, also several as `a,b`."""
     if html is not None:
         check_new(html, force=force)
     targets = [target for text in emit for target in text.split(",") if target]

@@ -1,4 +1,4 @@
-"""What `flatout plan --goal` answers: the plan's times with the prices of the catalogue or the user's own."""
+"""Answer `flatout plan --goal` from the plan's times and the prices of the catalogue or the user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXAMPLE = '--goal "100B tokens in 30 days"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What GPU time costs."""
+    """The prices of GPU time."""
 
     prices: Prices
     terms: Terms
@@ -43,7 +43,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoalRequest:
-    """A goal and the prices to answer it with, as the user gave them."""
+    """A goal and the prices for answering it, as given by the user."""
 
     text: str | None
     usd_per_gpu_hour: float | None = None
@@ -53,7 +53,7 @@ class GoalRequest:
 
 
 def requested_goal(request: GoalRequest, *, global_batch: int, seq: int) -> tuple[Goal, Rates] | None:
-    """Return the goal and its rates; None without a goal. Raises UsageError for prices without one."""
+    """Return the goal and its rates; None without a goal. Raises UsageError for prices without a goal."""
     if request.text is None:
         options = {
             "--gpu-price": request.usd_per_gpu_hour,
@@ -86,7 +86,7 @@ def with_goal(plan: Plan, context: SearchContext, request: tuple[Goal, Rates] | 
 
 
 class _GoalSearch:
-    """Finds the fewest GPUs that reach a goal, and what they cost."""
+    """Finds the fewest GPUs that reach a goal, and their cost."""
 
     def __init__(self, context: SearchContext, goal: Goal, rates: Rates, fixed: tuple[str, ...]) -> None:
         self._context = context
@@ -112,7 +112,7 @@ class _GoalSearch:
         )
 
     def _candidates(self) -> list[GoalCandidate]:
-        """Evaluate the goal on more and more GPUs until it is reached, and in any case on the cluster's."""
+        """Evaluate the goal on increasing numbers of GPUs until it is reached, and always on the cluster's number."""
         published = interruptions()
         candidates: list[GoalCandidate] = []
         has_target = self._goal.days is not None or self._goal.usd is not None
@@ -195,7 +195,7 @@ class _GoalSearch:
         return tuple(notes)
 
     def _nearest(self, chosen: GoalCandidate) -> str:
-        """Say which part of the goal would have to change."""
+        """Return a sentence on which part of the goal would have to change."""
         goal = self._goal
         cost_usd = self._typical_usd(chosen)
         alone = f"{counted(chosen.num_gpus, 'GPU')} take {calendar(chosen.days.value)}"
@@ -243,7 +243,7 @@ def _spread(low: Cost, typical: Cost, high: Cost, *, scale: float = 1.0, source:
 
 
 def _carbon(low: Bill, typical: Bill, high: Bill, grid: GridCarbon | None) -> GoalEstimate | None:
-    """Tonnes of CO2. Without a grid, between the cleanest and the dirtiest one of the catalogue."""
+    """Return tonnes of CO2; without a grid, a range from the catalogue's cleanest grid to its dirtiest."""
     if grid is not None:
         source = f"{grid.g_per_kwh:g} g/kWh: {grid.name}, {grid.year}"
         return _spread(low.kg_co2, typical.kg_co2, high.kg_co2, scale=1e-3, source=source)

@@ -1,4 +1,4 @@
-"""What a plan is asked for -> the context of its search."""
+"""Turn a plan's request into the context of its search."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flatout.records.plan import Cluster, Software
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """One training run to plan. `fixed` are texts as `tp=8`."""
+    """One training run to plan. `fixed` holds texts such as `tp=8`."""
 
     model: str
     cluster: str
@@ -32,7 +32,7 @@ class PlanRequest:
 
 
 def search_context(request: PlanRequest, note: Callable[[str], object]) -> SearchContext:
-    """Read the model, the cluster and the measurements. `note` is called with what is not used of these.
+    """Read the model, the cluster and the measurements. `note` is called with a message about each unused input.
 
     Raises UsageError for an unknown model, cluster or precision, and InputError for a file that cannot be used.
     """

@@ -1,6 +1,6 @@
-"""One command, queued on the scheduler that is there: Slurm, Ray, or a manifest for Kubernetes.
+"""Queue one command on the available scheduler, Slurm or Ray, or write a manifest for Kubernetes.
 
-`job_request` makes a `JobRequest` of the options, `prepare` finds the scheduler and prepares the submission, for which
+`job_request` turns the options into a `JobRequest`, `prepare` finds the scheduler and prepares the job, for which
 each scheduler has a file, and `submit` submits it. Nothing is overwritten: each submission has its own folder, with
 what was submitted, its output and its exit code.
 """

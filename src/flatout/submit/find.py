@@ -1,4 +1,4 @@
-"""Which schedulers can be reached from here, and what was looked for to find them."""
+"""Find the schedulers that can be reached from here, and report what was looked for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PING_S = 20.0
 
 
 class FoundScheduler(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a scheduler is there, and how that was decided."""
+    """Whether a scheduler is available, and how that was decided."""
 
     scheduler: Scheduler
     is_there: bool
@@ -59,7 +59,7 @@ def _kubernetes_config(environment: Mapping[str, str]) -> str:
 
 
 def _slurm_answers(environment: Mapping[str, str]) -> bool:
-    """Ask the controller: Slurm's commands are also installed where there is no cluster."""
+    """Whether Slurm's controller answers; Slurm's commands can be installed without a cluster."""
     try:
         done = subprocess.run(
             ["scontrol", "ping"], env=environment, capture_output=True, text=True, timeout=_PING_S, check=False
@@ -70,7 +70,7 @@ def _slurm_answers(environment: Mapping[str, str]) -> bool:
 
 
 def ray_address(environment: Mapping[str, str]) -> str | None:
-    """Return the address of the dashboard, where Ray takes jobs."""
+    """Return the address of the dashboard, to which Ray jobs are submitted."""
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
         address = environment.get(name, "")
         if address.startswith(("http://", "https://")):

@@ -1,4 +1,4 @@
-"""A request as a JobSet for Kubernetes, written and not applied: the image is for its user to choose."""
+"""Write a request as a JobSet for Kubernetes, without applying it: the user must choose the image."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def prepare(request: JobRequest) -> Prepared:
-    """Prepare the manifest. Raises UsageError for a rendezvous that no pod would find."""
-    # The path of the tuning on this machine means nothing in the image.
+    """Prepare the manifest. Raises UsageError for a rendezvous that no pod could find."""
+    # The tuning's path on this machine is meaningless in the image.
     tuning = msgspec.structs.replace(request.tuning, config=CONFIG, keep=_keep_in_a_pod(request))
     manifest = kubernetes.emit(
         tuning,
@@ -45,10 +45,10 @@ def prepare(request: JobRequest) -> Prepared:
 
 
 def _keeps_rendezvous(request: JobRequest) -> bool:
-    """Return whether the user's own rendezvous stays. Raises UsageError if no pod would find another one there.
+    """Whether the user's own rendezvous is kept. Raises UsageError if pods could not find each other there.
 
-    A rendezvous that the agents host is found by a name that leads to a pod and is known before there is one: the
-    JobSet's name of its first pod, or that of a service (`NAME.NAMESPACE.svc`). A pod's address is unknown before.
+    Agents can host a rendezvous only under a name that leads to a pod and is known before the pod exists: the
+    JobSet's name of its first pod, or that of a service (`NAME.NAMESPACE.svc`). A pod's address is not known then.
     """
     own = own_rendezvous(request.tuning)
     if own is None:
@@ -67,7 +67,7 @@ def _keeps_rendezvous(request: JobRequest) -> bool:
 
 
 def _is_local(host: str) -> bool:
-    """Return whether the host is the pod itself."""
+    """Whether the host is the pod itself."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -76,7 +76,7 @@ def _is_local(host: str) -> bool:
 
 
 def _keep_in_a_pod(request: JobRequest) -> tuple[str, ...]:
-    """Return the options of `flatout run` for one pod: each pod has its own, with a ledger of this pod's GPUs."""
+    """Return the options of `flatout run` for one pod: each pod runs its own, with a ledger of the pod's GPUs."""
     options = list(request.tuning.keep)
     if "--gpus" in options:
         options[options.index("--gpus") + 1] = str(request.gpus_per_node)

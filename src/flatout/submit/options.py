@@ -1,4 +1,4 @@
-"""What a `flatout submit` is asked to do."""
+"""The options of `flatout submit`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepOptions:
-    """How `flatout run` keeps the queued job alive; with the defaults, it is not wrapped."""
+    """How `flatout run` keeps the queued job alive; with the defaults, the job is not wrapped in `flatout run`."""
 
     max_restarts: int = 0
     checkpoint_folder: Path | None = None
@@ -17,7 +17,7 @@ class KeepOptions:
     ledger: Path | None = None
 
     def run_arguments(self, num_gpus: int) -> tuple[str, ...]:
-        """Return the options for `flatout run`. `num_gpus` is that of the job; 0 if it is unknown."""
+        """Return the options for `flatout run`. `num_gpus` is the job's number of GPUs; 0 if unknown."""
         arguments: list[str] = []
         if self.max_restarts:
             arguments += ["--max-restarts", str(self.max_restarts)]
@@ -28,14 +28,14 @@ class KeepOptions:
         arguments += [f"--resume-arg={argument}" for argument in self.resume_arguments]
         if self.ledger is not None:
             arguments += ["--ledger", str(self.ledger)]
-            if num_gpus:  # NVML sees those of the first node alone
+            if num_gpus:  # NVML sees only the GPUs of the first node
                 arguments += ["--gpus", str(num_gpus)]
         return tuple(arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitOptions:
-    """One submission. None: not asked for, or to be found."""
+    """The options of one submission. None: not requested, or still to be found."""
 
     command: tuple[str, ...]
     config: Path | None = None  # a tuned.toml

@@ -1,4 +1,4 @@
-"""What `flatout plan --json` printed -> how many nodes and GPUs its fastest layout takes."""
+"""Read from the output of `flatout plan --json` the number of nodes and GPUs of its fastest layout."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_planned(path: Path, num_nodes: int | None, gpus_per_node: int | None) -> Planned:
-    """Read the fastest layout. `num_nodes` and `gpus_per_node` are the user's, None: the plan's.
+    """Read the fastest layout. `num_nodes` and `gpus_per_node` are given by the user; None: taken from the plan.
 
     Raises InputError if the file is not a plan, UsageError if the plan contradicts `--nodes` or `--gpus`.
     """

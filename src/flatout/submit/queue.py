@@ -1,4 +1,4 @@
-"""A `JobRequest` -> a job in the queue of one scheduler, or what would be submitted to it."""
+"""Put a `JobRequest` into the queue of one scheduler, or show what would be submitted to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatout.submit.job import JobRequest, Prepared
 
 
 def prepare(request: JobRequest, scheduler: str | None, environment: Mapping[str, str]) -> Prepared:
-    """Prepare the submission to `scheduler`, or to the first one that is found."""
+    """Prepare the submission to `scheduler` or, without one, to the first scheduler found."""
     if scheduler is not None and scheduler not in SCHEDULERS:
         raise UsageError(f"`--to` must be one of {', '.join(SCHEDULERS)}, but is `{scheduler}`")
     candidates = found_schedulers(environment)
@@ -40,9 +40,9 @@ def _no_scheduler(request: JobRequest, candidates: Sequence[FoundScheduler]) -> 
 
 
 def submit(prepared: Prepared, request: JobRequest) -> str | None:
-    """Write the files, submit the job and return its number; None where only files are written.
+    """Write the files, submit the job and return its number; None if only files are written.
 
-    The files come first, since the job writes next to them. They are removed if the scheduler refuses the job.
+    The files are written first, since the job writes next to them, and removed if the scheduler refuses the job.
     """
     is_new = not request.folder.exists()
     for path, text in prepared.files.items():
@@ -60,7 +60,7 @@ def submit(prepared: Prepared, request: JobRequest) -> str | None:
 def submitted(
     prepared: Prepared, request: JobRequest, *, job: str | None, notes: Sequence[str], next_command: str, dry_run: bool
 ) -> Submitted:
-    """Return what was submitted, or would be, as a record."""
+    """Return a record of what was, or would be, submitted."""
     planned = request.planned
     return Submitted(
         scheduler=prepared.scheduler,

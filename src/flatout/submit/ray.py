@@ -1,4 +1,4 @@
-"""A request as a Ray job: what `emit` writes, sent to the dashboard as `ray job submit` does.
+"""Submit a request as a Ray job: the output of `emit`, sent to the dashboard as `ray job submit` does.
 
 POST {address}/api/jobs/, Ray's documented REST interface for jobs. The entrypoint changes to the working folder first,
 which the head node must see: nothing is uploaded.
@@ -49,7 +49,7 @@ def prepare(request: JobRequest, address: str) -> Prepared:
 
 
 def _post(url: str, text: str) -> str:
-    """Send the job, and return its submission id."""
+    """Send the job and return its submission id."""
     headers = {"Content-Type": "application/json"}
     post = urllib.request.Request(url, data=text.encode(), headers=headers, method="POST")
     try:

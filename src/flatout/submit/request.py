@@ -1,4 +1,4 @@
-"""Options of `flatout submit` -> the `JobRequest` that all schedulers take."""
+"""Turn the options of `flatout submit` into the `JobRequest` that all schedulers take."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SBATCH_OPTIONS_OF_OURS = ("--output", "-o", "--wrap", "--array", "-a", "--parsa
 
 
 def job_request(options: SubmitOptions) -> JobRequest:
-    """Read the files that the options name and check what they say.
+    """Return the job request: read the files that the options name, and check their contents.
 
     Raises InputError for a file that cannot be used, OutputError for a folder with files in it, and UsageError for
     options that contradict each other.
@@ -68,7 +68,7 @@ def _tuning(command: tuple[str, ...], config: Path | None, num_nodes: int | None
             date=tuned.date,
             config=str(config.resolve()),
         )
-    # The number of hosts that it was tuned on says nothing about the hosts of this job.
+    # The number of hosts used for tuning says nothing about the hosts of this job.
     machine = {**tuning.machine, "num_hosts": str(num_nodes or 1)}
     return msgspec.structs.replace(tuning, keep=keep, machine=machine)
 
@@ -82,7 +82,7 @@ def _checked_name(name: str) -> str:
 
 
 def _new_folder(out: Path | None, now: str) -> Path:
-    """Return a folder for this submission alone, which need not exist yet."""
+    """Return the path of a folder for this submission alone; it need not exist yet."""
     if out is not None:
         if _has_files(out):
             raise OutputError(f"`{out}` exists already, and nothing is overwritten", hint="pass another --out")

@@ -1,7 +1,7 @@
-"""A request as a Slurm batch job: the script that `emit` writes, submitted with options of `sbatch`.
+"""Submit a request as a Slurm batch job: the script that `emit` writes, with options of `sbatch`.
 
-The script writes its exit code next to its output, so that both are known without Slurm's accounting. sbatch reads it
-from standard input; a copy is in the folder.
+The script writes its exit code next to its output, so both are known without Slurm's accounting. sbatch reads it
+from standard input; a copy is in the submission's folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CPUS = '[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_
 
 
 def prepare(request: JobRequest) -> Prepared:
-    """Prepare the script and the command. Raises UsageError for a rendezvous on a node that Slurm may not give."""
+    """Prepare the script and the command. Raises UsageError for a rendezvous on a node that Slurm might not give."""
     output = request.folder / "output.log"
     code_file = request.folder / "exit_code"
     setup = f"exit_code_file={shlex.quote(str(code_file))}\n{_SAVE_EXIT_CODE}{_CPUS}"
@@ -57,7 +57,7 @@ def prepare(request: JobRequest) -> Prepared:
 
 
 def _keeps_rendezvous(request: JobRequest) -> bool:
-    """Return whether the user's own rendezvous stays."""
+    """Whether the user's own rendezvous is kept."""
     own = own_rendezvous(request.tuning)
     if own is None:
         return False
@@ -73,7 +73,7 @@ def _keeps_rendezvous(request: JobRequest) -> bool:
 
 
 def _options(request: JobRequest) -> list[str]:
-    """Return sbatch's options: the user's own come last and win; the script's directives are weaker than all."""
+    """Return sbatch's options. The user's own come last and override the rest; all override the script's directives."""
     options = [f"--job-name={request.name}", f"--chdir={request.working_folder}", "--export=ALL"]
     if request.num_nodes is not None:
         options.append(f"--nodes={request.num_nodes}")
@@ -97,7 +97,7 @@ def _options(request: JobRequest) -> list[str]:
 
 
 def _slurm_duration(value_s: float) -> str:
-    """Write `days-hours:minutes:seconds`. Slurm counts whole minutes, and rounds up."""
+    """Return a duration as `days-hours:minutes:seconds`. Slurm counts whole minutes and rounds up."""
     minutes, seconds = divmod(round(value_s), 60)
     days, minutes = divmod(minutes, 24 * 60)
     return f"{days}-{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"

@@ -1,4 +1,4 @@
-"""The partitions of a job that could run on spot machines: those that a trace, prices and a deadline speak for."""
+"""Choose the partitions of a job that could run on spot machines, from a trace, prices and a deadline."""
 
 from __future__ import annotations
 

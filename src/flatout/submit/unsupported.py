@@ -1,4 +1,4 @@
-"""Options of a request that a scheduler has no setting for, as notes for the user."""
+"""Notes for the user about options of a request for which a scheduler has no setting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flatout.submit.job import JobRequest
 
 
 def unsupported_notes(request: JobRequest, whose: str, *, supported: Collection[str] = ()) -> list[str]:
-    """Return a note for each option that is set but not `supported`. `whose` is as `Ray's jobs have`."""
+    """Return a note for each option that is set but not `supported`. `whose` is text such as `Ray's jobs have`."""
     options = {
         "--time": request.time_s,
         "--deadline": request.deadline_s,
