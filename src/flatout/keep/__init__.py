@@ -1,1 +1,1 @@
-"""Keeps a job alive: hangs, restarts on evidence, how often to save it, and the ledger of each GPU-second."""
+"""Keep a job alive: hang detection, evidence-based restarts, the checkpoint interval, and the ledger of GPU time."""

@@ -1,7 +1,7 @@
 """Assign the time of each device to exactly one class: heartbeats -> nanoseconds, for the ledger.
 
-A device's time is reported up to the end of its rank's last step; later time is reported once its class is known. So
-the sum of all reported time is the devices' time up to there, to the nanosecond. The parts of a step that the
+A device's time is reported up to the end of its rank's last step; later time is reported once its class is known. The
+reported classes therefore sum to the devices' time up to that step, to the nanosecond. The parts of a step that
 `StepBreakdown` does not know are included in `productive` and `recomputed`.
 """
 
@@ -15,20 +15,20 @@ from flatout.keep.step_breakdown import PARTED, StepBreakdown
 
 CLASSES = (
     "productive",  # steps made for the first time
-    "recomputed",  # steps that an earlier attempt had made, and lost
+    "recomputed",  # steps that an earlier attempt had already made, and lost
     "data",
-    *PARTED,  # of steps, where it is known
+    *PARTED,  # parts of steps, if known
     "checkpoint",
     "evaluation",
     "start_up",  # until the end of the first step of the first attempt
     "restart",  # from a failure until the end of the first step after it
     "hang",
-    "idle_held",  # devices that were given to the job and have no rank
+    "idle_held",  # devices that were allocated to the job but have no rank
     "other",  # after the last step
     "unknown",
 )
 AttemptOutcome = Literal["done", "failed", "hang"]
-Seconds = dict[str, int]  # class -> ns, of all devices together
+Seconds = dict[str, int]  # class -> ns, summed over all devices
 
 _OF_PHASES = {"data": "data", "checkpoint": "checkpoint", "evaluation": "evaluation"}
 
@@ -45,15 +45,15 @@ class Account:
         self._cursors: list[int] = [start_ns] * (num_devices or 0)
         self._is_first = True
         self._farthest = self._reached = 0
-        self._names: dict[int | None, str] = {}  # of the process that each rank had last
-        self._seen: dict[str, tuple[int, dict[str, int]]] = {}  # steps and phases of a process that were reported
+        self._names: dict[int | None, str] = {}  # name of each rank's latest process
+        self._seen: dict[str, tuple[int, dict[str, int]]] = {}  # by process: its steps and phases reported so far
 
     @property
     def num_devices(self) -> int | None:
         return len(self._cursors) or None
 
     def attempt_begins(self, now_ns: int, *, is_first: bool, farthest: int) -> None:
-        """Begin another attempt; `farthest` is the step that earlier attempts have reached."""
+        """Begin another attempt; `farthest` is the highest step that earlier attempts reached."""
         self._attempt_ns = now_ns
         self._is_first = is_first
         self._farthest = self._reached = farthest
@@ -64,14 +64,14 @@ class Account:
     def look(
         self, now_ns: int, ranks: Sequence[HeartbeatSample], base: Callable[[HeartbeatSample], int | None]
     ) -> Seconds:
-        """Return the time whose class became known since the last call. `base`: a rank's steps before this process."""
+        """Return the time whose class became known since the last call. `base`: a rank's steps before its process."""
         found: Seconds = {}
         self._within.look(now_ns, ranks)
         self._grow(ranks)
         self._note_restarts(ranks)
         for place, pulse in enumerate(ranks):
             self._steps(place, pulse, base(pulse), now_ns, found)
-        if ranks and all(pulse.num_steps for pulse in ranks):  # earlier, more may be about to begin
+        if ranks and all(pulse.num_steps for pulse in ranks):  # before that, more ranks may be about to start
             for place in range(len(ranks), len(self._cursors)):
                 self._advance(place, now_ns, "idle_held", found)
         return found
@@ -84,7 +84,7 @@ class Account:
         outcome: AttemptOutcome,
     ) -> Seconds:
         found = self.look(now_ns, ranks, base)
-        if not self._cursors:  # no rank was ever seen, and nobody said how many devices there are
+        if not self._cursors:  # no rank was ever seen, and the number of devices was not given
             return found
         rest = {"done": "other", "failed": "restart", "hang": "hang"}[outcome]
         for place, pulse in enumerate(ranks):
@@ -97,15 +97,15 @@ class Account:
         return found
 
     def take_known(self) -> tuple[int, dict[str, dict[str, int]], dict[str, str]]:
-        """Since the last call: the steps' time; in how much of it each class of `within` was known, by what it was
-        known from; and why it was not.
+        """Return three values for the time since the last call: the time of steps, in ns; by class of `within` and by
+        source, the part of it for which the class was known, in ns; and by class, why it was unknown.
         """
         taken = self._steps_ns, self._known_ns, self._within.reasons()
         self._steps_ns, self._known_ns = 0, {}
         return taken
 
     def stops(self, now_ns: int) -> Seconds:
-        """End the run between two attempts."""
+        """Close the account of a run that ends between two attempts."""
         found: Seconds = {}
         name = "restart" if self._cursors else "unknown"
         self.assume(1)
@@ -114,17 +114,17 @@ class Account:
         return found
 
     def assume(self, num_devices: int) -> None:
-        """Assume a number of devices, because the run ends and no rank was seen."""
+        """Assume this number of devices, because the run ends and no rank was seen."""
         if not self._cursors:
             self._cursors = [self.start_ns] * num_devices
 
     def _grow(self, ranks: Sequence[HeartbeatSample]) -> None:
-        """Add devices: the first ranks show how many there were since the run's start; later ones began with theirs."""
+        """Add devices. The first ranks seen count since the start of the run; later ranks since their own start."""
         begun_ns = self._attempt_ns if self._cursors and not self._is_first else self.start_ns
         self._cursors += [begun_ns] * (len(ranks) - len(self._cursors))
 
     def _note_restarts(self, ranks: Sequence[HeartbeatSample]) -> None:
-        """Notice ranks that the launcher restarted on its own, within an attempt."""
+        """Detect ranks that the launcher itself restarted within an attempt."""
         for pulse in ranks:
             if self._names.get(pulse.rank, pulse.name) != pulse.name:
                 self._is_first = False
@@ -156,7 +156,7 @@ class Account:
         self._seen[pulse.name] = num, phases
 
     def _tail(self, place: int, pulse: HeartbeatSample, now_ns: int, found: Seconds) -> None:
-        """Assign the time after the last step: checkpoints and evaluations keep their class."""
+        """Assign the time after the last step. Checkpoints and evaluations keep their class."""
         _, phases = self._seen[pulse.name]
         spent = _whole_ns(pulse.spent_s)
         known = {name: max(spent[name] - phases[name], 0) for name in spent if name in _OF_PHASES}
@@ -167,7 +167,7 @@ class Account:
         return {"start_up" if self._is_first else "restart": 1}
 
     def _worth(self, base: int | None, num: int, to: int) -> dict[str, int]:
-        """Return how many of the steps after number `num` are new, and how many were made before."""
+        """Return, by class, how many steps after number `num` are new and how many an earlier attempt had made."""
         if base is None:
             return {"unknown": to - num}
         again = min(max(self._farthest - base, num), to) - num
@@ -182,7 +182,7 @@ class Account:
         found: Seconds,
         of_steps: tuple[HeartbeatSample, int] | None = None,
     ) -> None:
-        """Assign the device's time up to `end_ns` to phases, the known parts of steps, and the rest as in `rest`."""
+        """Assign the device's time up to `end_ns` to phases and known parts of steps; split the rest as in `rest`."""
         begin_ns = self._cursors[place]
         left = end_ns - begin_ns
         if left <= 0:

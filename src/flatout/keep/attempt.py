@@ -1,7 +1,7 @@
 """Run and monitor one attempt of a job: start it, read its ranks' heartbeats, end it if it hangs -> `AttemptResult`.
 
-The job is started by the launcher that the user's command names, with one more variable. Only processes with this
-attempt's folder in their environment are ever signalled: those that it started, and their descendants.
+The launcher that the user's command names starts the job, with one more environment variable. Only processes with this
+attempt's folder in their environment are ever signalled: those that the attempt started, and their descendants.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from flatout.launch import Ended, end_marked, run_local, with_environment
 
 _ENDS = (1, 2, 3, 15)  # SIGHUP, SIGINT, SIGQUIT, SIGTERM
 _LOOK_EVERY_S = 0.25
-_GRACE_S = 5.0  # for a job that hangs, between being asked to end and being made to
-_SHOWN = 120  # characters of a command
-_LINGER_S = 2.0  # of helpers of a job that has ended
+_GRACE_S = 5.0  # between SIGTERM and SIGKILL of a job that hangs
+_SHOWN = 120  # maximum characters of a command in messages
+_LINGER_S = 2.0  # time that helpers of an ended job have to exit
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     ended: Ended
     evidence: Evidence
     ranks: tuple[HeartbeatSample, ...]
-    left: tuple[str, ...] = ()  # what the command has left running, where it ended in order: number and words of each
+    left: tuple[str, ...] = ()  # PID and arguments of each process left running by a command that exited with code 0
 
 
 class AttemptRunner:
-    """Runs attempts. `on_look` is called four times per second with the ranks, `on_hang` before the job is ended."""
+    """Runs attempts. `on_look` is called with the ranks four times per second, `on_hang` before a hung job is ended."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class AttemptRunner:
         *,
         reached: Callable[[HeartbeatSample], int | None],
     ) -> AttemptResult:
-        """Run the command once. `folder` is empty, for this attempt; `reached` gives a rank's step of the training."""
+        """Run the command once. `folder` is this attempt's empty folder; `reached` returns a rank's training step."""
         beats = HeartbeatReader(folder)
         deaths = _Deaths()
         began_unix_s = time.time()
@@ -104,7 +104,7 @@ class AttemptRunner:
             self._on_look(ranks)
             self._nodes.look(lambda: watch.told(ranks))
             if self._nodes.given_up() and not any(pulse.is_alive for pulse in ranks):
-                end_attempt(folder)  # its agent waits for one that will not come
+                end_attempt(folder)  # its agent waits for a node that will not come
             if self._watches_hangs and hang is None and not self.was_asked_to_end:
                 hang = watch.look(now, ranks, is_failing=bool(failures_of(folder, pulses)))
                 if hang is not None:
@@ -116,7 +116,7 @@ class AttemptRunner:
                 return
             try:
                 watch_over()
-            except Exception as error:  # noqa: BLE001 - an error of ours must not leave the job without its parent
+            except Exception as error:  # noqa: BLE001 - our own error must not orphan the job
                 self._is_blind = True
                 self._on_problem(f"{type(error).__name__}: {error}")
 
@@ -154,12 +154,12 @@ class AttemptRunner:
 
 
 def end_attempt(folder: Path) -> int:
-    """End the remaining processes of an attempt, as ranks of a killed launcher; return how many there were."""
+    """End the remaining processes of an attempt, such as ranks of a killed launcher, and return their number."""
     return end_marked(lambda environment: environment.get(Variable.HEARTBEAT) == str(folder), grace_s=_GRACE_S)
 
 
 def left_running(folder: Path) -> tuple[str, ...]:
-    """Return the processes that a command with exit code 0 left running: it put them into the background on purpose."""
+    """Return the processes left running by a command with exit code 0, which put them in the background on purpose."""
     found: tuple[str, ...] = ()
     until = time.monotonic() + _LINGER_S
     while True:
@@ -178,11 +178,11 @@ def _words(process: psutil.Process) -> str | None:
 
 
 class _Deaths:
-    """The times at which ranks were first seen ended, to distinguish the first one from those killed after it."""
+    """The time at which each rank was first seen to have ended: this distinguishes the first from those killed later."""
 
     def __init__(self) -> None:
         self._alive: dict[str, int] = {}
-        self.found: dict[str, Death] = {}  # by the process's name
+        self.found: dict[str, Death] = {}  # by process name
 
     def follow(self, pulses: Sequence[HeartbeatSample]) -> None:
         for pulse in pulses:
@@ -199,7 +199,7 @@ class _Deaths:
 
 
 def _end_of(pid: int) -> tuple[bool, int | None]:
-    """Return whether the process has ended, and by which signal, which the kernel keeps until the parent reaps it."""
+    """Return whether the process has ended and by which signal, which the kernel keeps until the parent reaps it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,6 +1,6 @@
-"""The work of a process and its descendants: CPU time and bytes read and written, as the kernel counts them.
+"""Measure the work of a process and its descendants: CPU time and bytes read and written, from the kernel's counters.
 
-These counters grow for a rank that makes progress, whatever its script does, and not for one that hangs.
+These counters grow while a rank makes progress, whatever its script does, and stay constant while it hangs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _COUNTERS = ("read_chars", "write_chars", "read_bytes", "write_bytes")
 
 class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
-    moved_bytes: int | None  # None: the kernel does not report it
+    moved_bytes: int | None  # None if the kernel does not report it
 
     def busy_cores(self, before: ProcessUsage, elapsed_s: float) -> float:
         return (self.cpu_s - before.cpu_s) / elapsed_s if elapsed_s > 0 else 0.0
@@ -36,7 +36,7 @@ def work_of(pid: int) -> ProcessUsage:
                 cpu_s += times.user + times.system
             with suppress(psutil.Error, AttributeError):
                 counters = one.io_counters()
-                # By calls, and on the disk: what is read from a file that is mapped is in the second only.
+                # Bytes of system calls, and bytes of disk I/O: reads of a memory-mapped file are in the second only.
                 moved += int(sum(getattr(counters, name) for name in _COUNTERS))
                 is_told = True
     return ProcessUsage(cpu_s=cpu_s, moved_bytes=moved if is_told else None)

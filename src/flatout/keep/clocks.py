@@ -1,9 +1,8 @@
 """The time lost to low GPU clocks: NVML's samples, once per second -> a share of the time between two moments.
 
-A sample counts where the driver says that heat, the power brake or the hardware holds the clock down: then the share of
-cycles that are missing to the highest clock, which is all the time lost where the work follows the clock, and the most
-that it can be elsewhere. A power cap does not count: a busy GPU at its full power limit is below its highest clock by
-the way it is made.
+A sample counts if the driver reports that heat, the power brake or the hardware lowers the clock. The lost share is
+then 1 - clock / highest clock: exact for work whose speed is proportional to the clock, an upper bound for other work.
+A power cap does not count: by design, a busy GPU at its full power limit runs below its highest clock.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _COUNTED = {"software_thermal", "hardware_thermal", "hardware_slowdown", "power_
 
 
 class ClockWatch:
-    """`read` gives `uuid`, `sm_clock_hz`, `max_sm_clock_hz` and `throttle` of each GPU, or what there is of them."""
+    """Samples GPU clocks. `read` returns `uuid`, `sm_clock_hz`, `max_sm_clock_hz`, `throttle` per GPU, if available."""
 
     def __init__(self, read: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
         self._read = read
@@ -27,7 +26,7 @@ class ClockWatch:
         self._samples: dict[str, tuple[list[int], list[float]]] = {}
 
     def look(self, now_ns: int) -> None:
-        """Take a sample if one is due; can be called at any rate."""
+        """Take a sample if it is due; this can be called at any rate."""
         if now_ns < self._next_ns:
             return
         self._next_ns = now_ns + _EVERY_NS
@@ -42,7 +41,7 @@ class ClockWatch:
                 del times[: _MOST_SAMPLES // 2], shares[: _MOST_SAMPLES // 2]
 
     def lost(self, uuid: str | None, begin_ns: int, end_ns: int) -> float | None:
-        """Return the lost share; None unless the GPU was sampled all the time."""
+        """Return the lost share of the time; None unless the GPU was sampled throughout."""
         times, shares = self._samples.get(uuid or "", ([], []))
         first, last = max(bisect_right(times, begin_ns) - 1, 0), bisect_right(times, end_ns)
         edges = [begin_ns, *times[first:last], end_ns]

@@ -1,7 +1,7 @@
-"""Collect what is known of an ended attempt: from the launcher, the ranks' own notes and heartbeats, the kernel.
+"""Collect the evidence about an ended attempt from the launcher, the ranks' notes and heartbeats, and the kernel.
 
-In: how the first process ended, the folder of the attempt's heartbeats, the host's counters before and after. Out:
-`Evidence`, which `rules` then judges. Nothing here is a guess: unknown values are None or empty.
+In: how the first process ended, the folder of the attempt's heartbeats, and the host's counters before and after. Out:
+`Evidence`, which `rules` then judges. Nothing is guessed: unknown values are None or empty.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from flatout.keep.heartbeats import HeartbeatSample
 from flatout.launch import Ended
 
 _CGROUP = Path("/sys/fs/cgroup")
-_TAKES_DOWN = 15  # SIGTERM: what launchers send to the ranks that are left
+_TAKES_DOWN = 15  # SIGTERM, which launchers send to the remaining ranks
 _VMSTAT = Path("/proc/vmstat")
-_CODE_2 = (REFUSED, "FileNotFoundError")  # with which Python ends then; the second is of a script that is not there
-# What a rank says because another one has gone: never the cause, where there is another.
+_CODE_2 = (REFUSED, "FileNotFoundError")  # Python exits with code 2 for these; the second: the script does not exist
+# Errors that a rank reports because a peer is gone: never the cause if there is another error.
 _OF_PEERS = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket timeout|timed out|remote process exited"
     r"|failed to recv|read error|write error|NCCL communicator was aborted|unhandled system error|heartbeat",
@@ -32,19 +32,19 @@ _OF_PEERS = re.compile(
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An exception that a rank did not catch, as the rank itself noted it (`inside/failure/failure_notes.py`)."""
+    """An uncaught exception, as noted by the rank itself (`inside/failure/failure_notes.py`)."""
 
     rank: int
     hostname: str
     pid: int
     unix_s: float
     kind: str
-    where: str | None  # out of which memory
+    where: str | None  # which memory was exhausted
     exception: str
     message: str
     line: str | None = None
-    has_torch: bool = True  # its process had imported it; else no step of it was seen, whether it made some or not
-    age_s: float | None = None  # of its process
+    has_torch: bool = True  # the process had imported torch; otherwise its steps cannot be seen
+    age_s: float | None = None  # age of its process
 
     @property
     def is_refusal(self) -> bool:
@@ -59,18 +59,18 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None
     signal: int | None
-    was_asked_to_end: bool = False  # by a signal of the user or the scheduler
-    cause: str | None = None  # as a scheduler reports it: `Ended.cause`
+    was_asked_to_end: bool = False  # by a signal from the user or the scheduler
+    cause: str | None = None  # as reported by a scheduler: `Ended.cause`
     reason: str = ""
     hang: Hang | None = None
-    failures: tuple[Failure, ...] = ()  # the first one first; those of peers that went away last
+    failures: tuple[Failure, ...] = ()  # in order of time, but those caused by lost peers come last
     killed: tuple[int, ...] = ()  # ranks that ended without an error message
-    num_oom_kills: int | None = None  # of the kernel while the job ran, in this cgroup or on this host
+    num_oom_kills: int | None = None  # by the kernel while the job ran, in this cgroup or on this host
     xids: tuple[int, ...] = ()
     num_ranks: int = 0
-    num_steps: int = 0  # of this attempt
-    step: int | None = None  # of the whole training; None: unknown
-    host: str | None = None  # where it failed
+    num_steps: int = 0  # in this attempt
+    step: int | None = None  # step of the whole training; None: unknown
+    host: str | None = None  # on which the failure happened
     flight_records: tuple[str, ...] = ()  # files that NCCL's watchdog wrote
 
     @property
@@ -89,10 +89,10 @@ def read_failures(folder: Path) -> tuple[Failure, ...]:
 
 
 def failures_of(folder: Path, pulses: Sequence[HeartbeatSample]) -> tuple[Failure, ...]:
-    """Return the failures of the job's ranks, not of what ran next to or before them.
+    """Return the failures of the job's ranks, not those of processes that ran alongside or before them.
 
-    A launcher may have restarted ranks on its own: the failures of the last start count. A process
-    without torch that bears the number of a rank which was seen is another program.
+    If the launcher itself restarted ranks, only the failures of their last start count. A process without torch
+    that has the rank number of a rank already seen is another program.
     """
     processes = {(pulse.hostname, pulse.pid) for pulse in pulses}
     seen = {pulse.rank for pulse in pulses}
@@ -102,25 +102,25 @@ def failures_of(folder: Path, pulses: Sequence[HeartbeatSample]) -> tuple[Failur
 
 
 def _ended_it(failure: Failure, ended: Ended) -> bool:
-    """Whether the job ended by this failure; a process that never had torch might not be a rank."""
-    codes = (1, 2) if failure.exception in _CODE_2 else (1,)  # Python's own, and a launcher's for all of its ranks'
+    """Whether this failure ended the job; a process that never imported torch might not be a rank."""
+    codes = (1, 2) if failure.exception in _CODE_2 else (1,)  # Python's code, and a launcher's code for any failed rank
     return failure.has_torch or ended.code in codes
 
 
 class Death(NamedTuple):
     """The end of a rank's process, as observed from outside."""
 
-    at: float  # seconds of any clock, when it was first seen to have ended
-    signal: int | None  # 0: by none; None: unknown, because its parent had reaped it before
+    at: float  # when it was first seen to have ended, in seconds of any one clock
+    signal: int | None  # 0: no signal; None: unknown, because its parent had already reaped it
 
 
 def killed_ranks(
     pulses: Sequence[HeartbeatSample], failures: Sequence[Failure], deaths: Mapping[str, Death]
 ) -> tuple[int, ...]:
-    """Return the ranks that ended without an error message, the first ones only: the launcher then kills the others.
+    """Return the first ranks that ended without an error message; the launcher then kills the others.
 
-    Where one was ended by something else than the launcher's own signal, those that it may have ended are skipped.
-    `deaths`: by the process's name.
+    If anything but the launcher's own signal ended a rank, ranks that the launcher may have ended are skipped.
+    `deaths` is by process name.
     """
     told = {(failure.hostname, failure.pid) for failure in failures}
     silent = [
@@ -139,7 +139,7 @@ def killed_ranks(
 
 
 def count_oom_kills() -> int | None:
-    """Return the kernel's OOM kills so far: of this process's cgroup if it has a counter, otherwise of the host."""
+    """Return the number of OOM kills so far: in this process's cgroup if it has a counter, otherwise on the host."""
     for path in (_cgroup_folder() / "memory.events", _VMSTAT):
         try:
             text = path.read_text(encoding="ascii")

@@ -1,4 +1,4 @@
-"""Torch's flight recorder: which collective a number is, from what ranks that wait in it have recorded.
+"""Read torch's flight recorder: identify the collective with a number from the records of the ranks that wait in it.
 
 It is on for NCCL in newer versions, and else with TORCH_FR_BUFFER_SIZE; where it is off, or no rank can answer, there
 is nothing. Ranks give it as JSON. The pickled dumps that NCCL's watchdog writes are only pointed to: reading one could
@@ -31,7 +31,7 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
     input_dtypes: list[str] = []
 
     def describe(self) -> str:
-        """`all_reduce of Float [3, 4]`."""
+        """Return the operation with its dtype and shape, e.g. `all_reduce of Float [3, 4]`."""
         name = self.profiling_name.rpartition(":")[2]
         sizes = [f"{kind} {size}" for kind, size in zip(self.input_dtypes, self.input_sizes, strict=False)]
         return f"{name} of {', '.join(sizes[:3])}" if sizes else name
@@ -42,7 +42,7 @@ class _Dump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask_flight(folder: Path, pulses: Sequence[HeartbeatSample]) -> list[FlightRecord]:
-    """Return the records of the ranks that answer within two seconds."""
+    """Return the flight records of the ranks that answer within two seconds."""
     asked = [pulse for pulse in pulses if pulse.sequences and pulse.is_alive]
     if not asked:
         return []

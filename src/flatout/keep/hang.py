@@ -1,8 +1,8 @@
 """Detect whether a job hangs, which rank is missing, and from which collective: heartbeats and stacks -> `Hang`.
 
-Silence alone is not a hang. The ranks' stacks are asked for, three times in two seconds: a rank whose stack
-changes, that computes, or that reads or writes is slow, not stuck, and so are those that wait for it. What is left
-hangs. Whoever has begun fewer collectives than the others of its group is late: they wait for it.
+Silence alone is not a hang. The ranks' stacks are requested three times in two seconds: a rank whose stack changes,
+that computes, or that reads or writes is slow, not stuck, and so are the ranks that wait for it. The remaining ranks
+hang. A rank that has begun fewer collectives than the others of its group is late: the others wait for it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from flatout.keep.stacks import Frame, Stack
 from flatout.units import rank_ranges
 
 _NUM_LOOKS, _BETWEEN_LOOKS_S = 3, 1.0
-_BUSY_CORES, _BUSY_BYTES = 0.1, 65536  # of a machine with too many processes, each gets a small part
+_BUSY_CORES, _BUSY_BYTES = 0.1, 65536  # on an oversubscribed machine, each process gets a small share
 _DISTRIBUTED = re.compile(r"torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives|rendezvous)\.py$")
 _WAITING_FUNCTIONS = {"synchronize", "wait", "_engine_run_backward"}
 _COPIES = re.compile(r"\.(item|cpu|tolist|numpy)\(|\.to\(\s*[\"']cpu|synchronize\(")
 _COMPILING = re.compile(r"torch/(_dynamo|_inductor|_functorch)/|/triton/")
-_ASKING = re.compile(r"/(pdb|bdb|code|cmd)\.py$")  # somebody sits in a debugger
+_ASKING = re.compile(r"/(pdb|bdb|code|cmd)\.py$")  # a debugger waits for its user
 _EVALUATING = re.compile(r"(^|_)(eval\w*|valid\w*|test|sample|generate)($|_)", re.I)
 _SAVING = re.compile(r"(^|_)(save\w*|checkpoint\w*|dump|upload\w*|push\w*|export\w*|publish)($|_)", re.I)
 # Waiting for another machine or another program: a download, an upload, a command.
@@ -40,28 +40,28 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     phase: str
     is_late: bool  # the others wait for it
-    sequence: int | None  # collectives that it has begun in the group
-    call: str | None  # the collective's function, where the rank is in one
+    sequence: int | None  # number of collectives that it has begun in the group
+    call: str | None  # the collective's function, if the rank is in a collective
     frame: str | None  # the innermost line of the user's code
     innermost: str | None
-    worker_frame: str | None  # of a worker of its DataLoader, where it waits for one
+    worker_frame: str | None  # frame of a DataLoader worker, if the rank waits for the worker
     silence_s: float
 
 
 class Hang(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankState, ...]
-    late: tuple[int, ...]  # empty: all are in the same collective, and it does not end
+    late: tuple[int, ...]  # empty: all ranks are in the same collective, which does not end
     group: str | None
     sequence: int | None  # of the collective that does not end
-    operation: str | None  # its name, where torch's flight recorder has it
+    operation: str | None  # its name, if torch's flight recorder has it
     silence_s: float
     limit_s: float
     step: int
-    stacks: Mapping[int, str]  # of all threads, by rank
-    places: Mapping[int, tuple[str, ...]]  # the main thread alone, the innermost frame first
+    stacks: Mapping[int, str]  # stacks of all threads, by rank
+    places: Mapping[int, tuple[str, ...]]  # the main thread's frames, innermost first, by rank
 
     def main_threads(self) -> list[str]:
-        """The main threads' stacks, with ranks at the same place grouped."""
+        """Return the main threads' stacks, grouping ranks that are at the same place."""
         found: dict[tuple[str, ...], list[int]] = {}
         for rank, frames in self.places.items():
             found.setdefault(frames, []).append(rank)
@@ -71,7 +71,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def describe(self) -> str:
-        """One sentence: who is missing, from what, and where it is instead."""
+        """Describe in one sentence which rank is missing from which collective, and where that rank is instead."""
         late = [state for state in self.ranks if state.is_late]
         waiting = [state for state in self.ranks if not state.is_late]
         operation = f" ({self.operation})" if self.operation else ""
@@ -92,7 +92,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HangWatch:
-    """`ask` returns stacks, `work` the work that a process has done; both are called for silent jobs only."""
+    """Detects hangs. `ask` returns stacks and `work` a process's work so far; both are called for silent jobs only."""
 
     def __init__(
         self,
@@ -103,19 +103,19 @@ class HangWatch:
         flight: Callable[[Sequence[HeartbeatSample]], Sequence[FlightRecord]] = lambda pulses: (),
         others: Callable[[], Sequence[PeerStatus]] = lambda: (),
     ) -> None:
-        """`others` returns what the job's other nodes report of their ranks."""
+        """Watch one attempt; `others` returns the status that the job's other nodes report of their ranks."""
         self._patience = patience
         self._ask = ask
         self._work = work
         self._workers = workers
         self._flight = flight
         self._others = others
-        self._waits: dict[str, bool] = {}  # ranks that are looked at: whether they wait for others
+        self._waits: dict[str, bool] = {}  # by examined rank: whether it waits for other ranks
         self._looks: list[tuple[float, dict[str, Stack], dict[str, ProcessUsage]]] = []
         self._next_s = 0.0
 
     def look(self, now: float, ranks: Sequence[HeartbeatSample], *, is_failing: bool = False) -> Hang | None:
-        """Call it a few times per second; a hang is reported once. `is_failing`: a rank has reported an error."""
+        """Return a hang, once. Call this a few times per second. `is_failing`: a rank has reported an error."""
         silences = {pulse.name: self._patience.silence_s(now, pulse) for pulse in ranks}
         present = [pulse for pulse in ranks if not pulse.has_ended]
         longest = max((silences[pulse.name] for pulse in present), default=0.0)
@@ -133,7 +133,7 @@ class HangWatch:
             return None
         looks, self._looks = self._looks, []
         hang = self._judge(looks, ranks, silences, is_failing=is_failing)
-        if hang is None:  # look again when it has been silent for half as long again
+        if hang is None:  # look again when the silence is half as long again
             self._next_s = now + max(longest / 2, _BETWEEN_LOOKS_S)
         return hang
 
@@ -161,7 +161,9 @@ class HangWatch:
     ) -> Hang | None:
         stacks = looks[-1][1]
         waiting = [pulse for pulse in ranks if pulse.is_alive and _waits(pulse, stacks.get(pulse.name))]
-        if not waiting and any(not pulse.is_alive for pulse in ranks):  # the remaining ranks have their own work
+        if not waiting and any(
+            not pulse.is_alive for pulse in ranks
+        ):  # the remaining ranks are busy with their own work
             ranks = [pulse for pulse in ranks if pulse.is_alive]
         if not ranks:
             return None
@@ -170,8 +172,8 @@ class HangWatch:
         calls = {pulse.name: collective_of(stacks.get(pulse.name)) for pulse in ranks}
         if not missing:
             missing = {pulse.name for pulse in ranks if not _waits(pulse, stacks.get(pulse.name))}
-        # All ranks here wait. The missing rank is on another node, where it may be in a long evaluation: that node
-        # judges it. A rank that no node reports on is not covered by the hang timeout of any step.
+        # All ranks of this node wait. The missing rank is on another node, which judges it: it may be in a long
+        # evaluation. A timeout learned from steps does not apply to a rank on which no node reports.
         num_known = len(ranks) + len(elsewhere)
         is_elsewhere = not missing and max(pulse.world_size for pulse in ranks) > len(ranks)
         if is_elsewhere and (elsewhere and not all(rank.waits for rank in elsewhere)):
@@ -190,7 +192,7 @@ class HangWatch:
             self._patience.hangs_after_s(
                 "network" if is_unknown else phase_of(pulse, stacks.get(pulse.name)),
                 ranks,
-                # Of a rank that has failed, the launcher will hear, and take the others down.
+                # The launcher will notice a failed rank and end the other ranks.
                 is_witnessed=num_known > 1 and pulse.name in stacks and not is_failing,
             )
             for pulse in blamed
@@ -246,9 +248,9 @@ class HangWatch:
 def late_by_count(
     ranks: Sequence[HeartbeatSample], elsewhere: Sequence[Mapping[str, int]] = ()
 ) -> tuple[set[str], str | None, int | None]:
-    """Return the ranks that began fewer collectives of a group than the others, the group, and the pending number.
+    """Return the ranks that began fewer collectives of a group than others, the group, and the pending number.
 
-    `elsewhere`: the same counts of ranks on other nodes, which are named there.
+    `elsewhere`: the same counts for ranks on other nodes; these nodes report their own late ranks.
     """
     late: set[str] = set()
     found: tuple[str | None, int | None] = (None, None)
@@ -278,7 +280,7 @@ def collective_of(stack: Stack | None) -> str | None:
 
 
 def phase_of(pulse: HeartbeatSample, stack: Stack | None) -> str:
-    """Return the activity that the hooks have marked; otherwise derive it from the function names on the stack."""
+    """Return the phase that the hooks have marked; if they marked none, derive it from the stack."""
     if stack is not None and any(_COMPILING.search(frame.file) for frame in stack.frames):
         return "compilation"
     if pulse.phase != "compute":
@@ -294,7 +296,7 @@ def phase_of(pulse: HeartbeatSample, stack: Stack | None) -> str:
 
 
 def _waits(pulse: HeartbeatSample, stack: Stack | None) -> bool:
-    """True if the rank waits for other ranks, as far as its stack shows."""
+    """Whether the rank waits for other ranks, as far as its stack shows."""
     if stack is None or not stack.frames or pulse.phase == "data":
         return False
     top = stack.frames[:4]
@@ -307,7 +309,10 @@ def _waits(pulse: HeartbeatSample, stack: Stack | None) -> bool:
 def _odd_one_out(
     ranks: Sequence[HeartbeatSample], calls: Mapping[str, str | None], stacks: Mapping[str, Stack]
 ) -> set[str]:
-    """All wait, in different collectives: those in the one that fewest are in; of two, not the gradients' own."""
+    """Return the ranks in the collective with the fewest ranks, when all ranks wait, but in different collectives.
+
+    In a tie, the ranks in the backward pass are not the odd ones.
+    """
     places: dict[tuple[str | None, Frame | None], set[str]] = {}
     for pulse in ranks:
         stack = stacks.get(pulse.name)
@@ -320,7 +325,7 @@ def _odd_one_out(
 def _gets_on(
     name: str, looks: list[tuple[float, dict[str, Stack], dict[str, ProcessUsage]]], *, is_waiting: bool
 ) -> bool:
-    """True if the rank did work between the polls. Waiting for others can keep a core busy and does not count."""
+    """Whether the rank did work between the polls. A wait for others, which can keep a core busy, does not count."""
     seen = [
         tuple((frame.file, frame.function) for frame in stacks[name].frames) for _, stacks, _ in looks if name in stacks
     ]
@@ -348,7 +353,7 @@ def _state(
     workers: Sequence[Stack],
 ) -> RankState:
     own = stack.user_frame() if stack is not None else None
-    # The nearer its innermost frame the user's code is, the less it is waiting for work.
+    # A worker whose innermost frame is in or near the user's code is probably at work, not waiting for work.
     of_workers = [
         frame
         for worker in sorted(workers, key=lambda worker: worker.depth())

@@ -1,7 +1,7 @@
-"""The hang timeout: how long a rank can be silent, learned from the job's own steps, by what the rank is doing.
+"""The hang timeout: how long a rank can be silent, by its phase, learned from the job's own steps.
 
-In: the ranks' heartbeat samples, repeatedly. Out: seconds without any event after which a rank is examined, and after
-which one that is stuck in one place hangs. No fixed time fits: a step takes 50 ms or 50 s, and an evaluation an hour.
+In: the ranks' heartbeat samples, repeatedly. Out: the seconds without any event after which a rank is examined, and
+those after which a stuck rank counts as hung. No fixed time fits: a step takes 50 ms or 50 s, an evaluation an hour.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from flatout.keep.heartbeats import HeartbeatSample
 
 AT_LEAST_S = 10.0
-_UNWITNESSED_S = 60.0  # where no other rank waits, or no stack is to be had: it may be a pause
+_UNWITNESSED_S = 60.0  # if no other rank waits, or no stack is available: the rank may only pause
 _TIMES_MEDIAN, _TIMES_LONGEST = 10.0, 3.0
-_MOST_FROM_LONGEST_S = 60.0  # a stall that once ended must not make the next hang last an hour
-_FIRST_STEP_S = 300.0  # loading, joining, the first compilation: nothing is known yet
+_MOST_FROM_LONGEST_S = 60.0  # one long stall must not delay the detection of the next hang by an hour
+_FIRST_STEP_S = 300.0  # loading, rendezvous, first compilation: no step time is known yet
 # Of phases that are expected to be long. The first one: as nobody knows how long it takes.
 _FIRST_LONG_PHASE_S, _LATER_LONG_PHASE_S, _COMPILING_S = 600.0, 60.0, 1800.0
 LONG_PHASES = ("checkpoint", "evaluation", "network")
@@ -24,12 +24,14 @@ class HangTimeout:
     """The timeout of one attempt."""
 
     def __init__(self, fixed_s: float | None = None) -> None:
-        self._fixed_s = fixed_s  # as the user says, for all phases
-        self._changed: dict[str, tuple[int, float, str, int]] = {}  # number of events, since when, phase, steps
+        self._fixed_s = fixed_s  # set by the user, for all phases
+        self._changed: dict[
+            str, tuple[int, float, str, int]
+        ] = {}  # number of events, time of the last change, phase, steps
         self._longest_silence_s = 0.0
 
     def silence_s(self, now: float, pulse: HeartbeatSample) -> float:
-        """Return the seconds since the rank's last event, by this host's clock: another host has another one."""
+        """Return the seconds since the rank's last event, by this host's clock; the clocks of hosts differ."""
         before = self._changed.get(pulse.name)
         if before is None or before[0] != pulse.num_events:
             if before is not None and before[3] > 1 and before[2] not in LONG_PHASES:
@@ -49,9 +51,9 @@ class HangTimeout:
         return max(AT_LEAST_S, _TIMES_MEDIAN * max(medians), longest)
 
     def hangs_after_s(self, phase: str, ranks: Sequence[HeartbeatSample], *, is_witnessed: bool) -> float:
-        """Return the seconds of silence after which a stuck rank hangs.
+        """Return the seconds of silence after which a stuck rank counts as hung.
 
-        `is_witnessed`: its stack was seen, and other ranks wait.
+        `is_witnessed`: the rank's stack was seen, and other ranks wait.
         """
         look = self.look_after_s(ranks)
         if self._fixed_s is not None:
@@ -66,7 +68,7 @@ class HangTimeout:
 
 
 def median_step_s(pulse: HeartbeatSample) -> float | None:
-    """Return the median step time, to a factor of the square root of two, as the heartbeat counts; None if unknown."""
+    """Return the median step time from the heartbeat's buckets, within a factor of sqrt(2); None if unknown."""
     num = sum(pulse.step_buckets)
     seen = 0
     for bucket, count in enumerate(pulse.step_buckets):

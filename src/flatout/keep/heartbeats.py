@@ -1,6 +1,6 @@
-"""Read the heartbeats of a job's processes, which `inside/liveness/beat.py` writes -> one `HeartbeatSample` per rank.
+"""Read the heartbeats that `inside/liveness/beat.py` writes in a job's processes -> one `HeartbeatSample` per rank.
 
-The processes are not asked anything, so a stuck one is read like any other. A file that is not a heartbeat is skipped.
+Reading needs no answer from the process, so a stuck process can be read too. Files of another format are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from flatout.inside.protocol import HEARTBEAT_HEADER_BYTES, File
 
-_MAX_TRIES = 20  # of a read during which a step ends
+_MAX_TRIES = 20  # to read a heartbeat while steps end
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,26 +36,26 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """An exchange of gradients that DDP has timed (`inside/liveness/exchange.py`)."""
 
-    iteration: int  # of DDP: the same one on all ranks
+    iteration: int  # DDP's iteration number, the same on all ranks
     exposed_ns: int  # after the end of the backward pass
     per_step: int
     num_ranks: int  # participants
 
 
 class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the job at one time. Times are seconds of CLOCK_MONOTONIC."""
+    """The heartbeat of one process of the job, read at one time. Times are seconds of CLOCK_MONOTONIC."""
 
-    name: str  # of the process: host and PID
+    name: str  # the process's name: host and PID
     hostname: str
     pid: int
     rank: int | None  # None: unknown whether it is a rank
     world_size: int
-    is_local: bool  # its PID is of this host and this namespace
-    is_alive: bool  # for others it is unknown, and assumed
+    is_local: bool  # its PID is valid on this host and in this PID namespace
+    is_alive: bool  # unknown, and therefore assumed, for processes that are not local
     has_ended: bool  # on its own, not killed
     num_events: int
     num_steps: int
-    base_step: int | None  # steps made before this process, by the optimizer's own count
+    base_step: int | None  # steps made before this process, by the optimizer's count
     has_loaded: bool
     phase: str
     phase_since_s: float
@@ -67,25 +67,25 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     main_thread: int
     gives_stacks: bool
     has_gpu: bool
-    gpu: str | None  # its UUID, as NVML writes it
-    exchange: Exchange | None  # the last one that was timed
-    spent_s: Mapping[str, float]  # in each phase, since the process began
+    gpu: str | None  # UUID as NVML writes it
+    exchange: Exchange | None  # the last timed exchange
+    spent_s: Mapping[str, float]  # by phase, since the process began
     spent_at_first_s: Mapping[str, float]
     spent_at_last_s: Mapping[str, float]
     longest_s: Mapping[str, float]  # `compute`: the longest step
     sequences: Mapping[str, int]  # collectives begun, by process group
-    step_buckets: tuple[int, ...]  # [b]: steps that took 2**(b-1) to 2**b ns
+    step_buckets: tuple[int, ...]  # [b]: number of steps that took 2**(b-1) to 2**b ns
 
 
 class HeartbeatReader:
-    """The heartbeats in a folder, read again and again."""
+    """Reads the heartbeats in a folder, repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._maps: dict[str, tuple[int, mmap.mmap]] = {}  # with the inode of the file: a process may start again
+        self._maps: dict[str, tuple[int, mmap.mmap]] = {}  # with the file's inode, because a process can start again
 
     def read(self) -> list[HeartbeatSample]:
-        """Return the samples of the ranks in order, then of processes whose rank is unknown."""
+        """Return the samples of the ranks in order, then those of processes whose rank is unknown."""
         for path in self._folder.glob(File.HEARTBEAT.glob):
             number = path.stat().st_ino
             if path.name not in self._maps or self._maps[path.name][0] != number:
@@ -101,7 +101,7 @@ class HeartbeatReader:
 
 
 def ranks_of(pulses: list[HeartbeatSample]) -> list[HeartbeatSample]:
-    """Return one sample per rank: where a launcher restarted ranks, those of the processes of its last attempt."""
+    """Return one sample per rank. If the launcher restarted ranks, the samples are from its last attempt."""
     last: dict[int, HeartbeatSample] = {}
     for pulse in pulses:
         if pulse.rank is not None:
@@ -190,7 +190,7 @@ def own_namespace() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process was started, in the kernel's ticks: with its PID, that identifies it for good."""
+    """Return the start time of a process in the kernel's ticks; with the PID, it identifies the process uniquely."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return int(fields[19])

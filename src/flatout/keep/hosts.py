@@ -1,8 +1,8 @@
-"""Excluding a host that failed, by the means of the user's launcher: command and environment -> the next command.
+"""Exclude a failed host by means of the user's launcher: command and environment -> the next command.
 
-torchrun's elastic agents (`--nnodes=2:4`) continue without a host that does not come back. Within a Slurm allocation
-that has more nodes than `srun` requests, `srun --exclude` starts on the others. Nothing else is tried: Flatout
-implements no rendezvous itself.
+torchrun's elastic agents (`--nnodes=2:4`) continue without a host that does not come back. In a Slurm allocation with
+more nodes than `srun` requests, `srun --exclude` starts the job on the others. Nothing else is tried: Flatout does not
+implement a rendezvous itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def goes_on_without_host(nnodes: str | None) -> bool:
 
 
 def num_nodes(words: Sequence[str], nnodes: str | None, environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of nodes in the launcher's arguments; 1 where there is none. `nnodes` is torchrun's."""
+    """Return the number of nodes in the launcher's arguments; 1 if they have none. `nnodes` is torchrun's option."""
     names = [PurePath(word).name for word in words]
     if "srun" in names:
         asked = _option(words, "--nodes") or _option(words, "-N") or environment.get("SLURM_JOB_NUM_NODES") or ""
@@ -33,7 +33,7 @@ def num_nodes(words: Sequence[str], nnodes: str | None, environment: Mapping[str
 def without_host(
     words: Sequence[str], host: str, environment: Mapping[str, str] = os.environ
 ) -> tuple[str, ...] | None:
-    """Return the same command on other nodes of the allocation; None where none is spare."""
+    """Return the same command on other nodes of the allocation; None if no node is spare."""
     place = next((place for place, word in enumerate(words) if PurePath(word).name == "srun"), None)
     if place is None:
         return None

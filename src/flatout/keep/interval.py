@@ -1,12 +1,12 @@
-"""How often to save, and what to improve first: from measured costs and what is known of the failure rate.
+"""Find how often to save, and what to improve first, from measured costs and the distribution of the failure rate.
 
-In: `Costs` in seconds, nodes, and a `FailureRate`, a Gamma distribution: a published rate to begin with, and the job's
-own failures and node-days, which soon outweigh it. Out: the interval with the highest expected goodput over that
-distribution, the closed forms of Young, Daly and NVIDIA, and what a better write time, detection, restart or
-failure rate would be worth, in GPU-hours and money. Nothing is measured or saved here.
+In: `Costs` in seconds, the number of nodes, and a `FailureRate`, a Gamma distribution: a published rate at first, which
+the job's own failures and node-days soon outweigh. Out: the interval with the highest expected goodput over that
+distribution, the closed forms of Young, Daly and NVIDIA, and the gain from a shorter write time, detection time or
+restart time or a lower failure rate, in GPU-hours and money. This module measures and saves nothing.
 
-Goodput is the part of the job's time that its work would have taken without failures and checkpoints. Failures come at
-a constant rate, during restarts too; over the distribution of that rate, goodput is averaged.
+Goodput is the share of the job's time that its work would have taken without failures and checkpoints. Failures occur
+at a constant rate, during restarts too; goodput is averaged over the distribution of that rate.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NUM_QUANTILES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Measured, in seconds.
+    """The measured costs of checkpoints and failures, in seconds.
 
-    `stall_s`: how long a checkpoint blocks the training. `write_s`: from its beginning until it is committed; this does
-    not block the training if the checkpoint is written in the background, but a failure meanwhile loses it. `detect_s`:
-    from a failure until it is noticed. `restart_s`: from then until the first new step begins.
+    `stall_s`: time for which a checkpoint blocks the training. `write_s`: time from the start of a checkpoint until it
+    is committed; a checkpoint written in the background does not block the training, but a failure before the commit
+    loses it. `detect_s`: time from a failure until its detection. `restart_s`: from then until the first new step.
     """
 
     stall_s: float
@@ -40,12 +40,12 @@ class Costs:
 
     @property
     def after_failure_s(self) -> float:
-        """The cost of a failure that does not depend on the interval."""
+        """The part of a failure's cost that does not depend on the interval, in seconds."""
         return self.detect_s + self.restart_s + max(self.write_s - self.stall_s, 0.0)
 
 
 def measured_costs(lines: Iterable[Mapping[str, Any]], *, detect_s: float, restart_s: float) -> Costs | None:
-    """Return the medians of the lines of `checkpoints.jsonl`; None if no checkpoint was committed yet."""
+    """Return the median costs over the lines of `checkpoints.jsonl`; None if no checkpoint was committed yet."""
     committed = [line for line in lines if line.get("outcome") == "committed"]
     if not committed:
         return None
@@ -59,7 +59,7 @@ def measured_costs(lines: Iterable[Mapping[str, Any]], *, detect_s: float, resta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRate:
-    """Failures per node and day, as a Gamma distribution: `failures` seen in `node_days`, the prior's included."""
+    """Failures per node-day, a Gamma distribution: `failures` seen in `node_days`, both including the prior's."""
 
     failures: float
     node_days: float
@@ -70,7 +70,7 @@ class FailureRate:
         return self.failures / self.node_days
 
     def after(self, failures: int, node_days: float) -> FailureRate:
-        """Return the distribution after these observations."""
+        """Return the distribution updated with these observations."""
         return replace(self, failures=self.failures + failures, node_days=self.node_days + node_days)
 
     def interval(self, probability: float = 0.9) -> tuple[float, float]:
@@ -79,18 +79,18 @@ class FailureRate:
         return float(low), float(high)
 
     def rates_per_s(self, num_nodes: int) -> NDArray[np.float64]:
-        """Return equally probable rates of the whole job, the middles of equal parts of the distribution."""
+        """Return equally probable failure rates of the whole job: the midpoints of equal parts of the distribution."""
         middles = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
         rates = gammaincinv(self.failures, middles) / self.node_days
-        rates *= self.mean / rates.mean()  # the middles of the outermost parts lack a little of the mean
+        rates *= self.mean / rates.mean()  # the midpoints of the outermost parts slightly underestimate the mean
         return np.asarray(rates * num_nodes / DAY_S, dtype=np.float64)
 
 
 def published(per_1000_node_days: float, source: str, *, failures: float = 2.0) -> FailureRate:
-    """A prior with this mean, which counts as much as `failures` of the job's own.
+    """Return a prior with this mean, whose weight equals `failures` of the job's own failures.
 
-    Clusters differ by a factor of three either way from one another, as two do of which much is published; two failures
-    are about as uncertain.
+    Clusters differ by a factor of up to three, as the two clusters with detailed publications do; a rate estimated from
+    two failures is about as uncertain.
     """
     return FailureRate(failures=failures, node_days=1000 * failures / per_1000_node_days, source=source)
 
@@ -104,12 +104,12 @@ LLAMA_3 = published(3.79, "Llama 3 405B, 16,384 H100 over 54 days, 419 unexpecte
 
 
 def young_s(stall_s: float, mean_time_to_failure_s: float) -> float:
-    """Young 1974: sqrt(2 C M)."""
+    """Return the interval of Young 1974: sqrt(2 C M)."""
     return sqrt(2 * stall_s * mean_time_to_failure_s)
 
 
 def daly_s(stall_s: float, mean_time_to_failure_s: float) -> float:
-    """Daly 2006, his equation 37: better than Young's where a checkpoint costs much of the time between failures."""
+    """Return the interval of Daly 2006, equation 37: better than Young's if the stall is long relative to the MTTF."""
     if stall_s >= 2 * mean_time_to_failure_s:
         return mean_time_to_failure_s
     part = stall_s / (2 * mean_time_to_failure_s)
@@ -117,24 +117,27 @@ def daly_s(stall_s: float, mean_time_to_failure_s: float) -> float:
 
 
 def nvidia_s(stall_s: float, mean_time_to_failure_s: float, recovery_s: float) -> float:
-    """For the best availability, arXiv 2410.18124: Ts + sqrt(2 (Tf + Tr) Ts + Ts^2)."""
+    """Return the interval with the best availability by arXiv 2410.18124: Ts + sqrt(2 (Tf + Tr) Ts + Ts^2)."""
     return stall_s + sqrt(2 * (mean_time_to_failure_s + recovery_s) * stall_s + stall_s**2)
 
 
 def published_ettr(interval_s: float, costs: Costs, rate_per_s: float) -> float:
-    """Kokolis et al., HPCA 2025: (1 - N r_f (u0 + dt/2)) / (1 + w/dt). First order: below 0 without progress."""
+    """Return the ETTR by Kokolis et al., HPCA 2025: (1 - N r_f (u0 + dt/2)) / (1 + w/dt).
+
+    This is a first-order formula: it is below 0 if the job makes no progress.
+    """
     lost = rate_per_s * (costs.after_failure_s + interval_s / 2)
     return (1 - lost) / (1 + costs.stall_s / interval_s)
 
 
-# The model that is optimised.
+# The model that is optimized.
 
 
 def goodput(interval_s: float, costs: Costs, rate_per_s: float) -> float:
-    """Exact for failures at a constant rate, during restarts too.
+    """Return the goodput, exact for failures at a constant rate that can also occur during restarts.
 
-    Daly's renewal argument: a segment of work `t` with its stall `w` takes e^(r u) (e^(r (t + w)) - 1) / r on average,
-    where each failure costs `u`, and more if the next one comes before it is over.
+    By Daly's renewal argument, a segment of work `t` with its stall `w` takes e^(r u) (e^(r (t + w)) - 1) / r on
+    average, if each failure costs `u`, and more if the next failure occurs before the recovery is complete.
     """
     return expected_goodput(interval_s, costs, [rate_per_s])
 
@@ -149,7 +152,7 @@ def _expected_goodputs(
 ) -> NDArray[np.float64]:
     spans = intervals_s[:, None] + costs.stall_s
     exponents = np.minimum(rates_per_s * spans, 700.0)
-    # (e^x - 1) / x, which is 1 where nothing fails.
+    # (e^x - 1) / x, which is 1 without failures.
     slowdowns = np.divide(np.expm1(exponents), exponents, out=np.ones_like(exponents), where=exponents > 0)
     each = intervals_s[:, None] / spans / slowdowns * np.exp(-rates_per_s * costs.after_failure_s)
     return np.asarray(each.mean(axis=1), dtype=np.float64)
@@ -172,10 +175,10 @@ class Interval:
 def best_interval(costs: Costs, rate: FailureRate, num_nodes: int) -> Interval:
     rates = rate.rates_per_s(num_nodes)
     mean_s = 1 / (rate.mean * num_nodes / DAY_S)
-    stall_s = max(costs.stall_s, 1e-3)  # of a free checkpoint there cannot be too many
+    stall_s = max(costs.stall_s, 1e-3)  # if checkpoints were free, the best interval would be 0
     costs = replace(costs, stall_s=stall_s)
     center, width = log(young_s(stall_s, mean_s)), 5.0
-    for _ in range(4):  # it has one maximum
+    for _ in range(4):  # goodput has a single maximum
         tried = np.exp(np.linspace(center - width, center + width, 101))
         goodputs = _expected_goodputs(tried, costs, rates)
         center, width = log(tried[goodputs.argmax()]), width / 20
@@ -195,18 +198,18 @@ def best_interval(costs: Costs, rate: FailureRate, num_nodes: int) -> Interval:
     )
 
 
-# What to attack first.
+# What to improve first.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:
-    """The gain from halving one of the four costs, with the interval chosen again, over `hours` of the job."""
+    """The gain over `hours` of the job from halving one of the four costs and choosing the interval again."""
 
     name: str  # "write time", "detection time", "restart time" or "failure rate"
-    value: float  # now; seconds, or failures per 1,000 node-days
-    goodput: float  # if it were half
+    value: float  # present value: seconds, or failures per 1,000 node-days
+    goodput: float  # with half this value
     gpu_hours: float
-    money: float | None  # None where no price is known
+    money: float | None  # None if no price is known
 
 
 def levers(
@@ -219,10 +222,10 @@ def levers(
     price_per_gpu_hour: float | None = None,
     interval_s: float | None = None,
 ) -> list[Improvement]:
-    """The most worthwhile first.
+    """Return the improvements, largest gain first.
 
-    `interval_s`: as it is now, if it is not the best one; what is gained then includes what the better interval brings,
-    for all four alike.
+    `interval_s` is the present interval if it is not the best one; each of the four gains then also includes the gain
+    from the better interval.
     """
     now = (
         best_interval(costs, rate, num_nodes).goodput
