@@ -1,8 +1,8 @@
-"""Checkpoints that cost a step little and are whole or absent: `Checkpointer`.
+"""Save checkpoints that delay the training little and are either complete or absent: `Checkpointer`.
 
-Runs in the user's training process: the standard library and torch only, and `flatout.errors`. Tensors are safetensors,
-the rest is JSON; nothing that is read is executed. `scripted` is for checkpoints that a script writes on its own, and
-needs no torch, which is therefore imported with `Checkpointer` only.
+This package runs in the user's training process and needs only the standard library, torch and `flatout.errors`.
+Tensors are saved as safetensors and everything else as JSON; nothing that is read is executed. `scripted` handles
+checkpoints that a script writes itself and does not need torch, so torch is imported only with `Checkpointer`.
 """
 
 from __future__ import annotations

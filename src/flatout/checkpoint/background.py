@@ -1,8 +1,8 @@
-"""The thread that writes a rank's checkpoints: its part to each folder, and the commit where it is the leader.
+"""The thread that writes a rank's checkpoints: the rank's part in each folder and, if it is the leader, the commit.
 
-In: `PendingCheckpoint`s, each with a copy of the state in host memory. Out: folders as `store` describes them, and the
-failures, which are kept until the ranks exchange them. Nothing here is a collective: the other ranks' parts are known
-by their files.
+In: `PendingCheckpoint`s, each with a copy of the state in host memory. Out: folders as described in `store`, and
+failures, which are kept until the ranks exchange them. The thread uses no collectives: it learns of the other ranks'
+parts from their files.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class PendingCheckpoint:
     """A checkpoint on its way to the disk."""
 
     step: int
-    token: str  # of this attempt, the same on all ranks
+    token: str  # identifies this attempt to save; the same on all ranks
     buffer: Buffer
-    files: list[str]  # one of each part of the buffer; the first is the one for the shared folder
+    files: list[str]  # one name for each part of the buffer; the first part is for the shared folder
     record: dict[str, Any]
-    stall_s: float  # in the foreground
+    stall_s: float  # time that the foreground was blocked
     stores: list[Store]
     began: float
 
 
 class Background:
-    """`shared`: the folder of all ranks. `on_saved` is called, on this thread, with each committed step."""
+    """The writer thread. `shared` is the folder of all ranks; `on_saved` is called in it with each committed step."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Background:
         self._keep, self._keep_every, self._timeout_s = keep, keep_every, timeout_s
         self._warn, self._on_saved = warn, on_saved
         self.failures: deque[list[str]] = deque()  # token and reason, until the ranks have exchanged them
-        self.given_up: set[str] = set()  # tokens of which a part will not come
-        self._ends_at: float | None = None  # where an error ends the training: until then, parts are waited for
-        # The last one that was used comes first: the second has no memory until it is needed.
+        self.given_up: set[str] = set()  # tokens of checkpoints that will lack a part
+        self._ends_at: float | None = None  # if an error ends the training: when to stop waiting for parts
+        # The last used buffer comes first, so that the second has no memory until it is needed.
         self._free: queue.LifoQueue[Buffer] = queue.LifoQueue()
         for _ in range(2):
             self._free.put(Buffer())
@@ -68,7 +68,7 @@ class Background:
 
     @property
     def is_busy(self) -> bool:
-        """True if no further state can be copied until a saved one has been written."""
+        """Whether no further state can be copied until a pending checkpoint has been written."""
         return self._free.empty()
 
     @property
@@ -76,14 +76,14 @@ class Background:
         return self._ends_at is not None
 
     def take_buffer(self) -> Buffer:
-        """Wait for a buffer, which `writes` or `gives_up` returns."""
+        """Wait for a free buffer and return it; the caller returns it through `writes` or `gives_up`."""
         return self._free.get()
 
     def writes(self, job: PendingCheckpoint) -> None:
         self._jobs.put(partial(self._write, job))
 
     def gives_up(self, step: int, token: str, stores: Sequence[Store], buffer: Buffer, problem: BaseException) -> None:
-        """Note a checkpoint of which this rank could make no copy."""
+        """Note a checkpoint for which this rank could not copy its state."""
         self._free.put(buffer)
         self._fail(token, f"step {step} was not saved: {_line(problem)}")
         self._jobs.put(partial(self._give_up, step, token, stores, _line(problem)))
@@ -93,7 +93,7 @@ class Background:
         self._jobs.join()
 
     def flush(self, limit_s: float) -> None:
-        """Wait in the same way for a limited time, and not for ranks that no longer write their part."""
+        """Wait as `wait` does, but at most `limit_s`, and not for ranks that no longer write their part."""
         self.ends_within(limit_s / 2)
         deadline = time.monotonic() + limit_s
         while self._jobs.unfinished_tasks and time.monotonic() < deadline:
@@ -104,7 +104,7 @@ class Background:
         self._ends_at = None if limit_s is None else time.monotonic() + limit_s
 
     def close(self) -> None:
-        """Write the pending checkpoints, then end."""
+        """Write the pending checkpoints, then end the thread."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -117,13 +117,13 @@ class Background:
                 if job is None:
                     return
                 job()
-            except Exception as error:  # noqa: BLE001 - without this thread the training would wait for ever
+            except Exception as error:  # noqa: BLE001 - without this thread the training would wait forever
                 self._fail("", f"a checkpoint was not saved: {_line(error)}")
             finally:
                 self._jobs.task_done()
 
     def _write(self, job: PendingCheckpoint) -> None:
-        """Write to each folder, even if the other one cannot be written to."""
+        """Write to each folder, even if writing to the other folder fails."""
         try:
             written = [store for store in job.stores if self._attempt(store, job, self._write_part)]
         finally:
@@ -137,7 +137,7 @@ class Background:
             self._on_saved(job.step)
 
     def _give_up(self, step: int, token: str, stores: Sequence[Store], reason: str) -> None:
-        """Mark a checkpoint of which this rank has no copy as failed, and discard it."""
+        """Mark a checkpoint for which this rank has no copy as failed, and discard it."""
         for store in stores:
             store.fail(step, token, reason)
             if store.is_leader:
@@ -152,7 +152,7 @@ class Background:
     ) -> bool:
         try:
             function(store, job)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the training continues and reports it
+        except Exception as error:  # noqa: BLE001 - the training continues after any error, and reports it
             reason = f"step {job.step} was not saved to {store.folder}: {_line(error)}"
             store.fail(job.step, job.token, _line(error))
             if store.is_leader:
@@ -166,7 +166,7 @@ class Background:
         num_parts = 1 if store is self._shared else len(job.files)
         parts = dict(zip(job.files[:num_parts], job.buffer.parts, strict=False))
         record = job.record | {
-            "stall_s": round(job.stall_s + copying_s, 6),  # at most: queued steps may hide what the host did
+            "stall_s": round(job.stall_s + copying_s, 6),  # upper bound: queued GPU work can hide the host's share
             "tensors": {name: part.index for name, part in parts.items()},
         }
         store.write(job.step, job.token, {name: part.buffers() for name, part in parts.items()}, record)

@@ -1,4 +1,4 @@
-"""`Checkpointer`: saves a training in the background, and resumes from the last good checkpoint.
+"""`Checkpointer` saves the state of a training in the background, and resumes from the last good checkpoint.
 
     ckpt = Checkpointer("ckpt", model=model, optimizer=optimizer, scheduler=scheduler, every_s=600)
     start = ckpt.resume()
@@ -7,9 +7,9 @@
         ckpt.step(step + 1)
     ckpt.close()
 
-In: the live objects, and on every rank the same calls in the same order. Out: folders as `store` describes them. A step
-is the number of steps that have been made. What a call does in the foreground is a copy to host memory and one short
-message between the ranks; what runs in the `background` needs no collectives and commits by files.
+In: the live objects, and the same calls in the same order on every rank. Out: folders as described in `store`. A step
+is the number of completed steps. In the foreground, a call only copies the state to host memory and exchanges one short
+message with the other ranks; `background` uses no collectives, and coordinates the commit through files.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from flatout.checkpoint.timer import CheckpointTimer
 from flatout.inside.protocol import Variable
 
 LOG = logging.getLogger("flatout.checkpoint")
-_ENDING_S = 10.0  # how long it waits for parts when an error ends the training
+_ENDING_S = 10.0  # limit of the wait for parts when an error ends the training
 _METADATA = {"format": "pt", "written_by": "flatout.checkpoint"}
 
 
 class Checkpointer:
-    """See the module. `optimizer` may be one, or several by name; `state` has further objects with state_dict and
-    load_state_dict, by name.
+    """Saves and resumes a training; the module's docstring has an example.
 
-    `every` is in steps, `every_s` in seconds; with neither, `step` saves as often as FLATOUT_CHECKPOINT_EVERY_S says,
-    and not at all without it. `local` is a second, faster folder of each host (/dev/shm, NVMe): every checkpoint is
-    written there, and only each `shared_every`-th to the shared one too. The last `keep` are kept, and each whose step
-    `keep_every` divides. `on_error`: "warn", and train on, or "raise", at the next call. `timeout_s`: how long ranks
-    wait for each other.
+    `optimizer` is one optimizer, or a mapping of several by name; `state` maps names to further objects that have
+    state_dict and load_state_dict. `every` is in steps, `every_s` in seconds; without both, `step` saves every
+    FLATOUT_CHECKPOINT_EVERY_S seconds, or never if that is unset. `local` is a second, faster folder on each host
+    (/dev/shm, NVMe): every checkpoint is written to it, and only every `shared_every`-th also to the shared folder.
+    The last `keep` checkpoints are kept, and those whose step is a multiple of `keep_every`. `on_error`: "warn" and
+    continue, or "raise" at the next call. `timeout_s` limits how long ranks wait for each other.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Checkpointer:
         self._pid = os.getpid()
         self._pace = CheckpointTimer()
         self._num_saved = 0
-        self._newest = 0  # step of this training that was saved, or resumed from
-        self._has_begun = False  # what is in the folder has been looked at
+        self._newest = 0  # step that was last saved or resumed from
+        self._has_begun = False  # the folder's content has been checked
         self._is_closed = False
         self.last_saved: int | None = None  # the step of the last checkpoint that this rank knows to be committed
         self._background = Background(
@@ -124,9 +124,9 @@ class Checkpointer:
     # Saving.
 
     def step(self, step: int) -> bool:
-        """To be called after each step: saves if one is due. Whether it did.
+        """Save if a checkpoint is due, and return whether it was saved. Call this after each step.
 
-        Where all ranks were asked to end (SIGTERM), it saves and ends the process by that signal.
+        If all ranks received SIGTERM, this saves and then ends the process by that signal.
         """
         if self._farewell.is_last(step):
             self.save(step, wait=True)
@@ -143,9 +143,10 @@ class Checkpointer:
         return False
 
     def save(self, step: int, *, wait: bool = False) -> bool:
-        """Save now. It returns as soon as the state is copied; with `wait`, when it has been written.
+        """Save now. This returns as soon as the state is copied or, with `wait`, once it has been written.
 
-        False if it was skipped: an earlier one is still being written and `when_busy` is "skip", or memory is short.
+        Returns False if the checkpoint was skipped: an earlier one is still being written and `when_busy` is "skip", or
+        memory is short.
         """
         began = time.perf_counter()
         step = _step(step)
@@ -177,7 +178,7 @@ class Checkpointer:
         buffer = self._background.take_buffer()
         try:
             buffer.fill(list(contents.values()), _METADATA)
-        except (RuntimeError, MemoryError) as problem:  # no memory, of the host or pinned
+        except (RuntimeError, MemoryError) as problem:  # no host memory, or it cannot be pinned
             self._background.gives_up(step, token, stores, buffer, problem)
             return False
         job = PendingCheckpoint(
@@ -204,7 +205,7 @@ class Checkpointer:
         self._background.wait()
 
     def close(self) -> None:
-        """Write the pending checkpoints and release the folder. Also called at the end of the process."""
+        """Write the pending checkpoints and release the folder. This is also called at the end of the process."""
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
@@ -219,9 +220,10 @@ class Checkpointer:
     # Resuming.
 
     def resume(self) -> int:
-        """Put the training back to the last good checkpoint; its step, or 0 if there is none.
+        """Restore the training from the last good checkpoint and return its step, or 0 if there is none.
 
-        A damaged one is reported, and the one before it is used. CheckpointError where the training is another one.
+        A damaged checkpoint is reported and the one before it is used. Raises CheckpointError if the checkpoint is from
+        a different training.
         """
         self.wait()
         refused: list[str] = []
@@ -247,7 +249,7 @@ class Checkpointer:
         return 0
 
     def _candidates(self) -> list[tuple[int, Store]]:
-        """Return the checkpoints, newest first, local before shared for the same step; equal on all ranks."""
+        """Return the checkpoints, newest first, local before shared for the same step; identical on all ranks."""
         shared = self._peers.together(lambda: self._shared.steps() if self._peers.is_leader else [])
         usable = self._peers.together(lambda: self._usable_local_steps(self._local) if self._local else [])
         told = self._peers.gather({"shared": shared, "local": usable})
@@ -256,7 +258,7 @@ class Checkpointer:
         return [(step, store) for step, _, store in sorted(found, key=lambda one: one[:2], reverse=True) if store]
 
     def _usable_local_steps(self, local: Store) -> list[int]:
-        """Return the steps that exactly these ranks of this host have written."""
+        """Return the steps in the local folder that were written by exactly the ranks now on this host."""
         usable = []
         for step in local.steps():
             with suppress(CheckpointError):
@@ -305,7 +307,7 @@ class Checkpointer:
         self.last_saved = step or None
 
     def _begin(self) -> None:
-        """Refuse a folder that has checkpoints of another training."""
+        """Refuse a folder that holds checkpoints of another training."""
         if not self._has_begun:
             found = self._peers.together(
                 lambda: [
@@ -323,10 +325,10 @@ class Checkpointer:
                 )
             self._has_begun = True
 
-    # The ranks among themselves.
+    # Messages between the ranks.
 
     def _check_order(self, step: int) -> None:
-        """Else it would be the first to be removed, at once."""
+        """Refuse a step below the newest: its checkpoint would immediately be the first to be removed."""
         if step < self._newest:
             raise CheckpointError(
                 f"step {step} is to be saved after step {self._newest}, but steps are saved in their order",
@@ -334,7 +336,7 @@ class Checkpointer:
             )
 
     def _tell(self, step: int, items: Sequence[Item], error: CheckpointError | None) -> list[Any]:
-        """What each rank has to say before a checkpoint; raises what must be raised on all of them."""
+        """Exchange the ranks' status before a checkpoint and return it; errors that concern all ranks are raised on all."""
         failures = []
         while self._background.failures:
             failures.append(self._background.failures.popleft())
@@ -366,7 +368,7 @@ class Checkpointer:
         return told
 
     def _contents(self, items: Sequence[Item]) -> dict[str, dict[str, Item]]:
-        """What this rank writes: by the name of each file, its items by their keys."""
+        """Return the items that this rank writes, by file name and by key in the file."""
         shared, local = {}, {}
         for item in items:
             if self._sharing.own(item):
@@ -381,7 +383,7 @@ class Checkpointer:
             contents[f"{name}-local.safetensors"] = local
         return contents
 
-    # Small things.
+    # Helpers.
 
     def _saved(self, step: int) -> None:
         self.last_saved = step
@@ -410,7 +412,7 @@ class Checkpointer:
 
 
 def _training(model: Any, optimizer: Any, scheduler: Any, data: Any, state: Mapping[str, Any] | None) -> Training:
-    """Check at once, so that what cannot be saved is reported before the first step, not after the first hour."""
+    """Return the checked objects of the training, so that unsupported ones are reported before the first step."""
     optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer} if optimizer else {}
     named = {"scheduler": scheduler, "data": data}
     stateful = {name: value for name, value in named.items() if value is not None} | dict(state or {})

@@ -1,7 +1,7 @@
-"""Files that are complete or absent: written under another name, flushed (fsync), renamed; each with size and CRC-32.
+"""Write files that are complete or absent (temporary name, fsync, rename), and check them by size and CRC-32.
 
-zlib's CRC-32 finds every flipped bit and all but one in 4 billion other damages, and is faster than blake2b
-(`benchmarks/checkpoint_stall.py` gives both rates); it does not guard against someone who alters a file on purpose.
+zlib's CRC-32 detects every flipped bit and all but one in 4 billion other kinds of damage, and is faster than blake2b
+(`benchmarks/checkpoint_stall.py` measures both); it does not protect against deliberate changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK = 8 << 20
 
 
 def write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
-    """Write buffers, one after the other; the file is on the disk before it has its name. Gives its size and CRC-32."""
+    """Write buffers to a file that gets its name only once it is on disk; return its size and CRC-32."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     num_bytes, checksum = 0, 0
     try:
@@ -43,16 +43,17 @@ def write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> dict[str, int]:
-    """Write JSON in the same way, with its own checksum at the end.
+    """Write JSON as `write_file` does, with its checksum as the last key; return the file's size and CRC-32.
 
-    In one go and without indentation, which Python's encoder in C does: it is the training's interpreter.
+    It is encoded in one call and without indentation, so that Python's C encoder is used: Python code would delay the
+    training, which runs in the same interpreter.
     """
     text = _text(value)
     return write_file(path, [text[:-1] + b',"checksum":%d}\n' % zlib.crc32(text)])
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return what `write_json` wrote; raises DamagedError."""
+    """Return the value that `write_json` wrote. Raises DamagedError."""
     try:
         value = json.loads(path.read_bytes())
         checksum = value.pop("checksum")
@@ -86,7 +87,7 @@ def check_file(path: Path, expected: dict[str, int]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk; a file system that cannot is left to itself."""
+    """Flush the names in a folder to disk; errors of file systems that do not support this are ignored."""
     with suppress(OSError):
         file = os.open(folder, os.O_RDONLY)
         try:
@@ -96,5 +97,5 @@ def sync_folder(folder: Path) -> None:
 
 
 def _text(value: dict[str, Any]) -> bytes:
-    """The same again for what was read from it."""
+    """Encode a value so that decoding and encoding it again returns the same bytes."""
     return json.dumps(value, separators=(",", ":")).encode()

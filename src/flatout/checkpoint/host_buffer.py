@@ -1,9 +1,9 @@
-"""Host memory that a checkpoint is copied to: allocated once, used again, and pinned where the copy comes from a GPU.
+"""Host memory for the copy of a checkpoint: allocated once, reused, and pinned if the copy comes from a GPU.
 
-In: a number of bytes. Out: a `HostBuffer`, whose `tensor` is of uint8. It is mapped here, not taken from torch, whose
-allocator of pinned memory rounds up to a power of two and gives nothing back to the system. Huge pages make the first
-filling and the pinning cheaper. Forked processes (workers of a DataLoader) do not get it: pinned pages would be copied
-at the fork, others one by one at the next filling, which is within the stall.
+In: a number of bytes. Out: a `HostBuffer`, whose `tensor` has dtype uint8. The memory is mapped here because torch's
+allocator of pinned memory rounds up to a power of two and returns nothing to the system. Huge pages make the first fill
+and the pinning cheaper. Forked processes (workers of a DataLoader) do not inherit the memory: pinned pages would be
+copied at the fork, and other pages one by one at the next fill, which would lengthen the stall.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 
 class HostBuffer:
-    """It is given back, and unpinned before, when nothing refers to it or to its tensor any more."""
+    """A buffer that is unpinned and freed once nothing refers to it or to its tensor any more."""
 
     def __init__(self, num_bytes: int, *, is_pinned: bool) -> None:
-        """Raises MemoryError. Where memory cannot be pinned it is not, and a warning says so."""
+        """Map the memory, or raise MemoryError. If it cannot be pinned, warn and continue with unpinned memory."""
         self.tensor = _mapped(num_bytes)
         if not is_pinned:
             return
         cudart: Any = torch.cuda.cudart()
         if int(cudart.cudaHostRegister(self.tensor.data_ptr(), num_bytes, _PORTABLE)) == 0:
-            # Before the memory can be mapped again for something else; at the exit the driver does it.
+            # Unpin before the memory can be mapped for something else; at exit, the driver unpins it.
             weakref.finalize(self, _unpin, cudart, self.tensor).atexit = False
             return
-        # The next kernel launched by this thread would report that error: be it one of ours.
+        # The next kernel that this thread launches would report the error, so launch one here.
         with suppress(RuntimeError):
             torch.ones((), device="cuda")
         try:
@@ -52,7 +52,7 @@ def _mapped(num_bytes: int) -> torch.Tensor:
     except OSError as error:
         raise MemoryError(f"{num_bytes / 1e9:.3g} GB of host memory for a copy: {error.strerror}") from error
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        with suppress(OSError, AttributeError):  # not of every kernel
+        with suppress(OSError, AttributeError):  # not every kernel supports this
             mapped.madvise(getattr(mmap, advice))
     return torch.frombuffer(mapped, dtype=torch.uint8)[:num_bytes]
 

@@ -1,8 +1,8 @@
-"""One job at a time writes to a folder: `lock.json`, which says whose it is.
+"""Let only one job at a time write to a folder: `lock.json` names the owner.
 
-An owner on this machine is alive if its process is. One on another machine is alive if it renews the file, which
-owners do every few seconds; that is watched for long enough before the folder of a dead job is taken over. Whoever has
-lost the lock, paused for an hour say, finds out before it commits anything.
+An owner on this machine is alive if its process is. An owner on another machine is alive if it renews the file, which
+owners do every few seconds; the file is watched for long enough before the folder of a dead job is taken over. An owner
+that has lost the lock, e.g. because it was paused for an hour, notices before it commits anything.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 class Lock:
     def __init__(self, folder: Path, watch_s: float = WATCH_S) -> None:
-        """Take the lock; raises LockedError if another job has it, OSError if the folder cannot be written to."""
+        """Take the lock. Raises LockedError if another job has it, and OSError if the folder cannot be written to."""
         self._path = folder / NAME
         self._me = {**_process(), "token": secrets.token_hex(8), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         while not self._create():
             owner = _read(self._path)
-            if owner is None:  # just gone
+            if owner is None:  # the lock has just been removed
                 continue
             if _is_alive(owner, self._path, watch_s):
                 raise LockedError(
@@ -50,7 +50,7 @@ class Lock:
         return owner is not None and owner.get("token") == self._me["token"]
 
     def hold(self) -> bool:
-        """True if the lock is held; a lock that was removed, e.g. with its folder, is taken again."""
+        """Return whether the lock is held; first take it again if it was removed, e.g. with its folder."""
         return self.is_held() or self._create()
 
     def release(self) -> None:
@@ -60,19 +60,19 @@ class Lock:
                 self._path.unlink()
 
     def _create(self) -> bool:
-        """Whether it is ours now. The file appears whole, as a link to one of another name, where links can be made."""
+        """Create the lock and return whether it is ours. If hard links work, the file appears complete, as a link."""
         partial = self._path.with_name(f".{NAME}.{self._me['token']}")
         text = json.dumps(self._me) + "\n"
         try:
             try:
                 partial.write_text(text)
             except OSError as error:
-                if error.errno in _NO_SPACE and self._path.exists():  # whose removal would make some
+                if error.errno in _NO_SPACE and self._path.exists():  # removing the old lock would free space
                     return False
                 raise
             os.link(partial, self._path)
         except FileExistsError:
-            return self.is_held()  # a file server may link, lose its answer, and be asked again
+            return self.is_held()  # a file server can make the link, lose its reply, and get the request again
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -87,7 +87,7 @@ class Lock:
         return True
 
     def _remove(self, owner: dict[str, Any]) -> None:
-        """Remove the lock of this dead owner; if another job was quicker, its lock is restored."""
+        """Remove the lock of this dead owner; if another job has replaced it meanwhile, restore that job's lock."""
         aside = self._path.with_name(f".{NAME}.{self._me['token']}.old")
         with suppress(FileNotFoundError):
             os.rename(self._path, aside)
@@ -120,7 +120,7 @@ def _is_alive(owner: dict[str, Any], path: Path, watch_s: float) -> bool:
 
 
 def _process() -> dict[str, Any]:
-    """This process, so that no other one is taken for it: on this machine, since this boot, in this container."""
+    """Return a unique identity of this process: machine, boot, container (PID namespace), PID and start time."""
     boot = namespace = None
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -130,7 +130,7 @@ def _process() -> dict[str, Any]:
 
 
 def _started(pid: object) -> int | None:
-    """When the process started, in the kernel's ticks; None if there is none of this number (a zombie is none)."""
+    """Return when the process started, in the kernel's ticks; None if no process has this PID, or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -151,7 +151,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _renewed_ns(path: Path) -> int | None:
     try:
-        with path.open() as file:  # opening asks the file server, while a stat can be answered from a cache
+        with path.open() as file:  # opening asks the file server; a stat can be answered from a cache
             return os.fstat(file.fileno()).st_mtime_ns
     except OSError:
         return None

@@ -178,7 +178,7 @@ def _words(process: psutil.Process) -> str | None:
 
 
 class _Deaths:
-    """The time at which each rank was first seen to have ended: this distinguishes the first from those killed later."""
+    """The time at which each rank was first seen to have ended; it distinguishes the first from those killed later."""
 
     def __init__(self) -> None:
         self._alive: dict[str, int] = {}

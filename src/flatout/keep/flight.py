@@ -1,8 +1,8 @@
 """Read torch's flight recorder: identify the collective with a number from the records of the ranks that wait in it.
 
-It is on for NCCL in newer versions, and else with TORCH_FR_BUFFER_SIZE; where it is off, or no rank can answer, there
-is nothing. Ranks give it as JSON. The pickled dumps that NCCL's watchdog writes are only pointed to: reading one could
-run what is in it.
+The recorder is on by default for NCCL in newer versions of torch, otherwise with TORCH_FR_BUFFER_SIZE; if it is off, or
+no rank can answer, there are no records. Ranks return their records as JSON. The pickled dumps that NCCL's watchdog
+writes are only pointed to, never read: unpickling could execute their content.
 """
 
 from __future__ import annotations
