@@ -336,7 +336,7 @@ class Checkpointer:
             )
 
     def _tell(self, step: int, items: Sequence[Item], error: CheckpointError | None) -> list[Any]:
-        """Exchange the ranks' status before a checkpoint and return it; errors that concern all ranks are raised on all."""
+        """Exchange and return the ranks' status before a checkpoint; raise errors that concern all ranks on each."""
         failures = []
         while self._background.failures:
             failures.append(self._background.failures.popleft())

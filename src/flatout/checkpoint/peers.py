@@ -52,7 +52,7 @@ class Peers:
         return [json.loads(ctypes.string_at(one.data_ptr(), int(size))) for one, size in zip(texts, sizes, strict=True)]
 
     def together(self, function: Callable[[], _R]) -> _R:
-        """What `function` gives on this rank; if it fails on any rank, the first failure is raised on all of them."""
+        """Return this rank's result of `function`; if it fails on any rank, raise the first failure on all ranks."""
         result, failure = None, None
         error: CheckpointError | OSError | None = None
         try:

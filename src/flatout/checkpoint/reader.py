@@ -67,11 +67,11 @@ class Saved:
                         self.chunks[name] = self.chunks[other]
 
     def trained(self) -> dict[str, dict[str, Any]]:
-        """The tensors of the model and the optimizers, not those in values."""
+        """Return the tensors of the model and the optimizers, without those in values."""
         return {name: one for name, one in self.tensors.items() if one["kind"] != "value"}
 
     def own_parameter(self) -> str | None:
-        """The name of a parameter, or of an optimizer's state, that differed from rank to rank."""
+        """Return the name of a parameter, or of an optimizer's state, that differed between ranks."""
         return next((name for name in self.own if self.tensors[name]["kind"] == "parameter"), None)
 
     def check_covers(self, destinations: Mapping[str, Any]) -> None:
@@ -88,7 +88,7 @@ class Saved:
                     )
 
     def read(self, destinations: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Read into these tensors; gives those in values besides."""
+        """Read into these tensors; also return the tensors in values."""
         shared = {name: tensor for name, tensor in destinations.items() if name not in self.own}
         if shared:
             self.check_covers(shared)

@@ -83,7 +83,7 @@ def lay_out(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: 
 
 
 def read_header(path: Path) -> tuple[dict[str, Place], int]:
-    """The places in a file, and at which byte of the file its data begins; raises DamagedError."""
+    """Return the places in a file, and the byte at which the file's data begins. Raises DamagedError."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         num_bytes = path.stat().st_size - _LENGTH_BYTES - length
@@ -106,7 +106,7 @@ def read_header(path: Path) -> tuple[dict[str, Place], int]:
 
 
 def view(data: Any, place: Place, offset: int = 0) -> torch.Tensor:
-    """The tensor at this place of a buffer, whose data begins at `offset`; it shares the buffer's memory."""
+    """Return the tensor at this place of a buffer whose data begins at `offset`; it shares the buffer's memory."""
     dtype = DTYPES[place.dtype]
     count = prod(place.shape)
     if count == 0:

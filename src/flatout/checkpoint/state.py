@@ -61,7 +61,7 @@ def check(training: Training) -> None:
 
 
 def collect(training: Training) -> Collected:
-    """References to the live tensors: nothing is copied yet."""
+    """Return references to the live tensors; nothing is copied yet."""
     tensors: dict[str, torch.Tensor] = {}
     own: dict[str, torch.Tensor] = {}
     values: dict[str, Any] = {"model": {}, "optimizers": {}, "stateful": {}}
@@ -88,7 +88,7 @@ def collect(training: Training) -> Collected:
 
 
 def model_tensors(training: Training) -> dict[str, torch.Tensor]:
-    """The model's own memory, by the names that it has in a checkpoint."""
+    """Return the model's live tensors by their names in a checkpoint."""
     return {
         f"model.{_clean(name, training.model)}": value.detach()
         for name, value in training.model.state_dict().items()
@@ -187,7 +187,7 @@ def _optimizer_parameters(optimizer: Any, names: Mapping[int, str]) -> list[tupl
 def _optimizer_state(
     optimizer: Any, name: str, names: Mapping[int, str]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Its tensors by name; and its groups, with the names of their parameters."""
+    """Return the optimizer's tensors by name, and its groups with the names of their parameters."""
     tensors = {
         f"{name}.{of}.{key}": value.detach()
         for parameter, of in _optimizer_parameters(optimizer, names)

@@ -50,7 +50,7 @@ class Store:
     # The folder.
 
     def open(self) -> None:
-        """The leader makes the folder, locks it and clears away what was interrupted."""
+        """On the leader: create the folder, lock it, and remove interrupted checkpoints."""
         if self.is_leader:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.folder)
@@ -66,7 +66,7 @@ class Store:
             self._lock = None
 
     def steps(self) -> list[int]:
-        """The steps of the committed checkpoints, the newest first."""
+        """Return the steps of the committed checkpoints, newest first."""
         try:
             found = [_STEP.fullmatch(name) for name in os.listdir(self.folder)]
         except FileNotFoundError:
@@ -82,7 +82,7 @@ class Store:
         return self.folder / f".partial-step-{step}-{token}"
 
     def write(self, step: int, token: str, files: dict[str, list[Any]], record: dict[str, Any]) -> int:
-        """Write this rank's files, and at the end its record, which says that they are there. Gives their bytes."""
+        """Write this rank's files and then its record, which marks them as complete; return their size in bytes."""
         folder = self.partial(step, token)
         folder.mkdir(parents=True, exist_ok=True)
         written = {name: write_file(folder / name, parts) for name, parts in files.items()}
@@ -98,7 +98,7 @@ class Store:
             (folder / f"rank{self._rank:05d}.failed").write_text(reason)
 
     def commit(self, step: int, token: str, *, timeout_s: float, is_given_up: Callable[[], bool]) -> dict[str, Any]:
-        """The leader: wait for all parts, write the manifest, and give the checkpoint its name; the manifest."""
+        """On the leader: wait for all parts, write the manifest, give the checkpoint its name; return the manifest."""
         folder = self.partial(step, token)
         records = self._wait(folder, timeout_s, is_given_up)
         files: dict[str, dict[str, int]] = {}
@@ -197,7 +197,7 @@ class Store:
             check_file(self.path(step) / name, expected)
 
     def records(self, step: int) -> dict[int, dict[str, Any]]:
-        """By rank: which parts of which tensors its files hold, and its values."""
+        """Return, by rank, which parts of which tensors its files hold, and its values."""
         path, manifest = self.path(step), self.manifest(step)
         records = {rank: read_json(path / f"rank{rank:05d}.json") for rank in manifest["ranks"]}
         for rank, record in records.items():

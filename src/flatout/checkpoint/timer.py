@@ -23,7 +23,7 @@ class CheckpointTimer:
         self._asked_step, self._ask, self._due = step, step + 1, None
 
     def is_asking(self, step: int) -> bool:
-        """Whether the ranks are to talk after this step; the same on all."""
+        """Whether the ranks exchange messages after this step; the answer is the same on all ranks."""
         if self._ask is None:
             self.begin(step)
         return self._ask is not None and step >= self._ask
@@ -32,7 +32,7 @@ class CheckpointTimer:
         return self._due is not None and step >= self._due
 
     def propose(self, step: int, every_s: float, *, is_saved: bool) -> list[int]:
-        """The step of the next checkpoint, and the one to ask again at; what the first rank says holds for all."""
+        """Return the step of the next checkpoint and when to ask again; the first rank's proposal holds for all."""
         now = self._clock()
         num_steps = max(step - self._asked_step, 1)
         step_s = max((now - self._asked_at) / num_steps, 1e-9)

@@ -30,7 +30,7 @@ def numpy() -> Any:
 
 
 def encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """`value` as JSON; its tensors are added to `tensors`. `name`: what it is called, as in `scheduler.last_epoch`."""
+    """Return `value` as JSON and add its tensors to `tensors`. `name` is its name, such as `scheduler.last_epoch`."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -93,7 +93,7 @@ def _numpy(value: Any) -> dict[str, Any] | None:
 
 
 def decode(given: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The value again; raises DamagedError for what `encode` does not write."""
+    """Return the decoded value. Raises DamagedError for anything that `encode` does not write."""
     if isinstance(given, list):
         return [decode(item, tensors) for item in given]
     if not isinstance(given, dict):

@@ -62,7 +62,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _whose(path: Path) -> tuple[str, str]:
-    """The job and the node of a ledger's first run; `read` reports what cannot be read."""
+    """Return the job and the node of a ledger's first run; `read` reports ledgers that cannot be read."""
     try:
         with path.open("rb") as file:
             line = json.loads(file.readline())

@@ -1,4 +1,4 @@
-"""Where the runs of a tuning are started: the interface, and its implementation on this machine; `slurm` is the other.
+"""Start the runs of a tuning: the interface and its implementation on this machine; `slurm` has the other one.
 
 A launcher runs a command until it ends or reaches its limit, with its output in a file, and leaves nothing of it
 running, even if it is interrupted itself.

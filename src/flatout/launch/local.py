@@ -51,7 +51,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shell_code(self) -> int:
-        """The code that a shell would report."""
+        """Return the exit code that a shell would report."""
         if self.code is not None:
             return self.code
         assert self.signal is not None
@@ -115,7 +115,7 @@ def _wait(limit_s: float | None) -> signal.struct_siginfo | None:
 
 
 def end_like(ended: Ended) -> int:
-    """End this process as the job ended: by the same signal where it was one, else returns its code."""
+    """End this process by the same signal as the job, or return the job's exit code if no signal ended it."""
     if ended.signal is None:
         return ended.shell_code
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

@@ -1,4 +1,4 @@
-"""A command in, a recording out: the job runs with `inside/` loaded while this machine is sampled.
+"""Record a command: run it with `inside/` loaded while this machine is sampled.
 
 `record` runs the command; `read_recording` reads a recording, later and on any machine.
 """
