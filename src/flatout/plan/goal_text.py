@@ -15,7 +15,7 @@ _NUMBER = r"(\d+(?:,\d{3})*(?:\.\d+)?(?:e[+]?\d+)?|\.\d+)\s*(k|m|b|t|thousand|mi
 _WORK = re.compile(rf"{_NUMBER}\s*(tokens?|steps?|sequences?|samples?)\b")
 _TIME = re.compile(rf"(?:in|within)\s+{_NUMBER}\s*(hours?|days?|weeks?|months?|years?)\b")
 _MONEY = re.compile(rf"(?:for|under)\s+(?:\$|usd\s*){_NUMBER}(?:\s*usd)?(?=\s|$)")
-# The parts of a goal in the order in which they are looked for: time may come before or after money.
+# The parts of a goal in the order in which they are searched: time can precede or follow money.
 _PARTS = (("work", _WORK), ("time", _TIME), ("money", _MONEY), ("time", _TIME))
 
 

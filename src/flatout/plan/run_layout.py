@@ -48,7 +48,7 @@ def layout_of(row: RunRow, software: Software) -> Layout | None:
 
 
 def _has_sequence_parallelism(row: RunRow, software: Software) -> bool:
-    """Return what the row says; where it says nothing, software with fused attention has it."""
+    """Whether the row uses sequence parallelism; if it does not say, software with fused attention does."""
     text = row.lower("sequence_parallel")
     return text.startswith(_ON) if text else software.fused_attention
 

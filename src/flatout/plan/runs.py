@@ -29,7 +29,7 @@ from flatout.plan.run_row import RunRow
 from flatout.records.plan import Software
 
 NEEDED = ("layers", "hidden", "heads", "seq_len", "gpu", "num_gpus", "tp", "pp", "micro_batch", "global_batch")
-# What a row's `task` begins with where a whole model is trained.
+# Beginning of a row's `task` if the complete model is trained.
 _TRAINING = ("pretrain", "SFT", "fine")
 _YES = ("1", "true", "yes")
 

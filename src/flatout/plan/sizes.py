@@ -1,4 +1,4 @@
-"""How many layers and parameters the rank with the most has, by layout."""
+"""Count the layers and parameters of the largest rank, by layout."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def expert_replicas(inputs: CostModelInputs) -> Column:
 
 
 def shards(inputs: CostModelInputs) -> tuple[Column, Column]:
-    """Return into how many pieces ZeRO cuts what replicas share: the dense parameters, and the experts."""
+    """Return the number of ZeRO shards of the dense parameters, and of the experts."""
     replicas, of_experts = inputs.dp * inputs.cp, expert_replicas(inputs)
     if not np.any(inputs.shard):
         return replicas, of_experts
