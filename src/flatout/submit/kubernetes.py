@@ -48,7 +48,7 @@ def _keeps_rendezvous(request: JobRequest) -> bool:
     """Whether the user's own rendezvous is kept. Raises UsageError if pods could not find each other there.
 
     Agents can host a rendezvous only under a name that leads to a pod and is known before the pod exists: the
-    JobSet's name of its first pod, or that of a service (`NAME.NAMESPACE.svc`). A pod's address is not known then.
+    JobSet's name of its first pod, or that of a service (`NAME.NAMESPACE.svc`). A pod's address is unknown then.
     """
     own = own_rendezvous(request.tuning)
     if own is None:
