@@ -1,13 +1,13 @@
 """The command line: one thin file per command, which parses, calls and reports; `main` turns errors into exit codes.
 
-Importing this package imports no stage and no numpy, so that `flatout --help` is quick: a command imports what it needs
-inside its function. Typer does not load rich for help and errors for the same reason.
+Importing this package imports no stage and no numpy, so that `flatout --help` is fast: each command imports what it
+needs inside its function. For the same reason Typer does not load rich for help and errors.
 
     0    done
-    1    only if that was asked for (`--fail-on`), or where a command says so
+    1    only if requested (`--fail-on`), or if the command's help says so
     2    bad input, bad arguments, or an internal error
     130  interrupted
-    141  the reader of standard output went away
+    141  the reader of standard output closed it
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ VERBS: tuple[str, ...] = tuple(name for names in HEADINGS.values() for name in n
 class _Commands(Group):
     """All commands, under their headings.
 
-    Keeps Ctrl-C and a closed pipe from Typer, which would end the first in silence and the second with code 1.
+    It handles Ctrl-C and a closed pipe instead of Typer, which would exit without a message for the first, and with
+    code 1 for the second.
     """
 
     headings = HEADINGS
@@ -52,7 +53,7 @@ class _Commands(Group):
             sys.exit(_report(error))
 
 
-# What the parser raises; it moved from click into typer in 0.26.
+# The exception that the parser raises; it moved from click into typer in 0.26.
 _UsageError = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -104,7 +105,7 @@ def main() -> int:
 
 
 def _open_closed_streams() -> None:
-    """Open streams that the process was started without (`>&-`, `2>&-`), so that what is written there is lost."""
+    """Redirect streams that were closed at the start (`>&-`, `2>&-`) to /dev/null, so that writing never fails."""
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
@@ -112,12 +113,12 @@ def _open_closed_streams() -> None:
 
 
 def _report(error: BaseException) -> int:
-    """Say on standard error what went wrong, and return the exit code."""
+    """Print the error on standard error, and return the exit code."""
     if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return 130
     if isinstance(error, OSError) and error.filename is None:
-        # Python flushes standard output once more at its end, and would complain there.
+        # Python flushes standard output again when it exits, and would report an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 141
@@ -131,9 +132,9 @@ def _report(error: BaseException) -> int:
 
 
 def _refuse(error: Any) -> int:
-    """Say in one line what is wrong with the arguments, and which help explains them."""
+    """Print one line on what is wrong with the arguments, and which help explains them."""
     message = error.format_message().strip()
-    if "\n" in message:  # no argument was given: the message is the help
+    if "\n" in message:  # no argument was given, so the message is the help
         error.show()
         return 2
     if isinstance(error, InvalidValue) and error.param is not None:
@@ -146,13 +147,13 @@ def _refuse(error: Any) -> int:
 def _command_of(error: Any) -> str:
     if error.ctx is not None:
         return str(error.ctx.command_path)
-    # The parser does not say whose option lacks its value.
+    # The parser does not say which option lacks its value.
     is_command = len(sys.argv) > 1 and sys.argv[1] in VERBS
     return f"flatout {sys.argv[1]}" if is_command else "flatout"
 
 
 def _translated(error: BaseException) -> FlatoutError:
-    """Return an error that no stage foresaw as one that can be shown."""
+    """Convert an unexpected error to a FlatoutError that can be shown."""
     import traceback
 
     if os.environ.get(Variable.DEBUG):

@@ -66,7 +66,7 @@ def bench(
     target, problem = None, None
     try:
         target = save(ceilings, request, typed_command())
-    except OutputError as error:  # the result of minutes is shown first
+    except OutputError as error:  # print the result first, as it took minutes to measure
         problem = error
     if json:
         from flatout.probe.ceilings.saved import SCHEMA, VERSION
@@ -105,7 +105,7 @@ class _Bar:
         return self
 
     def show(self, done: int, total: int, label: str) -> None:
-        """Show that `done` of `total` measurements are done, and what is measured now."""
+        """Show that `done` of `total` measurements are done, and which is running now."""
         if not self._is_quiet:
             self._progress.update(self._task, completed=done, total=total, description=label)
 

@@ -1,4 +1,4 @@
-"""`flatout cost jobs`: who used, held idle and lost which GPU time; `power-cap` and `spot`: what would cost less."""
+"""`flatout cost jobs`: GPU time that each team used, held idle and lost; `power-cap` and `spot`: ways to save money."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _CostGroup(Group):
-    """Refuses `flatout cost FILE`, which says neither what the file is nor what to do with it."""
+    """A group that refuses `flatout cost FILE`, which says neither what the file is nor what to do with it."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         from flatout.errors import UsageError
@@ -142,7 +142,7 @@ def _next_command(result: Chargeback) -> str:
 
     words = repeated(sys.argv[1:])
     more = next_options(result)
-    if has_option(words, more[0]):  # it was given, and something is still unknown
+    if has_option(words, more[0]):  # the option was given, and something is still unknown
         more = ["--json"]
     return shlex.join([*words, *more])
 

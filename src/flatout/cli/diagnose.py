@@ -77,7 +77,7 @@ def diagnose(
     _check_targets(html, perfetto, force=force)
     limit = _parse_limit(fail_on)
     ranks = _parse_ranks(rank or [])
-    num_lost_events: dict[int, int] = {}  # by rank, of the trace for Perfetto
+    num_lost_events: dict[int, int] = {}  # rank -> number of events missing in the Perfetto trace
 
     def write_trace(result: Diagnosed) -> None:
         if perfetto is not None:
@@ -120,7 +120,7 @@ def _remarks(
     ceilings: Path | None,
     num_lost_events: dict[int, int],
 ) -> Sequence[str]:
-    """Return what was written, and what of the input was not used."""
+    """Return remarks on which files were written, and which parts of the input were not used."""
     from flatout.diagnosis_pipeline import unused_ceilings_reason
     from flatout.report.phrases import counted
 
@@ -137,7 +137,7 @@ def _remarks(
 
 
 def _parse_ranks(pairs: Sequence[str]) -> dict[str, int]:
-    """Parse `FILE=N` into ranks by file."""
+    """Parse `FILE=N` pairs into file -> rank."""
     from flatout.errors import UsageError
 
     ranks = {}
@@ -209,7 +209,7 @@ def _write_html(target: Path, done: Diagnosed, force: bool) -> None:
 
 
 def _write_perfetto(target: Path, done: Diagnosed, force: bool) -> dict[int, int]:
-    """Write the trace and return, by rank, the number of events that it lacks."""
+    """Write the trace and return rank -> number of events that it lacks."""
     from flatout.diagnosis_pipeline import origin_ns, perfetto_ranks
     from flatout.report.perfetto import write_perfetto
 

@@ -1,4 +1,4 @@
-"""`flatout doctor`: what this machine is, and which of its settings and faults slow a training job down."""
+"""`flatout doctor`: describe this machine, and find the settings and faults that slow a training job down."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _check_status(fail_on: str | None) -> None:
 
 
 def _refuse_with_hosts(*machine_options: object) -> None:
-    """Raise UsageError for options about one machine."""
+    """Raise UsageError if an option about a single machine is given."""
     from flatout.errors import UsageError
 
     if any(machine_options):
@@ -133,7 +133,7 @@ def _refuse_with_hosts(*machine_options: object) -> None:
 
 
 def _refuse_without_hosts(via: str | None, flatout: str | None, bundles: Sequence[Path] | None) -> None:
-    """Raise UsageError for options about several hosts."""
+    """Raise UsageError if an option about several hosts is given."""
     from flatout.errors import UsageError
 
     if via or flatout:
@@ -143,7 +143,7 @@ def _refuse_without_hosts(via: str | None, flatout: str | None, bundles: Sequenc
 
 
 def _refuse_with_bundle_on_standard_output(*outputs: object) -> None:
-    """Raise UsageError for another output: standard output holds the bundle alone."""
+    """Raise UsageError if another output is requested: standard output contains only the bundle."""
     from flatout.errors import UsageError
 
     if any(outputs):

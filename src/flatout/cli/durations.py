@@ -1,7 +1,7 @@
-"""The one rule for durations in options: a number and a unit, as 90s, 10m, 36h or 2d; a number alone is seconds.
+"""The rule for durations in options: a number and a unit, such as 90s, 10m, 36h or 2d; a number alone is in seconds.
 
-`duration(...)` declares such an option, and `Duration` is its value. A few options used to count minutes, hours or
-days, or bear the name of an option of Slurm that counts minutes. These refuse a number alone, so that no script
+`duration(...)` declares such an option, and `Duration` is its value. A few options used to be in minutes, hours or
+days, or have the name of a Slurm option that is in minutes. These refuse a number without a unit, so that no script
 silently changes its meaning.
 """
 
@@ -26,7 +26,7 @@ _NAMES = {"m": "minutes", "h": "hours", "d": "days"}
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """A duration in seconds, and as it was written."""
+    """A duration in seconds, and its original text."""
 
     text: str
     seconds: float
@@ -46,7 +46,7 @@ def duration(
 ) -> Any:
     """Declare an option that is a duration from `least_s` to `most_s`.
 
-    `instead_of` is the unit that a number alone could be taken for; such a number is refused.
+    `instead_of` is another unit that a number alone could be taken to have; such a number is refused.
     """
 
     def parsed(value: str | Duration) -> Duration:
@@ -67,7 +67,7 @@ def parse_duration(
     allows_zero: bool = False,
     instead_of: str | None = None,
 ) -> Duration:
-    """Return the duration that `text` says. Raises InvalidValue, whose message continues the option's name."""
+    """Parse a duration. Raises InvalidValue, whose message continues the option's name."""
     invalid = InvalidValue(f"must be a duration {_range(least_s, most_s, allows_zero)}, but is `{text}`")
     match = _TEXT.fullmatch(text.strip())
     if match is None:

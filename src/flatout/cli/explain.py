@@ -1,4 +1,4 @@
-"""`flatout explain`: what a finding means, why it costs, what to try, and when it is wrong."""
+"""`flatout explain`: explain a finding: what it means, why it costs, what to try, and when it is wrong."""
 
 from __future__ import annotations
 

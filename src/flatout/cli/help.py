@@ -30,7 +30,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group that lists each command with its complete summary, under the headings of `headings` if it has some."""
+    """A group that lists each command with its complete summary, under the headings in `headings` if there are any."""
 
     headings: Mapping[str, Sequence[str]] = {}
 
@@ -48,7 +48,7 @@ class Group(TyperGroup):
 
 
 def _arranged(command: Any) -> str:
-    """Return the help with the examples last, each on its own line, and before them the rule if there is a duration."""
+    """Return the help with each example on its own line at the end, after the rule of durations if it applies."""
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     described = [paragraph for paragraph in paragraphs if not paragraph.startswith("Example")]
     examples = [_unwrapped(paragraph) for paragraph in paragraphs if paragraph.startswith("Example")]

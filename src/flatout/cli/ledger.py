@@ -1,4 +1,4 @@
-"""`flatout ledger`: what a goodput ledger adds up to, in GPU-hours, money and energy."""
+"""`flatout ledger`: the totals of a goodput ledger, in GPU-hours, money and energy."""
 
 from __future__ import annotations
 

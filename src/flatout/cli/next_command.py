@@ -1,4 +1,4 @@
-"""The command that was typed, as the next one to type: without the options that it would fail on."""
+"""Suggest the typed command as the next command, without the options that would fail the second time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def repeated(arguments: Sequence[str], *, without: Collection[str] = ("--html",)
     A file that was just written exists now, and would be refused.
     """
     words = ["flatout"]
-    is_value = False  # of an option that is skipped
+    is_value = False  # whether the next argument is the value of a skipped option
     for word in arguments:
         if is_value:
             is_value = False

@@ -8,9 +8,9 @@ from flatout.errors import UsageError
 
 
 def given_path(text: str) -> Path:
-    """Return a path to read, as the user gave it. UsageError: it is empty, which Path takes for this folder.
+    """Return a path to read, as the user gave it. Raises UsageError if it is empty, as Path("") is the working folder.
 
-    Whether it exists and can be read is checked where it is read.
+    Whether the path exists and can be read is checked when it is read.
     """
     if not text:
         raise UsageError("a path must not be empty", hint="give a file, a folder or an archive; . is this folder")

@@ -1,4 +1,4 @@
-"""`flatout plan`: the parallel layout before the run starts; `flatout plan evaluate`: how wrong such plans are."""
+"""`flatout plan`: choose the parallel layout before a run; `flatout plan evaluate`: measure how wrong plans are."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from flatout.cli.next_command import repeated
 from flatout.cli.output import print_json, text_style, typed_command
 from flatout.cli.values import amount, whole_number
 
-_WRITES = ("--html", "--emit", "--out", "--calibrate")  # options with a value that the next command goes without
+_WRITES = ("--html", "--emit", "--out", "--calibrate")  # options with a value that are omitted from the next command
 _EVALUATE = "flatout plan evaluate RUNS.csv"
 
 
 class _PlanGroup(Group):
-    """Plans without a command; `evaluate` is its only one."""
+    """A group that plans if no command is given; `evaluate` is its only command."""
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
         from flatout.errors import UsageError

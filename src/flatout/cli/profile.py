@@ -57,7 +57,7 @@ def profile(
     try:
         if recorded.is_first:
             _report(recorded.path, recorded.ended, light=light, json=json)
-    except Exception as error:  # noqa: BLE001 - whatever fails here, the job's own code is what counts
+    except Exception as error:  # noqa: BLE001 - whatever fails here, the job's own exit code counts
         problem = f"reading it failed: {error}"
         if isinstance(error, OSError) and error.filename is None:
             problem = f"standard output failed: {error.strerror or error}"
@@ -89,7 +89,7 @@ def _report(path: Path, ended: Ended, *, light: bool, json: bool) -> None:
 
 
 def _diagnose(path: Path, recording: Recording, *, json: bool) -> None:
-    """Print the diagnosis of the recording: JSON to standard output, text to standard error, apart from the job's."""
+    """Print the recording's diagnosis: JSON to standard output, text to standard error, apart from the job's output."""
     from flatout.diagnosis_pipeline import diagnose_paths
     from flatout.report.progress import ProgressLine
 
@@ -111,7 +111,7 @@ def _diagnose(path: Path, recording: Recording, *, json: bool) -> None:
 
 
 def _print_recording(recording: Recording, *, problem: str | None = None) -> None:
-    """Print what there is without a diagnosis, as one line of JSON."""
+    """Print the recording without a diagnosis, as one line of JSON."""
     import msgspec
 
     from flatout.records.events import Quality
@@ -124,5 +124,5 @@ def _print_recording(recording: Recording, *, problem: str | None = None) -> Non
 
 
 def _relative(path: Path) -> str:
-    """Return the path relative to the working folder if it is below it."""
+    """Return the path relative to the working folder if it is inside that folder, else unchanged."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,4 +1,4 @@
-"""`flatout run`: a command with the changes of a tuning, kept alive if that is asked for."""
+"""`flatout run`: run a command with the changes of a tuning, and restart it after failures if requested."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flatout.cli.values import InvalidValue, whole_number
 
 @dataclass(frozen=True, slots=True)
 class HangAfter:
-    """The value of `--hang-after`: whether hangs are looked for, and after how long; None: learned from the steps."""
+    """The value of `--hang-after`: whether hangs are detected, and after how long; None: learned from the steps."""
 
     is_on: bool
     limit: Duration | None = None

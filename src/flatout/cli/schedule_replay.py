@@ -145,7 +145,7 @@ def _cluster(nodes: int | None, gpus_per_node: int | None, path: Path | None) ->
 
 
 def _next_command(names: list[str]) -> str:
-    """Return this command with the policy that is missing, else with failures, else as JSON."""
+    """Return this command with a missing policy added, else with failures, else with JSON output."""
     words = repeated(sys.argv[1:])
     if "flatout" not in names:
         words += ["--policy", "flatout"]

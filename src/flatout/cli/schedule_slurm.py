@@ -1,4 +1,4 @@
-"""`flatout schedule slurm` and `flatout schedule undo`: act on a running Slurm, and revert what was done."""
+"""`flatout schedule slurm` and `flatout schedule undo`: act on a running Slurm cluster, and revert these actions."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _settings(
 
 
 def _reporter(*, json: bool) -> Callable[[Cycle], None]:
-    """Return a function that prints each poll as JSON, and its summary if that has changed."""
+    """Return a function that prints each poll as JSON if requested, and its summary if that has changed."""
     last_summary = ""
 
     def report(cycle: Cycle) -> None:

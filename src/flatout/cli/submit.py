@@ -1,4 +1,4 @@
-"""`flatout submit`: one way to queue a command, on the scheduler that is there."""
+"""`flatout submit`: queue a command in the same way on any scheduler."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def submit(
 
 
 def _without_dry_run(arguments: list[str]) -> str:
-    """Return this command without its first `--dry-run`; the user's own command stays as it is."""
+    """Return this command without its first `--dry-run`; the user's own command is unchanged."""
     words = list(arguments)
     words.remove("--dry-run")
     return shlex.join(["flatout", *words])

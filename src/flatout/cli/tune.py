@@ -1,4 +1,4 @@
-"""`flatout tune`: find the changes that make a command faster; its report, and the configuration that won."""
+"""`flatout tune`: find the changes that make a command faster; write a report and the resulting configuration."""
 
 from __future__ import annotations
 
