@@ -1,8 +1,8 @@
-"""Activations of repeated blocks are computed again in backward, with the same random states.
+"""Recompute the activations of repeated blocks in backward, with the same random states.
 
-The blocks are of the class that holds most parameters in lists and sequences of the model, wherever these are. Models
-of the transformers library have it built in, and theirs is used: their blocks write to caches. The second forward
-leaves the running statistics of batch norms alone: the first has counted the batch already.
+The blocks are of the class that holds the most parameters in lists and sequences anywhere in the model. Models of the
+transformers library have activation checkpointing built in, which is used, because their blocks write to caches. The
+second forward does not update the running statistics of batch norms, because the first has already counted the batch.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def activation_checkpointing(report: Report, *, every: int = 1) -> None:
 
 
 def repeated_blocks(model: Any) -> list[Any]:
-    """Return the members of lists and sequences that are of one class: the one that holds most parameters."""
+    """Return the members of lists and sequences whose class holds the most parameters."""
     blocks: dict[type, dict[int, Any]] = {}
     for module in model.modules():
         if not isinstance(module, _LISTS):
@@ -76,13 +76,13 @@ def _num_parameters(modules: list[Any]) -> int:
 
 
 def _contexts(module: Any) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of the first forward and of the second one."""
+    """Return the contexts of the first and the second forward."""
     return nullcontext(), _without_running_statistics(module)
 
 
 @contextmanager
 def _without_running_statistics(module: Any) -> Iterator[None]:
-    """A momentum of 0 keeps them; without them the second forward would save fewer tensors, which is refused."""
+    """Keep running statistics by a momentum of 0; without them, forward would save fewer tensors, which is refused."""
     norms = [one for one in module.modules() if isinstance(one, _BatchNorm) and one.training]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:

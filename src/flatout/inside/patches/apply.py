@@ -1,7 +1,7 @@
-"""FLATOUT_PATCHES -> patches in this process, right after torch was imported; see `change.patches` for names and
-parameters.
+"""Apply the patches in FLATOUT_PATCHES to this process, right after torch was imported; see `change.patches` for names
+and parameters.
 
-Without a recording, FLATOUT_REPORTS names a folder for the reports and the log; without both there are none.
+Without a recording, FLATOUT_REPORTS names a folder for the reports and the log; without both, nothing is written.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from flatout.inside.log import LOG
 from flatout.inside.patches.report import REPORTS
 from flatout.inside.protocol import Variable
 
-# The module of each patch, which has a function of the patch's name. In the order of applying: what is put on later is
-# outermost, so that the layers of one model are autocast(checkpoint(block)), compiled as a whole.
+# The module of each patch; it has a function of the patch's name. Patches are applied in this order, and later ones are
+# outermost, so that the layers of one model are autocast(checkpoint(block)), all compiled together.
 MODULES: Mapping[str, str] = {
     "bind_cores": "bind_cores",
     "dataloader": "dataloader",
@@ -62,7 +62,7 @@ def apply_patches(recording: Path | None, environment: Mapping[str, str] = os.en
 
 
 def read_patches(text: str) -> dict[str, dict[str, object]]:
-    """By name; of several of one name the parameters are merged. Raises ValueError where it is no such list."""
+    """Return the parameters by patch name, merged if a name occurs again. Raises ValueError for any other text."""
     found: dict[str, dict[str, object]] = {}
     for item in json.loads(text):
         found.setdefault(str(item["name"]), {}).update(item.get("parameters", {}))

@@ -1,4 +1,4 @@
-"""A call's arguments by name, and back."""
+"""Convert a call's arguments to named arguments and back."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def parameters_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def bind(function: Callable[..., Any], args: Any, kwargs: Any) -> inspect.BoundArguments:
-    """Raises TypeError as the call itself would."""
+    """Bind a call's arguments to their names. Raises TypeError as the call itself would."""
     return parameters_of(function).bind(*args, **kwargs)
 
 
 def value(bound: inspect.BoundArguments, name: str) -> Any:
-    """As given, or the default."""
+    """Return the argument's value, or its default if it was not given."""
     if name in bound.arguments:
         return bound.arguments[name]
     return bound.signature.parameters[name].default

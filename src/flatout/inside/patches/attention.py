@@ -1,4 +1,4 @@
-"""Models of the transformers library are built with a fused attention, where they have it."""
+"""Build models of the transformers library with a fused attention, if they have one."""
 
 from __future__ import annotations
 

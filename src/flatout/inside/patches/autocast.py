@@ -1,4 +1,4 @@
-"""Mixed precision around the model's forward; its outputs are fp32 again, for a loss outside."""
+"""Run the model's forward in mixed precision and convert its outputs back to fp32, for a loss outside the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def autocast(report: Report, *, dtype: str = "bfloat16") -> None:
 
 
 def in_fp32(value: Any, lower: torch.dtype) -> Any:
-    """The same structure, whose tensors of the lower precision are in fp32. What it does not know, it leaves."""
+    """Return the same structure with its lower-precision tensors in fp32; values of other types stay unchanged."""
     if isinstance(value, torch.Tensor):
         return value.float() if value.dtype == lower else value
     if isinstance(value, tuple) and hasattr(value, "_fields"):

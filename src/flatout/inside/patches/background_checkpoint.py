@@ -1,13 +1,13 @@
-"""`torch.save` to a path returns once the state is copied to the host; a thread writes the same bytes to the same path.
+"""Make `torch.save` to a path return once the state is copied to the host; a thread writes the same bytes to the path.
 
-Pickling is done at once, as ever: only the records that torch would write to the file are buffered, and storages that
-the training may change are copied. At most one file is held. The write is waited for before the script can see its
-absence: at the next save, at the exit, before a barrier, and before it opens, looks at, renames, removes or lists a
-file there, or starts a process. An error of the write is raised at the first of them.
-`torch.distributed.checkpoint.save` becomes its own asynchronous form, in a separate process group, and is waited for
-at the same places.
+Pickling is done at once, as usual: only the records that torch would write to the file are buffered, and storages that
+the training can change are copied. At most one file is held. The script waits for the write before it could notice that
+the file is missing: at the next save, at exit, before a barrier, and before it opens, checks, renames, removes or lists
+a file there, or starts a process. An error of the write is raised at the first of these points.
+`torch.distributed.checkpoint.save` is replaced by its asynchronous form, in a separate process group, with waits at the
+same points.
 
-Not waited for: a signal that kills the process, and other programs that look into the folder.
+A signal that kills the process, and other programs that read the folder, do not wait for the write.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from flatout.inside.after_import import after_import
 from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.patches.report import REPORTS, Report
 
-# Whatever changes names, or hands files to another program, waits for all; an `open` or a look waits for its own file.
+# Functions that change names or pass files to another program wait for all writes; `open` and functions that check a
+# file wait for that file.
 _WAIT_FOR_ALL = {
     "os.rename",
     "os.remove",
@@ -53,13 +54,13 @@ class _Background:
         self._thread: threading.Thread | None = None
         self._path: str | None = None
         self._error: BaseException | None = None
-        self._future: Any = None  # of torch.distributed.checkpoint
+        self._future: Any = None  # the future of torch.distributed.checkpoint
         self._group: Any = None
         self._owner = 0  # the thread that waits for the distributed checkpoint
 
     @property
     def is_busy(self) -> bool:
-        """Whether this thread may have to wait; those that write never have to."""
+        """Whether this thread can have to wait; the threads that write never wait."""
         if self._thread is not None and self._thread is not threading.current_thread():
             return True
         return self._future is not None and self._owner == threading.get_ident()
@@ -83,7 +84,7 @@ class _Background:
         self._report.did("distributed_saves")
 
     def wait(self) -> None:
-        """Wait until all is on disk. Raises CheckpointWriteError, once, if it could not be written."""
+        """Wait until everything is on disk. Raises CheckpointWriteError, once, if a write failed."""
         if not self.is_busy:
             return
         with self._lock:
@@ -118,7 +119,7 @@ class _Background:
                 self.wait()
 
     def forked(self) -> None:
-        """Forget the write, in a forked child: it has no such thread."""
+        """Forget the write, in a forked child, because the child does not have the writing thread."""
         self._thread = self._path = self._error = self._future = None
         self._lock = threading.RLock()
 
@@ -158,7 +159,7 @@ def background_checkpoint(report: Report) -> None:
 
 
 class _Held:
-    """Takes what `torch.save` writes, record by record, instead of its file."""
+    """Takes the records that `torch.save` writes, in place of its file."""
 
     def __init__(self, background: _Background, original: Any, path: str) -> None:
         self._background, self._original, self._path = background, original, path
@@ -188,7 +189,7 @@ class _Held:
 
 
 def _own_copy(storage: Any) -> Any:
-    """Return a copy of a storage; itself if torch has just copied it from the GPU, as nobody else holds it then."""
+    """Return a copy of a storage, or the storage itself if torch has just copied it from the GPU for this save."""
     if getattr(_saving, "is_copied", False):
         _saving.is_copied = False
         return storage
@@ -272,7 +273,7 @@ def _watch(background: _Background) -> None:
 
 
 def _wait_before(name: str, background: _Background) -> None:
-    """Wait before a barrier: after it, other ranks may read what this one has saved."""
+    """Wait before a barrier, because other ranks can read this rank's file after it."""
     from torch.distributed import distributed_c10d
 
     original = getattr(distributed_c10d, name)
@@ -302,4 +303,4 @@ def _patch_distributed(report: Report, background: _Background, module: Any) -> 
         background.begin_distributed(future)
         return None
 
-    module.save = save  # not in its own file, where `async_save` calls it by this name
+    module.save = save  # not in the defining module, where `async_save` calls it by this name

@@ -1,7 +1,7 @@
-"""Bind each rank to separate cores: an equal share of those allowed, or those of the NUMA node of its GPU.
+"""Bind each rank to separate cores: an equal share of the allowed cores, or the cores of its GPU's NUMA node.
 
-This is set for all existing threads; later threads and loader workers inherit it. A rank that was not started by a
-launcher knows its number only once its process group exists.
+The binding is set for all existing threads; later threads and loader workers inherit it. A rank that was not started by
+a launcher knows its rank only once its process group exists.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def bind_cores(report: Report, *, by: str = "exclusive") -> None:
 
 
 def local_rank_and_size(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return this rank among those of its host, and their number, by a launcher's variables."""
+    """Return this process's local rank and the number of ranks on its host, from a launcher's variables."""
     for rank_name, size_name in _LOCAL:
         rank_text = environment.get(rank_name, "")
         size_text = re.match(r"\d+", environment.get(size_name, ""))
@@ -88,14 +88,14 @@ def _bind(report: Report, by: str, rank: int, size: int) -> None:
         report.note("there are not enough cores for the ranks")
         return
     for thread in os.listdir("/proc/self/task"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             os.sched_setaffinity(int(thread), cores)
     report.details["cores"] = ",".join(map(str, sorted(cores)))
     report.did("processes", is_process_wide=True)
 
 
 def nodes_of(allowed: set[int], sys: Path = _SYS) -> dict[int, set[int]]:
-    """Return the allowed cores by NUMA node, without nodes that have none."""
+    """Return the allowed cores by NUMA node, without nodes that have no allowed core."""
     nodes = {}
     for folder in sorted((sys / "devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         cores = _listed(folder / "cpulist") & allowed
@@ -105,7 +105,7 @@ def nodes_of(allowed: set[int], sys: Path = _SYS) -> dict[int, set[int]]:
 
 
 def share_of(allowed: set[int], nodes: dict[int, set[int]], rank: int, size: int, sys: Path = _SYS) -> set[int]:
-    """Return an equal share, of one node if possible; the two threads of a core stay together."""
+    """Return an equal share of the cores, within one node if possible; the two threads of a core stay together."""
 
     def siblings(core: int) -> int:
         return min(_listed(sys / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list") or {core})
@@ -116,7 +116,7 @@ def share_of(allowed: set[int], nodes: dict[int, set[int]], rank: int, size: int
 
 
 def _listed(path: Path) -> set[int]:
-    """Read a list as the kernel writes it, e.g. `0-3,8`."""
+    """Read a list of numbers in the kernel's format, e.g. `0-3,8`."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -129,7 +129,7 @@ def _listed(path: Path) -> set[int]:
 
 
 def _node_of_gpu(rank: int) -> int | None:
-    """Return the NUMA node of a rank's GPU, as the driver knows it: CUDA must not be woken here."""
+    """Return the NUMA node of a rank's GPU according to the driver, because CUDA must not be initialized here."""
     name = _gpu_name(rank, os.environ.get("CUDA_VISIBLE_DEVICES"))
     try:
         bus_id = _bus_id(name)
@@ -143,7 +143,7 @@ def _node_of_gpu(rank: int) -> int | None:
 
 
 def _gpu_name(rank: int, visible: str | None) -> str:
-    """Return the index or UUID of a rank's GPU, by the value of CUDA_VISIBLE_DEVICES."""
+    """Return the index or UUID of a rank's GPU, from the value of CUDA_VISIBLE_DEVICES."""
     if visible is None:
         return str(rank)
     names = [name for name in visible.split(",") if name]

@@ -1,4 +1,4 @@
-"""Models with 2-d convolutions in the channels-last layout, weights and 4-d inputs."""
+"""Use the channels-last layout for the weights and 4-d inputs of models with 2-d convolutions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`torch.compile` of the model that a wrapper holds, of the units that FSDP2 shards, or of the whole model, in place.
+"""Apply `torch.compile` in place to the model in a wrapper, to the units that FSDP2 shards, or to the whole model.
 
-Where the compiler fails, the part runs as it did before.
+If the compiler fails on a part, that part runs as before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Copies from pinned host memory to the GPU that do not wait: `Tensor.to` and `Tensor.cuda`, and `Module.to` through
-them.
+"""Make copies from pinned host memory to the GPU non-blocking: `Tensor.to` and `Tensor.cuda`, and `Module.to`, which
+calls them.
 
-The stream keeps the order for what runs on the GPU. Copies to the host stay as they are, and so do those from pageable
-memory.
+The stream keeps the order of work on the GPU. Copies to the host and copies from pageable memory are unchanged.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def _is_for_gpu(args: Any, kwargs: Any) -> bool:
 
 
 def without_waiting(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of `Tensor.to(device, dtype, non_blocking)` or `Tensor.to(other, non_blocking)` with it set."""
+    """Return the arguments of `Tensor.to(device, dtype, non_blocking)` or `.to(other, non_blocking)`, non-blocking."""
     place = 1 if args and isinstance(args[0], torch.Tensor) else 2
     if len(args) > place:
         return (*args[:place], True, *args[place + 1 :]), kwargs

@@ -1,9 +1,9 @@
-"""DataLoaders: how many worker processes, how far ahead, pinned memory, workers kept between epochs.
+"""Change DataLoaders: the number of worker processes, prefetching, pinned memory, workers kept between epochs.
 
-All loaders that the process makes, by whatever subclass, get the values when they are made; what they load and in which
-order stays: the base seed is drawn at each epoch as without kept workers, and an iterable dataset, which gives every
-worker all of its samples unless it shares them out itself, gets one worker at most. If the first batch of an iterator
-fails in our way, the script's own way is taken from the same random state.
+All loaders that the process creates, of any subclass, get the values at their creation. What they load and its order
+stay the same: the base seed is drawn at each epoch as it is without kept workers. An iterable dataset gives every
+worker all of its samples unless it splits them itself, so it gets one worker at most. If the first batch of an iterator
+fails with our settings, the script's own settings are used from the same random state.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def _patch_init(report: Report, asked: dict[str, Any], own_settings: Any) -> Non
 
     @report.guarded
     def changed(bound: Any) -> dict[str, Any]:
-        """The script's own values of what was changed."""
+        """Change the arguments; return the script's own values of the changed settings."""
         wanted = _legal(report, asked, bound)
         own = {name: value(bound, name) for name in _SETTINGS}
         if all(own[name] == setting for name, setting in wanted.items()):
-            # Trainers make theirs from the script's, which has our values already.
+            # Trainers create their loader from the script's loader, which already has our values.
             dataset = bound.arguments.get("dataset")
             return next((one for loader, one in list(own_settings.items()) if loader.dataset is dataset), {})
         bound.arguments.update(wanted)
@@ -93,7 +93,7 @@ def _patch_init(report: Report, asked: dict[str, Any], own_settings: Any) -> Non
 
 
 def _legal(report: Report, asked: dict[str, Any], bound: Any) -> dict[str, Any]:
-    """What of the wanted settings this loader can have."""
+    """Return the requested settings that this loader can have."""
     dataset = bound.arguments.get("dataset")
     own = int(value(bound, "num_workers"))
     wanted = dict(asked)
@@ -112,7 +112,7 @@ def _legal(report: Report, asked: dict[str, Any], bound: Any) -> dict[str, Any]:
         for name in ("prefetch_factor", "persistent_workers"):
             if wanted.pop(name, None) is not None:
                 report.note(f"{name} needs workers, and a loader has none")
-        if own > 0:  # what the script gave for its workers is not allowed without any
+        if own > 0:  # the script's settings for workers are not allowed without workers
             wanted.update(prefetch_factor=None, persistent_workers=False)
     if wanted.get("pin_memory") and not (torch.cuda.is_initialized() or torch.cuda.device_count() > 0):
         del wanted["pin_memory"]
@@ -158,7 +158,7 @@ def _num_batches(dataset: Any, bound: Any) -> int | None:
 
 
 def _holds_device_tensors(found: Any, depth: int = _MAX_DEPTH) -> bool:
-    """Looks at the attributes and their first elements, not at all the data."""
+    """Whether a dataset holds tensors on a device, judging by its attributes and their first elements."""
     if isinstance(found, torch.Tensor):
         return bool(found.is_cuda)
     if depth == 0 or found is None or isinstance(found, (str, bytes, int, float, type)):
@@ -198,7 +198,7 @@ def _patch_iterators(report: Report, own_settings: Any) -> None:
         state = self.__dict__.get(_FALLBACK)
         if state is None:
             return original_next(self)
-        if not isinstance(state, tuple):  # the iterator that took over
+        if not isinstance(state, tuple):  # `state` is the iterator that took over
             return original_next(state)
         try:
             batch = original_next(self)
@@ -223,7 +223,7 @@ def _patch_iterators(report: Report, own_settings: Any) -> None:
     def reset(self: Any, loader: Any, first_iter: bool = False) -> Any:
         own = None if first_iter else _own(own_settings, loader)
         if own is not None and self._persistent_workers and not own["persistent_workers"]:
-            # A new iterator draws it, and what the script draws next depends on it.
+            # A new iterator would draw the base seed here, and the script's next random numbers depend on that draw.
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         return original_reset(self, loader, first_iter)
 
@@ -233,13 +233,13 @@ def _patch_iterators(report: Report, own_settings: Any) -> None:
 def _own(own_settings: Any, loader: Any) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] | None = own_settings.get(loader)
-    except TypeError:  # a subclass without a hash
+    except TypeError:  # a subclass that is not hashable
         return None
     return found
 
 
 def _give_back(loader: Any, own: dict[str, Any], own_settings: Any) -> None:
-    """The loader as the script made it."""
+    """Restore the loader's settings to the script's own."""
     del own_settings[loader]
     for name, setting in own.items():
         loader.__dict__[name] = setting

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: bucket size, gradients as views into the buckets, static graph."""
+"""Change arguments of DistributedDataParallel: bucket size, gradients as views into the buckets, static graph."""
 
 from __future__ import annotations
 

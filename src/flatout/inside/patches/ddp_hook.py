@@ -1,9 +1,9 @@
-"""Compressed gradients: a communication hook of DistributedDataParallel, put on before the first forward if there is
-none.
+"""Compress gradients with a communication hook of DistributedDataParallel, registered before the first forward if the
+script has not registered a hook.
 
-bf16 and PowerSGD are torch's own. Top-K is ours: each rank sends the largest entries of gradient plus error, all ranks
-add up all of them in the same order, and what was not sent is the error of the next step. The first step is reduced
-plainly, as the buckets are rebuilt after it.
+bf16 and PowerSGD are torch's own hooks. Top-K is ours: each rank sends the largest entries of gradient plus error, all
+ranks add up these entries in the same order, and what was not sent is the error of the next step. The first step is
+reduced without compression, because the buckets are rebuilt after it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _made(ddp: Any, hook: str, rank: int, start: int, percent: int) -> tuple[Any
 
         group = ddp.process_group
         return PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=max(start, 2)), powerSGD_hook
-    # DDP checks them, as classes.
+    # DDP checks these annotations, which must be classes.
     top_k_hook.__annotations__ = {"bucket": torch.distributed.GradBucket, "return": torch.futures.Future[torch.Tensor]}
     return TopK(ddp.process_group, percent), top_k_hook
 
@@ -67,7 +67,7 @@ class TopK:
         self.group, self.share = group, percent / 100
         self.world_size = torch.distributed.get_world_size(group)
         self.num_steps = 0
-        self.errors: dict[int, torch.Tensor] = {}  # by bucket
+        self.errors: dict[int, torch.Tensor] = {}  # by bucket index
 
     def error(self, index: int, gradient: torch.Tensor) -> torch.Tensor | None:
         error = self.errors.get(index)

@@ -1,9 +1,9 @@
-"""DistributedDataParallel reduces gradients only in the last of the passes before an optimizer step.
+"""Make DistributedDataParallel reduce gradients only in the last of the passes before an optimizer step.
 
-In: forwards in training mode, counted since the last step. The last pass of a step is the one with the number `passes`.
-Where a step (or gradient clipping, or a GradScaler) comes earlier, as at the end of an epoch, the gradients that are
-there are averaged first: what an optimizer applies is always the mean over the ranks. A script that reads `.grad`
-itself between passes sees its rank's own.
+In: forwards in training mode, counted since the last step. The last pass of a step has the number `passes`. If a step
+(or gradient clipping, or a GradScaler) comes earlier, e.g. at the end of an epoch, the existing gradients are averaged
+first, so that an optimizer always applies the mean over the ranks. A script that reads `.grad` itself between passes
+sees only its rank's gradients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BYTES_TOGETHER = 64 << 20
 
 
 class _Passes:
-    """The passes of one DistributedDataParallel."""
+    """The passes of one DistributedDataParallel module."""
 
     def __init__(self, ddp: Any) -> None:
         self.count = 0
@@ -55,7 +55,7 @@ def ddp_no_sync(report: Report, *, passes: int = 2) -> None:
             report.note("the script uses no_sync() itself")
             return original(self, *args, **kwargs)
         if state.count >= passes:
-            state.is_unsynced = False  # this pass reduces all that was added up
+            state.is_unsynced = False  # this pass reduces all accumulated gradients
             return original(self, *args, **kwargs)
         state.is_unsynced = True
         report.did("passes_without_reduction")
@@ -78,7 +78,7 @@ def ddp_no_sync(report: Report, *, passes: int = 2) -> None:
 
 
 def _hook_readers(level: Any, known: Any) -> None:
-    """Whoever uses gradients: optimizers, clipping, GradScalers."""
+    """Hook everything that uses gradients: optimizers, clipping, GradScalers."""
 
     def ids_of(optimizer: Any) -> set[int]:
         return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -112,7 +112,7 @@ def _hook_readers(level: Any, known: Any) -> None:
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         before(optimizer)
         result = original_step(self, optimizer, *args, **kwargs)
-        after(optimizer)  # a step that was skipped
+        after(optimizer)  # the step was skipped
         return result
 
     scaler.unscale_, scaler.step = unscale_, step
@@ -130,7 +130,7 @@ def _leveled(clip: Any, level: Any, known: Any) -> Any:
 
 
 def average(parameters: list[Any], group: Any) -> bool:
-    """Replace gradients by their mean over the ranks, as a reduction in backward would. Return False without any."""
+    """Replace gradients by their mean over the ranks, like a reduction in backward; return False if there are none."""
     has_gradient = torch.tensor([one.grad is not None for one in parameters], dtype=torch.int32)
     device = next((one.device for one in parameters), torch.device("cpu"))
     has_gradient = has_gradient.to(device)
@@ -151,7 +151,7 @@ def average(parameters: list[Any], group: Any) -> bool:
 
 
 def _portions(parameters: list[Any]) -> list[list[Any]]:
-    """Split parameters into portions, each of one type and device and not too large."""
+    """Split parameters into portions of limited size, each of one type and device."""
     portions: list[list[Any]] = []
     size, kind = 0, None
     for one in parameters:

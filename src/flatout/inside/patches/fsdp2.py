@@ -1,5 +1,5 @@
-"""FSDP2: weights kept gathered, gathered further ahead, and gradients reduced only in the last pass before an optimizer
-step."""
+"""Change FSDP2: keep weights gathered, gather them further ahead, and reduce gradients only in the last pass before an
+optimizer step."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _fully_shard(report: Report) -> Any:
 
 
 class _Order:
-    """Collects the units in the order of their first forward, and then sets what each gathers ahead."""
+    """Collects the units in the order of their first forward, and then sets which units each gathers ahead."""
 
     def __init__(self, report: Report, forward: int, backward: int) -> None:
         self._report, self._forward, self._backward = report, forward, backward
@@ -92,7 +92,7 @@ class _Order:
 
     def _set(self) -> None:
         units = self._units
-        # The root is called first, and in backward it begins first too.
+        # The root is called first, and it also begins first in backward.
         is_root_first = len(units) > 1 and any(child is units[1] for child in units[0].modules())
         backward = [*units[:1], *units[:0:-1]] if is_root_first else units[::-1]
         for units_in_order, depth, setter in (
@@ -170,7 +170,7 @@ class _Sharded:
         self.is_unsynced = False
 
     def reduce(self) -> None:
-        """As at the end of a backward pass that reduces: for a step with fewer passes than others."""
+        """Reduce as at the end of a reducing backward pass, for a step with fewer passes than others."""
         self.model.set_requires_gradient_sync(True)
         self.model._get_fsdp_state()._root_post_backward_final_callback()
 

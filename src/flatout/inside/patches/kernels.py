@@ -1,6 +1,7 @@
-"""Process-wide switches: cuDNN's search for algorithms, TF32, and an allocator cache that is not emptied.
+"""Set process-wide switches: cuDNN's search for algorithms, TF32, and an allocator cache that is not emptied.
 
-They hold although the script sets them otherwise later; cuDNN's search ends where it asks for determinism.
+They stay in effect even if the script sets them differently later; cuDNN's search ends if the script asks for
+determinism.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def keep_cache(report: Report) -> None:
 
     @wraps(original)
     def empty_cache(*args: Any, **kwargs: Any) -> None:
-        if out_of_memory_where(sys.exc_info()[1]) is not None:  # the script frees memory, to try again
+        if out_of_memory_where(sys.exc_info()[1]) is not None:  # the script frees memory to try again
             original(*args, **kwargs)
         else:
             report.did("calls")

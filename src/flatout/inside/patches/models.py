@@ -1,7 +1,7 @@
-"""The models that a process trains, found when they are wrapped or when an optimizer gets their parameters.
+"""Find the models that a process trains, when they are wrapped or when an optimizer gets their parameters.
 
-What is done to a model is done to its class, for the instances that carry a mark: a model is copied and pickled as
-ever, with the same names for its parameters, and without anything of ours in its hooks.
+Patches change a model's class and affect only instances that carry a mark. So a model is copied and pickled as usual,
+with the same parameter names, and without anything of ours in its hooks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Models:
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def on_model(self, report: Report, callback: Callable[[Any], None]) -> None:
-        """`callback` with each model, once, before it is first trained (if it is found before)."""
+        """Call `callback` with each model, once, before its first training step (if it is found before that)."""
         if not self._callbacks:
             self._hook_optimizers()
             self._hook_ddp()
@@ -74,7 +74,7 @@ MODELS = _Models()
 
 
 def unwrapped(model: Any) -> Any:
-    """Without DistributedDataParallel and `torch.compile` around it."""
+    """Return the model without DistributedDataParallel and `torch.compile` around it."""
     while isinstance(model, torch.nn.Module):
         if type(model).__name__ == "OptimizedModule":
             model = model._orig_mod
@@ -102,7 +102,7 @@ _wrapped: set[tuple[type, str]] = set()
 
 
 def around_forward(module: Any, mark: str, around: _Around) -> None:
-    """`around(forward, module, args, kwargs)` instead of this module's forward."""
+    """Replace this module's forward with `around(forward, module, args, kwargs)`."""
     module.__dict__[mark] = True
     kind = type(module)
     if (kind, mark) in _wrapped or any(

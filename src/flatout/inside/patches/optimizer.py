@@ -1,7 +1,7 @@
-"""Optimizers: fused or multi-tensor kernels, and gradients dropped instead of zeroed.
+"""Change optimizers: use fused or multi-tensor kernels, and drop gradients instead of zeroing them.
 
-A class is patched where torch's own has the keyword; a subclass comes through it. Where torch refuses the keyword for
-these parameters, the optimizer is made as the script asked. A loaded checkpoint does not switch it off again.
+A torch class is patched if it has the keyword; its subclasses call the patched constructor. If torch refuses the
+keyword for some parameters, the optimizer is created as the script asked. A loaded checkpoint does not switch it off.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _patch_class(report: Report, kind: Any, keyword: str) -> None:
 
     @wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if self.__dict__.get("_flatout_is_making"):  # the class above: AdamW is an Adam
+        if self.__dict__.get("_flatout_is_making"):  # called by a subclass: AdamW is an Adam
             original(self, *args, **kwargs)
             return
         bound = _bind(original, self, args, kwargs)
@@ -67,7 +67,7 @@ def _patch_class(report: Report, kind: Any, keyword: str) -> None:
 
     @report.guarded
     def keep(self: Any) -> None:
-        """Through `load_state_dict`, whose checkpoint has the script's own value; not if gradients are sparse."""
+        """Keep the setting in `load_state_dict`, as checkpoints have the script's; not if gradients are sparse."""
 
         def before_load(_: Any, state: Any) -> Any:
             groups = [
@@ -98,7 +98,7 @@ def _bind(original: Any, self: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _copied(params: Any) -> Any:
-    """Groups are dictionaries that an optimizer writes to."""
+    """Return a copy of the parameter groups, which are dictionaries that an optimizer writes to."""
     if not isinstance(params, (list, tuple)):
         return params
     groups = []

@@ -1,12 +1,12 @@
-"""What a patch did: lines of `patches-<host>-<pid>.jsonl` in the recording; of a patch in a process the last one
-counts.
+"""Report what a patch did, in lines of `patches-<host>-<pid>.jsonl` in the recording; the last line of a patch in a
+process counts.
 
     {"schema": "flatout/patches", "version": 1, "patch": "dataloader", "parameters": {..}, "applied": true, "reason":
      null, "details": {"loaders": 2}, "notes": [..], "rank": 0, "world_size": 2, "pid": 4711}
 
-`applied`: it took effect at least once. `reason`: why not. `details` counts, `notes` are places where it did not fit.
-Lines come when a patch first takes effect, whenever a count has doubled, at the first optimizer step, and at the end. A
-process that trains nothing (a launcher, a compiler's helper) writes none.
+`applied`: the patch took effect at least once. `reason`: why it did not. `details` holds counts, and `notes` describes
+places where the patch did not fit. Lines are written when a patch first takes effect, whenever a count has doubled, at
+the first optimizer step, and at the end. A process that trains nothing (a launcher, a compiler's helper) writes none.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Report:
         self.notes: list[str] = []
         self.reason: str | None = "not installed"
         self.is_applied = False
-        self.before_writing: Callable[[], object] | None = None  # looks at what is so by then
+        self.before_writing: Callable[[], object] | None = None  # updates the report before it is written
         self._reports = reports
 
     def waits(self, reason: str) -> None:
-        """It is installed; `reason` holds until it takes effect."""
+        """Note that the patch is installed; `reason` holds until it takes effect."""
         self.reason = reason
 
     def did(self, what: str, number: int = 1, *, is_process_wide: bool = False) -> None:
-        """It took effect on `number` more of `what`; process-wide: also in a process that may train nothing."""
+        """Count `number` more of `what` as changed; process-wide: even in a process that may train nothing."""
         before = self.details.get(what, 0)
         total = (before if isinstance(before, int) else 0) + number
         self.details[what] = total
@@ -57,14 +57,14 @@ class Report:
             self._reports.write(self, is_sure=not is_process_wide)
 
     def note(self, text: str) -> None:
-        """Somewhere it did not fit: the script's own way stays there."""
+        """Note a place where the patch did not fit and the script's own behavior stays."""
         if text not in self.notes and len(self.notes) < _MAX_NOTES:
             self.notes.append(text)
         if not self.is_applied:
             self.reason = text
 
     def failed(self, where: str) -> None:
-        """An error of ours, which is being handled."""
+        """Report an error of ours, the exception that is being handled."""
         LOG.error(f"patch {self.name}, {where}")
         self.note(f"failed: {where}, see the log")
 
