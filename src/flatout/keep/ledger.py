@@ -125,7 +125,7 @@ def _held(path: Path, file: int) -> HeldError:
 
 
 def _is_other(head: bytes) -> bool:
-    """True if the file is not a ledger. A damaged ledger is still one: it must not keep a job from being restarted."""
+    """Whether the file is not a ledger. A damaged ledger is still one: it must not keep a job from being restarted."""
     line = head.lstrip(b"\0\n").partition(b"\n")[0]
     return bool(line) and not _BEGINS.startswith(line) and not (line.startswith(b"{") and b'"event"' in line)
 
@@ -158,7 +158,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def goodput(self) -> float | None:
-        """The share of the allocated time in which new steps were made; None if no time could be classified."""
+        """Return the share of the allocated time that made new steps; None if no time could be classified."""
         is_known = self.allocated_ns > self.ns.get("unknown", 0)
         return self.ns.get("productive", 0) / self.allocated_ns if is_known else None
 

@@ -14,7 +14,7 @@ _NAMED = re.compile(r"""(?<![\w-])((?:--?)?([A-Za-z_][\w.-]*)=|--?([A-Za-z][\w-]
 
 
 def without_tokens(text: str) -> str:
-    """An exception's message may quote a URL, a header or a command."""
+    """Mask tokens in a text, such as an exception's message that quotes a URL, a header or a command."""
     text = KNOWN_SECRETS.sub(MASK, text)
     text = _NAMED.sub(_masked, text)
     return BEARER.sub(rf"\1 {MASK}", URL_PASSWORD.sub(rf"\1{MASK}@", text))

@@ -117,7 +117,7 @@ def _says_failure(evidence: Evidence) -> str:
 
 
 def _message(evidence: Evidence) -> str:
-    """Its first line."""
+    """Return the first line of the failure's message."""
     assert evidence.root is not None
     message = evidence.root.message.strip().splitlines()
     return "".join(one if one.isprintable() else "?" for one in message[0][:200]) if message else ""
