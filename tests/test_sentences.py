@@ -23,7 +23,7 @@ TAKE_APART = {
 # Texts of others, and layout.
 ALLOWED = {
     ("cli", '"\\n" in message'),  # of click
-    ("report.doctor_hosts_html", 'one.reason.replace(domain, "")'),  # shortens the names of hosts for the page
+    ("report.doctor_hosts_html", 'difference.reason.replace(domain, "")'),  # shortens the names of hosts for the page
     ("schedule.live.decide", "node.reason.startswith(FLATOUT_MARK)"),  # the mark of a drain, which Slurm keeps for us
 }
 NOTES_OF_OTHERS = "plan.runs"  # reads the notes of public benchmarks
