@@ -91,7 +91,7 @@ def test_an_unforeseen_system_error_names_the_file() -> None:
 def test_too_little_memory_says_so() -> None:
     done = run("raise MemoryError")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: this needs more memory than the machine has\n")
+    assert done.stderr.startswith("error: this needs more memory than is free\n")
 
 
 @pytest.mark.parametrize("arguments", [["--nope"], ["--number", "many"], ["too", "much"]])

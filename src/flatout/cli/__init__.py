@@ -58,8 +58,8 @@ _UsageError = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     cls=_Commands,
-    help="Show where every nanosecond of a distributed PyTorch training step goes, which rank and cause make the "
-    "others wait, and what makes your own script faster.",
+    help="Show how each nanosecond of a distributed PyTorch training step is spent, which rank delays the others and "
+    "why, and which changes make your script faster.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -161,7 +161,7 @@ def _translated(error: BaseException) -> FlatoutError:
     if isinstance(error, OSError):
         return OutputError(f"{error.filename or 'standard output'}: {error.strerror or error}")
     if isinstance(error, MemoryError):
-        return FlatoutError("this needs more memory than the machine has", hint="give it fewer or shorter traces")
+        return FlatoutError("this needs more memory than is free", hint="pass fewer or shorter traces")
     detail = traceback.format_exception_only(error)[-1].strip()
     return FlatoutError(
         f"internal error, please report it: {detail}",

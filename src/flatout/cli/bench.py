@@ -19,13 +19,18 @@ _LEAST_S, _MOST_S = 10.0, 86_400.0
 def bench(
     path: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", parser=given_path, help="Folder whose storage to measure, by reading its files."),
+        typer.Option(
+            metavar="DIR",
+            parser=given_path,
+            help="Folder on the storage to measure; its files are read.",
+        ),
     ] = None,
     allow_write: Annotated[
-        bool, typer.Option("--allow-write", help="Also measure writing, with files that are removed at the end.")
+        bool,
+        typer.Option("--allow-write", help="Also measure writing, with temporary files that are removed at the end."),
     ] = False,
     time: Annotated[
-        Duration, duration(least_s=_LEAST_S, most_s=_MOST_S, help="Total time of all measurements.")
+        Duration, duration(least_s=_LEAST_S, most_s=_MOST_S, help="Time limit of all measurements together.")
     ] = Duration("2m", 120.0),
     ranks: Annotated[
         int | None,
@@ -37,9 +42,11 @@ def bench(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", readable=False, help="Save the ceilings here instead of in the state folder."),
+        typer.Option(
+            metavar="FILE", readable=False, help="Save the ceilings to this file instead of the state folder."
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the ceilings as JSON.")] = False,
 ) -> None:
     """Measure achievable rates of this machine: matrix multiplication, memory, links, collectives, storage.

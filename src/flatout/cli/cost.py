@@ -37,13 +37,13 @@ class _CostGroup(Group):
 
 app = typer.Typer(
     cls=_CostGroup,
-    help="Charge GPU time to teams, and find what would cost less: a power cap, or spot machines.",
+    help="Charge GPU time to teams, and find what would cost less: a power cap, or spot instances.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 GpuType = Annotated[
-    str | None, typer.Option("--gpu-type", metavar="NAME", help="GPU type where the input names none, e.g. h100.")
+    str | None, typer.Option("--gpu-type", metavar="NAME", help="GPU type, if the input does not name it, e.g. h100.")
 ]
 GpuPrice = Annotated[
     float | None,
@@ -66,7 +66,7 @@ def jobs(
         typer.Argument(
             metavar="PATH...",
             parser=given_path,
-            help="Output of `sacct -aPD`, or recordings of `flatout profile`; `-` is standard input.",
+            help="Output of `sacct -aPD`, or recordings from `flatout profile`; `-` is standard input.",
             show_default=False,
         ),
     ],
@@ -76,30 +76,35 @@ def jobs(
     prices: PriceFile = None,
     electricity: Electricity = None,
     region: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Power grid, for carbon: FR, US-TEX-ERCO, us-east-1.")
+        str | None,
+        typer.Option(metavar="NAME", help="Power grid, for carbon emissions, e.g. FR, US-TEX-ERCO or us-east-1."),
     ] = None,
     usage: Annotated[
         Path | None,
         typer.Option(metavar="FILE", parser=given_path, help="CSV of measured usage: job,busy_share,power_w."),
     ] = None,
     checkpoint_interval: Annotated[
-        Duration | None, duration(help="How often jobs save, where the input does not say it.")
+        Duration | None, duration(help="Time between checkpoints, if the input does not say.")
     ] = None,
     project: Annotated[
         str,
         typer.Option(metavar="COLUMN", help="Column that names the project: wckey, qos, partition, user, jobname."),
     ] = "wckey",
     team: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Team to charge for recordings, which name none.")
+        str | None, typer.Option(metavar="NAME", help="Team to charge for recordings, which do not name a team.")
     ] = None,
     budget: Annotated[list[str] | None, typer.Option(metavar="TEAM=USD", help="Budget of a team. Repeatable.")] = None,
     budget_period: Annotated[
         Duration | None,
-        duration(help="Period of the budgets, from the start of the first job; also warns before they are exceeded."),
+        duration(
+            help="Period of the budgets, from the start of the first job; also warns of budgets that will be exceeded."
+        ),
     ] = None,
     fail_on_budget: Annotated[
         bool,
-        typer.Option("--fail-on-budget", help="Exit with 1 if a budget is or will be exceeded, or cannot be judged."),
+        typer.Option(
+            "--fail-on-budget", help="Exit with code 1 if a budget is or will be exceeded, or cannot be judged."
+        ),
     ] = False,
     json: AsJson = False,
 ) -> None:
@@ -154,7 +159,7 @@ def power_cap(
         typer.Argument(
             metavar="CURVE.csv",
             parser=given_path,
-            help="Measured time and power of workloads by power limit.",
+            help="Measured time and power of workloads at each power limit.",
             show_default=False,
         ),
     ],
@@ -165,7 +170,7 @@ def power_cap(
     electricity: Electricity = None,
     json: AsJson = False,
 ) -> None:
-    """Find the knee of measured power-cap curves, and whether a cap pays at today's prices.
+    """Find the knee of measured power-cap curves, and whether a cap pays off at current prices.
 
     Example: flatout cost power-cap curve.csv --gpu-price 2.10 --electricity 0.09
     """
@@ -191,8 +196,10 @@ def spot(
             metavar="TRACE", parser=given_path, help="Availability trace of spot instances.", show_default=False
         ),
     ],
-    work_hours: Annotated[float, amount(metavar="N", positive=True, help="Work of the job, in hours.")],
-    deadline: Annotated[Duration, duration(help="Time from the job's start until it must have ended.")],
+    work_hours: Annotated[
+        float, amount(metavar="N", positive=True, help="Hours that the job runs without interruptions.")
+    ],
+    deadline: Annotated[Duration, duration(help="Time by which the job must have ended, counted from its start.")],
     instances: Annotated[int, whole_number(least=1, help="Instances that the job needs at once.")] = 1,
     gpus_per_instance: Annotated[int, whole_number(least=1, help="GPUs per instance, for its price.")] = 1,
     gpu_type: GpuType = None,
@@ -209,7 +216,7 @@ def spot(
     ),
     json: AsJson = False,
 ) -> None:
-    """Replay a job in a trace of spot instances: on spot, on demand, or on both.
+    """Replay a job on a spot availability trace: on spot instances, on demand, or on both.
 
     Example: flatout cost spot us-west-2a.json --work-hours 24 --deadline 36h --gpu-type v100 --spot-price 0.30
     """

@@ -44,13 +44,14 @@ def diagnose(
         list[str] | None, typer.Option(metavar="FILE=N", help="Treat FILE as the trace of rank N. Repeatable.")
     ] = None,
     untraced_step: Annotated[
-        Duration | None, duration(most_s=_MAX_STEP_S, help="Step time without the profiler, if you know it.")
+        Duration | None, duration(most_s=_MAX_STEP_S, help="Step time without the profiler, if known.")
     ] = None,
     fail_on: Annotated[
         str | None,
         typer.Option(
             metavar="PERCENT|NAME",
-            help="Exit with 1 if a finding costs at least PERCENT of the step, or is called NAME.",
+            help="Exit with code 1 if a finding costs at least PERCENT of the step time, or if the finding NAME is "
+            "present.",
         ),
     ] = None,
     ceilings: Annotated[
@@ -58,16 +59,20 @@ def diagnose(
         typer.Option(
             metavar="FILE",
             parser=given_path,
-            help="Ceilings of `flatout bench` to compare with. [default: those saved here for the job's hosts]",
+            help="Ceilings from `flatout bench` to compare with. [default: those saved on this machine for the job's "
+            "hosts]",
         ),
     ] = None,
     engine: Annotated[
         str,
-        typer.Option(metavar="ENGINE", help="How to read the ranks: auto, serial, processes, or ray on a cluster."),
+        typer.Option(
+            metavar="ENGINE",
+            help="How to read the traces: auto, serial, processes (in parallel), or ray (on a cluster).",
+        ),
     ] = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Name what slows a training job down, from its profiler traces.
+    """Find what slows down a training job, from its profiler traces.
 
     Example: flatout diagnose traces/ --html report.html
     """

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _STANDARD_OUTPUT = Path("-")
 _OUTPUTS = (
-    "an output of `nvidia-smi topo -m`, `-q` or `nvlink -s`, of `lspci -vvv`, a topology XML of NCCL, or a kernel log"
+    "the output of `nvidia-smi topo -m`, `nvidia-smi -q`, `nvidia-smi nvlink -s` or `lspci -vvv`, an NCCL topology "
+    "XML, or a kernel log"
 )
 
 
@@ -29,7 +30,7 @@ def doctor(
         typer.Argument(
             metavar="[BUNDLE]...",
             parser=given_path,
-            help="With --hosts: one bundle per host, or the names of the hosts: a,b,c.",
+            help="With --hosts: one bundle per host, or host names separated by commas.",
         ),
     ] = None,
     given: Annotated[
@@ -38,8 +39,8 @@ def doctor(
             "--from",
             metavar="FILE",
             parser=given_path,
-            help=f"Check this instead of this machine: a bundle of --capture, {_OUTPUTS}, or a folder with a copy of "
-            "/sys and /proc. Repeatable: all are of one machine.",
+            help=f"Check this input instead of this machine: a bundle from --capture, {_OUTPUTS}, or a folder with a "
+            "copy of /sys and /proc. Repeatable; all inputs must come from one machine.",
         ),
     ] = None,
     topology: Annotated[
@@ -48,10 +49,10 @@ def doctor(
     ] = None,
     nccl_log: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", parser=given_path, help="Add a log of NCCL_DEBUG=INFO. Repeatable."),
+        typer.Option(metavar="FILE", parser=given_path, help="Add an NCCL log (NCCL_DEBUG=INFO). Repeatable."),
     ] = None,
     hosts: Annotated[
-        bool, typer.Option("--hosts", help="Compare hosts: those of the bundles, or named hosts, captured now.")
+        bool, typer.Option("--hosts", help="Compare hosts, either from bundles or by name (captured now).")
     ] = False,
     via: Annotated[
         str | None,
@@ -59,7 +60,7 @@ def doctor(
     ] = None,
     flatout: Annotated[
         str | None,
-        typer.Option(metavar="COMMAND", help="Command of Flatout on named hosts. [default: its path on this one]"),
+        typer.Option(metavar="COMMAND", help="Flatout's command on the named hosts. [default: its path on this host]"),
     ] = None,
     data: Annotated[
         Path | None,
@@ -70,18 +71,20 @@ def doctor(
         typer.Option(
             metavar="FILE",
             parser=given_path,
-            help="Write what was read into a bundle, for --from and --hosts; - prints the bundle and nothing else.",
+            help="Write all that was read to a bundle, for --from and --hosts; - prints only the bundle.",
         ),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", readable=False, help="Write a self-contained HTML page.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     show_all: Annotated[bool, typer.Option("--all", help="Show every check in full.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     fail_on: Annotated[
         str | None,
-        typer.Option(metavar="fail|warn", help="Exit with 1 if a check fails; with `warn`, also if one warns."),
+        typer.Option(
+            metavar="fail|warn", help="Exit with code 1 if a check fails; with `warn`, also if a check warns."
+        ),
     ] = None,
 ) -> None:
     """Check this machine: GPUs, software, host, network, storage.
@@ -129,7 +132,7 @@ def _refuse_with_hosts(*machine_options: object) -> None:
     from flatout.errors import UsageError
 
     if any(machine_options):
-        raise UsageError("`--hosts` goes with bundles, `--json`, `--html` and `--fail-on` only")
+        raise UsageError("`--hosts` can only be combined with bundles, `--json`, `--html` and `--fail-on`")
 
 
 def _refuse_without_hosts(via: str | None, flatout: str | None, bundles: Sequence[Path] | None) -> None:
@@ -137,9 +140,9 @@ def _refuse_without_hosts(via: str | None, flatout: str | None, bundles: Sequenc
     from flatout.errors import UsageError
 
     if via or flatout:
-        raise UsageError("`--via` and `--flatout` go with `--hosts` and names", hint="flatout doctor --hosts a,b,c")
+        raise UsageError("`--via` and `--flatout` need `--hosts` and host names", hint="flatout doctor --hosts a,b,c")
     if bundles:
-        raise UsageError("bundles go with `--hosts`", hint=f"for one machine: flatout doctor --from {bundles[0]}")
+        raise UsageError("bundles need `--hosts`", hint=f"for one machine: flatout doctor --from {bundles[0]}")
 
 
 def _refuse_with_bundle_on_standard_output(*outputs: object) -> None:
@@ -147,7 +150,9 @@ def _refuse_with_bundle_on_standard_output(*outputs: object) -> None:
     from flatout.errors import UsageError
 
     if any(outputs):
-        raise UsageError("`--capture -` prints only the bundle, so it goes with no other output", hint="--capture FILE")
+        raise UsageError(
+            "`--capture -` prints only the bundle, so it cannot be combined with other outputs", hint="--capture FILE"
+        )
 
 
 def _write_bundle(snapshot: Snapshot, path: Path, *, force: bool) -> None:

@@ -13,7 +13,7 @@ def explain(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Finding name or code; omit to list all.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON.")] = False,
 ) -> None:
-    """Explain a finding: what it means, why it costs, what to try, and when it is wrong.
+    """Explain a finding: what it means, why it costs time, what to try, and when it is wrong.
 
     Example: flatout explain straggler
     """

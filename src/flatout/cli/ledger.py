@@ -15,7 +15,7 @@ def ledger(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...", help="Ledgers of `flatout run --ledger`: files, or a folder with one per node."
+            metavar="FILE...", help="Ledgers from `flatout run --ledger`: files, or a folder with one per node."
         ),
     ],
     gpu: Annotated[
@@ -23,14 +23,14 @@ def ledger(
         typer.Option(metavar="NAME", help="GPU type, for its price and power. [default: from the ledger]"),
     ] = None,
     gpu_price: Annotated[
-        float | None, amount(metavar="PRICE", help="Price per GPU-hour. [default: the catalogue's, in USD]")
+        float | None, amount(metavar="PRICE", help="Price per GPU-hour. [default: the catalogue's price, in USD]")
     ] = None,
     gpu_watts: Annotated[
         float | None, amount(metavar="WATTS", help="Average power per GPU. [default: power limit]")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Show how each GPU-second of a job was used: productive, recomputed, checkpoint, restart, hang, and the rest.
+    """Show how each GPU-second of a job was used: productive, recomputed, checkpoint, restart, hang, and others.
 
     Example: flatout ledger ledger.jsonl --gpu-price 2.50
     """

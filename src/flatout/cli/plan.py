@@ -44,7 +44,9 @@ def plan(
     ] = None,
     global_batch: Annotated[int, whole_number(least=1, help="Sequences per step.")] = 1024,
     seq: Annotated[int, whole_number(least=1, help="Tokens per sequence.")] = 4096,
-    document: Annotated[int, whole_number(help="Document length when packing several per sequence, in tokens.")] = 0,
+    document: Annotated[
+        int, whole_number(help="Tokens per document, if several are packed into each sequence; 0 for no packing.")
+    ] = 0,
     precision: Annotated[str, typer.Option(metavar="TYPE", help="Data type: bf16, fp16, fp32, fp8 or fp4.")] = "bf16",
     fix: Annotated[
         list[str] | None,
@@ -62,7 +64,7 @@ def plan(
     ] = None,
     top: Annotated[int, whole_number(least=1, most=100, help="Number of layouts to show.")] = 10,
     goal: Annotated[
-        str | None, typer.Option(metavar="TEXT", help='Goal of the training, e.g. "100B tokens in 30 days".')
+        str | None, typer.Option(metavar="TEXT", help='Training goal, e.g. "100B tokens in 30 days".')
     ] = None,
     gpu_price: Annotated[float | None, amount(metavar="USD", help="For --goal: price per GPU-hour.")] = None,
     prices: Annotated[
@@ -85,10 +87,10 @@ def plan(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="For --emit: folder to write into.")] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Choose the parallel layout of a training run from all valid ones, by predicted step time and memory.
+    """Rank all valid parallel layouts of a training run by predicted step time and memory.
 
     Example: flatout plan --model llama3-70b --cluster h100x512 --global-batch 1024 --seq 8192
     """
@@ -137,15 +139,16 @@ def plan(
 def evaluate(
     runs: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="Measured runs to replay.", show_default=False)],
     shipped: Annotated[
-        bool, typer.Option("--shipped", help="Use the shipped constants, and hold no source out.")
+        bool,
+        typer.Option("--shipped", help="Use the shipped constants instead of fitting them with each source held out."),
     ] = False,
     fit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write constants that are fitted to all runs.")
+        Path | None, typer.Option(metavar="FILE", help="Also write the constants fitted to all runs.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Replay measured runs, and report how far plans are off.
+    """Replay measured runs, and report the errors of the predictions.
 
     Example: flatout plan evaluate RUNS.csv
     """

@@ -22,19 +22,20 @@ def profile(
         list[str], typer.Argument(metavar="COMMAND...", help="Training command, after `--`.", show_default=False)
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder to record to. [default: flatout-out/TIME]")
+        Path | None, typer.Option(metavar="DIR", help="Folder for the recording. [default: flatout-out/TIME]")
     ] = None,
     steps: Annotated[int, whole_number(least=1, help="Number of steps to trace.")] = 3,
     warmup: Annotated[
         int | None, whole_number(help="Warm-up steps before tracing. [default: until step times are stable]")
     ] = None,
     light: Annotated[
-        bool, typer.Option("--light", help="Record step times, data loader, memory and machine, but no trace.")
+        bool,
+        typer.Option("--light", help="Record step times, data loading, memory and the machine's state, but no trace."),
     ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print the result as one line of JSON after the job's output.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a recording that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing recording.")] = False,
 ) -> None:
     """Run a training command, unchanged, and record what slows it down.
 

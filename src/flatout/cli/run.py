@@ -36,7 +36,7 @@ def run(
         list[str], typer.Argument(metavar="COMMAND...", help="Training command, after `--`.", show_default=False)
     ],
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="tuned.toml of `flatout tune`, with the changes to apply.")
+        Path | None, typer.Option(metavar="FILE", help="tuned.toml from `flatout tune`, with the changes to apply.")
     ] = None,
     max_restarts: Annotated[int, whole_number(help="Maximum restarts after failures.")] = 0,
     hang_after: Annotated[
@@ -44,7 +44,7 @@ def run(
         typer.Option(
             metavar="auto|off|DURATION",
             parser=_parse_hang_after,
-            help="End the job when it has hung for this long; auto learns the limit from its steps. "
+            help="End the job after it has hung for this long; auto derives the limit from its step times. "
             "[default: auto with --max-restarts, else off]",
         ),
     ] = None,
@@ -52,7 +52,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="ARGUMENT",
-            help="The script's own option to resume, added on restarts once there is a checkpoint.",
+            help="The script's option for resuming, added to the command on restarts once a checkpoint exists.",
         ),
     ] = None,
     checkpoint: Annotated[
@@ -62,7 +62,7 @@ def run(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of the script's flatout.checkpoint; its checkpoint interval is chosen from measured costs.",
+            help="Folder that the script's flatout.checkpoint writes to; Flatout chooses the checkpoint interval.",
         ),
     ] = None,
     ledger: Annotated[
@@ -71,19 +71,21 @@ def run(
     ] = None,
     take_over: Annotated[
         bool,
-        typer.Option("--take-over", help="If this job still runs after its `flatout run` was killed, end it first."),
+        typer.Option(
+            "--take-over", help="If this job is still running after its `flatout run` was killed, end it first."
+        ),
     ] = False,
     recording: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Recording of the same job, for the ledger: its steps' shares of communication and waiting.",
+            help="Recording of the same job, from which the ledger takes the shares of communication and waiting.",
         ),
     ] = None,
     gpus: Annotated[
         int | None,
         whole_number(
-            help="GPUs that the job was given, for the ledger. [default: GPUs that NVML sees, else one per rank]",
+            help="GPUs allocated to the job, for the ledger. [default: all that NVML sees, else one per rank]",
             least=1,
         ),
     ] = None,
@@ -96,16 +98,16 @@ def run(
     machine_code: Annotated[
         int | None,
         whole_number(
-            help="Exit with this code if the machine is at fault, so that the scheduler uses another one.",
+            help="Exit with this code if the machine is at fault, so that the scheduler uses another machine.",
             metavar="CODE",
             least=1,
             most=255,
         ),
     ] = None,
     redact: Annotated[bool, typer.Option("--redact", help="Mask host names in the output and the ledger.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command, and start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command without starting it.")] = False,
 ) -> None:
-    """Run a training command with the changes of a tuned.toml, and keep it alive.
+    """Run a training command with the changes from a tuned.toml, and keep it alive.
 
     Exits with the command's own code.
 

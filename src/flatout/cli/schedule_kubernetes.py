@@ -17,7 +17,9 @@ def register(app: typer.Typer) -> None:
 
 
 def kubernetes(
-    teams: Annotated[Path, typer.Argument(metavar="TEAMS.toml", help="Flavors, teams, quotas and jobs.")],
+    teams: Annotated[
+        Path, typer.Argument(metavar="TEAMS.toml", help="TOML file with flavors, teams, quotas and jobs.")
+    ],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder to write into. [default: print the manifests]")
     ] = None,

@@ -34,12 +34,10 @@ def replay(
             metavar="JOBS", help="Job history: CSV, sacct output, or a trace of Philly, openb, Helios, Acme or Gavel."
         ),
     ] = None,
-    nodes: Annotated[
-        int | None, whole_number(least=1, most=100_000, help="Number of nodes, all with the same GPUs.")
-    ] = None,
+    nodes: Annotated[int | None, whole_number(least=1, most=100_000, help="Number of identical nodes.")] = None,
     gpus_per_node: Annotated[int | None, whole_number(least=1, most=1024, help="GPUs per node.")] = None,
     cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Cluster as TOML, or openb's list of nodes (CSV).")
+        Path | None, typer.Option(metavar="FILE", help="Cluster as a TOML file, or openb's list of nodes (CSV).")
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -53,9 +51,9 @@ def replay(
     ] = Duration("3m", 180.0),
     failures: Annotated[float, amount(metavar="RATE", help="Node failures per 1,000 node-days.")] = 0,
     repair: Annotated[
-        Duration, duration(allows_zero=True, instead_of="h", help="Time until a failed node is back.")
+        Duration, duration(allows_zero=True, instead_of="h", help="Time to repair a failed node.")
     ] = Duration("4h", 14_400.0),
-    seeds: Annotated[int, whole_number(least=1, most=1000, help="Number of random draws of the failures.")] = 1,
+    seeds: Annotated[int, whole_number(least=1, most=1000, help="Number of random seeds for the failures.")] = 1,
     starved_after: Annotated[
         Duration,
         duration(
@@ -68,7 +66,7 @@ def replay(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", readable=False, help="Write a self-contained HTML report.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Replay a job history under scheduling policies: completion times, utilization, goodput, fairness, money.

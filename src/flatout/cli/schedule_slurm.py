@@ -30,7 +30,9 @@ def register(app: typer.Typer) -> None:
 
 
 def slurm(
-    apply: Annotated[bool, typer.Option("--apply", help="Act. Without it, only say what would be done.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Carry out the actions. Without this option, they are only printed.")
+    ] = False,
     policy: Annotated[
         str,
         typer.Option(
@@ -41,18 +43,21 @@ def slurm(
     order_by: Annotated[
         str,
         typer.Option(
-            metavar="FIELD", help="Field of a job that sets the order: priority, or nice, which keeps Slurm's factors."
+            metavar="FIELD",
+            help="Job field to set for the order: priority, or nice, which keeps Slurm's priority factors.",
         ),
     ] = "priority",
     history: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="`sacct -P` of ended jobs, to predict durations. [default: ask sacct]"),
+        typer.Option(
+            metavar="FILE", help="Output of `sacct -P` for ended jobs, to predict durations. [default: run sacct]"
+        ),
     ] = None,
     urgent: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=PATTERN",
-            help="Jobs to free GPUs for: partition=high, comment=*urgent*. Repeatable.",
+            help="Jobs to free GPUs for, e.g. partition=high or comment=*urgent*. Repeatable.",
         ),
     ] = None,
     urgent_partition: Annotated[
@@ -64,23 +69,25 @@ def slurm(
         list[str] | None,
         typer.Option(
             metavar="KEY=PATTERN",
-            help="Jobs never to act on, like those with flatout-protected in their comment. Repeatable.",
+            help="Jobs never to act on, besides those with flatout-protected in their comment. Repeatable.",
         ),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=PATTERN", help="Act on these jobs only. Repeatable.")
+        list[str] | None, typer.Option(metavar="KEY=PATTERN", help="Act only on these jobs. Repeatable.")
     ] = None,
     usage: Annotated[
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="GPU utilization, to reclaim idle GPUs for waiting jobs: a file, a recording, or "
-            "Prometheus's http://HOST:9090.",
+            help="Source of GPU utilization, for reclaiming idle GPUs: a file, a recording, or Prometheus at "
+            "http://HOST:9090.",
         ),
     ] = None,
     idle_after: Annotated[
         Duration,
-        duration(least_s=0.6, instead_of="m", help="How long all GPUs of a job must be idle to be reclaimed."),
+        duration(
+            least_s=0.6, instead_of="m", help="How long all GPUs of a job must be idle before they are reclaimed."
+        ),
     ] = Duration("30m", 1800.0),
     idle_below: Annotated[
         float, amount(metavar="SHARE", most=1.0, help="Utilization below which a GPU is idle.")
@@ -97,7 +104,7 @@ def slurm(
     interval: Annotated[Duration, duration(least_s=1.0, help="Time between two polls.")] = Duration("30s", 30.0),
     once: Annotated[bool, typer.Option("--once", help="Poll once, and exit.")] = False,
     max_actions_per_hour: Annotated[
-        int, whole_number(least=1, help="Maximum actions per hour, over restarts of the controller.")
+        int, whole_number(least=1, help="Maximum actions per hour, also across restarts of the controller.")
     ] = 60,
     timeout: Annotated[Duration, duration(least_s=1.0, help="Timeout of each Slurm command.")] = Duration("30s", 30.0),
     log: Annotated[Path, typer.Option(metavar="FILE", help="Log of all actions, for `flatout schedule undo`.")] = LOG,
@@ -149,11 +156,13 @@ def slurm(
 
 
 def undo(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="Log of `flatout schedule slurm`.", show_default=False)],
-    apply: Annotated[bool, typer.Option("--apply", help="Act. Without it, only say what would be done.")] = False,
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="Log from `flatout schedule slurm`.", show_default=False)],
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Carry out the actions. Without this option, they are only printed.")
+    ] = False,
     timeout: Annotated[Duration, duration(least_s=1.0, help="Timeout of each Slurm command.")] = Duration("30s", 30.0),
 ) -> None:
-    """Revert the controller's actions, newest first; skip what changed since.
+    """Revert the controller's actions, newest first; skip settings that changed since.
 
     Example: flatout schedule undo flatout-out/schedule.jsonl --apply
     """

@@ -25,17 +25,21 @@ def submit(
     limit: Annotated[
         Duration | None, duration("--time", instead_of="m", help="Maximum run time, e.g. 90m, 12h or 2d.")
     ] = None,
-    deadline: Annotated[Duration | None, duration(help="Time from now until the job must have ended.")] = None,
+    deadline: Annotated[
+        Duration | None, duration(help="Time by which the job must have ended, counted from now.")
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", parser=given_path, help="tuned.toml of `flatout tune`, with the changes to apply."
+            metavar="FILE", parser=given_path, help="tuned.toml from `flatout tune`, with the changes to apply."
         ),
     ] = None,
     plan: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", parser=given_path, help="Output of `flatout plan --json`; sets the nodes and GPUs."
+            metavar="FILE",
+            parser=given_path,
+            help="Output of `flatout plan --json`; sets the numbers of nodes and GPUs.",
         ),
     ] = None,
     max_restarts: Annotated[
@@ -46,7 +50,7 @@ def submit(
         typer.Option(
             metavar="DIR",
             parser=given_path,
-            help="For `flatout run`: folder of flatout.checkpoint, whose interval it chooses.",
+            help="For `flatout run`: folder that flatout.checkpoint writes to; Flatout chooses its interval.",
         ),
     ] = None,
     checkpoint: Annotated[
@@ -55,7 +59,9 @@ def submit(
     ] = None,
     resume_arg: Annotated[
         list[str] | None,
-        typer.Option(metavar="ARGUMENT", help="For `flatout run`: the script's option to resume on a restart."),
+        typer.Option(
+            metavar="ARGUMENT", help="For `flatout run`: the script's option for resuming, added on restarts."
+        ),
     ] = None,
     ledger: Annotated[
         Path | None,
@@ -66,7 +72,7 @@ def submit(
     ] = False,
     to: Annotated[
         str | None,
-        typer.Option(metavar="SCHEDULER", help="slurm, ray or kubernetes. [default: the first that is found]"),
+        typer.Option(metavar="SCHEDULER", help="Scheduler: slurm, ray or kubernetes. [default: the first one found]"),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Job name. [default: flatout-TIME]")] = None,
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: partition.")] = None,
@@ -77,40 +83,43 @@ def submit(
         typer.Option(metavar="OPTIONS", help="Slurm: more sbatch options, e.g. '--mem=64G --cpus-per-task=8'."),
     ] = None,
     image: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="Kubernetes: container image with the command.")
+        str | None, typer.Option(metavar="IMAGE", help="Kubernetes: container image to run the command in.")
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Kubernetes: LocalQueue of Kueue.")] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Kubernetes: Kueue LocalQueue to submit to.")
+    ] = None,
     spot_trace: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             parser=given_path,
-            help="Slurm: choose --spot-partition or --partition by this trace, as `flatout cost spot` does.",
+            help="Slurm: spot availability trace; decides between --spot-partition and --partition.",
         ),
     ] = None,
     spot_partition: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Slurm: partition of machines that can be taken away.")
+        str | None, typer.Option(metavar="NAME", help="Slurm: partition of preemptible machines.")
     ] = None,
     work_hours: Annotated[
-        float | None, amount(metavar="N", positive=True, help="For --spot-trace: work of the job, in hours.")
+        float | None,
+        amount(metavar="N", positive=True, help="For --spot-trace: hours that the job runs without interruptions."),
     ] = None,
     gpu_type: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For --spot-trace: GPU type, for its prices, e.g. h100.")
+        str | None, typer.Option(metavar="NAME", help="For --spot-trace: GPU type whose prices to use, e.g. h100.")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             parser=given_path,
-            help="New folder for the files of the submission. [default: flatout-out/submit-TIME]",
+            help="New folder for the submission's files. [default: flatout-out/submit-TIME]",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be submitted, and submit nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be submitted without submitting it.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Queue a command on Slurm, on Ray, or as a manifest for Kubernetes, with the changes that a tuning found.
+    """Submit a command to Slurm or Ray, or as a Kubernetes manifest, with the changes that a tuning found.
 
     Examples:
       flatout submit --nodes 2 --gpus 8 --time 12h -- torchrun --nproc-per-node 8 train.py

@@ -30,42 +30,52 @@ def tune(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for trials and results. [default: flatout-out/tune-TIME]"),
     ] = None,
-    budget: Annotated[Duration, duration(least_s=1.0, most_s=_MOST_S, help="Time to spend.")] = Duration("30m", 1800.0),
+    budget: Annotated[Duration, duration(least_s=1.0, most_s=_MOST_S, help="Time limit of the tuning.")] = Duration(
+        "30m", 1800.0
+    ),
     trials: Annotated[int | None, whole_number(least=4, help="Maximum number of trials, at least 4.")] = None,
     allow: Annotated[
-        str, typer.Option(metavar="SAFETY", help="Changes to allow: exact, rounding or semantic.")
+        str, typer.Option(metavar="SAFETY", help="Least strict class of changes to try: exact, rounding or semantic.")
     ] = "exact",
     objective: Annotated[
         str | None,
-        typer.Option(metavar="OBJECTIVE", help="samples/s, tokens/s, steps/s, memory or energy. [default: samples/s]"),
+        typer.Option(
+            metavar="OBJECTIVE",
+            help="Quantity to improve: samples/s, tokens/s, steps/s, memory or energy. [default: samples/s]",
+        ),
     ] = None,
     knob: Annotated[
         list[str] | None,
-        typer.Option(metavar="KNOB", help="Argument of the script to try: 'batch={8,16}:--batch-size={}'. Repeatable."),
+        typer.Option(metavar="KNOB", help="Script argument to vary, e.g. 'batch={8,16}:--batch-size={}'. Repeatable."),
     ] = None,
     steps: Annotated[
-        int | None, whole_number(least=5, help="Measured steps per trial. [default: from the noise floor]")
+        int | None, whole_number(least=5, help="Measured steps per trial. [default: chosen from the noise floor]")
     ] = None,
     warmup: Annotated[
         int | None, whole_number(help="Warm-up steps per trial. [default: until step times are stable]")
     ] = None,
     launcher: Annotated[
-        str, typer.Option(metavar="WHERE", help="Where trials run: local, or slurm (each as a batch job).")
+        str, typer.Option(metavar="WHERE", help="Where to run trials: local, or slurm (each as a batch job).")
     ] = "local",
     sbatch_options: Annotated[
         str | None,
-        typer.Option(metavar="OPTIONS", help="For --launcher slurm: '--partition=gpu --nodes=2 --gpus-per-node=8'."),
+        typer.Option(
+            metavar="OPTIONS",
+            help="For --launcher slurm: sbatch options, e.g. '--partition=gpu --nodes=2 --gpus-per-node=8'.",
+        ),
     ] = None,
     no_history: Annotated[
         bool, typer.Option("--no-history", help="Neither use nor update the prediction history.")
     ] = False,
-    apply: Annotated[bool, typer.Option("--apply", help="If a change wins, also write files for other tools.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="If a change is accepted, also write files for other tools.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a tuning in DIR.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the tuning in DIR.")] = False,
 ) -> None:
     """Find the changes that make a training command faster, without touching its code.
 
-    Exits with 0 if a change won, else with 1.
+    Exits with code 0 if a change was accepted, otherwise with 1.
 
     Example: flatout tune --budget 20m -- torchrun --standalone --nproc-per-node 2 train.py --out {trial_dir}
     """

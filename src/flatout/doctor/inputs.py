@@ -49,7 +49,7 @@ _MISSING_BEFORE = re.compile(r"there is no `[^`]+` here")  # in bundles without 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 _NVLINK = re.compile(r"^\s+Link \d+: (?:[\d.]+ GB/s|<inactive>)|all links are inactive", re.MULTILINE | re.IGNORECASE)
 KINDS = (
-    "a bundle of `flatout doctor --capture`, an output of nvidia-smi or lspci, a topology XML of NCCL, an NCCL log, a "
+    "a bundle from `flatout doctor --capture`, the output of nvidia-smi or lspci, an NCCL topology XML, an NCCL log, a "
     "kernel log, a JSON object of sysfs files, or a folder with a copy of /sys and /proc"
 )
 # Outputs that cannot be read, and what to give instead.
