@@ -1,0 +1,262 @@
+"""Align the recorded steps of all ranks, find the regular step, and charge what exceeds it to a cause and a rank.
+
+In: the ranks of a recording. Out: a `JobLog`, or None without ordinary steps. In a job with collectives, one rank's
+stall makes the step of every rank long: the rank whose own columns explain the time is the cause, and the others wait.
+A rank that reached the end of its step before the collective waits in its next step instead.
+
+The regular step is the median of what remains of each step after the longest time that any rank spent in a known cause.
+It may change slowly in the course of a job; that is a drift and no stall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.inside.protocol import StepKind
+from flatout.records.job_log import JobLog, Matrix, Stall, StallCause
+from flatout.records.recording import RankRecording, Steps
+
+# Excess without a known cause counts above both: a share of the regular step, and a number of standard deviations.
+MIN_SHARE_OF_REGULAR = 0.5
+MIN_DEVIATIONS = 6.0
+MIN_PER_BLOCK, MAX_BLOCKS = 25, 40  # steps of a block of the baseline, and number of blocks
+MIN_EXPLAINED_SHARE = 0.5  # of the excess of a step; below, its cause is unknown too
+_NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
+_ONE_OFF = frozenset({StallCause.COMPILATION, StallCause.GARBAGE_COLLECTION})  # in the first step: starting, no stall
+
+
+def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
+    """Return the step log of a job; None if no rank has an ordinary step."""
+    with_steps = [rank for rank in ranks if len(rank.steps.number)]
+    if not with_steps:
+        return None
+    number = np.unique(np.concatenate([rank.steps.number for rank in with_steps]))
+    aligned = _Aligned(with_steps, number)
+    if not aligned.is_ordinary.any():
+        return None
+    baseline = np.array([_baseline(row, aligned) for row in range(len(with_steps))])
+    beyond = aligned.duration_s - baseline
+    spread = _spreads(aligned.without_known_s - baseline, aligned.is_ordinary)
+    charge = _Charge(aligned, baseline, spread)
+    stalls = charge.stalls()
+    ordinary = aligned.is_ordinary
+    counted = np.where(ordinary, beyond, charge.excess_s)
+    return JobLog(
+        ranks=tuple(rank.rank for rank in with_steps),
+        number=number,
+        start_ns=aligned.start_ns,
+        duration_s=aligned.duration_s,
+        spent_s=aligned.spent_s,
+        num_batches_ended=aligned.num_batches_ended,
+        kind=aligned.kind,
+        baseline_s=baseline,
+        excess_s=charge.excess_s,
+        regular_s=float(np.mean(np.median(baseline[:, ordinary], axis=1))),
+        spread_s=float(spread.mean()),
+        step_s=float(np.nanmean(baseline + counted)),
+        stalls=tuple(stalls),
+    )
+
+
+class _Aligned:
+    """The columns of all ranks, as matrices of ranks x steps."""
+
+    def __init__(self, ranks: Sequence[RankRecording], number: NDArray[np.int64]) -> None:
+        self.ranks = [rank.rank for rank in ranks]
+        self.number = number
+        self._rows = [np.searchsorted(number, rank.steps.number) for rank in ranks]
+        self._steps = [rank.steps for rank in ranks]
+        shape = (len(ranks), len(number))
+        self.start_ns = np.zeros(shape, dtype=np.int64)
+        kinds = [StepKind.ORDINARY] * len(number)
+        for row, (places, steps) in enumerate(zip(self._rows, self._steps, strict=True)):
+            self.start_ns[row, places] = steps.start_ns
+            for place, kind in zip(places, steps.kind, strict=True):
+                kinds[place] = kinds[place] or kind
+        self.kind = tuple(kinds)
+        self.is_ordinary = np.array([not kind for kind in kinds], dtype=np.bool_)
+        self.duration_s = self._matrix([steps.duration_s for steps in self._steps], missing=np.nan)
+        self.loader_s = self._matrix([steps.loader_s for steps in self._steps])
+        self.spent_s = self._spent()
+        known = sum(self.spent_s.values(), np.zeros(shape))
+        self.without_known_s = self.duration_s - known.max(axis=0)
+        self.num_batches_ended = None
+
+    def _matrix(self, columns: Sequence[NDArray[np.float64]], missing: float = 0.0) -> Matrix:
+        matrix = np.full((len(self._steps), len(self.number)), missing)
+        for row, (places, column) in enumerate(zip(self._rows, columns, strict=True)):
+            matrix[row, places] = column
+        return matrix
+
+    def _spent(self) -> dict[StallCause, Matrix]:
+        """Return the time of each cause that occurred at all."""
+        spent: dict[StallCause, Matrix] = {}
+        for cause, column_of in _COLUMNS.items():
+            matrix = self._matrix([column_of(steps) for steps in self._steps])
+            if matrix.any():
+                spent[cause] = matrix
+        return spent
+
+
+def _checkpoint_s(steps: Steps) -> NDArray[np.float64]:
+    return steps.checkpoint_s
+
+
+_COLUMNS = {StallCause.CHECKPOINT: _checkpoint_s}
+
+
+def _baseline(row: int, aligned: _Aligned) -> NDArray[np.float64]:
+    """Return what a step of a rank without a stall took at each step: medians of blocks, joined by straight lines."""
+    remaining = aligned.without_known_s[row]
+    usable = np.flatnonzero(aligned.is_ordinary & ~np.isnan(remaining))
+    if not len(usable):
+        return np.full(len(remaining), np.nan)
+    num_blocks = int(min(max(len(usable) // MIN_PER_BLOCK, 1), MAX_BLOCKS))
+    blocks = np.array_split(usable, num_blocks)
+    centres = [float(block.mean()) for block in blocks]
+    medians = [float(np.median(remaining[block])) for block in blocks]
+    return np.interp(np.arange(len(remaining)), centres, medians)
+
+
+def _spreads(deviation: Matrix, is_ordinary: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return each rank's standard deviation from the baseline, without outliers."""
+    return _NORMAL_MAD * np.nanmedian(np.abs(deviation[:, is_ordinary]), axis=1)
+
+
+class _Charge:
+    """Charge the excess of each step to causes and ranks."""
+
+    def __init__(self, aligned: _Aligned, baseline: Matrix, spread: NDArray[np.float64]) -> None:
+        self._aligned = aligned
+        self._threshold_s = np.maximum(MIN_SHARE_OF_REGULAR * baseline, MIN_DEVIATIONS * spread[:, None])
+        beyond = np.nan_to_num(np.maximum(aligned.duration_s - baseline, 0.0))
+        self._is_long = beyond > self._threshold_s
+        self._explained = self._own_s(beyond)
+        self._num_ranks = len(aligned.ranks)
+        own = self._sum_of(self._explained)
+        # The recorder lengthens some steps. There, all ranks are assumed to wait for the one with the longest cause.
+        longest = np.broadcast_to(own.max(axis=0), own.shape)
+        self._beyond = np.where(aligned.is_ordinary, beyond, longest)
+        # Excess matters where it is more than noise, on this rank or on another rank in the same or the previous step.
+        has_cause = np.asarray(own.max(axis=0) > 0)
+        is_caused = has_cause | np.concatenate([[False], has_cause[:-1]])
+        self.excess_s = np.where(self._is_long | is_caused, self._beyond, 0.0)
+
+    def _own_s(self, beyond: Matrix) -> dict[StallCause, Matrix]:
+        """Return the time of each cause on each rank, together at most the excess of the rank's step."""
+        aligned = self._aligned
+        own = dict(aligned.spent_s)
+        late = self._late_batches_s(own)
+        if late.any():
+            own[StallCause.LOADER] = late
+        is_first = np.array([kind == StepKind.FIRST for kind in aligned.kind], dtype=np.bool_)
+        for cause in _ONE_OFF & own.keys():
+            own[cause] = np.where(is_first, 0.0, own[cause])
+        total = self._sum_of(own)
+        capped = np.where(aligned.is_ordinary, np.minimum(total, beyond), total)
+        share = np.divide(capped, total, out=np.zeros_like(total), where=total > 0)
+        return {cause: matrix * share for cause, matrix in own.items()}
+
+    def _late_batches_s(self, own: dict[StallCause, Matrix]) -> Matrix:
+        """Return the time in the loader beyond its usual time, in steps that are long."""
+        aligned = self._aligned
+        usual = np.median(aligned.loader_s[:, aligned.is_ordinary], axis=1)
+        start = own.get(StallCause.LOADER_START, np.zeros_like(aligned.loader_s))
+        late = aligned.loader_s - start - usual[:, None]
+        return np.where(self._is_long & aligned.is_ordinary, np.maximum(late, 0.0), 0.0)
+
+    def _sum_of(self, matrices: dict[StallCause, Matrix]) -> Matrix:
+        return sum(matrices.values(), np.zeros_like(self._aligned.duration_s))
+
+    def stalls(self) -> list[Stall]:
+        """Return the stalls of all steps, each with the mean over the ranks of what it cost."""
+        stalls = []
+        pending = np.zeros(self._num_ranks)  # what the ranks may still wait for in the next step, of `causes`
+        causes: list[_Source] = []
+        for column in np.flatnonzero(self.excess_s.any(axis=0)):
+            if not causes or causes[0].column != column - 1:
+                pending, causes = np.zeros(self._num_ranks), []
+            found, pending, causes = self._of_step(int(column), pending, causes)
+            stalls += found
+        return stalls
+
+    def _of_step(
+        self, column: int, pending: NDArray[np.float64], before: list[_Source]
+    ) -> tuple[list[Stall], NDArray[np.float64], list[_Source]]:
+        """Return the stalls of a step, and what its causes leave for the ranks to wait for in the next step."""
+        excess = self.excess_s[:, column]
+        own = np.array([matrix[:, column] for matrix in self._explained.values()])
+        explained = own.sum(axis=0) if len(own) else np.zeros(self._num_ranks)
+        rest = np.maximum(excess - explained, 0.0)
+        sources = self._sources(column)
+        longest = max((source.seconds for source in sources), default=0.0)
+        may_wait = np.maximum(longest - explained, 0.0)
+        waited = np.minimum(rest, may_wait)
+        waited_before = np.minimum(rest - waited, pending)
+        unknown = rest - waited - waited_before
+        unknown = np.where(unknown > self._threshold_s[:, column], unknown, 0.0)
+        stalls = [self._stall(column, source, waited, sources) for source in sources]
+        stalls += [self._stall(source.column, source, waited_before, before, is_late=True) for source in before]
+        if unknown.any():
+            stalls.append(self._unknown(column, unknown))
+        return [stall for stall in stalls if stall.excess_s > 0], may_wait - waited, sources
+
+    def _sources(self, column: int) -> list[_Source]:
+        """Return the causes of a step, with the rank that has each."""
+        return [
+            _Source(column, row, cause, float(matrix[row, column]))
+            for cause, matrix in self._explained.items()
+            for row in range(self._num_ranks)
+            if matrix[row, column] > 0
+        ]
+
+    def _stall(
+        self,
+        column: int,
+        source: _Source,
+        waited: NDArray[np.float64],
+        sources: list[_Source],
+        *,
+        is_late: bool = False,
+    ) -> Stall:
+        """Return the stall of one cause on one rank; the ranks that wait, wait for the rank that takes longest."""
+        by_row: dict[int, float] = {}
+        for each in sources:
+            by_row[each.row] = by_row.get(each.row, 0.0) + each.seconds
+        slowest = max(by_row, key=lambda row: by_row[row])
+        share = source.seconds / by_row[slowest] if source.row == slowest else 0.0
+        own = 0.0 if is_late else source.seconds
+        total = own + share * float(waited.sum())
+        waiting = np.flatnonzero(waited * share)
+        return Stall(
+            step=int(self._aligned.number[column]),
+            cause=source.cause,
+            rank=self._aligned.ranks[source.row],
+            excess_s=total / self._num_ranks,
+            is_regular_step=bool(self._aligned.is_ordinary[column]),
+            waiting_ranks=tuple(self._aligned.ranks[row] for row in waiting),
+        )
+
+    def _unknown(self, column: int, unknown: NDArray[np.float64]) -> Stall:
+        rows = np.flatnonzero(unknown)
+        is_one = len(rows) == 1
+        return Stall(
+            step=int(self._aligned.number[column]),
+            cause=StallCause.UNKNOWN,
+            rank=self._aligned.ranks[int(rows[0])] if is_one else None,
+            excess_s=float(unknown.sum()) / self._num_ranks,
+            is_regular_step=bool(self._aligned.is_ordinary[column]),
+        )
+
+
+class _Source:
+    """A cause on a rank in a step, with its seconds."""
+
+    def __init__(self, column: int, row: int, cause: StallCause, seconds: float) -> None:
+        self.column = column
+        self.row = row
+        self.cause = cause
+        self.seconds = seconds

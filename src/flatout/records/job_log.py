@@ -1,0 +1,78 @@
+"""The steps of all ranks of a recorded job, aligned by number: what a regular step takes, and which steps stalled.
+
+A *stall* is the time of a step beyond the regular step. Its cause is the rank whose own columns (loader start,
+checkpoint, garbage collection, ...) explain it; the other ranks wait for that rank. The first step and the steps in
+which the recorder counted or traced are not regular: of these, only what the columns themselves measured is a stall.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]  # ranks x steps
+
+
+class StallCause(StrEnum):
+    """What a rank did in a step that took longer than the regular step."""
+
+    LOADER_START = "loader start"  # a loader's iterator was made, and its first batch awaited
+    LOADER = "data loading"  # a batch of a running loader came late
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+    LOGGING = "logging"
+    COMPILATION = "compilation"
+    GARBAGE_COLLECTION = "garbage collection"
+    ALLOCATOR = "allocator"  # the CUDA caching allocator emptied its cache and tried again
+    UNKNOWN = "unknown"
+
+
+class Stall(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of one step that one cause explains."""
+
+    step: int  # its number
+    cause: StallCause
+    rank: int | None  # the rank that has the cause; None: unknown
+    excess_s: float  # beyond the regular step, the mean over all ranks, including those that waited
+    is_regular_step: bool = True  # False: the first step, or one in which the recorder worked
+    waiting_ranks: tuple[int, ...] = ()
+
+
+class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The step log of a job. Rows of the matrices are `ranks`, columns are `number`; a missing step is NaN."""
+
+    ranks: tuple[int, ...]
+    number: NDArray[np.int64]
+    start_ns: NDArray[np.int64]  # unix time; 0: the rank has no such step
+    duration_s: Matrix
+    spent_s: dict[StallCause, Matrix]  # the rank's own time, of causes that the recorder measures
+    num_batches_ended: Matrix | None  # how often a loader was exhausted; None: not recorded
+    kind: tuple[str, ...]  # of each step, see `StepKind`; that of any rank that has one
+    baseline_s: Matrix  # what a step without a stall took at that time of the job
+    excess_s: Matrix  # beyond the baseline, where it is more than noise or has a known cause
+    regular_s: float  # median step without stalls, mean over ranks
+    spread_s: float  # standard deviation of regular steps, without outliers, mean over ranks
+    step_s: float  # mean over steps and ranks, with stalls and without the recorder's own work
+    stalls: tuple[Stall, ...]  # by step
+
+    @property
+    def is_ordinary(self) -> NDArray[np.bool_]:
+        """Return which steps are the job's own, undisturbed by the recorder."""
+        return np.array([not kind for kind in self.kind], dtype=np.bool_)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.number)
+
+    def per_step_s(self, stalls: tuple[Stall, ...]) -> float:
+        """Return what the stalls cost per step of the job.
+
+        A known cause is measured in all steps, an unknown one only in ordinary steps.
+        """
+        known = sum(stall.excess_s for stall in stalls if stall.cause != StallCause.UNKNOWN)
+        unknown = sum(stall.excess_s for stall in stalls if stall.cause == StallCause.UNKNOWN)
+        num_ordinary = int(self.is_ordinary.sum())
+        return known / max(self.num_steps, 1) + unknown / max(num_ordinary, 1)
