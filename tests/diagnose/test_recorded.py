@@ -67,6 +67,30 @@ def test_a_rule_names_what_of_its_hosts_shows_a_cause(
     assert found.title == "; ".join(("a title", *causes))
 
 
+SHARED = msgspec.structs.replace(FULL, cores_busy_by_others=6.5, disk_busy_share=0.1, gpus=())
+
+
+@pytest.mark.parametrize("name", ["data-loading", "host-bound", "straggler", "late-in-turn"])
+def test_other_processes_on_the_cores_are_the_cause_and_not_the_job(tmp_path: Path, name: str) -> None:
+    finding = explained(tmp_path, name, SHARED)
+    assert finding.title == "a title; other processes keep 6.5 of the 8 cores busy that the job may use"
+    assert finding.evidence["cores_busy_by_others"] == 6.5
+    assert finding.changes[0] == "keep other processes off the job's cores on host"
+
+
+@pytest.mark.parametrize(("others", "is_told"), [(0.7, False), (0.9, True)])
+def test_other_processes_are_a_cause_from_a_tenth_of_the_cores(tmp_path: Path, others: float, is_told: bool) -> None:
+    host = msgspec.structs.replace(IDLE, cores_busy=1.0, cores_busy_by_others=others)
+    assert ("other processes" in explained(tmp_path, "host-bound", host).title) == is_told
+    diagnosis = with_recording(builder.straggler(), recorded(tmp_path / "again", host))
+    assert any("other processes" in note.problem for note in diagnosis.data_quality) == is_told
+
+
+def test_cores_that_are_busy_without_other_processes_are_busy_with_the_job(tmp_path: Path) -> None:
+    host = msgspec.structs.replace(FULL, cores_busy_by_others=0.1, disk_busy_share=0.1)
+    assert explained(tmp_path, "host-bound", host).title == f"a title; {BUSY}"
+
+
 @pytest.mark.parametrize("name", sorted(rule.NAME for rule in RULES))
 def test_a_host_that_has_time_to_spare_is_no_cause(tmp_path: Path, name: str) -> None:
     assert explained(tmp_path, name, IDLE).title == "a title"

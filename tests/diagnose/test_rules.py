@@ -38,7 +38,7 @@ from flatout.testing import TraceBuilder
 NAMES = {
     "data-loading", "exposed-communication", "straggler", "checkpoint-stall", "host-bound", "host-sync",
     "pipeline-bubble", "redundant-gradient-sync", "exposed-all-gather", "no-tensor-cores", "small-kernels",
-    "allocator-churn", "memory-copy", "unbalanced-data",
+    "allocator-churn", "memory-copy", "unbalanced-data", "late-in-turn",
 }  # fmt: skip
 PLAIN_GEMM = "volta_sgemm_128x64_nn"
 MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -101,6 +101,8 @@ def test_specific_rules_stand_before_those_that_they_take_from() -> None:
         ("small-kernels", "host-bound"),
         ("checkpoint-stall", "memory-copy"),
         ("unbalanced-data", "straggler"),
+        ("unbalanced-data", "late-in-turn"),
+        ("late-in-turn", "straggler"),
     ):
         assert order.index(specific) < order.index(general)
 

@@ -101,6 +101,29 @@ def test_findings_are_new_gone_or_changed() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "a_ranks", "b_ranks", "states"),
+    [
+        ("straggler", (0,), (1,), {"gone", "new"}),
+        ("data-loading", (0, 1), (2, 3), {"gone", "new"}),
+        ("data-loading", (0, 1), (1, 2), {"both"}),
+        ("host-bound", (0, 1), (0, 1, 2, 3), {"both"}),
+    ],
+)
+def test_findings_of_different_ranks_are_different_findings(
+    name: str, a_ranks: tuple[int, ...], b_ranks: tuple[int, ...], states: set[str]
+) -> None:
+    a, b = (
+        builder.diagnosis_of(
+            [builder.rank_of(0, [{"compute": 0.1}])], findings=[builder.finding(name, 0.05, 0.5, ranks=ranks)]
+        )
+        for ranks in (a_ranks, b_ranks)
+    )
+    changes = diff(a, b).findings
+    assert {change.state for change in changes} == states
+    assert sum(change.change_s for change in changes) == pytest.approx(0.0)
+
+
 def test_without_steps_whole_windows_are_compared() -> None:
     a, b = builder.no_steps(), builder.straggler()
     result = diff(a, b)

@@ -134,6 +134,7 @@ def _call(kernel: int, args: CollectiveArgs, sequence: int) -> CommunicationCall
         num_elements=num_elements,
         num_bytes=num_elements * width if num_elements is not None and width else None,
         sequence=sequence if sequence != NULL else None,
+        group_description=args.group_description,
     )
 
 

@@ -92,7 +92,12 @@ def rank_facts(
         num_passes=len(passes),
         communication_pass=np.searchsorted(passes, communication.launched_ns, side="right") - 1,
         input_elements=_input_elements(table, marks),
+        wrappers=_wrappers(table),
     )
+
+
+def _wrappers(table: EventTable) -> tuple[str, ...]:
+    return tuple(wrapper for wrapper, pattern in names.WRAPPERS.items() if names.matching(table.names, pattern).any())
 
 
 def _first_counted_ns(steps: Sequence[StepSpan], segments: Segments) -> int:

@@ -43,6 +43,12 @@ OPTIMIZER = re.compile(r"^Optimizer\.step#")
 ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
 ACCUMULATE = re.compile(r"^torch::autograd::AccumulateGrad$")
 FORWARD = re.compile(r"^DistributedDataParallel\.forward$")
+# What distributes the model, by the operators and annotations that it leaves in a trace.
+WRAPPERS = {
+    "ddp": FORWARD,
+    "fsdp": re.compile(r"^FSDP::|^FullyShardedDataParallel|fsdp::|torch/distributed/(?:_composable/)?fsdp/"),
+    "deepspeed": re.compile(r"^DeepSpeed|^deepspeed[./]|deepspeed/runtime/"),
+}
 STEP = re.compile(r"^ProfilerStep\s*#\s*(\d+)$")
 LAUNCH = re.compile(r"^(?:cuda|hip)(?:Ext)?(?:Module)?Launch|^cuLaunchKernel|^hipGraphLaunch|^urEnqueueKernelLaunch")
 COMMAND_BUFFER_FULL = "Command Buffer Full"

@@ -1,4 +1,4 @@
-"""Host measurements that can explain a finding: busy cores, disk, network, and throttled clocks.
+"""Host measurements that can explain a finding: busy cores, other processes, disk, network, and throttled clocks.
 
 In: the recording and the ranks of a finding. Out: `HostEvidence`. A rule lists in `HOST_EVIDENCE` the functions
 that are relevant to its cause; `recorded.py` adds their results to the finding.
@@ -15,6 +15,7 @@ from flatout.records.recording import GpuUse, HostUse, Recording
 from flatout.units import bytes_per_s
 
 BUSY_CORES = 0.9  # share of the cores that the process may use
+FOREIGN_CORES = 0.1  # share of the cores that the process may use, busy with processes other than the job's
 BUSY_DISK = 0.9  # share of the time
 MIN_THROTTLED = 0.05  # share of the samples
 
@@ -22,6 +23,7 @@ MIN_THROTTLED = 0.05  # share of the samples
 class HostEvidence(msgspec.Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any] = {}
     cause: str | None = None  # a clause for the finding's title, if the numbers show a cause
+    changes: tuple[str, ...] = ()  # to try before those of the rule, because the numbers show a cause
 
 
 NO_EVIDENCE = HostEvidence()
@@ -45,19 +47,50 @@ def hosts_of(ranks: tuple[int, ...], recording: Recording) -> RankHosts:
 
 
 def busy_cores(on: RankHosts) -> HostEvidence:
-    """Return the allowed and the busy cores of the busiest host."""
+    """Return the allowed and the busy cores of the busiest host, and whether other processes keep them busy."""
     measured = [host for host in on.hosts if host.cores_busy is not None]
     if not measured:
-        return NO_EVIDENCE
+        return foreign_load(on)
     busiest = max(measured, key=lambda host: (host.cores_busy or 0.0) / host.cores_allowed)
     busy = busiest.cores_busy or 0.0
     evidence = {"cores_allowed": busiest.cores_allowed, "cores_busy": busy}
     if busiest.throttled_s_per_s:
         evidence["throttled_s_per_s"] = busiest.throttled_s_per_s
-    if busy < BUSY_CORES * busiest.cores_allowed:
-        return HostEvidence(evidence=evidence)
+    foreign = foreign_load(on)
+    evidence |= foreign.evidence
+    if foreign.cause is not None or busy < BUSY_CORES * busiest.cores_allowed:
+        return HostEvidence(evidence=evidence, cause=foreign.cause, changes=foreign.changes)
     cause = f"all {busiest.cores_allowed:g} cores that the job may use are busy"
     return HostEvidence(evidence=evidence, cause=cause)
+
+
+def foreign_load(on: RankHosts) -> HostEvidence:
+    """Return how many of the job's cores other processes keep busy, on the host with most of them."""
+    measured = [host for host in on.hosts if host.cores_busy_by_others is not None]
+    if not measured:
+        return NO_EVIDENCE
+    most = max(measured, key=foreign_share)
+    evidence = {"cores_busy_by_others": most.cores_busy_by_others or 0.0}
+    if foreign_share(most) < FOREIGN_CORES:
+        return HostEvidence(evidence=evidence)
+    cause = foreign_words(most)
+    return HostEvidence(
+        evidence=evidence,
+        cause=cause,
+        changes=(f"keep other processes off the job's cores on {most.hostname}",),
+    )
+
+
+def foreign_share(host: HostUse) -> float:
+    """Return the share of the job's cores that other processes keep busy."""
+    return (host.cores_busy_by_others or 0.0) / host.cores_allowed
+
+
+def foreign_words(host: HostUse) -> str:
+    return (
+        f"other processes keep {host.cores_busy_by_others or 0.0:.1f} of the {host.cores_allowed:g} cores busy that the"
+        " job may use"
+    )
 
 
 def busy_disk(on: RankHosts) -> HostEvidence:

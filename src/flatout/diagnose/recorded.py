@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import msgspec
 
-from flatout.diagnose.host_evidence import HostEvidenceOf, hosts_of, often_throttled
+from flatout.diagnose.host_evidence import (
+    FOREIGN_CORES,
+    HostEvidenceOf,
+    foreign_share,
+    foreign_words,
+    hosts_of,
+    often_throttled,
+)
 from flatout.diagnose.rules import RULES
 from flatout.records.diagnosis import Diagnosis, Finding
 from flatout.records.events import Quality
@@ -36,7 +43,7 @@ def with_recording(diagnosis: Diagnosis, recording: Recording) -> Diagnosis:
         diagnosis,
         job=job,
         findings=tuple(_explained(finding, recording) for finding in diagnosis.findings),
-        data_quality=(*diagnosis.data_quality, *recording.problems, *_throttled(recording)),
+        data_quality=(*diagnosis.data_quality, *recording.problems, *_throttled(recording), *_foreign(recording)),
     )
 
 
@@ -46,12 +53,31 @@ def _explained(finding: Finding, recording: Recording) -> Finding:
     if not on.hosts:
         return finding
     evidence, clauses = dict(finding.evidence), [finding.title]
+    changes: list[str] = []
     for gather in _HOST_EVIDENCE.get(finding.name, ()):
         gathered = gather(on)
         evidence |= gathered.evidence
         if gathered.cause is not None:
             clauses.append(gathered.cause)
-    return msgspec.structs.replace(finding, title="; ".join(clauses), evidence=evidence)
+        changes += gathered.changes
+    return msgspec.structs.replace(
+        finding,
+        title="; ".join(clauses),
+        evidence=evidence,
+        changes=tuple(dict.fromkeys((*changes, *finding.changes))),
+    )
+
+
+def _foreign(recording: Recording) -> list[Quality]:
+    """Report hosts where other processes used the job's cores: all times are those of a shared machine."""
+    return [
+        Quality(
+            problem=f"on {host.hostname} {foreign_words(host)}",
+            effect="steps took longer than on a machine without them, and the diagnosis may show their effect",
+        )
+        for host in recording.hosts
+        if foreign_share(host) >= FOREIGN_CORES
+    ]
 
 
 def _throttled(recording: Recording) -> list[Quality]:

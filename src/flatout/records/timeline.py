@@ -79,6 +79,7 @@ class CommunicationCall(msgspec.Struct, frozen=True, kw_only=True):
     num_elements: int | None  # the larger of input and output
     num_bytes: int | None
     sequence: int | None
+    group_description: str | None = None  # as the job named it, e.g. TENSOR_MODEL_PARALLEL_GROUP, mesh_tp
 
 
 class CommunicationKernels(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -135,6 +136,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     num_passes: int  # forward and backward passes
     communication_pass: NDArray[np.int64]  # the pass that launched each communication kernel; -1: before all
     input_elements: tuple[int | None, ...]  # per step: elements of the largest embedding or first-layer input
+    wrappers: tuple[str, ...] = ()  # what distributes the model, as event names show: ddp, fsdp, deepspeed
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):

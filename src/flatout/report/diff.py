@@ -143,7 +143,10 @@ def _ratio_range(a: DiffSide, b: DiffSide) -> tuple[float, float] | None:
 
 
 def _finding_changes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[FindingChange, ...]:
-    """Pair the findings of the same name: first those with the same ranks, then the others by cost."""
+    """Pair the findings of the same name: first those with the same ranks, then those that share ranks, by cost.
+
+    Findings of different ranks are different findings: a straggler on rank 0 is gone if rank 1 is one now.
+    """
     changes = []
     names = dict.fromkeys(finding.name for finding in (*a.findings, *b.findings))
     for name in names:
@@ -156,9 +159,14 @@ def _finding_changes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[Finding
                 pairs.append((finding, same))
                 left.remove(finding)
                 right.remove(same)
-        pairs += zip(left, right, strict=False)
-        pairs += [(finding, None) for finding in left[len(right) :]]
-        pairs += [(None, finding) for finding in right[len(left) :]]
+        for finding in list(left):
+            overlapping = next((other for other in right if not set(finding.ranks).isdisjoint(other.ranks)), None)
+            if overlapping:
+                pairs.append((finding, overlapping))
+                left.remove(finding)
+                right.remove(overlapping)
+        pairs += [(finding, None) for finding in left]
+        pairs += [(None, finding) for finding in right]
         changes += [_finding_change(name, pair, a, b, is_step) for pair in pairs]
     return tuple(sorted(changes, key=lambda change: (-abs(change.change_s), change.name)))
 

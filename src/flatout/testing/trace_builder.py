@@ -221,6 +221,7 @@ class TraceBuilder:
         num_elements: int = 1024,
         group: str = "0",
         group_ranks: tuple[int, ...] | None = None,
+        group_description: str | None = None,
         dtype: str = "Float",
         root: int | None = None,
         sequence: int | None = None,
@@ -241,7 +242,7 @@ class TraceBuilder:
         args = CollectiveArgs(
             operation=operation,
             group_name=group,
-            group_description="default_pg" if group == "0" else f"group_{group}",
+            group_description=group_description or ("default_pg" if group == "0" else f"group_{group}"),
             group_ranks=ranks,
             group_size=len(ranks),
             dtype=dtype,

@@ -17,6 +17,7 @@ from flatout.diagnose.rules import (
     exposed_communication,
     host_bound,
     host_sync,
+    late_in_turn,
     memory_copy,
     no_tensor_cores,
     pipeline_bubble,
@@ -40,5 +41,6 @@ RULES: tuple[ModuleType, ...] = (
     host_sync,
     small_kernels,
     host_bound,
+    late_in_turn,
     straggler,
 )

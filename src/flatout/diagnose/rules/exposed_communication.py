@@ -8,31 +8,37 @@ Why it costs
     small messages), or it begins too late to overlap with compute.
 
 Evidence
-    Exposed and total transfer time per step, by operation; bytes; and the bus bandwidth that large collectives reached
-    (as nccl-tests defines it). Compare it with what the link should reach: tens of GB/s for a good network, hundreds
-    for NVLink. A few GB/s indicate TCP sockets.
+    Exposed and total transfer time per step, by operation and by what is carried (gradients, shards of weights,
+    activations, tokens of experts); the number and the median size of the messages; and the bus bandwidth that large
+    collectives reached (as nccl-tests defines it). Compare it with what the link should reach: tens of GB/s for a good
+    network, hundreds for NVLink. A few GB/s indicate TCP sockets.
 
 Change to try
-    First check that NCCL uses the intended transport (`NCCL_DEBUG=INFO`). Then tune the settings of that transport, use
-    larger gradient buckets or more overlap, or send fewer bytes (bf16 gradients, `rounding`).
+    Small messages cost latency: send fewer, larger ones (larger gradient buckets with DDP, larger units with FSDP,
+    larger bucket sizes with ZeRO). Large messages at a low rate: check that NCCL uses the intended transport
+    (`NCCL_DEBUG=INFO`). Large messages at a good rate: hide them behind compute, or send fewer bytes.
 
 When this is wrong
     If the traces of other ranks are missing, waiting and transfer cannot be told apart and the finding is inconclusive:
-    a late rank may be the cause. A transfer is slower while the compute of another rank uses the same link.
+    a late rank may be the cause. A transfer is slower while the compute of another rank uses the same link. What is
+    carried follows from the wrapper that the trace names, the operations, and when in the step they occur: a scheme of
+    the user's own may be taken for another one.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from flatout.diagnose.communication_advice import advice
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import finding, share_words
 from flatout.diagnose.host_evidence import network_rate
+from flatout.diagnose.traffic import SMALL_MESSAGE_BYTES, Traffic, TrafficKind, traffic_of, wrapper_of
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import seconds
+from flatout.units import num_bytes, seconds
 
 CODE = "F02"
 NAME = "exposed-communication"
@@ -46,12 +52,7 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "broadcast": lambda n: 1.0,
     "reduce": lambda n: 1.0,
 }
-ON_GPU = (
-    "check which transport is used: NCCL_DEBUG=INFO (TCP sockets instead of NVLink or InfiniBand?)",
-    "the transport's own settings, e.g. NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD, NCCL_MIN_NCHANNELS",
-)
-ON_CPU = ("check which network interface is used: GLOO_SOCKET_IFNAME",)
-MIN_BANDWIDTH_BYTES = 2**20  # smaller messages show latency, not bandwidth
+MAX_ADVICE = 6  # changes to try; the likeliest come first
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
@@ -61,17 +62,22 @@ def find(context: DiagnosisContext) -> list[Finding]:
     if cost <= 0:
         return []
     is_known = unsplit < 0.5 * cost
+    lacks_ranks = bool(context.job.missing_ranks) or (context.job.world_size is None and len(context.ranks) < 2)
     is_split = bool(context.own[:, [Part.TRANSFER, Part.WAIT, Part.BUBBLE]].sum() > 0)  # else 0 means unknown
     total = _total_transfer(context)
     bandwidth = bus_bandwidth(context)
+    traffic = traffic_of(context)
+    wrapper = wrapper_of(context)
+    changes = advice(traffic, wrapper, bandwidth=bandwidth if is_known else None, has_gpu=context.has_gpu)
     title = (
         f"{seconds(cost)} of communication {context.period} ({share_words(context, cost)}) is not hidden behind compute"
     )
+    title += _messages_words(context, traffic)
     if is_known and bandwidth is not None:
         title += f"; large collectives reach {bandwidth / 1e9:.3g} GB/s"
     if not is_known:
-        alone = len(context.ranks) < 2 or bool(context.job.missing_ranks)
-        title += "; without the other ranks' traces" if alone else "; because it cannot be matched between the ranks"
+        unmatched = "; because it cannot be matched between the ranks"
+        title += "; without the other ranks' traces" if lacks_ranks else unmatched
         title += ", it may be waiting or transfer"
     evidence = {
         "exposed_transfer_s": float(context.own[:, Part.TRANSFER].mean()) if is_split else None,
@@ -79,6 +85,9 @@ def find(context: DiagnosisContext) -> list[Finding]:
         "total_transfer_s": total if is_split else None,
         "hidden_share": 1 - min(float(context.own[:, Part.TRANSFER].mean()) / total, 1) if total and is_known else None,
         "exposed_by_operation_s": _by_operation(context),
+        "exposed_by_content_s": {str(each.kind): each.exposed_s for each in traffic if each.exposed_s > 1e-9},
+        "num_messages_per_step": sum(each.num_messages for each in traffic),
+        "message_bytes": {str(each.kind): each.message_bytes for each in traffic},
         "bus_bandwidth_bytes_per_s": bandwidth,
         "backend": next((t.meta.backend for t in context.ranks if t.meta.backend), None),
     }
@@ -91,14 +100,29 @@ def find(context: DiagnosisContext) -> list[Finding]:
         cost_s=cost,
         evidence=evidence,
         changes=(
-            *(() if is_known else ("record the other ranks too, and diagnose all of them together",)),
-            *(ON_GPU if context.has_gpu else ON_CPU),
-            "larger gradient buckets: DistributedDataParallel(bucket_cap_mb=...)",
-            "fewer bytes: a bf16 compression hook (rounding)",
+            *(
+                ("record the other ranks too, and diagnose all of them together",)
+                if lacks_ranks and not is_known
+                else ()
+            ),
+            *changes[:MAX_ADVICE],
         ),
         safety="exact",
         confidence="high" if is_known else "inconclusive",
     )
+
+
+def _messages_words(context: DiagnosisContext, traffic: Sequence[Traffic]) -> str:
+    """Say how many messages of what size carry the kind of data with the most exposed time."""
+    if not traffic:
+        return ""
+    most = traffic[0]
+    words = f"; {most.num_messages:,.0f} messages {context.period}"
+    if most.kind is not TrafficKind.OTHER:
+        words += f" carry {most.kind}"
+    if most.message_bytes is not None:
+        words += f", {num_bytes(most.message_bytes)} each"
+    return words
 
 
 def bus_bandwidth(context: DiagnosisContext) -> float | None:
@@ -106,7 +130,7 @@ def bus_bandwidth(context: DiagnosisContext) -> float | None:
     rates = []
     for match in context.job.matches:
         factor = BUS_FACTOR.get(match.operation)
-        if factor is None or not match.is_complete or (match.num_bytes or 0) < MIN_BANDWIDTH_BYTES:
+        if factor is None or not match.is_complete or (match.num_bytes or 0) < SMALL_MESSAGE_BYTES:
             continue
         transfer = []
         for rank, kernel in match.kernels.items():

@@ -32,6 +32,16 @@ from flatout.units import seconds
 CODE = "F05"
 NAME = "host-bound"
 HOST_EVIDENCE = (busy_cores,)
+ON_GPU = (
+    "bind each process to enough cores near its GPU",
+    "fused or foreach optimizer, fewer Python calls in the loop",
+    "CUDA graphs or torch.compile (rounding)",
+)
+ON_CPU = (
+    "bind each process to cores of its own",
+    "fused or foreach optimizer, fewer Python calls in the loop",
+    "torch.compile (rounding)",
+)
 MIN_SYNCS_TOLD = 5
 
 
@@ -82,9 +92,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
             "gpu_compute_s": float(context.own[context.row[slowest], Part.COMPUTE]),
         },
         changes=(
-            "bind each process to enough cores near its GPU",
-            "fused or foreach optimizer, fewer Python calls in the loop",
-            "CUDA graphs or torch.compile (rounding)",
+            *(ON_GPU if context.has_gpu else ON_CPU),
             "a larger batch (semantic)",
         ),
         safety="exact",

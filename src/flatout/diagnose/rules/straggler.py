@@ -12,10 +12,13 @@ Evidence
     last in sync. Also how long each other rank waits for it, and in how many collectives and steps it arrived last.
 
 Change to try
-    Check that GPU (clocks, temperature, other processes, retired memory) and what that rank does in addition to the
-    others' work (uneven layers, an extra task on rank 0). Replace it with a spare.
+    Check that GPU (clocks, temperature, other processes, retired memory), or on a CPU job the cores of its host, and
+    what that rank does in addition to the others' work (uneven layers, an extra task on rank 0). Replace it with a
+    spare.
 
 When this is wrong
+    A rank that was late in one of several steps need not be late again: the finding is then inconclusive, and more
+    recorded steps decide. Ranks that are late in turn are reported as `late-in-turn`.
     With a single recorded step, ranks whose recordings began at different times look late: if the lateness equals the
     spread of the step's start times, the finding is inconclusive. The cost of a rank that is only slightly slower is
     underestimated: the others compute while their communication kernels wait, which slows their compute by 9 to 32 %
@@ -30,28 +33,34 @@ import numpy as np
 
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import finding, is_reportable, share_words
-from flatout.diagnose.host_evidence import throttled_clocks
+from flatout.diagnose.host_evidence import foreign_load, throttled_clocks
+from flatout.diagnose.lateness import late_steps
 from flatout.records.diagnosis import Finding
 from flatout.units import seconds
 
 CODE = "F03"
 NAME = "straggler"
-HOST_EVIDENCE = (throttled_clocks,)
+HOST_EVIDENCE = (throttled_clocks, foreign_load)
+MIN_LATE_STEPS = 2  # of several recorded steps; below, the lateness did not recur
+MIN_RECURRENCE = 0.5  # share of the steps in which a rank must be late for high confidence
 UNKNOWN = ("before_window", "unattributed")
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
     result = []
     slowest = _slowest_by_step(context)
+    steps_of = late_steps(context)
     num_last = _num_last_arrivals(context)
+    skew = step_start_spread_s(context)
     for rank in context.late_ranks():
         cost = context.claim_lateness(rank, context.lateness(rank))
         if not is_reportable(context, cost):
             continue  # a job of a thousand ranks has hundreds of them
         causes = context.straggling_causes(rank)
         cause = next(iter(causes), "unattributed")
-        skew = step_start_spread_s(context)
         is_skew = context.num_steps <= 1 and skew is not None and skew >= 0.5 * cost
+        num_late = len(steps_of.get(rank, ()))
+        is_once = context.num_steps > 1 and num_late < MIN_LATE_STEPS
         waits: dict[int, float] = defaultdict(float)
         for (waiting, part), s in context.waits_for[rank].items():
             waits[waiting] += s if context.is_straggling(part) else 0.0
@@ -61,6 +70,8 @@ def find(context: DiagnosisContext) -> list[Finding]:
         else:
             title = f"rank {rank} is slower in {cause.replace('_', ' ')}"
         title += f": other ranks wait up to {seconds(cost)} {context.period}, {share_words(context, cost)}"
+        if num_late < context.num_steps:
+            title += f"; it was late in {num_late} of {context.num_steps} steps"
         if is_skew:
             title += "; with a single step, whose start times differ as much, the cause is inconclusive"
         result += finding(
@@ -80,16 +91,31 @@ def find(context: DiagnosisContext) -> list[Finding]:
                 "num_steps": context.num_steps,
                 "step_start_spread_s": skew,
             },
-            changes=(
-                f"check the GPU and the node of rank {rank}: clocks, temperature, other processes",
-                "check what that rank does in addition to the others' work",
-            ),
+            changes=_changes(rank, is_once=is_once, has_gpu=context.has_gpu),
             safety="exact",
-            confidence="inconclusive"
-            if is_skew or not context.num_steps
-            else ("high" if context.num_steps > 1 else "medium"),
+            confidence=_confidence(context.num_steps, num_late, is_skew=is_skew, is_once=is_once),
         )
     return result
+
+
+def _changes(rank: int, *, is_once: bool, has_gpu: bool) -> tuple[str, ...]:
+    if has_gpu:
+        what = f"check the GPU and the node of rank {rank}: clocks, temperature, other processes"
+    else:
+        what = f"check the host of rank {rank}: other processes on its cores, CPU clocks, memory"
+    return (
+        *((f"record more steps: is rank {rank} late again?",) if is_once else ()),
+        what,
+        "check what that rank does in addition to the others' work",
+    )
+
+
+def _confidence(num_steps: int, num_late: int, *, is_skew: bool, is_once: bool) -> str:
+    if is_skew or is_once or not num_steps:
+        return "inconclusive"
+    if num_steps > 1 and num_late >= MIN_RECURRENCE * num_steps:
+        return "high"
+    return "medium"
 
 
 def step_start_spread_s(context: DiagnosisContext) -> float | None:
