@@ -9,6 +9,7 @@ Nothing here names a setting of a wrapper that the job does not use.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -18,6 +19,7 @@ from flatout.diagnose.traffic import Traffic, TrafficKind, Wrapper
 SLOW_BYTES_PER_S = 10e9  # of the bus; TCP sockets reach a few GB/s, a good network tens, NVLink hundreds
 MIN_OTHER_SHARE = 0.25  # of the exposed time of the most exposed kind; a kind below has no advice
 
+_INEXACT = re.compile(r"\((?:rounding|semantic)\b")
 _ON_GPU = (
     "check which transport is used: NCCL_DEBUG=INFO (TCP sockets instead of NVLink or InfiniBand?)",
     "the transport's own settings, e.g. NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD, NCCL_MIN_NCHANNELS",
@@ -154,17 +156,21 @@ def advice(
     """Return the changes to try, likeliest first. `bandwidth`: bus bandwidth of large messages, None if unknown."""
     transport = _ON_GPU if has_gpu else _ON_CPU
     most = traffic[0].exposed_s if traffic else 0.0
-    counted = [each for each in traffic if each.exposed_s >= MIN_OTHER_SHARE * most]
     lines: list[str] = []
-    for each in counted:
-        known = advice_for(each.kind, wrapper)
+    for each in traffic:
+        if each.exposed_s < MIN_OTHER_SHARE * most:
+            continue
+        of_kind = advice_for(each.kind, wrapper)
         if each.is_small:
-            lines += [*known.group, *known.overlap, *known.reduce]
+            lines += [*of_kind.group, *of_kind.overlap, *of_kind.reduce]
         elif bandwidth is not None and bandwidth >= SLOW_BYTES_PER_S:
-            lines += [*known.overlap, *known.reduce, *known.group]
+            lines += [*of_kind.overlap, *of_kind.group, *of_kind.reduce]
         else:
-            lines += [*transport, *known.group, *known.reduce, *known.overlap]
-    return tuple(dict.fromkeys((*lines, *transport)))
+            lines += [*transport, *of_kind.reduce, *of_kind.overlap, *of_kind.group]
+    lines += transport
+    # A finding's safety is that of its first change: changes of what is computed come last.
+    inexact = [line for line in lines if _INEXACT.search(line)]
+    return tuple(dict.fromkeys((*(line for line in lines if line not in inexact), *inexact)))
 
 
 def advice_for(kind: TrafficKind, wrapper: Wrapper | None) -> Advice:

@@ -54,7 +54,7 @@ def _take_turns(context: DiagnosisContext, one: int, other: int) -> bool:
 
 
 def _wait_s(context: DiagnosisContext, waiting: int, late: int) -> float:
-    """Return the seconds per step that one rank waits for another by causes without a finding of their own."""
+    """Return the seconds per step that one rank waits for another by causes that no other finding covers."""
     return sum(
         seconds
         for (rank, part), seconds in context.waits_for[late].items()

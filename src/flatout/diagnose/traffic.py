@@ -2,7 +2,7 @@
 
 In: the attributed ranks. Out: one `Traffic` per kind, the one with the most exposed time first. The kind follows from
 the wrapper that the trace names (DistributedDataParallel, FSDP, DeepSpeed), the name of the process group, the
-operation, and when in the step it first occurs. The model itself is not read: a scheme of the user's own that looks like
+operation, and when in the step it first occurs. The model itself is not read: a hand-written scheme that looks like
 another one is taken for it.
 """
 

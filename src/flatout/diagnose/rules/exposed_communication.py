@@ -21,8 +21,8 @@ Change to try
 When this is wrong
     If the traces of other ranks are missing, waiting and transfer cannot be told apart and the finding is inconclusive:
     a late rank may be the cause. A transfer is slower while the compute of another rank uses the same link. What is
-    carried follows from the wrapper that the trace names, the operations, and when in the step they occur: a scheme of
-    the user's own may be taken for another one.
+    carried follows from the wrapper that the trace names, the operations, and when in the step they occur: a
+    hand-written scheme may be taken for another one.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def find(context: DiagnosisContext) -> list[Finding]:
         title += ", it may be waiting or transfer"
     evidence = {
         "exposed_transfer_s": float(context.own[:, Part.TRANSFER].mean()) if is_split else None,
-        "exposed_unsplit_s": float(context.own[:, Part.COMMUNICATION_UNSPLIT].mean()),
         "total_transfer_s": total if is_split else None,
         "hidden_share": 1 - min(float(context.own[:, Part.TRANSFER].mean()) / total, 1) if total and is_known else None,
-        "exposed_by_operation_s": _by_operation(context),
         "exposed_by_content_s": {str(each.kind): each.exposed_s for each in traffic if each.exposed_s > 1e-9},
         "num_messages_per_step": sum(each.num_messages for each in traffic),
         "message_bytes": {str(each.kind): each.message_bytes for each in traffic},
         "bus_bandwidth_bytes_per_s": bandwidth,
+        "exposed_by_operation_s": _by_operation(context),
+        "exposed_unsplit_s": float(context.own[:, Part.COMMUNICATION_UNSPLIT].mean()),
         "backend": next((t.meta.backend for t in context.ranks if t.meta.backend), None),
     }
     return finding(

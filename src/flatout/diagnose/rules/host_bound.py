@@ -38,7 +38,7 @@ ON_GPU = (
     "CUDA graphs or torch.compile (rounding)",
 )
 ON_CPU = (
-    "bind each process to cores of its own",
+    "bind each process to separate cores",
     "fused or foreach optimizer, fewer Python calls in the loop",
     "torch.compile (rounding)",
 )
