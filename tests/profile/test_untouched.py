@@ -207,7 +207,8 @@ def test_json_without_a_trace_is_what_was_recorded(tmp_path: Path) -> None:
     (rank,) = report["ranks"]
     assert (rank["num_steps"], rank["ended_by"], rank["device"]) == (20, "exit", None)
     assert rank["untraced_step_s"] == recording.ranks[0].untraced_step_s == report["measured"]["step_s"]
-    assert report["measured"]["samples_per_s"] == pytest.approx(4 / rank["untraced_step_s"])
+    assert report["measured"]["samples_per_s"] == pytest.approx(4 / report["measured"]["mean_step_s"])
+    assert report["measured"]["regular_samples_per_s"] == pytest.approx(4 / report["measured"]["regular_step_s"])
     assert report["measured"]["mfu"] is None and "CPU" in report["measured"]["reasons"]["mfu"]
     assert (report["path"], report["traced_ranks"]) == (str(tmp_path / "r"), [])
     assert [host["hostname"] for host in report["hosts"]] == [rank["hostname"]]

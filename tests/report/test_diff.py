@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.report import builder
 
 from flatout.records.diagnosis import PART_NAMES, Diagnosis
-from flatout.report.diff import diff, diff_json, diff_text
+from flatout.report.diff import diff, diff_json
+from flatout.report.diff_text import diff_text
 from flatout.report.terminal import TextStyle
 
 PAIRS = [(a, b) for a in sorted(builder.ALL) for b in ("straggler", "no_steps")]
@@ -137,6 +138,53 @@ def test_without_steps_whole_windows_are_compared() -> None:
     assert "no steps are marked in A: complete recordings are compared" in text
 
 
+def recorded(mean_step_s: float, **fields: object) -> Diagnosis:
+    """A recording of 300 steps whose traced steps all look the same, whatever its other steps took."""
+    traced = job(3, {"compute": 0.008})
+    values = {"num_recorded_steps": 300, "mean_step_s": mean_step_s, "regular_step_s": 0.008} | fields
+    return msgspec.structs.replace(traced, job=msgspec.structs.replace(traced.job, **values))
+
+
+def test_recordings_are_compared_by_all_of_their_steps() -> None:
+    """The stalls of A are in none of its traced steps: 18.4 s against 4.9 s for 300 steps of 32 samples."""
+    a = recorded(18.4 / 300, samples_per_s=9600 / 18.4)
+    b = recorded(4.9 / 300, samples_per_s=9600 / 4.9)
+    result = diff(a, b)
+    assert result.basis == "recording"
+    assert (result.a.time_s, result.b.time_s) == pytest.approx((18.4 / 300, 4.9 / 300))
+    assert result.change_s == pytest.approx(-13.5 / 300)
+    assert result.ratio == pytest.approx(4.9 / 18.4)
+    assert result.speedup == pytest.approx(3.755, abs=0.001)
+    assert result.has_same_work is True
+    assert result.traced_change_s == 0
+    text = " ".join(diff_text(result, a, b).split())
+    assert "B is 3.76 times as fast as A, one run each. Over all 300 steps of A and 300 of B: 522 samples/s" in text
+    assert "The regular step took 8.00 ms in A and 8.00 ms in B. A traced step took" in text
+
+
+@pytest.mark.parametrize(("samples", "same"), [(32.3, True), (32.4, False)])
+def test_steps_of_other_work_are_compared_by_their_rates(samples: float, same: bool) -> None:
+    a, b = recorded(0.1, samples_per_s=320.0), recorded(0.1, samples_per_s=samples * 10)
+    result = diff(a, b)
+    assert result.ratio == 1
+    assert result.speedup == pytest.approx(samples / 32)
+    assert result.has_same_work is same
+    assert ("another number of samples" in diff_text(result, a, b)) is not same
+
+
+def test_without_samples_the_step_time_is_compared() -> None:
+    result = diff(recorded(0.2), recorded(0.1))
+    assert (result.speedup, result.has_same_work) == (2.0, None)
+
+
+def test_a_trace_without_a_step_log_is_compared_by_its_traced_window() -> None:
+    a, b = recorded(0.2), job(3, {"compute": 0.004})
+    result = diff(a, b)
+    assert (result.basis, result.ratio, result.a.regular_step_s) == ("step", pytest.approx(0.5), None)
+    assert "B has no step log, so only the traced windows are compared" in " ".join(diff_text(result, a, b).split())
+    assert not any("step log" in note for note in diff(b, b).notes)
+
+
 def test_the_spread_is_of_steps_not_of_ranks() -> None:
     ranks = [
         builder.rank_of(rank, [{"compute": time_s + 0.001 * rank} for time_s in (0.1, 0.2, 0.12)]) for rank in (0, 1)
@@ -160,6 +208,6 @@ def test_json_has_the_schema_and_the_record() -> None:
     result = diff(builder.straggler(), builder.healthy())
     found = json.loads(diff_json(result, ["flatout", "diff", "a.json", "b.json"]))
     assert list(found)[:4] == ["schema", "version", "tool_version", "command"]
-    assert (found["schema"], found["version"]) == ("flatout/diff", 1)
+    assert (found["schema"], found["version"]) == ("flatout/diff", 2)
     del found["schema"], found["version"], found["tool_version"], found["command"]
     assert found == json.loads(msgspec.json.encode(result))

@@ -21,7 +21,8 @@ print(" ".join(sorted({{name.split(".")[0] for name in sys.modules}} & {{"jinja2
         ("from flatout.report.text import diagnosis_text\ndiagnosis_text(builder.straggler())", ""),
         ("from flatout.report.json import diagnosis_json\ndiagnosis_json(builder.straggler(), [])", ""),
         (
-            "from flatout.report.diff import diff, diff_text\na = builder.straggler()\ndiff_text(diff(a, a), a, a)",
+            "from flatout.report.diff import diff\nfrom flatout.report.diff_text import diff_text\n"
+            "a = builder.straggler()\ndiff_text(diff(a, a), a, a)",
             "",
         ),
         ("import flatout.report.html", ""),

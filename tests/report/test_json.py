@@ -28,7 +28,7 @@ def test_keys_are_those_of_the_contract_in_its_order() -> None:
         *("job", "ranks", "blame", "findings", "data_quality"),
     ]
     assert found["schema"] == "flatout/diagnosis"
-    assert found["version"] == 1
+    assert found["version"] == 2
     assert found["tool_version"] == __version__
     assert found["command"] == COMMAND
     assert {"num_ranks", "world_size", "missing_ranks", "device", "num_steps"} <= set(found["job"])
@@ -58,6 +58,26 @@ def test_what_is_written_is_read_back(diagnosis: Diagnosis, pretty: bool, tmp_pa
     assert msgspec.to_builtins(read_diagnosis(path)) == msgspec.to_builtins(diagnosis)
 
 
+def test_a_diagnosis_of_version_1_is_read_with_its_rates_as_those_of_the_regular_step(tmp_path: Path) -> None:
+    content = json.loads(diagnosis_json(builder.straggler(), COMMAND))
+    content["version"] = 1
+    content["job"] |= {"untraced_step_s": 0.1, "samples_per_s": 320.0, "tokens_per_s": None, "mfu": 0.4, "reasons": {}}
+    path = tmp_path / "diagnosis.json"
+    path.write_text(json.dumps(content))
+    job = read_diagnosis(path).job
+    assert (job.samples_per_s, job.tokens_per_s, job.mfu) == (None, None, None)
+    assert (job.regular_step_s, job.regular_samples_per_s, job.regular_mfu) == (0.1, 320.0, 0.4)
+    assert isinstance(job.reasons, dict) and "version 1" in job.reasons["samples_per_s"]
+
+
+def test_a_trace_of_version_1_has_no_rates(tmp_path: Path) -> None:
+    content = json.loads(diagnosis_json(builder.straggler(), COMMAND))
+    content["version"] = 1
+    path = tmp_path / "diagnosis.json"
+    path.write_text(json.dumps(content))
+    assert read_diagnosis(path).job.samples_per_s is msgspec.UNSET
+
+
 def test_numpy_evidence_is_plain_json() -> None:
     evidence = {"late_by_s": np.float64(0.5), "ranks": np.array([1, 2]), "num_steps": np.int64(3)}
     diagnosis = builder.diagnosis_of([], findings=[builder.finding("straggler", 0.5, 0.1, evidence=evidence)])
@@ -75,7 +95,8 @@ def test_numpy_evidence_is_plain_json() -> None:
         (b"[" * 100_000, "is not a diagnosis"),
         (b'{"traceEvents": []}', "is not a diagnosis"),
         (b'{"schema": "flatout/tuning", "version": 1}', "must have the schema `flatout/diagnosis`"),
-        (b'{"schema": "flatout/diagnosis", "version": 2}', "version 2"),
+        (b'{"schema": "flatout/diagnosis", "version": 3}', "version 3"),
+        (b'{"schema": "flatout/diagnosis", "version": 2}', "breaks the schema"),
         (b'{"schema": "flatout/diagnosis", "version": 1}', "breaks the schema"),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_complete_trial_has_all_that_was_measured(tmp_path: Path) -> None:
                throttle_share={"power": 0.1 * i})
         for i in range(2)
     ]  # fmt: skip
-    numbers = measured(step_s=0.2, samples_per_s=160.0, tokens_per_s=1000.0, peak_memory_bytes=77)
+    numbers = measured(samples_per_step=32.0, tokens_per_step=200.0, peak_memory_bytes=77)
     found = result(tmp_path, recording(tmp_path, rank(0), rank(1), numbers=numbers, gpus=gpus))
     assert (found.outcome, found.problem, found.index, found.arm) == ("completed", "", 3, "baseline")
     assert found.step_s == pytest.approx((0.1,) * 4)

@@ -30,7 +30,8 @@ def diff(
     Example: flatout diff before/ after/
     """
     from flatout.report.diff import diff as compare
-    from flatout.report.diff import diff_json, diff_text
+    from flatout.report.diff import diff_json
+    from flatout.report.diff_text import diff_text
 
     a, b = _diagnosis(before), _diagnosis(after)
     result = compare(a, b)

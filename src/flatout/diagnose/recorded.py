@@ -32,9 +32,16 @@ def with_recording(diagnosis: Diagnosis, recording: Recording) -> Diagnosis:
     measured = recording.measured
     job = msgspec.structs.replace(
         diagnosis.job,
+        num_recorded_steps=measured.num_steps,
+        mean_step_s=measured.mean_step_s,
+        first_wait_s=measured.first_wait_s,
         samples_per_s=measured.samples_per_s,
         tokens_per_s=measured.tokens_per_s,
         mfu=measured.mfu,
+        regular_step_s=measured.regular_step_s,
+        regular_samples_per_s=measured.regular_samples_per_s,
+        regular_tokens_per_s=measured.regular_tokens_per_s,
+        regular_mfu=measured.regular_mfu,
         mfu_against=measured.mfu_against,
         peak_memory_bytes=measured.peak_memory_bytes,
         reasons=measured.reasons,

@@ -1,9 +1,10 @@
 """What a trace cannot show, from the ranks of a recording: samples and tokens per second, MFU, memory.
 
-Everything refers to the steps after the warm-up that the recorder did not disturb. MFU is the time that the step's
-floating-point operations take at the vendor's dense peak rates (or at measured ones), divided by the step time, both
-summed over the ranks. The definition is that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as
-executed, so that recomputed activations count.
+Rates and MFU are totals of the recording: they refer to its mean step, which includes stalls (see `totals`). The same
+of the regular step, the median, stand beside them. MFU is the time that the step's floating-point operations take at
+the vendor's dense peak rates (or at measured ones), divided by the step time, both summed over the ranks. The
+definition is that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as executed, so that recomputed
+activations count.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 
 from flatout.catalog.gpus import gpu_facts
+from flatout.profile.totals import step_totals
 from flatout.records.ceilings import Ceilings
 from flatout.records.recording import Measured, RankRecording, Recording
 
@@ -77,21 +79,40 @@ def measure(
     if step_s is None:
         reasons["step_s"] = _NOT_SETTLED if ranks else "no rank was recorded"
     spreads = [rank.untraced_spread_s for rank in ranks if rank.untraced_spread_s is not None]
+    totals = step_totals(ranks)
+    mean_s = totals.mean_step_s if totals is not None else None
+    regular_s = totals.regular_step_s if totals is not None else None
+    samples = _per_step(ranks, "samples", reasons)
+    tokens = _per_step(ranks, "tokens", reasons)
     flops = _flops(ranks, reasons)
+    at_peak_s = None if flops is None else _at_peak_s(ranks, peaks, by_rank, reasons)
     return Measured(
         step_s=step_s,
         step_spread_s=sum(spreads) / len(spreads) if spreads else None,
         num_untraced_steps=min((rank.num_untraced_steps for rank in ranks), default=0),
         loader_s=max((_loader_s(rank) for rank in ranks if rank.untraced_step_s is not None), default=None),
-        samples_per_s=_per_second(ranks, step_s, "samples", reasons),
-        tokens_per_s=_per_second(ranks, step_s, "tokens", reasons),
+        num_steps=totals.num_steps if totals is not None else 0,
+        mean_step_s=mean_s,
+        regular_step_s=regular_s,
+        first_wait_s=totals.first_wait_s if totals is not None else None,
+        samples_per_step=samples,
+        tokens_per_step=tokens,
+        samples_per_s=_ratio(samples, mean_s),
+        tokens_per_s=_ratio(tokens, mean_s),
+        regular_samples_per_s=_ratio(samples, regular_s),
+        regular_tokens_per_s=_ratio(tokens, regular_s),
         flops_per_step=flops,
-        mfu=(mfu := None if flops is None else _mfu(ranks, peaks, by_rank, reasons)),
+        mfu=(mfu := _ratio(at_peak_s, mean_s)),
+        regular_mfu=_ratio(at_peak_s, regular_s),
         mfu_against=None if mfu is None else "measured" if peaks or by_rank else "vendor",
         peak_memory_bytes=_highest(ranks, "peak_memory_bytes", reasons),
         num_alloc_retries=_highest(ranks, "num_alloc_retries", reasons),
         reasons=reasons,
     )
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return value / base if value is not None and base else None
 
 
 def _settled(rank: RankRecording) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -104,24 +125,22 @@ def _loader_s(rank: RankRecording) -> float:
     return float(np.median(values)) if len(values) else 0.0
 
 
-def _per_second(
-    ranks: Sequence[RankRecording], step_s: float | None, what: str, reasons: dict[str, str]
-) -> float | None:
-    """Return the mean count per step, summed over the ranks, divided by the step time."""
-    total, is_known = 0.0, False
+def _per_step(ranks: Sequence[RankRecording], what: str, reasons: dict[str, str]) -> float | None:
+    """Return the mean count per step, summed over the ranks; None if a rank's warm-up was not over."""
+    if not ranks or any(rank.settled_step is None for rank in ranks):
+        reasons[f"{what}_per_s"] = _NOT_SETTLED
+        return None
+    means = []
     for rank in ranks:
-        if step_s is None or rank.settled_step is None:
-            reasons[f"{what}_per_s"] = _NOT_SETTLED
-            return None
         counts = rank.steps.num_samples if what == "samples" else rank.steps.num_tokens
         counts = counts[_settled(rank)]
         counts = counts[~np.isnan(counts)]
         if len(counts):
-            total, is_known = total + float(counts.mean()), True
-    if step_s is None or not is_known:
+            means.append(float(counts.mean()))
+    if not means:
         reasons[f"{what}_per_s"] = f"no batch of a torch DataLoader showed how many {what} it holds"
         return None
-    return total / step_s
+    return sum(means)
 
 
 def _flops(ranks: Sequence[RankRecording], reasons: dict[str, str]) -> float | None:
@@ -137,13 +156,14 @@ def _flops(ranks: Sequence[RankRecording], reasons: dict[str, str]) -> float | N
     return total or None
 
 
-def _mfu(
+def _at_peak_s(
     ranks: Sequence[RankRecording],
     peaks: Mapping[str, float] | None,
     by_rank: Mapping[int, Mapping[str, float]] | None,
     reasons: dict[str, str],
 ) -> float | None:
-    at_peak_s = elapsed_s = 0.0
+    """Return the seconds per step that the operations take at the peak rates, the mean over the ranks."""
+    at_peak_s = 0.0
     for rank in ranks:
         rates = peaks if by_rank is None else by_rank[rank.rank]
         if rates is None:
@@ -158,8 +178,7 @@ def _mfu(
         if rank.untraced_step_s is None:
             reasons["mfu"] = _NOT_SETTLED
             return None
-        elapsed_s += rank.untraced_step_s
-    return at_peak_s / elapsed_s if elapsed_s else None
+    return at_peak_s / len(ranks)
 
 
 def _vendor_rates(rank: RankRecording, reasons: dict[str, str]) -> Mapping[str, float] | None:

@@ -1,4 +1,4 @@
-"""The result of `flatout diagnose`, as records of the JSON contract `flatout/diagnosis`, version 1.
+"""The result of `flatout diagnose`, as records of the JSON contract `flatout/diagnosis`, version 2.
 
 `parts_s` has all names of `PART_NAMES`, in that order, and sums to `window_s` within 1 us.
 """
@@ -82,10 +82,21 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None  # mean over ranks and complete steps
     untraced_step_s: float | None = None  # from a recording; None for a plain trace
     hosts: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # if known, and more than one
-    # For a recording only: null if missing, and `reasons` says why. A plain trace has none of these keys.
+    # For a recording only: null if missing, and `reasons` says why. A plain trace has none of these keys: all its
+    # numbers are of the traced window. Without `regular_`, rates and MFU are totals of the recording.
+    num_recorded_steps: int | msgspec.UnsetType = msgspec.UNSET
+    mean_step_s: float | msgspec.UnsetType | None = (
+        msgspec.UNSET
+    )  # over all recorded steps with their stalls, without warm-up and the recorder's work
+    # Of the first recorded step for its batch; included in `mean_step_s`.
+    first_wait_s: float | msgspec.UnsetType | None = msgspec.UNSET
     samples_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
     tokens_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
     mfu: float | msgspec.UnsetType | None = msgspec.UNSET
+    regular_step_s: float | msgspec.UnsetType | None = msgspec.UNSET  # median of the recorded steps
+    regular_samples_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
+    regular_tokens_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
+    regular_mfu: float | msgspec.UnsetType | None = msgspec.UNSET
     mfu_against: str | msgspec.UnsetType | None = (
         msgspec.UNSET
     )  # source of the peak rates: vendor, or measured by flatout bench

@@ -129,20 +129,29 @@ class HostRecording(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers that a trace does not contain, from the steps after warm-up without the recorder's work."""
+    """Numbers that a trace does not contain. Rates and MFU are totals of the recording; `regular_*`: without stalls."""
 
-    step_s: float | None  # median over steps, mean over ranks
+    step_s: float | None  # median over the steps right before the trace, mean over ranks
     loader_s: float | None  # part of the step in the loader, on the slowest rank
     samples_per_s: float | None  # of all ranks, assuming that each loads different samples
     tokens_per_s: float | None
     flops_per_step: float | None  # of all ranks
-    mfu: float | None  # compute time at the peak rates / step time
+    mfu: float | None  # compute time at the peak rates / mean step time
     peak_memory_bytes: int | None  # maximum over ranks
     num_alloc_retries: int | None
     reasons: dict[str, str] = {}  # why a number is missing
     step_spread_s: float | None = None  # standard deviation over steps without outliers, mean over ranks
     num_untraced_steps: int = 0  # steps behind `step_s`, on the rank with the fewest
     mfu_against: str | None = None  # source of the peak rates: `vendor`, or `measured` by `flatout bench`
+    num_steps: int = 0  # of the recording
+    mean_step_s: float | None = None  # over all steps with their stalls, without warm-up and the recorder's work
+    regular_step_s: float | None = None  # median over all undisturbed steps
+    first_wait_s: float | None = None  # of the first step for its batch; included in `mean_step_s`
+    samples_per_step: float | None = None  # of all ranks
+    tokens_per_step: float | None = None
+    regular_samples_per_s: float | None = None
+    regular_tokens_per_s: float | None = None
+    regular_mfu: float | None = None
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True, eq=False):

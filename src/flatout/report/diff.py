@@ -1,41 +1,45 @@
 """Compare two diagnoses, part by part and finding by finding.
 
-In: two `Diagnosis`. Out: a `DiagnosisDiff` and its text and JSON (schema `flatout/diff`, version 1). It reports what
-changed, by how much, and the range of step times within each run. It gives no verdict: that takes repeated trials.
+In: two `Diagnosis`. Out: a `DiagnosisDiff` and its JSON (schema `flatout/diff`, version 2). Two recordings are compared
+by the totals of all their steps, stalls included; the traced windows explain the regular step, part by part. It reports
+what changed, by how much, and the range of step times within each run. It gives no verdict: that takes repeated trials.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import TypeVar
 
 import msgspec
 
-from flatout import units
 from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding
 from flatout.report.json import enveloped_json
-from flatout.report.parts import part_label, part_values
-from flatout.report.phrases import job_summary, ranks_text
+from flatout.report.parts import part_values
 from flatout.report.rows import mean_parts
-from flatout.report.terminal import TextStyle
 
 SCHEMA = "flatout/diff"
-VERSION = 1
-SMALLEST_CHANGE = 0.001  # of the larger time; the text sums up smaller changes
-BAR_WIDTH = 8
-NAME_WIDTH = 26
+VERSION = 2
+Value = TypeVar("Value", int, float)
+SAME_WORK = 0.01  # steps whose numbers of samples differ by more do different work
 
 
 class DiffSide(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two runs. Times are means over ranks."""
 
     num_ranks: int
-    num_steps: int
+    num_steps: int  # traced
     device: str | None
-    time_s: float  # of a mean step, or of the window
-    step_s_min: float | None  # shortest step, each step being the mean over ranks; None without steps
+    time_s: float  # of what `basis` says
+    traced_s: float  # of a mean traced step, or of the traced window
+    step_s_min: float | None  # shortest traced step, each step being the mean over ranks; None without steps
     step_s_median: float | None
     step_s_max: float | None
+    num_recorded_steps: int | None  # None unless the basis is `recording`, as in the next four
+    regular_step_s: float | None
+    samples_per_s: float | None  # total of the recording
+    tokens_per_s: float | None
+    mfu: float | None
 
 
 class PartChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,40 +62,50 @@ class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiagnosisDiff(msgspec.Struct, frozen=True, kw_only=True):
-    basis: str  # step | window: what the times refer to
+    # What `time_s`, `change_s` and `ratio` refer to. recording: the mean of all recorded steps, with their stalls, of
+    # two recordings. Otherwise the traced window alone is known: step: its mean step; window: all of it.
+    basis: str
     a: DiffSide
     b: DiffSide
     change_s: float  # b - a
     ratio: float | None  # b / a; None if A's time is 0
-    ratio_range: tuple[float, float] | None  # B's shortest step / A's longest, and B's longest / A's shortest
-    parts: tuple[PartChange, ...]  # largest change first; the changes sum to `change_s`
+    speedup: float | None  # by samples/s or tokens/s if both are known, else by time; None if B's time is 0
+    has_same_work: bool | None  # whether the steps process as many samples or tokens; None: unknown
+    ratio_range: tuple[float, float] | None  # B's shortest traced step / A's longest, and B's longest / A's shortest
+    traced_change_s: float  # b - a, of the traced steps or windows
+    parts: tuple[PartChange, ...]  # of the traced time, largest change first; the changes sum to `traced_change_s`
     findings: tuple[FindingChange, ...]  # largest change first
     notes: tuple[str, ...]  # reasons why the two are hard to compare
 
 
 def diff(a: Diagnosis, b: Diagnosis) -> DiagnosisDiff:
-    """Compare the mean step of A and B, or their complete windows if either has no steps."""
+    """Compare the recordings of A and B, or their traced steps; complete windows if either has no steps."""
     is_step = all(any(rank.steps for rank in diagnosis.ranks) for diagnosis in (a, b))
     a_parts, b_parts = _mean(a, is_step), _mean(b, is_step)
-    a_side, b_side = _side(a, a_parts, is_step), _side(b, b_parts, is_step)
+    is_recording = is_step and all(isinstance(side.job.mean_step_s, float) for side in (a, b))
+    a_side, b_side = _side(a, a_parts, is_step, is_recording), _side(b, b_parts, is_step, is_recording)
+    speedup, has_same_work = _speedup(a_side, b_side)
     parts = [
         PartChange(
             part=name,
             a_s=a_s,
             b_s=b_s,
             change_s=b_s - a_s,
-            a_share=_ratio(a_s, a_side.time_s) or 0.0,
-            b_share=_ratio(b_s, b_side.time_s) or 0.0,
+            a_share=_ratio(a_s, a_side.traced_s) or 0.0,
+            b_share=_ratio(b_s, b_side.traced_s) or 0.0,
         )
         for name, a_s, b_s in zip(PART_NAMES, a_parts, b_parts, strict=True)
     ]
     return DiagnosisDiff(
-        basis="step" if is_step else "window",
+        basis=_basis(is_step=is_step, is_recording=is_recording),
         a=a_side,
         b=b_side,
         change_s=b_side.time_s - a_side.time_s,
         ratio=_ratio(b_side.time_s, a_side.time_s),
+        speedup=speedup,
+        has_same_work=has_same_work,
         ratio_range=_ratio_range(a_side, b_side),
+        traced_change_s=b_side.traced_s - a_side.traced_s,
         parts=tuple(sorted(parts, key=lambda part: (-abs(part.change_s), PART_NAMES.index(part.part)))),
         findings=_finding_changes(a, b, is_step),
         notes=_notes(a, b, is_step),
@@ -106,6 +120,21 @@ def _ratio(value: float, base: float) -> float | None:
     return value / base if base else None
 
 
+def _basis(*, is_step: bool, is_recording: bool) -> str:
+    if is_recording:
+        return "recording"
+    return "step" if is_step else "window"
+
+
+def _speedup(a: DiffSide, b: DiffSide) -> tuple[float | None, bool | None]:
+    """Return how much faster B is, and whether its steps do as much work."""
+    for a_rate, b_rate in ((a.samples_per_s, b.samples_per_s), (a.tokens_per_s, b.tokens_per_s)):
+        if a_rate and b_rate:
+            work_ratio = b_rate * b.time_s / (a_rate * a.time_s)
+            return b_rate / a_rate, abs(work_ratio - 1) <= SAME_WORK
+    return _ratio(a.time_s, b.time_s), None
+
+
 def _mean(diagnosis: Diagnosis, is_step: bool) -> tuple[float, ...]:
     """Return the seconds of each part, the mean over the ranks (in steps: over the ranks that have steps)."""
     if is_step:
@@ -117,7 +146,7 @@ def _mean(diagnosis: Diagnosis, is_step: bool) -> tuple[float, ...]:
     return tuple(sum(column) / len(values) for column in zip(*values, strict=True))
 
 
-def _side(diagnosis: Diagnosis, parts_s: tuple[float, ...], is_step: bool) -> DiffSide:
+def _side(diagnosis: Diagnosis, parts_s: tuple[float, ...], is_step: bool, is_recording: bool) -> DiffSide:
     times: list[float] = []
     if is_step:
         windows_of_step: dict[int, list[float]] = {}
@@ -125,15 +154,28 @@ def _side(diagnosis: Diagnosis, parts_s: tuple[float, ...], is_step: bool) -> Di
             for step in rank.steps:
                 windows_of_step.setdefault(step.step, []).append(step.window_s)
         times = [sum(windows) / len(windows) for windows in windows_of_step.values()]
+    job = diagnosis.job
+    traced_s = sum(parts_s)
+    mean_step_s = _known(job.mean_step_s) if is_recording else None
     return DiffSide(
-        num_ranks=diagnosis.job.num_ranks,
-        num_steps=diagnosis.job.num_steps,
-        device=diagnosis.job.device,
-        time_s=sum(parts_s),
+        num_ranks=job.num_ranks,
+        num_steps=job.num_steps,
+        device=job.device,
+        time_s=traced_s if mean_step_s is None else mean_step_s,
+        traced_s=traced_s,
         step_s_min=min(times, default=None),
         step_s_median=median(times) if times else None,
         step_s_max=max(times, default=None),
+        num_recorded_steps=_known(job.num_recorded_steps) if is_recording else None,
+        regular_step_s=_known(job.regular_step_s) if is_recording else None,
+        samples_per_s=_known(job.samples_per_s) if is_recording else None,
+        tokens_per_s=_known(job.tokens_per_s) if is_recording else None,
+        mfu=_known(job.mfu) if is_recording else None,
     )
+
+
+def _known(value: Value | msgspec.UnsetType | None) -> Value | None:
+    return None if isinstance(value, msgspec.UnsetType) else value
 
 
 def _ratio_range(a: DiffSide, b: DiffSide) -> tuple[float, float] | None:
@@ -208,6 +250,10 @@ def _notes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[str, ...]:
     if not is_step:
         names = " and ".join(name for name, side in sides if not any(rank.steps for rank in side.ranks))
         notes.append(f"no steps are marked in {names}: complete recordings are compared, including the warm-up")
+    with_totals = [name for name, side in sides if isinstance(side.job.mean_step_s, float)]
+    if is_step and len(with_totals) == 1:
+        other = "B" if with_totals == ["A"] else "A"
+        notes.append(f"{other} has no step log, so only the traced windows are compared, not all steps")
     if a.job.num_ranks != b.job.num_ranks:
         notes.append(f"A has {a.job.num_ranks:,} ranks and B {b.job.num_ranks:,}: times are means over ranks")
     if a.job.device != b.job.device:
@@ -216,97 +262,3 @@ def _notes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[str, ...]:
     if incomplete:
         notes.append(f"ranks are missing in {incomplete}: waiting may be counted as unsplit communication")
     return tuple(notes)
-
-
-def diff_text(
-    result: DiagnosisDiff, a: Diagnosis, b: Diagnosis, *, style: TextStyle | None = None, next_command: str = ""
-) -> str:
-    """Return the diff for a terminal: times, parts by the size of their change, findings, and ranges of step times."""
-    style = style or TextStyle()
-    separator = " · " if style.has_unicode else ", "
-    head = []
-    for name, diagnosis in (("A", a), ("B", b)):
-        head += style.wrapped(separator.join(job_summary(diagnosis)), label=f"{name}  ")
-    sections = [head, _change_lines(result, style), _part_lines(result, style), _finding_lines(result, style)]
-    sections.append([line for note in _caveats(result) for line in style.wrapped(note, label="- ")])
-    if next_command:
-        sections.append([style.bold(line) for line in style.wrapped(next_command, label="next: ")])
-    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
-
-
-def _change_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
-    """Return one sentence: the change from A to B, and the part that explains most of it."""
-    what = "A step" if result.basis == "step" else "The recording"
-    took = f"{what} took {units.seconds(result.a.time_s)} in A and {units.seconds(result.b.time_s)} in B"
-    basis = "one run each"
-    if result.ratio is not None:
-        basis = f"B / A = {result.ratio:.3f}, {basis}"
-    if result.ratio_range:
-        basis += f"; single steps {result.ratio_range[0]:.3f} to {result.ratio_range[1]:.3f}"
-    sentence = f"{took} ({basis})."
-    same_direction = [part for part in result.parts if part.change_s * result.change_s > 0]
-    if same_direction:
-        largest = same_direction[0]
-        sentence = (
-            f"{took} ({basis}): {_signed(result.change_s)}. The largest part of that is "
-            f"{part_label(largest.part)}, {_signed(largest.change_s)}."
-        )
-    return [style.bold(line) for line in style.wrapped(sentence)]
-
-
-def _signed(value_s: float) -> str:
-    sign = "+" if value_s > 0 else ""
-    return f"{sign}{units.seconds(value_s)}"
-
-
-def _part_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
-    threshold_s = SMALLEST_CHANGE * max(result.a.time_s, result.b.time_s)
-    shown = [part for part in result.parts if abs(part.change_s) >= threshold_s and part.change_s]
-    largest_s = max((abs(part.change_s) for part in shown), default=0.0)
-    lines = [f"{'part':<22}{'A':>10}{'share':>8}{'B':>10}{'share':>8}{'change':>11}"]
-    for part in shown:
-        bar = style.bar(abs(part.change_s) / largest_s, BAR_WIDTH).rstrip("░.")
-        line = f"{part_label(part.part):<22}{units.seconds(part.a_s):>10}{units.percent(part.a_share):>8}"
-        line += f"{units.seconds(part.b_s):>10}{units.percent(part.b_share):>8}{_signed(part.change_s):>11}"
-        lines.append(f"{line}  {'-' if part.change_s < 0 else '+'}{bar}")
-    rest_s = sum(part.change_s for part in result.parts if part not in shown)
-    lines.append(f"{'all other parts':<22}{'':>36}{_signed(rest_s):>11}")
-    total = f"{result.basis:<22}{units.seconds(result.a.time_s):>10}{'':>8}{units.seconds(result.b.time_s):>10}{'':>8}"
-    lines.append(f"{total}{_signed(result.change_s):>11}")
-    return lines
-
-
-def _finding_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
-    if not result.findings:
-        return ["Neither has a finding."]
-    lines = []
-    for change in result.findings:
-        cost_a = units.seconds(change.a_cost_s) if change.a_cost_s is not None else "-"
-        cost_b = units.seconds(change.b_cost_s) if change.b_cost_s is not None else "-"
-        state = {"new": "new in B", "gone": "gone in B", "both": "in both"}[change.state]
-        ranks = ranks_text(change.b_ranks if change.b_ranks is not None else change.a_ranks or (), 0)
-        name = style.clean(change.name)
-        if len(name) <= NAME_WIDTH:
-            lines += style.wrapped(f"{cost_a} -> {cost_b}, {ranks}", label=f"{state:<11}{name:<{NAME_WIDTH}}")
-        else:
-            lines += style.wrapped(f"{name} {cost_a} -> {cost_b}, {ranks}", label=f"{state:<11}")
-    return lines
-
-
-def _caveats(result: DiagnosisDiff) -> list[str]:
-    caveats = list(result.notes)
-    if result.basis == "step":
-        sides = (("A", result.a), ("B", result.b))
-        ranges = "; ".join(f"{name} {_spread(side)}" for name, side in sides)
-        caveats.append(f"step times range: {ranges}")
-    caveats.append("one run each, so no verdict: repeat both before you trust a difference of a few percent")
-    return caveats
-
-
-def _spread(side: DiffSide) -> str:
-    if side.step_s_min is None or side.step_s_median is None or side.step_s_max is None:
-        return "has no steps"
-    return (
-        f"{units.seconds(side.step_s_min)} to {units.seconds(side.step_s_max)}, median "
-        f"{units.seconds(side.step_s_median)} of {side.num_steps}"
-    )

@@ -1,4 +1,7 @@
-"""Write a diagnosis as the JSON of the contract `flatout/diagnosis`, version 1, and read it back."""
+"""Write a diagnosis as the JSON of the contract `flatout/diagnosis`, version 2, and read it back.
+
+Diagnoses of version 1 are read too. Their rates and MFU were those of the regular step, and they have no totals.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from flatout.records.diagnosis import PART_NAMES, Diagnosis
 from flatout.report.command import masked_command
 
 SCHEMA = "flatout/diagnosis"
-VERSION = 1
+VERSION = 2
+READABLE_VERSIONS = (1, 2)
 
 
 class _Envelope(msgspec.Struct):
@@ -69,9 +73,10 @@ def read_diagnosis(path: str | Path) -> Diagnosis:
         raise InputError(f"`{path}` is not a diagnosis: {error}", hint=hint) from error
     if envelope.schema != SCHEMA:
         raise InputError(f"`{path}` must have the schema `{SCHEMA}`, but has `{envelope.schema}`", hint=hint)
-    if envelope.version != VERSION:
+    if envelope.version not in READABLE_VERSIONS:
+        readable = " and ".join(map(str, READABLE_VERSIONS))
         raise InputError(
-            f"`{path}` has version {envelope.version} of its schema, and this Flatout ({__version__}) reads {VERSION}",
+            f"`{path}` has version {envelope.version} of its schema, and this Flatout ({__version__}) reads {readable}",
             hint="use the Flatout that wrote it, or diagnose the traces again",
         )
     try:
@@ -79,7 +84,28 @@ def read_diagnosis(path: str | Path) -> Diagnosis:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InputError(f"`{path}` breaks the schema `{SCHEMA}`: {error}", hint=hint) from error
     _check_parts(path, diagnosis, hint)
-    return diagnosis
+    return _without_totals(diagnosis) if envelope.version == 1 else diagnosis
+
+
+def _without_totals(diagnosis: Diagnosis) -> Diagnosis:
+    """Return a diagnosis of version 1 with its rates in the fields of the regular step, which they were measured in."""
+    job = diagnosis.job
+    if job.reasons is msgspec.UNSET:
+        return diagnosis
+    reason = "a diagnosis of version 1 has only the regular step"
+    reasons = {**job.reasons, "samples_per_s": reason, "tokens_per_s": reason, "mfu": reason}
+    job = msgspec.structs.replace(
+        job,
+        samples_per_s=None,
+        tokens_per_s=None,
+        mfu=None,
+        regular_step_s=job.untraced_step_s,
+        regular_samples_per_s=job.samples_per_s,
+        regular_tokens_per_s=job.tokens_per_s,
+        regular_mfu=job.mfu,
+        reasons=reasons,
+    )
+    return msgspec.structs.replace(diagnosis, job=job)
 
 
 def _check_parts(path: str | Path, diagnosis: Diagnosis, hint: str) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from flatout import units
-from flatout.records.diagnosis import Diagnosis
+from flatout.records.diagnosis import Diagnosis, JobSummary
+from flatout.records.recording import Measured
 
 # The peak rates that an MFU is a share of. Older recordings do not have this.
 MFU_AGAINST = {"measured": " of the measured ceiling", "vendor": " of the vendor's peak"}
+MIN_FIRST_WAIT = 0.05  # of the time of all steps
 
 
 def job_summary(diagnosis: Diagnosis) -> list[str]:
@@ -22,28 +26,60 @@ def job_summary(diagnosis: Diagnosis) -> list[str]:
     facts = [num_ranks]
     if job.device:
         facts.append(job.device)
-    if job.num_steps and job.step_s is not None:
-        facts += [counted(job.num_steps, "step"), f"{units.seconds(job.step_s)} per step"]
-        if job.untraced_step_s:
-            facts.append(f"{units.seconds(job.untraced_step_s)} untraced")
-    else:
-        window_s = max((rank.window_s for rank in diagnosis.ranks), default=0.0)
-        facts += ["no steps marked", f"{units.seconds(window_s)} recorded"]
-    return facts + _measured(diagnosis)
+    return facts + recorded_facts(job) + _traced(diagnosis)
 
 
-def _measured(diagnosis: Diagnosis) -> list[str]:
-    """Return the facts that only a recording has: rates, MFU, memory."""
+def _traced(diagnosis: Diagnosis) -> list[str]:
+    """Return the facts of the traced window."""
     job = diagnosis.job
+    if not job.num_steps or job.step_s is None:
+        window_s = max((rank.window_s for rank in diagnosis.ranks), default=0.0)
+        return ["no steps marked", f"{units.seconds(window_s)} recorded"]
+    step = f"{units.seconds(job.step_s)} per step"
+    if isinstance(job.mean_step_s, float):
+        return [f"{counted(job.num_steps, 'step')} traced, {step}"]
+    facts = [counted(job.num_steps, "step"), f"{step} of the traced window"]
+    if job.untraced_step_s:
+        facts.append(f"{units.seconds(job.untraced_step_s)} untraced")
+    return facts
+
+
+def recorded_facts(job: JobSummary | Measured) -> list[str]:
+    """Return the facts that only a recording has: its steps, rates, MFU and memory.
+
+    Each is a total of the recording; the same of the regular step follows in parentheses.
+    """
     facts = []
-    for rate, unit in ((job.samples_per_s, "samples/s"), (job.tokens_per_s, "tokens/s")):
-        if isinstance(rate, float):
-            facts.append(f"{rate:,.0f} {unit}")
+    num_steps = job.num_recorded_steps if isinstance(job, JobSummary) else job.num_steps
+    if isinstance(job.mean_step_s, float) and isinstance(num_steps, int):
+        facts.append(counted(num_steps, "step"))
+        facts.append(f"{units.seconds(job.mean_step_s)} per step{_regular(job.regular_step_s, units.seconds)}")
+        facts += _first_wait(job.first_wait_s, num_steps * job.mean_step_s)
+    if isinstance(job.samples_per_s, float):
+        facts.append(f"{_rate(job.samples_per_s)} samples/s{_regular(job.regular_samples_per_s, _rate)}")
+    if isinstance(job.tokens_per_s, float):
+        facts.append(f"{_rate(job.tokens_per_s)} tokens/s{_regular(job.regular_tokens_per_s, _rate)}")
     if isinstance(job.mfu, float):
-        facts.append(f"MFU {units.percent(job.mfu)}{MFU_AGAINST.get(job.mfu_against or '', '')}")
+        against = MFU_AGAINST.get(job.mfu_against or "", "")
+        facts.append(f"MFU {units.percent(job.mfu)}{against}{_regular(job.regular_mfu, units.percent)}")
     if isinstance(job.peak_memory_bytes, int):
         facts.append(f"peak memory {units.num_bytes(job.peak_memory_bytes)}")
     return facts
+
+
+def _first_wait(first_wait_s: float | msgspec.UnsetType | None, total_s: float) -> list[str]:
+    """Return the wait for the first batch, if it makes a recording of this length look slower than a longer one."""
+    if not isinstance(first_wait_s, float) or first_wait_s < MIN_FIRST_WAIT * total_s:
+        return []
+    return [f"{units.percent(first_wait_s / total_s)} of it the wait for the first batch"]
+
+
+def _regular(value: float | msgspec.UnsetType | None, shown: Callable[[float], str]) -> str:
+    return f" (regular {shown(value)})" if isinstance(value, float) else ""
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}"
 
 
 def cost(diagnosis: Diagnosis, cost_s: float) -> str:

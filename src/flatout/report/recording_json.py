@@ -1,4 +1,4 @@
-"""Write a recording without a diagnosis as the JSON of the contract `flatout/recording-report`, version 1."""
+"""Write a recording without a diagnosis as the JSON of the contract `flatout/recording-report`, version 2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flatout.records.recording import DeviceFacts, HostRecording, HostUse, Measu
 from flatout.report.json import enveloped_json
 
 SCHEMA = "flatout/recording-report"
-VERSION = 1
+VERSION = 2
 
 
 class RecordedRank(msgspec.Struct, frozen=True, kw_only=True):

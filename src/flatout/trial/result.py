@@ -67,8 +67,8 @@ def trial_result(
         cause=cause,
         problem=problem,
         step_s=step_s,
-        samples_per_step=_a_step(measured.samples_per_s, measured.step_s) if measured else None,
-        tokens_per_step=_a_step(measured.tokens_per_s, measured.step_s) if measured else None,
+        samples_per_step=measured.samples_per_step if measured else None,
+        tokens_per_step=measured.tokens_per_step if measured else None,
         peak_memory_bytes=measured.peak_memory_bytes if measured else None,
         energy_j_per_step=_energy(hosts, mean_s),
         losses=mean_losses(ranks),
@@ -160,10 +160,6 @@ def _tail(output: Path) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
-
-
-def _a_step(per_s: float | None, step_s: float | None) -> float | None:
-    return per_s * step_s if per_s is not None and step_s is not None else None
 
 
 def _energy(hosts: Sequence[HostUse], step_s: float) -> float | None:
