@@ -145,12 +145,12 @@ def findings() -> str:
 def json() -> str:
     """The contract `flatout/diagnosis`, from the records that are written."""
     records = (Diagnosis, JobSummary, RankDiagnosis, StepDiagnosis, Blame, Finding, Quality)
-    return _contract("flatout/diagnosis", records)
+    return _contract("flatout/diagnosis", records, version=2)
 
 
 def diff_json() -> str:
     """The contract `flatout/diff`."""
-    return _contract("flatout/diff", (DiagnosisDiff, DiffSide, PartChange, FindingChange))
+    return _contract("flatout/diff", (DiagnosisDiff, DiffSide, PartChange, FindingChange), version=2)
 
 
 def explanation_json() -> str:
@@ -248,7 +248,7 @@ def ledger_json() -> str:
 def recording_json() -> str:
     """The contract `flatout/recording-report`."""
     records = (RecordingReport, RecordedRank, Measured, HostUse, GpuUse, Xid, HostRecording, DeviceFacts)
-    return _contract("flatout/recording-report", records)
+    return _contract("flatout/recording-report", records, version=2)
 
 
 def models() -> str:
@@ -331,13 +331,13 @@ def doctor_hosts_json() -> str:
     return _contract("flatout/doctor-hosts", (HostsReport, HostDifference, ComparedFact))
 
 
-def _contract(schema: str, records: Sequence[type[msgspec.Struct]]) -> str:
+def _contract(schema: str, records: Sequence[type[msgspec.Struct]], version: int = 1) -> str:
     """What every object of Flatout begins with, then the records, the first of which has the other keys."""
     envelope = table(
         ["Key", "Type", "Meaning"],
         [
             ["`schema`", "string", f"`{schema}`"],
-            ["`version`", "integer", "1"],
+            ["`version`", "integer", str(version)],
             ["`tool_version`", "string", "of Flatout"],
             ["`command`", "array of strings", "the command line; values that look like secrets are masked"],
         ],

@@ -157,7 +157,12 @@ def _untraced(recording: Recording) -> Untraced | None:
     measured = recording.measured
     if measured.step_s is None:
         return None
-    return Untraced(step_s=measured.step_s, spread_s=measured.step_spread_s, num_steps=measured.num_untraced_steps)
+    return Untraced(
+        step_s=measured.step_s,
+        spread_s=measured.step_spread_s,
+        num_steps=measured.num_untraced_steps,
+        spike_share=measured.spike_share or 0.0,
+    )
 
 
 def _require_traces(recording: Recording) -> None:

@@ -26,9 +26,9 @@ def unpacked(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "step_ms", "mean_ms", "samples_per_s", "mfu", "gib"),
     [
-        # Untraced steps and memory as printed when they were recorded; the MFU then, of the untraced step, was 0.079 and
-        # 0.36. nanoGPT has no DataLoader, so nobody counted its samples. The rates are the sum of all rows' samples over
-        # the sum of their durations. That of `imagenet` waits 12 s for its first batch, and every fourth step is late.
+        # Untraced steps and memory as printed when they were recorded; the MFU then, of the untraced step, was 0.079
+        # and 0.36. nanoGPT has no DataLoader, so nobody counted its samples. The rates are the sum of all rows' samples
+        # over the sum of their durations. `imagenet` waits 12 s for its first batch, and every fourth step is late.
         ("nanogpt_ddp", 30.2, 32.5, None, 0.079 * 30.2 / 32.5, 2.83),
         ("imagenet", 28.2, 84.7, 1500, 0.36 * 28.2 / 84.7, 1.63),
         ("trainer", 53.4, 53.4, 1198, None, 110 / 1024),

@@ -64,6 +64,7 @@ class DiagnosisContext:
         self._lateness = self._late_pools()
         self._claimed_s = 0.0
         self.host_traced_s = sum(self._pools[part] for part in HOST_PARTS)
+        self._kept_share = 1.0  # of the host-bound idle time, without the recorder
         self.recorder = self._discount_recorder()
 
     @property
@@ -152,6 +153,10 @@ class DiagnosisContext:
         running = self.per_step(max(facts.host_s - facts.host_blocked_s, 0.0))
         return max(running - self.recorder.host_s, 0.0)
 
+    def as_traced(self, cost_s: float) -> float:
+        """Return a cost of host-bound idle time with the recorder's share in it, never below the cost without."""
+        return cost_s / self._kept_share if self._kept_share > 0 else self.host_traced_s
+
     def claim_lost_lead(self, rank: int, *, blocked_s: float, freed_s: float = 0.0) -> float:
         """Claim the host-bound idle time that arises because a blocked host lost its lead over the GPU.
 
@@ -207,7 +212,7 @@ class DiagnosisContext:
             return RecorderCost(idle_s=0.0, host_s=0.0, source="assumed")
         facts = self.facts(self.busiest_rank(*HOST_PARTS))
         cost = recorder_cost(facts, self.num_steps or 1, self.host_traced_s, self.step_s, self.untraced)
-        keep = 1 - cost.idle_s / self.host_traced_s
+        self._kept_share = 1 - cost.idle_s / self.host_traced_s
         for part in HOST_PARTS:
-            self._pools[part] *= keep
+            self._pools[part] *= self._kept_share
         return cost

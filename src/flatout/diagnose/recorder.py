@@ -5,7 +5,8 @@ host event and 37 to 50 % of the time in which the host was not blocked; without
 80 % shorter. On GPU-bound jobs the cost is hidden.
 
 If traced steps take no longer than untraced ones, recording is not necessarily free: its cost is below the variation
-between steps, and only that bound is known.
+between steps, and only that bound is known. If untraced steps spike so often that a traced step can well be a spike, a
+longer traced step shows nothing, and nothing is attributed to the recorder.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ NS_PER_EVENT = 4_000
 MAX_SHARE_OF_HOST = 0.45
 MAX_SHARE_OF_IDLE = 0.75
 # The source of the cost, a value in the JSON of a finding. Measured: from the untraced step time; assumed: from the
-# example jobs; otherwise the cost is too small to be detected.
-RecorderCostSource = Literal["measured", "assumed", "below the noise of the steps"]
+# example jobs; otherwise the cost is too small to be detected, or hidden by spikes.
+RecorderCostSource = Literal["measured", "assumed", "below the noise of the steps", "untraced steps spike too"]
 BELOW_NOISE: Final = "below the noise of the steps"
+SPIKES: Final = "untraced steps spike too"
+MIN_SPIKE_PROBABILITY = 0.05  # that at least one traced step is a spike
 NUM_ERRORS = 2.0  # standard errors: 95 %
 
 
@@ -37,9 +40,9 @@ class RecorderCost(msgspec.Struct, frozen=True, kw_only=True):
 
     def evidence(self) -> dict[str, Any]:
         """Return the evidence fields: the idle time subtracted for the recorder, null if only a bound is known."""
-        if self.source != BELOW_NOISE:
-            return {"recorder_cost_s": self.idle_s}
-        return {"recorder_cost_s": None, "recorder_cost_below_s": self.below_s}
+        if self.source == BELOW_NOISE:
+            return {"recorder_cost_s": None, "recorder_cost_below_s": self.below_s}
+        return {"recorder_cost_s": None if self.source == SPIKES else self.idle_s}
 
 
 class Untraced(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +51,19 @@ class Untraced(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float  # median
     spread_s: float | None = None  # standard deviation of the step times; None: unknown
     num_steps: int = 0
+    spike_share: float = 0.0  # of the steps of the recording, see `Measured.spike_share`
+
+    def spike_probability(self, num_traced: int) -> float:
+        """Return the probability that at least one of the traced steps is a spike that the job has without a trace."""
+        return float(1 - (1 - self.spike_share) ** num_traced)
 
 
 def recorder_cost(
     facts: RankFacts, num_steps: int, idle_s: float, step_s: float, untraced: Untraced | None
 ) -> RecorderCost:
     """Return the recorder's part of `idle_s`, the host-bound idle seconds per step on the rank of `facts`."""
+    if untraced is not None and untraced.spike_probability(num_steps) >= MIN_SPIKE_PROBABILITY:
+        return RecorderCost(idle_s=0.0, host_s=0.0, source=SPIKES)
     if untraced is not None:
         found_s, noise_s = step_s - untraced.step_s, _noise_s(untraced, num_steps)
         measured_s = max(found_s, 0.0)

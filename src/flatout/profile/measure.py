@@ -94,6 +94,7 @@ def measure(
         num_steps=totals.num_steps if totals is not None else 0,
         mean_step_s=mean_s,
         regular_step_s=regular_s,
+        spike_share=totals.spike_share if totals is not None else None,
         first_wait_s=totals.first_wait_s if totals is not None else None,
         samples_per_step=samples,
         tokens_per_step=tokens,

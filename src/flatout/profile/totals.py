@@ -18,12 +18,15 @@ from flatout.inside.protocol import NUM_STABLE_WARMUP_STEPS
 from flatout.records.recording import RankRecording, Steps
 
 Column = NDArray[np.float64]
+SPIKE = 1.5  # times the median of the neighbours
+NUM_NEIGHBOURS = 25  # steps of a block, so that a slow drift is no spike
 
 
 class StepTotals(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     mean_step_s: float  # over all steps, including stalls
     regular_step_s: float  # median of the undisturbed steps
+    spike_share: float  # of the undisturbed steps: those that took far longer than their neighbours
     first_wait_s: float  # of the first step for its batch: part of the mean step, though a longer job has it once too
 
 
@@ -49,8 +52,16 @@ def step_totals(ranks: Sequence[RankRecording]) -> StepTotals | None:
         num_steps=len(numbers),
         mean_step_s=float(other_s.mean() + waited_s.mean()),
         regular_step_s=float(np.median(duration_s[is_undisturbed])),
+        spike_share=_spike_share(duration_s[is_undisturbed]),
         first_wait_s=float(waited_s[0]) if numbers[0] == 0 else 0.0,
     )
+
+
+def _spike_share(duration_s: Column) -> float:
+    """Return the share of the steps that took at least `SPIKE` times the median of their neighbours."""
+    blocks = np.array_split(duration_s, max(len(duration_s) // NUM_NEIGHBOURS, 1))
+    num_spikes = sum(int((block >= SPIKE * np.median(block)).sum()) for block in blocks)
+    return num_spikes / len(duration_s)
 
 
 def _undisturbed(ranks: Sequence[RankRecording], row_of: dict[int, int]) -> NDArray[np.bool_]:

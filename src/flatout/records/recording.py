@@ -146,6 +146,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int = 0  # of the recording
     mean_step_s: float | None = None  # over all steps with their stalls, without warm-up and the recorder's work
     regular_step_s: float | None = None  # median over all undisturbed steps
+    spike_share: float | None = None  # of the undisturbed steps: those that took 1.5 times as long as their neighbours
     first_wait_s: float | None = None  # of the first step for its batch; included in `mean_step_s`
     samples_per_step: float | None = None  # of all ranks
     tokens_per_step: float | None = None

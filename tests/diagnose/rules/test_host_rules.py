@@ -171,6 +171,41 @@ def test_the_bound_of_the_recorders_cost_holds_for_nineteen_of_twenty_recordings
     assert num_right / num_bounds > 0.95
 
 
+@pytest.mark.parametrize(("spike_share", "is_attributed"), [(0.0, True), (0.025, True), (0.026, False), (0.3, False)])
+def test_nothing_is_attributed_to_the_recorder_while_untraced_steps_spike(
+    spike_share: float, is_attributed: bool
+) -> None:
+    """Two traced steps: at 2.53 % of spikes, one of them is a spike in one of twenty recordings."""
+    known = Untraced(step_s=8000e-6, spread_s=30e-6, num_steps=100, spike_share=spike_share)
+    finding = found(diagnose(attributed(host_bound(4000)), untraced=known), "host-bound")
+    if is_attributed:
+        assert finding.evidence["recorder_cost_source"] == "measured"
+        assert finding.cost_s_per_step == pytest.approx(2000e-6)
+    else:
+        assert finding.evidence["recorder_cost_source"] == "untraced steps spike too"
+        assert finding.evidence["recorder_cost_s"] is None
+        assert finding.cost_s_per_step == pytest.approx(4000e-6)
+        assert "without the recorder" not in finding.title
+
+
+def test_the_cost_without_the_recorder_is_never_above_the_cost_with_it() -> None:
+    """Each rank pauses 4000 us in another step, and the other waits for it: the waiting is part of both costs.
+
+    With 2 us until the first launch, both ranks have (2 + 4002) / 2 us of idle time a step, and 2000 us of waiting.
+    """
+    traces = [TraceBuilder(rank) for rank in (0, 1)]
+    for rank, trace in enumerate(traces):
+        for number, at in times(2):
+            idle = 4002 if number % 2 == rank else 2
+            trace.step(number, at, STEP).launch(GEMM, at + idle - 1, 1, at + idle, 1000)
+            trace.collective("allreduce", at + idle, at + idle + 1000, 5010 - idle - 1000)
+            trace.launch(GEMM, at + idle + 2, 1, at + 5010, STEP - 5010)
+    finding = found(diagnosed(*traces, untraced_step_us=STEP - 500), "host-bound")
+    assert finding.evidence["recorder_cost_s"] == pytest.approx(500e-6)
+    assert finding.cost_s_per_step == pytest.approx(3502e-6, rel=0.01)
+    assert "4.00 ms per step as traced, about 3.50 ms (35 % of the step) without the recorder" in finding.title
+
+
 def test_an_untraced_step_longer_than_the_traced_one_adds_nothing() -> None:
     finding = found(diagnosed(host_bound(4000), untraced_step_us=11_000), "host-bound")
     assert finding.cost_s_per_step == pytest.approx(4000e-6)

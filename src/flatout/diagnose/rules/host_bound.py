@@ -57,9 +57,10 @@ def find(context: DiagnosisContext) -> list[Finding]:
     for (rank, late, part), wait_s in sorted(context.blamed.items()):
         if late == slowest and part in names:
             waited[str(rank)] = waited.get(str(rank), 0.0) + wait_s
-    traced = float(context.own[context.row[slowest], list(HOST_PARTS)].sum())
+    idle_s = float(context.own[context.row[slowest], list(HOST_PARTS)].sum())
     what = "the GPU waits for the host" if context.has_gpu else "no operator runs while the host is in Python"
-    title = f"{what} on {rank_words(ranks, len(context.ranks))}: {seconds(traced)} {context.period} as traced"
+    as_traced = seconds(context.as_traced(cost))
+    title = f"{what} on {rank_words(ranks, len(context.ranks))}: {as_traced} {context.period} as traced"
     if context.recorder.idle_s > 0 and context.recorder.source != BELOW_NOISE:
         title += f", about {seconds(cost)} ({share_words(context, cost)}) without the recorder"
     if waited:
@@ -81,7 +82,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
                 str(t.rank): float(context.own[row, list(HOST_PARTS)].sum()) for row, t in enumerate(context.ranks)
             }
             if len(context.ranks) <= 16
-            else traced,
+            else idle_s,
             "slowest_rank": slowest,
             "others_wait_s": waited if len(waited) <= 16 else max(waited.values()),
             **context.recorder.evidence(),
