@@ -5,7 +5,7 @@ host event and 37 to 50 % of the time in which the host was not blocked; without
 80 % shorter. On GPU-bound jobs the cost is hidden.
 
 If traced steps take no longer than untraced ones, recording is not necessarily free: its cost is below the variation
-between steps, and only that bound is known. If untraced steps spike so often that a traced step can well be a spike, a
+between steps, and only that bound is known. If untraced steps spike often enough that a traced step can be a spike, a
 longer traced step shows nothing, and nothing is attributed to the recorder.
 """
 

@@ -1,10 +1,10 @@
 """What a trace cannot show, from the ranks of a recording: samples and tokens per second, MFU, memory.
 
-Rates and MFU are totals of the recording: they refer to its mean step, which includes stalls (see `totals`). The same
-of the regular step, the median, stand beside them. MFU is the time that the step's floating-point operations take at
-the vendor's dense peak rates (or at measured ones), divided by the step time, both summed over the ranks. The
-definition is that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as executed, so that recomputed
-activations count.
+Rates and MFU are totals of the recording: they refer to its mean step, which includes stalls (see `totals`). Those of
+the regular step, the median, are given too. MFU is the time that the step's floating-point operations take at the
+vendor's dense peak rates (or at measured ones), divided by the step time, both summed over the ranks. The definition is
+that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as executed, so that recomputed activations
+count.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from flatout.records.recording import RankRecording, Steps
 
 Column = NDArray[np.float64]
 SPIKE = 1.5  # times the median of the neighbours
-NUM_NEIGHBOURS = 25  # steps of a block, so that a slow drift is no spike
+NUM_NEIGHBOURS = 25  # steps of a block, so that a slow drift does not count as spikes
 
 
 class StepTotals(msgspec.Struct, frozen=True, kw_only=True):
