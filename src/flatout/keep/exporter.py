@@ -1,8 +1,8 @@
-"""`python -m flatout.keep.exporter LEDGER ADDRESS PORT`: a ledger and the ranks' step times for Prometheus.
+"""`python -m flatout.keep.exporter LEDGER ADDRESS PORT`: serve a ledger and the ranks' step times to Prometheus.
 
-It runs as a separate process and reads what `flatout run` writes, so that a scrape never delays the monitoring of the
-job. It exits when its standard input closes, that is, when its parent ends for any reason. Labels are few: the class
-of time and the rank's number on this host.
+It runs as a separate process and reads the files that `flatout run` writes, so a scrape never delays the monitoring of
+the job. It exits when its standard input closes, which happens when its parent ends for any reason. There are few
+labels: the class of time, and the rank's number on this host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flatout.keep.ledger import LedgerAccumulator
 from flatout.keep.step_breakdown import PARTED
 
 _PATIENCE_S = 10.0
-# The heartbeat's buckets of step times, of powers of two: from 2**20 ns, a millisecond, to 2**40, eighteen minutes.
+# The heartbeat's buckets of step times are powers of two, from 2**20 ns (1 ms) to 2**40 ns (18 minutes).
 _FIRST_BUCKET, _LAST_BUCKET = 20, 40
 
 
@@ -65,7 +65,7 @@ class Collector:
             "flatout_device_seconds", "Time of the job's devices by class, in seconds.", labels=["class"]
         )
         for name in CLASSES:
-            if name in PARTED and not totals.known_share(name):  # it is inside another one
+            if name in PARTED and not totals.known_share(name):  # its time is counted inside another class
                 continue
             seconds.add_metric([name], totals.ns.get(name, 0) / 1e9)
         yield seconds
@@ -127,7 +127,7 @@ def serving(ledger: Path, address: str, port: int, *, state: Path, say: Callable
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,  # what ends our group is not meant for it
+        start_new_session=True,  # signals to our process group are not meant for it
     )
     assert process.stdin is not None and process.stdout is not None
     try:

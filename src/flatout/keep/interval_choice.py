@@ -1,7 +1,8 @@
-"""Choose how often a job saves, from what was measured, and which cost of its failures to reduce first.
+"""Choose a job's checkpoint interval from measured costs, and rank the improvements that would reduce the cost of
+failures.
 
 In: `checkpoints.jsonl`, as `flatout.checkpoint` writes it, and the ledger's totals. Out: an `IntervalChoice`, and the
-gains of four improvements. Costs that were not measured yet are assumed, and marked so.
+gains of four improvements. Costs that have not been measured yet are assumed, and marked as such.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from flatout.records.ledger import LedgerLever
 from flatout.units import number, seconds
 
 HOURS = 720.0  # thirty days, for which the gains are reported
-_RECENT = 100  # checkpoints: a model or a disk may have changed since earlier ones
+_RECENT = 100  # checkpoints; older ones are ignored, because the model or the disk may have changed since
 _ASSUMED = {"stall_s": 1.0, "write_s": 30.0, "detect_s": 10.0, "restart_s": 120.0}
 
 
 class IntervalChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """An interval, and everything that it was chosen from; a line of the ledger."""
+    """A checkpoint interval and everything that it was chosen from; stored as a line of the ledger."""
 
     every_s: float
-    low_s: float  # between this and `high_s`, goodput is within 0.1 % of the best
+    low_s: float  # from here to `high_s`, goodput is within 0.1 % of the best
     high_s: float
     stall_s: float
     write_s: float
     detect_s: float
     restart_s: float
-    num_checkpoints: int  # that were measured
-    assumed: tuple[str, ...]  # of the four costs above
-    num_failures: int  # of this job
-    failures: float  # including those that the published rate stands for
+    num_checkpoints: int  # checkpoints whose cost was measured
+    assumed: tuple[str, ...]  # names of those of the four costs above that were not measured
+    num_failures: int  # failures of this job
+    failures: float  # `num_failures` plus the failures that the published rate is worth as a prior
     node_days: float
     num_nodes: int
 
@@ -80,7 +81,7 @@ class IntervalChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(folder: Path, totals: Totals, *, num_nodes: int) -> IntervalChoice:
-    """Choose an interval. `folder` is that of `flatout.checkpoint`, and need not exist yet."""
+    """Choose an interval. `folder` is the folder of `flatout.checkpoint`; it need not exist yet."""
     seen, assumed = _after_failures(totals)
     lines = _lines(folder / "checkpoints.jsonl")
     costs = measured_costs(lines, **seen)
@@ -91,7 +92,7 @@ def choose(folder: Path, totals: Totals, *, num_nodes: int) -> IntervalChoice:
     rate = RSC_1.after(totals.num_not_the_jobs, days * num_nodes)
     found = best_interval(costs, rate, num_nodes)
     return IntervalChoice(
-        # Often, until the cost of a checkpoint is known: the first one measures it.
+        # Save often until the cost of a checkpoint is known: the first checkpoint measures it.
         every_s=found.interval_s if lines else found.low_s,
         low_s=found.low_s,
         high_s=found.high_s,
@@ -109,7 +110,7 @@ def choose(folder: Path, totals: Totals, *, num_nodes: int) -> IntervalChoice:
 
 
 def _after_failures(totals: Totals) -> tuple[dict[str, float], list[str]]:
-    """Return the seconds per failure of detection and of restart, and which of them are assumed."""
+    """Return the seconds that detection and restart cost per failure, and the names of those that are assumed."""
     devices = max(totals.num_devices or 1, 1)
     num_restarts = totals.num_attempts - totals.num_runs
 
@@ -126,7 +127,7 @@ def _after_failures(totals: Totals) -> tuple[dict[str, float], list[str]]:
 
 
 def _lines(path: Path) -> Sequence[dict[str, Any]]:
-    """Return the lines of the last checkpoints that were committed; damaged lines are skipped."""
+    """Return the lines of the most recent committed checkpoints; damaged lines are skipped."""
     try:
         raw = path.read_bytes().splitlines()
     except OSError:

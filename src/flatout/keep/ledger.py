@@ -36,29 +36,30 @@ SCHEMA, VERSION = "flatout/ledger", 1
 _BEGINS = b'{"schema":"flatout/ledger",'
 _HEAD_BYTES = 4096
 _HINT = "a ledger is what `flatout run --ledger FILE` writes"
-_IMPOSSIBLE = 1 << 63  # ns: three centuries, in one line
+_IMPOSSIBLE = 1 << 63  # ns; three centuries, more than one line can cover
 _NO_STEPS = "No step was seen in which it could be"
-_NOT_YET = "Unknown before DDP's first timed exchange"  # a line without a reason: by its end it was known
+_NOT_YET = "Unknown before DDP's first timed exchange"  # the reason for lines that have no reason themselves
 
 
 class HeldError(OutputError):
-    """Another `flatout run` is writing to this ledger."""
+    """Raised if another `flatout run` is writing to this ledger."""
 
 
 class LedgerFile:
     """Adds lines to a ledger. `clean` is applied to each text in them, to mask secrets.
 
-    The lines of two runs at once could not be told apart: a ledger is one's alone while it is open, until its process
-    ends, however that happens. A file system without locks holds nobody off.
+    The lines of two simultaneous runs could not be told apart, so the file is locked until this process ends, for
+    whatever
+    reason. On a file system without locks, a second run is not detected.
     """
 
     def __init__(self, path: Path, *, clean: Callable[[str], str] = lambda text: text) -> None:
         self._clean = clean
         self.path = path
-        self.problem: str | None = None  # a ledger that cannot be written must not end the job
+        self.problem: str | None = None  # why the ledger cannot be written; this must not end the job
         try:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            if not stat.S_ISREG(os.fstat(self._file).st_mode):  # a pipe or a device, which gives nothing back
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):  # a pipe or a device cannot be read back
                 return
             if not _is_taken(self._file):
                 raise _held(path, self._file)
@@ -99,7 +100,7 @@ class LedgerFile:
 
 
 def _is_taken(file: int) -> bool:
-    """Take the lock of the open file, which no child process has after its `exec`; return whether it is ours."""
+    """Take the lock of the open file, and return whether it is held here. Child processes lose the lock at `exec`."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -125,7 +126,9 @@ def _held(path: Path, file: int) -> HeldError:
 
 
 def _is_other(head: bytes) -> bool:
-    """Whether the file is not a ledger. A damaged ledger is still one: it must not keep a job from being restarted."""
+    """Whether the file is something other than a ledger. A damaged ledger still counts as a ledger: it must not prevent
+    a restart.
+    """
     line = head.lstrip(b"\0\n").partition(b"\n")[0]
     return bool(line) and not _BEGINS.startswith(line) and not (line.startswith(b"{") and b'"event"' in line)
 
@@ -137,20 +140,22 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     num_attempts: int
     num_hangs: int
     num_failures: int
-    num_not_the_jobs: int  # failures and hangs that may not be the job's own
-    num_unfinished: int  # runs without an end: they run, or their writer was killed
+    num_not_the_jobs: int  # failures and hangs whose cause may be outside the job
+    num_unfinished: int  # runs without an end line: still running, or their writer was killed
     num_bad_lines: int
     num_devices: int | None
-    gpu: str | None  # the name of the last run's
+    gpu: str | None  # GPU name of the last run
     num_steps: int
     ns: Mapping[str, int]  # by class
     failures: tuple[str, ...]
-    steps_ns: int = 0  # after the first of an attempt; but for data, checkpoints and evaluations
-    known_ns: Mapping[str, Mapping[str, int]] = {}  # of it, by class and by what it is known from
-    not_known: Mapping[str, str] = {}  # why a class is known in less, or not at all
-    away_s: float = 0.0  # between starts of one job by its scheduler, when it had no devices: in no class
-    num_nodes: int = 1  # each with its own `flatout run` and ledger
-    saving: Mapping[str, Any] | None = None  # the last choice of an interval, see `saving`
+    # time in steps after the first step of each attempt, without data loading, checkpoints and evaluations
+    steps_ns: int = 0
+    # the part of `steps_ns` in which a class was measured, by class and by source
+    known_ns: Mapping[str, Mapping[str, int]] = {}
+    not_known: Mapping[str, str] = {}  # by class, why it was measured in only a part of `steps_ns` or not at all
+    away_s: float = 0.0  # time between two starts of the job by its scheduler, without devices: in no class
+    num_nodes: int = 1  # nodes, each with its own `flatout run` and ledger
+    saving: Mapping[str, Any] | None = None  # the last choice of an interval, as a `saving` line
 
     @property
     def allocated_ns(self) -> int:
@@ -163,13 +168,15 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
         return self.ns.get("productive", 0) / self.allocated_ns if is_known else None
 
     def known_share(self, name: str) -> float | None:
-        """The share of the steps' time in which a class inside the steps was measured; None if there was no step."""
+        """Return the share of the steps' time in which a class inside the steps was measured; None if there was no
+        step.
+        """
         known_ns = sum(self.known_ns.get(name, {}).values())
         return min(known_ns / self.steps_ns, 1.0) if self.steps_ns else None
 
 
 class LedgerAccumulator:
-    """Adds up the lines as they are read."""
+    """Adds up the lines of a ledger as they are read."""
 
     def __init__(self) -> None:
         self._ns = dict.fromkeys(CLASSES, 0)
@@ -187,7 +194,7 @@ class LedgerAccumulator:
         self._away_s = 0.0
 
     def add(self, raw: bytes) -> dict[str, Any] | None:
-        """Return the decoded line; None if it is not valid."""
+        """Add a line and return it decoded; None if it is not valid."""
         try:
             line = json.loads(raw)
             event = line["event"]

@@ -1,7 +1,8 @@
 """Add up the ledgers of several nodes or jobs: files and folders -> `Totals`.
 
-A job on several nodes has a ledger on each, in which the same attempts, failures and steps are reported repeatedly: of
-these, the maximum over the nodes counts, while devices and their time are added. Ledgers of different jobs are added.
+A job on several nodes has a ledger on each, and all of them report the same attempts, failures and steps: for these,
+the
+maximum over the nodes counts. Devices and their time are summed. Ledgers of different jobs are summed.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ _COUNTS = ("num_runs", "num_attempts", "num_hangs", "num_failures", "num_not_the
 
 
 def own_ledger(path: Path, node: str) -> Path:
-    """Return the ledger's file; in a folder, each node has its own: appends of two nodes to one file can be lost."""
+    """Return the path of the node's ledger. In a folder, each node has its own file: two nodes' appends to one file can
+    be lost.
+    """
     return path / f"ledger-{node}.jsonl" if path.is_dir() else path
 
 
 def open_own(path: Path, node: str, *, clean: Callable[[str], str] = lambda text: text) -> tuple[LedgerFile, str]:
     """Return the open ledger, and the name of this node in it.
 
-    Of two runs at once on one host, as two of torchrun's agents with some GPUs each, the second counts as a separate
-    node, with a name that no host has. HeldError for a file that another run holds.
+    If two runs share a host, as two torchrun agents with some GPUs each do, the second counts as a separate node, under
+    a
+    name that no host has. Raises HeldError if another run holds a ledger that was given as a file.
     """
     if not path.is_dir():
         return LedgerFile(path, clean=clean), node
@@ -62,7 +66,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _whose(path: Path) -> tuple[str, str]:
-    """Return the job and the node of a ledger's first run; `read` reports ledgers that cannot be read."""
+    """Return the job and the node of a ledger's first run. Ledgers that cannot be read are reported by `read`."""
     try:
         with path.open("rb") as file:
             line = json.loads(file.readline())

@@ -1,4 +1,4 @@
-"""A ledger's totals, priced: `Totals` -> `LedgerReport`. A device without a known price stays without one."""
+"""Price a ledger's totals: `Totals` -> `LedgerReport`. If a device's price is unknown, its cost is None."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _NEARLY_ALL = 0.99
 def report(
     totals: Totals, *, price_per_h: tuple[float, str] | None = None, watts: tuple[float, str] | None = None
 ) -> LedgerReport:
-    """`price_per_h`: of one device, and where the price comes from; `watts` in the same way."""
+    """Return the report. `price_per_h` is the price of one device and its source; `watts` is one device's power and its
+    source.
+    """
     allocated_s = totals.allocated_ns / 1e9
 
     def cost(device_s: float) -> float | None:

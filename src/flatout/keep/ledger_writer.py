@@ -1,4 +1,4 @@
-"""Write the ledger of a run while it runs: the calls of `supervise` -> lines."""
+"""Write the ledger of a run while it runs: each call from `supervise` adds lines."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class LedgerWriter:
         earlier: PreviousRuns | None = None,
         goes_on: bool = False,
     ) -> None:
-        """`earlier`: what starts of the same job before this one have left. `goes_on`: there were some, or one was
-        taken over.
+        """Write the first line. `earlier`: what previous starts of the job left, if there were any.
+
+        `goes_on`: the training continues one that a previous start began, or that this run took over.
         """
         self._writer = writer
         self._progress = progress
@@ -59,7 +60,7 @@ class LedgerWriter:
             process=(os.getpid(), start_ticks(os.getpid())),
             job=None if start is None else start.job,
             start=None if start is None else start.number,
-            # Between two starts of a job its devices may be others': their time is in no class.
+            # Between two starts the job's devices may belong to others, so that time is in no class.
             away_s=None if earlier is None else round(max(time.time() - earlier.last_unix_s, 0.0), 3),
         )
 
@@ -107,7 +108,7 @@ class LedgerWriter:
 
     def stops(self, ended: Ended) -> None:
         """Note that the user asked to end the job between two attempts."""
-        self._steps_before = self._steps  # all that there will be
+        self._steps_before = self._steps  # this attempt adds no further steps
         self._add(self._account.stops(time.monotonic_ns()), ())
         self._write()
         self._writer.write("end", code=ended.shell_code, why=ASKED, goes_on=True)

@@ -1,8 +1,9 @@
-"""Jobs of other `flatout run`s on this host: no second job writes to the checkpoints of one that runs.
+"""Find jobs of other `flatout run`s on this host, so that no two jobs write to the same checkpoints.
 
-A `flatout run` that gets SIGKILL leaves its job running, unmonitored: a job of days does not end because its monitor is
-killed. Each run describes itself in its own folder, which its job's processes name in their environment, so that the
-next run finds them as long as one of them lives. Only processes of this user on this host are seen.
+A `flatout run` that gets SIGKILL leaves its job running, unmonitored: a job that runs for days should not end because
+its monitor was killed. Each run describes itself in its own folder. The processes of its job have the folder's path in
+their environment, so the next run finds them as long as one of them lives. Only processes of this user on this host
+are seen.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ from flatout.keep.heartbeats import is_alive, own_namespace
 from flatout.launch import end_marked, with_environment
 
 _NAME = "run.json"
-_KILLED_S = 15.0  # for the kernel, after a SIGKILL
-_GRACE_S = 30.0  # a script may save when it is asked to end
+_KILLED_S = 15.0  # the time that the kernel may need after a SIGKILL
+_GRACE_S = 30.0  # the time for a script to save after a SIGTERM
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One `flatout run`. Paths are absolute, without links."""
+    """A `flatout run`. Paths are absolute, with links resolved."""
 
     pid: int
-    ticks: int  # when it was started, with which its number names it for good
-    pid_namespace: str  # in another one, as a container's, its number is another one's
+    ticks: int  # start time; together with the PID it identifies the process uniquely
+    pid_namespace: str  # in another namespace, such as a container's, the PID means another process
     command: str
     folder: str
     checkpoints: tuple[str, ...] = ()  # files and folders
     ledger: str | None = None
-    is_part: bool = False  # others like it, on other nodes, belong to the same job
-    job: str | None = None  # as its scheduler or its agents' meeting place names it
+    is_part: bool = False  # other nodes run parts of the same job
+    job: str | None = None  # the job's name, from its scheduler or from torchrun's rendezvous
 
 
 class Other(msgspec.Struct, frozen=True, kw_only=True):
     about: RunInfo
     state: Path
-    pid: int  # of the first process of its job
+    pid: int  # the first process of the job
     is_watched: bool
-    shared: str  # what it has in common with this one
-    is_in_the_way: bool  # it is the same job, or writes to the same checkpoints
+    shared: str  # what both runs share
+    is_in_the_way: bool  # it runs the same job, or writes to the same checkpoints
 
     def describe(self) -> str:
         return (
@@ -76,22 +77,23 @@ def about_this(
 
 def write_about(state: Path, about: RunInfo) -> None:
     partial = state / f".{_NAME}"
-    partial.write_text(json.dumps(msgspec.to_builtins(about)))  # names may be no UTF-8, which msgspec does not write
+    # names may not be valid UTF-8, which msgspec refuses to write
+    partial.write_text(json.dumps(msgspec.to_builtins(about)))
     partial.replace(state / _NAME)
 
 
 def others(mine: RunInfo) -> Iterator[Other]:
     """Return the runs that conflict with this one, or whose jobs are unmonitored."""
     found: dict[Path, list[psutil.Process]] = {}
-    around = Path(os.environ.get(Variable.HEARTBEAT, "")).parent  # where this one is within another's job
+    around = Path(os.environ.get(Variable.HEARTBEAT, "")).parent  # the run that this one is nested in, if any
     for process in with_environment(lambda environment: Variable.HEARTBEAT in environment):
         with suppress(psutil.Error, OSError):
             found.setdefault(Path(process.environ()[Variable.HEARTBEAT]).parent, []).append(process)
     for state, processes in found.items():
         pids = {process.pid for process in processes}
-        if state == around or (about := _read(state)) is None:  # without: it has ended in order
+        if state == around or (about := _read(state)) is None:  # a run without a description has ended normally
             continue
-        # From within a container or outside of it, whether it lives cannot be seen: it is let be.
+        # Across a container's boundary it cannot be seen whether a run is alive, so it counts as alive.
         is_watched = about.pid_namespace != own_namespace() or is_alive(about.pid, about.ticks)
         shared = _shared(mine, about, is_watched=is_watched)
         is_in_the_way = shared is not None
@@ -120,7 +122,7 @@ def refuse(other: Other) -> InputError:
 
 
 def end(other: Other) -> None:
-    """End an unmonitored job: SIGTERM, then SIGKILL after half a minute. Raises InputError if it still does not end."""
+    """End an unmonitored job: SIGTERM, then SIGKILL after half a minute. Raise InputError if it still has not ended."""
 
     def is_meant(environment: Mapping[str, str]) -> bool:
         folder = environment.get(Variable.HEARTBEAT)
@@ -135,7 +137,7 @@ def end(other: Other) -> None:
                 f"processes {numbers} of the job that should be taken over do not end", hint="look at them"
             )
         time.sleep(0.1)
-    if other.state.name.startswith("flatout-"):  # as the one that was killed would have done
+    if other.state.name.startswith("flatout-"):  # as the killed run would have done
         shutil.rmtree(other.state, ignore_errors=True)
 
 
@@ -164,7 +166,7 @@ def _parent(process: psutil.Process) -> int | None:
 
 
 def _is_kept(ledger: Path) -> bool:
-    return ledger.is_file() or not ledger.exists()  # and no pipe or device, which many may share
+    return ledger.is_file() or not ledger.exists()  # not a pipe or a device, which many runs may share
 
 
 def _ticks(pid: int) -> int:

@@ -1,8 +1,8 @@
-"""Status that the nodes of one job report to each other: each `flatout run` writes one small file in a shared folder.
+"""Share status between the nodes of one job: each `flatout run` writes one small file in a shared folder.
 
 In: the ranks of this node, and how its attempts ended. Out: a `PeerStatus` of each other node. A file is replaced
-atomically, so that it is read whole on any file system; nothing waits for an answer, and a lost node is one whose file
-no longer changes. It decides nothing that the launchers decide, such as where the agents meet.
+atomically, so readers always see a complete file, on any file system. Nothing waits for an answer; a node whose file no
+longer changes counts as lost. The launchers' decisions, such as where the agents meet, are left to them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 _REPORT_EVERY_S = 1.0
-LOST_AFTER_S = 15.0  # of silence; torchrun's agents take as long
-_HEAR_S = 4.0  # how long a node whose ranks only lost their peers waits for the reason
+LOST_AFTER_S = 15.0  # without a new status; torchrun's agents wait as long
+_HEAR_S = 4.0  # the wait for the reason, on a node whose ranks only lost their peers
 _RECENT_S = 60.0
 
 
@@ -28,36 +28,39 @@ class PeerRank(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     steps: int
     phase: str
-    sequences: dict[str, int]  # collectives begun, by process group
-    waits: bool | None = None  # for other ranks, by its stack; None: not examined, because it makes progress
+    sequences: dict[str, int]  # collectives started, by process group
+    # for other ranks, according to its stack; None: not examined, because the rank makes progress
+    waits: bool | None = None
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node reports."""
+    """The status that one node reports."""
 
     node: str
-    job: str | None = None  # None: not named
-    beat: int = 0  # grows while the node's Flatout lives
+    job: str | None = None  # None: the job has no name
+    beat: int = 0  # increases while the node's `flatout run` is alive
     attempt: int = 0
     ranks: tuple[PeerRank, ...] = ()
     failure: str | None = None  # how its last attempt failed, unless it only lost its peers
     num_failures: int = 0
-    given_up: str | None = None  # why it does not restart the job
+    given_up: str | None = None  # why this node does not restart the job
 
 
 class _Heard(msgspec.Struct, kw_only=True):
     status: PeerStatus
-    at_s: float  # when it last changed, by this node's clock
-    is_new: bool  # it has changed since this node began, so it is of this job's nodes
+    at_s: float  # when the status last changed, by this node's clock
+    is_new: bool  # the status changed after this node started, so it is of the current job
     failed_at_s: float | None = None
 
 
 class PeerBoard:
-    """Writes the status of this node, and reads that of the others.
+    """Writes the status of this node, and reads the status of the others.
 
-    `folder` is one that all nodes see; without it nothing is reported or read. `clean` masks secrets. Statuses of other
-    jobs than `job` in the same folder are ignored. With `others_go_on` the launcher is elastic, so that the job
-    continues without a node that gives up.
+    All nodes see `folder`; without it nothing is written or read. `clean` masks secrets. Statuses of other jobs than
+    `job`
+    in the same folder are ignored. With `others_go_on` the launcher is elastic: the job continues without a node that
+    gives
+    up.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class PeerBoard:
         self._report(attempt=attempt, ranks=())
 
     def fails(self, says: str | None) -> None:
-        """Report a failed attempt. `says` is None where its ranks only lost their peers."""
+        """Report a failed attempt. `says` is its failure, or None if its ranks only lost their peers."""
         self._report(
             failure=None if says is None else self._clean(says),
             num_failures=self._own.num_failures + (says is not None),
@@ -98,7 +101,7 @@ class PeerBoard:
         self._report(given_up=self._clean(why))
 
     def look(self, ranks: Callable[[], Sequence[PeerRank]]) -> None:
-        """Write and read, at most once per second."""
+        """Write this node's status and read the others', at most once per second."""
         if self._folder is not None and self._clock() >= self._next_s:
             self._next_s = self._clock() + _REPORT_EVERY_S
             self._report(ranks=tuple(ranks()), beat=self._own.beat + 1)
@@ -110,7 +113,7 @@ class PeerBoard:
         return [heard.status for heard in self._heard.values() if heard.is_new and now - heard.at_s < LOST_AFTER_S]
 
     def newly_lost(self) -> list[str]:
-        """Return the nodes without a status for a while, each once; a node that has given up is not lost."""
+        """Return the nodes that have stopped reporting, each only once; a node that has given up is not lost."""
         now = self._clock()
         silent = {
             name
@@ -122,7 +125,7 @@ class PeerBoard:
         return sorted(newly_silent)
 
     def given_up(self) -> str | None:
-        """Return why another node, without which the job cannot continue, does not restart it."""
+        """Return why another node does not restart the job, if the job cannot continue without that node."""
         if self._others_go_on:
             return None
         for heard in self._heard.values():
@@ -131,7 +134,7 @@ class PeerBoard:
         return None
 
     def reason(self) -> str | None:
-        """Return what failed on other nodes a moment ago; wait a few seconds for their status."""
+        """Return the failure that other nodes reported a moment ago, after waiting a few seconds for it."""
         if self._folder is None or not any(heard.is_new for heard in self._heard.values()):
             return None
         deadline = self._clock() + _HEAR_S
@@ -166,12 +169,14 @@ class PeerBoard:
             return
         path = self._path(self._own.node)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
-        with suppress(OSError):  # a folder that is full or gone must not end the job
+        with suppress(OSError):  # a full or missing folder must not end the job
             partial.write_bytes(msgspec.json.encode(self._own))
             partial.replace(path)
 
     def _is_of_job(self, status: PeerStatus) -> bool:
-        """Whether a status is of this job; of unnamed ones, those in one folder are, except two on one host."""
+        """Whether a status belongs to this job. If neither has a name, the same folder decides, but two on one host are
+        two jobs.
+        """
         if status.job != self._own.job:
             return False
         if status.job is not None:
@@ -190,7 +195,7 @@ class PeerBoard:
     def _note(self, status: PeerStatus, now: float) -> None:
         heard = self._heard.get(status.node)
         if heard is None:
-            # A status that is there at the start may be of an earlier job; one that comes later is of this one.
+            # A status that exists at the start may be of an earlier job; one that appears later is of this job.
             self._heard[status.node] = _Heard(status=status, at_s=now, is_new=bool(self._next_s))
         elif heard.status != status:
             has_failed = status.failure is not None and status.num_failures > heard.status.num_failures

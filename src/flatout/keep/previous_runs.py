@@ -1,12 +1,13 @@
-"""Read what previous runs of the same job left in its ledger, so that a job that its scheduler restarted resumes it.
+"""Read from the ledger what previous runs of the same job left, so that a job restarted by its scheduler resumes.
 
-In: the environment, the id of torchrun's rendezvous, and the ledger's lines. Out: `JobStart`, which identifies the job,
-and `PreviousRuns`, the restarts that they used and the step that they reached; None where this run is the first. The
+In: the environment, the ID of torchrun's rendezvous, and the ledger's lines. Out: `JobStart`, which identifies the job,
+and `PreviousRuns`, with the restarts that they used and the step that they reached; None if this run is the first. The
 scheduler is not asked.
 
-Slurm reports the number of a job, which a requeue keeps, and how often it was restarted. Elsewhere FLATOUT_JOB names
-the job, as the manifest for Kubernetes does, or else torchrun's `--rdzv-id`. These do not count starts: there, a run
-continues only a run that has no end line, or whose end line says that the job was to continue.
+Slurm reports the ID of a job, which a requeue keeps, and how often the job was restarted. Elsewhere FLATOUT_JOB names
+the job, as in the manifest for Kubernetes, or else torchrun's `--rdzv-id` does. These do not count starts, so a run
+then
+continues a previous run only if that has no end line, or if its end line says that the job was to continue.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ _MEETING = "rdzv-"
 
 
 class JobStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity of a job, from its scheduler."""
+    """The identity of a job, from its scheduler."""
 
     job: str
-    number: int | None  # 0: the first; None: nobody counts
+    number: int | None  # 0: the first start; None: starts are not counted
 
 
 class PreviousRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """`failures` are keys of judgements, each with its step."""
+    """What the previous runs left. `failures` are keys of judgements, each with its step."""
 
     num_starts: int
-    num_restarts: int  # of attempts within them, and runs that have no end line
+    num_restarts: int  # restarts within the runs, plus runs that have no end line
     failures: frozenset[tuple[str, int]]
-    farthest: int  # step of the whole training
-    saved: int | None  # step of the last complete checkpoint
-    last_unix_s: float  # of the last line
+    farthest: int  # the last step of the whole training that they reached
+    saved: int | None  # the step of the last complete checkpoint
+    last_unix_s: float  # the time of the last line
 
 
 def start_of(environment: Mapping[str, str], meeting: str | None) -> JobStart | None:
-    """Return the identity of the job. `meeting` is torchrun's `--rdzv-id`, where the command has one."""
+    """Return the identity of the job. `meeting` is torchrun's `--rdzv-id`, if the command has it."""
     if name := environment.get(Variable.JOB):
         return JobStart(job=name, number=None)
     if number := environment.get("SLURM_JOB_ID"):
@@ -53,7 +54,7 @@ def start_of(environment: Mapping[str, str], meeting: str | None) -> JobStart | 
 
 
 def earlier_of(ledger: Path, start: JobStart | None, *, node: str) -> PreviousRuns | None:
-    """Return the previous runs; None where the ledger cannot be read, or has no line of this job.
+    """Return the previous runs; None if the ledger cannot be read, or has no line of this job.
 
     `node` is the name of this node in the ledger. A job that Slurm moved to other nodes finds its previous runs in
     the ledgers of those nodes, in the same folder.
@@ -99,20 +100,20 @@ def _failures(lines: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, int]]:
 
 
 def _num_restarts(run: Sequence[Mapping[str, Any]]) -> int:
-    """Return the attempts after the first one, without those that only waited for other nodes."""
+    """Return the number of attempts after the first, without those that only waited for other nodes."""
     num_attempts = sum(bool(line["event"] == "attempt") for line in run)
     return max(num_attempts - _num_waits(run) - 1, 0)
 
 
 def _is_continued(run: Sequence[Mapping[str, Any]], start: JobStart, node: str) -> bool:
-    """Whether this start continues the training of that run, which is the job's last one."""
+    """Whether this start continues the training of `run`, the job's last run."""
     first = run[0]
     if start.number is not None:
-        return bool(start.number > int(first.get("start") or 0))  # else a second command in one allocation
+        return bool(start.number > int(first.get("start") or 0))  # otherwise this is a second command in one allocation
     is_of_this_node = first.get("node") == node
     if is_of_this_node and _lives(first.get("process")):  # another agent on this machine
         return False
-    if start.job.startswith(_MEETING) and not is_of_this_node:  # another node's, in a ledger of both
+    if start.job.startswith(_MEETING) and not is_of_this_node:  # a run of another node, in a ledger that both use
         return False
     end = _end_of(run)
     return end is None or bool(end.get("goes_on"))
@@ -126,7 +127,7 @@ def _lives(process: object) -> bool:
 
 
 def _num_waits(run: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of attempts that used no restart, because other nodes were not there."""
+    """Return the number of attempts that used no restart, because other nodes were missing."""
     return sum(line["event"] == "failure" and bool(line.get("awaits_peers")) for line in run)
 
 
@@ -145,7 +146,7 @@ def _parsed(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
 
 
 def _runs(lines: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the lines of each run, which begins with a `run` line."""
+    """Return the lines of each run. A run begins with a `run` line."""
     runs: list[list[dict[str, Any]]] = []
     for line in lines:
         if line["event"] == "run":

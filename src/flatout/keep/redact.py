@@ -1,4 +1,4 @@
-"""Mask secrets in texts: strings that look like tokens, and on request host names."""
+"""Mask secrets in texts: strings that look like tokens and, on request, host names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from flatout.secrets import BEARER, KNOWN_SECRETS, MASK, URL_PASSWORD, names_a_secret
 
-# `NAME=value`, `--name=value` and `--name value`, as in a `sh -c` or in what an exception quotes.
+# `NAME=value`, `--name=value` and `--name value`, as in a `sh -c` command or in the text of an exception.
 _NAMED = re.compile(r"""(?<![\w-])((?:--?)?([A-Za-z_][\w.-]*)=|--?([A-Za-z][\w-]*)\s+)("[^"]*"|'[^']*'|[^\s'"]+)""")
 
 
@@ -23,11 +23,14 @@ def without_tokens(text: str) -> str:
 def _masked(found: re.Match[str]) -> str:
     if names_a_secret(found[2] or found[3]):
         return f"{found[1]}{MASK}"
-    return found[1] + _NAMED.sub(_masked, found[4])  # as in `-c 'NAME=value train'`
+    # the value can contain further names, as in `-c 'NAME=value train'`
+    return found[1] + _NAMED.sub(_masked, found[4])
 
 
 def redactor(environment: Mapping[str, str] = os.environ) -> Callable[[str], str]:
-    """Replace each host name by a number: all names of this host, and the hosts that Slurm and torchrun name."""
+    """Return a function that replaces host names by numbers: those of this host, and of the hosts that Slurm and
+    torchrun name.
+    """
     numbers: dict[str, str] = {}
     for names in _hosts(environment):
         label = f"host-{len(set(numbers.values())) + 1}"
@@ -54,7 +57,7 @@ def _hosts(environment: Mapping[str, str]) -> list[list[str]]:
 
 
 def _expanded(nodes: str) -> list[str]:
-    """`gpu[01-03,7],login` -> each name; zeros are kept."""
+    """Expand a host list: `gpu[01-03,7],login` -> each name; leading zeros are kept."""
     found: list[str] = []
     for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", nodes):
         match = re.fullmatch(r"([^\[]+)\[([^\]]*)\]", part)

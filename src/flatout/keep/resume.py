@@ -1,7 +1,7 @@
-"""Whether a script that saves to its own file can resume from it: whether it is complete, and what to report.
+"""Decide whether a script that saves to its own file can resume from it, and say what to report.
 
-Checkpoints of scripts are verified and kept by `flatout.checkpoint`, whose function the caller gives; without it, a
-file that is there and not empty counts.
+`flatout.checkpoint` verifies and keeps scripts' checkpoints; the caller passes its function. Without that function, any
+existing file that is not empty counts as complete.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from pathlib import Path
 
 
 def can_resume(path: Path, latest_good: Callable[[Path], tuple[Path | None, str]] | None = None) -> tuple[bool, str]:
-    """`latest_good`: finds the last checkpoint at `path` that is whole, and says why it is not the last one written."""
+    """Return whether the file can be resumed from, and the message for the user.
+
+    `latest_good` finds the last complete checkpoint at `path`, and says why it is not the last one that was written.
+    """
     if path.is_dir():
         return any(path.iterdir()), ""
     if latest_good is not None:

@@ -1,7 +1,8 @@
 """Classify a failure, its fault and whether to restart: `Evidence` -> `Judgement`, by one table.
 
-The first rule that fits decides. `restart` is what the failure alone calls for; the budget, and the same failure at
-the same step for the second time, which is the user's bug whatever it is, are the supervisor's.
+The first rule that fits decides. `restart` is the answer for the failure alone. The supervisor decides about the
+budget,
+and about a failure that repeats at the same step: whatever its kind, that is the user's bug.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from flatout.inside.protocol import FailureKind, MemoryKind
 from flatout.keep.evidence import Evidence, Failure
 
 Fault = Literal["nobody", "user", "machine", "network", "unknown"]
-START_UP_S = 30.0  # a launcher with its ranks has come to `import torch` by then, or the job has none of it
+START_UP_S = 30.0  # by then a launcher's ranks have reached `import torch`, unless the job does not use torch
 _PLAIN_MISTAKES = {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"}
-# A mistake in the script: before the first step, the next attempt ends in the same way.
+# A mistake in the script. Before the first step, the next attempt would end the same way.
 _MISTAKES = _PLAIN_MISTAKES | {
     *("NameError", "AttributeError"),
     *(
@@ -50,18 +51,19 @@ _DEVICE_LOST = re.compile(r"ECC|fallen off the bus|no CUDA-capable device|device
 
 
 ASKED = "it was asked to end by a signal"
-_HAS_WAITED = "RendezvousTimeoutError"  # as long as torchrun's timeout
+_HAS_WAITED = "RendezvousTimeoutError"  # raised after torchrun's own timeout
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     fault: Fault
     restarts: bool
-    says: str  # one line
+    says: str  # one line for the user
     leaves_host: bool = False  # this host should not be used again
-    is_of_peers: bool = False  # its ranks lost those of other nodes: the cause, if there is another, is reported there
-    awaits_peers: bool = False  # the launcher's agents on other nodes are not there yet, or not gone yet
-    key: str = ""  # the same for the same failure
+    # its ranks lost those of other nodes; a cause, if there is one, is reported on those nodes
+    is_of_peers: bool = False
+    awaits_peers: bool = False  # the launcher's agents on other nodes have not arrived yet, or not left yet
+    key: str = ""  # equal for equal failures
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,11 +94,12 @@ def _key(name: str, evidence: Evidence) -> str:
     parts: list[object] = [name, evidence.code, evidence.signal]
     if root is not None:
         parts += [root.exception, root.line, re.sub(r"0x[0-9a-f]+|\d+", "#", root.message)]
-    if root is None or root.is_of_peers:  # else they may have been ended by the launcher, or not
+    if root is None or root.is_of_peers:  # otherwise the launcher may have ended its ranks itself
         parts.append(evidence.killed)
     if evidence.hang is not None:
         parts += [evidence.hang.late, [state.frame for state in evidence.hang.ranks]]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]  # the ledger has it, and no texts of the job
+    # hashed, because it is written to the ledger, which has no texts of the job
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def _machine_xids(evidence: Evidence) -> tuple[int, ...]:
@@ -134,7 +137,10 @@ def _root(evidence: Evidence, fits: Callable[[Failure], bool]) -> bool:
 
 
 def _is_mistake(failure: Failure) -> bool:
-    """Without torch, no step is ever seen: a process that ran longer than a start may have trained for long."""
+    """Whether an exception is a mistake in the script.
+
+    Without torch no step is ever seen, so a process that ran longer than a start takes may have trained for long.
+    """
     is_at_start = failure.has_torch or (failure.age_s is not None and failure.age_s < START_UP_S)
     return failure.exception in (_MISTAKES if is_at_start else _PLAIN_MISTAKES)
 
@@ -233,7 +239,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="refused-checkpoint",
-        # At the first step too: it is then seen that others are there, and `resume` was not called.
+        # Also at the first step: a script that did not call `resume` sees the existing checkpoints only when it saves.
         fits=lambda e: e.num_steps <= 1 and _root(e, lambda f: f.exception in ("CheckpointError", "DamagedError")),
         fault="user",
         restarts=False,

@@ -1,7 +1,7 @@
 """Ask a job's processes for the stacks of their threads, and read them: `HeartbeatSample` -> `Stack`.
 
-The signal is SIGRTMIN + 8 (see `inside/liveness/stacks.py`) and is sent to processes only that have said that they have
-a handler for it: without one, it would end them. Those that `flatout run` did not start are never asked.
+The signal is SIGRTMIN + 8 (see `inside/liveness/stacks.py`). It is sent only to processes that have reported a handler
+for it: without a handler it would end them. Processes that `flatout run` did not start are never asked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True):
-    """The stack of the main thread, innermost frame first; `text` has all threads, as `faulthandler` writes them."""
+    """The stack of the main thread, innermost frame first. `text` has all threads, as `faulthandler` writes them."""
 
     pid: int
     frames: tuple[Frame, ...]
@@ -57,7 +57,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask_stacks(folder: Path, pulses: Sequence[HeartbeatSample]) -> dict[str, Stack]:
-    """Return the stacks by the process's name; a process that does not answer within a second has none."""
+    """Return the stacks by process name; a process that does not answer within a second is missing."""
     asked: dict[str, tuple[HeartbeatSample, int]] = {}
     for pulse in pulses:
         if pulse.gives_stacks and pulse.is_alive and pulse.is_local and has_handler(pulse.pid):
@@ -72,7 +72,8 @@ def ask_stacks(folder: Path, pulses: Sequence[HeartbeatSample]) -> dict[str, Sta
         time.sleep(_POLL_S)
         for name, (pulse, begin) in asked.items():
             size = _size(_file(folder, name))
-            if name not in found and size > begin and sizes.get(name) == size:  # it has come to its end
+            # it has stopped growing, so it is complete
+            if name not in found and size > begin and sizes.get(name) == size:
                 text = _file(folder, name).read_bytes()[begin:size].decode(errors="replace")
                 found[name] = parse(pulse.pid, text, main_thread=pulse.main_thread)
             sizes[name] = size
@@ -80,7 +81,7 @@ def ask_stacks(folder: Path, pulses: Sequence[HeartbeatSample]) -> dict[str, Sta
 
 
 def loader_stacks(folder: Path, pulse: HeartbeatSample) -> list[Stack]:
-    """Return the stacks of a rank's forked workers: a rank that waits for its loader waits for one of them."""
+    """Return the stacks of a rank's forked workers: a rank that waits for its loader waits for one of these."""
     asked = []
     with suppress(psutil.Error):
         for child in psutil.Process(pulse.pid).children(recursive=True):
@@ -100,7 +101,7 @@ def loader_stacks(folder: Path, pulse: HeartbeatSample) -> list[Stack]:
 
 
 def has_handler(pid: int) -> bool:
-    """True if the process would survive the signal: one that became another program would not."""
+    """Whether the process would survive the signal. A process that has since run another program would not."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -110,7 +111,9 @@ def has_handler(pid: int) -> bool:
 
 
 def parse(pid: int, text: str, *, main_thread: int) -> Stack:
-    """Parse the output of `faulthandler`. Without a thread of the main thread's ID, take the last, the oldest."""
+    """Parse the output of `faulthandler`. If no thread has the main thread's ID, use the last one, which is the
+    oldest.
+    """
     threads: dict[int, list[Frame]] = {}
     frames: list[Frame] = []
     for line in text.splitlines():

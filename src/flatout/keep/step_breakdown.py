@@ -1,10 +1,11 @@
-"""The parts of a step's time other than computing: DDP's timing, a recording or NVML -> nanoseconds of three classes.
+"""Split a step's time outside compute into three classes, in ns, from DDP's timing, a recording or NVML.
 
-`late_rank_wait` and `exposed_communication` are of the exchange of gradients where DDP has timed it on all ranks in the
-same iteration (`inside/liveness/exchange.py`): it ends on all ranks together, so the rank on which it is shortest is
-the late one, that time is the transfer, and what the others take longer is their wait for it. The median of the last
-five such iterations is used for the steps since. Without DDP, they are shares of the step in a recording, if one is
-given. `throttled` comes from NVML's clocks. What none of them reports stays unknown, in the steps' own class.
+If DDP timed the exchange of gradients on all ranks in the same iteration (`inside/liveness/exchange.py`), that gives
+`late_rank_wait` and `exposed_communication`: the exchange ends on all ranks together, so the rank with the shortest one
+is the late rank. Its time is the transfer, and the additional time of the others is their wait for it. The steps since
+then get the median of the last five such iterations. Without DDP, the two classes are shares of the step in a
+recording, if there is one. `throttled` comes from NVML's clocks. What none of the sources reports stays unknown, in the
+class of the steps.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ Basis = Literal["ddp", "recording", "nvml"]
 
 
 class StepShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over all ranks' steps in a recording of the same job."""
+    """The means over all ranks' steps in a recording of the same job."""
 
     num_ranks: int
-    communication: float  # shares of the step
-    wait: float | None  # None: it has not the traces of all ranks, and waiting is inside `communication`
+    communication: float  # share of the step
+    wait: float | None  # None: traces of some ranks are missing, so waiting is inside `communication`
 
 
 class StepComponent(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +41,7 @@ class StepComponent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepBreakdown:
-    """The breakdown of one run. `no_clocks` is why `clocks` is None."""
+    """The breakdown of one run. `no_clocks` says why `clocks` is None."""
 
     def __init__(
         self, *, clocks: ClockWatch | None = None, no_clocks: str = "", recorded: StepShares | None = None
@@ -48,13 +49,13 @@ class StepBreakdown:
         self._clocks = clocks
         self._no_clocks = no_clocks
         self._recorded = recorded
-        # By rank, ns per step: exposed, and the part of it that is waiting, None where ranks are missing.
+        # By rank, ns per step: the exposed time, and the wait in it, which is None if ranks are missing.
         self._samples: deque[dict[int | None, tuple[int, int | None]]] = deque(maxlen=_TYPICAL_OF)
-        self._iteration = 0  # of the last sample
+        self._iteration = 0  # iteration of the last sample
         self._ranks: Sequence[HeartbeatSample] = ()
 
     def begins(self) -> None:
-        """Begin another attempt."""
+        """Reset for another attempt."""
         self._samples.clear()
         self._iteration, self._ranks = 0, ()
 
@@ -67,7 +68,7 @@ class StepBreakdown:
         exchanges = [pulse.exchange for pulse in ranks if pulse.exchange is not None]
         iterations = {one.iteration for one in exchanges}
         if len(exchanges) < len(ranks) or len(iterations) > 1 or self._iteration in iterations:
-            return  # none is new, or a rank is about to write it
+            return  # there is no new sample, or a rank is still writing one
         self._iteration = iterations.pop()
         exposed = [one.exposed_ns * one.per_step for one in exchanges]
         is_whole = all(one.num_ranks == len(ranks) for one in exchanges) and ranks[0].world_size == len(ranks)
@@ -79,7 +80,7 @@ class StepBreakdown:
         )
 
     def _typical(self, rank: int | None) -> tuple[int, int | None] | None:
-        """Return the ns per step that are exposed, and the part of them that is waiting."""
+        """Return the typical exposed time in ns per step, and the wait in it."""
         found = [sample[rank] for sample in self._samples if rank in sample]
         if not found:
             return None
@@ -92,7 +93,7 @@ class StepBreakdown:
     ) -> list[StepComponent]:
         """Return the parts of `num_steps` steps of a rank; they sum to at most `left_ns`.
 
-        `away_ns` is the part of the time that belongs to no step, as a checkpoint.
+        `away_ns` is the time that belongs to no step, such as a checkpoint.
         """
         found: list[StepComponent] = []
 
@@ -120,7 +121,7 @@ class StepBreakdown:
         return found
 
     def reasons(self) -> dict[str, str]:
-        """Return why a class is unknown, for each that is."""
+        """Return, by class, why it is unknown."""
         found: dict[str, str] = {}
         recorded = self._recorded
         if not self._ranks:

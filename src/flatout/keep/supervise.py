@@ -1,7 +1,7 @@
 """Run attempts of a job, one after the other, while restarting can help and the budget lasts.
 
 In: a function that returns the command of the next attempt, and the budget. Out: how the last attempt ended. `rules`
-classifies failures; the same failure at the same step twice is the user's bug, which another attempt would meet again.
+classifies failures. The same failure twice at the same step is the user's bug: another attempt would hit it again.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from flatout.keep.rules import START_UP_S, Judgement, judge
 from flatout.launch import Ended, pause
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_PEERS_PATIENCE_S, _PEERS_PAUSE_S = 600.0, 2.0  # for the launcher's agents of other nodes; torchrun waits as long
-_FAILS_AGAIN = 3  # times in a row, of a host that the job can do without
-_HOST_FAILS_AGAIN = 2  # where another can take its place
-_BY_SIGNAL = 128  # codes from it on are a shell's word for a signal
+# the wait for the launcher's agents on other nodes; torchrun waits as long
+_PEERS_PATIENCE_S, _PEERS_PAUSE_S = 600.0, 2.0
+_FAILS_AGAIN = 3  # times in a row, on a host that the job can do without
+_HOST_FAILS_AGAIN = 2  # times in a row, if another host can take its place
+_BY_SIGNAL = 128  # a shell's exit code for a process ended by a signal is this plus the signal's number
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     restarts: bool
     why: str  # one line, for the user
     pause_s: float = 0.0
-    goes_on: bool = False  # the job does, when its scheduler starts it again
+    goes_on: bool = False  # the job continues when its scheduler starts it again
 
 
 class LedgerLike(Protocol):
@@ -46,7 +47,7 @@ class LedgerLike(Protocol):
 
 
 class Restarts:
-    """The budget of restarts, and what the attempts so far have shown."""
+    """The budget of restarts, and the results of the attempts so far."""
 
     def __init__(
         self,
@@ -70,14 +71,16 @@ class Restarts:
         self._seen: set[tuple[str, int | None]] = set() if earlier is None else set(earlier.failures)
         self._farthest = -1
         self._num_in_vain = 0
-        self._num_own = 0  # failures of this host in a row
-        self._has_started = earlier is not None  # then the failure may be temporary, not a mistake of the user
-        self._failed_at_start = ""  # the key
+        self._num_own = 0  # consecutive failures of this host
+        self._has_started = earlier is not None  # if so, a failure may be temporary rather than a mistake of the user
+        self._failed_at_start = ""  # the key of the failure
         self._awaits_since: float | None = None
         self._clock = clock
 
     def decide(self, judgement: Judgement, step: int | None, *, silent_s: float | None = None) -> Decision:
-        """Decide whether to restart. `step` is of the whole training; `silent_s` is set if no rank was seen."""
+        """Decide whether to restart. `step` counts the whole training; `silent_s` is how long the attempt ran, if no
+        rank was seen.
+        """
         if judgement.rule in ("done", "asked-to-end"):
             return Decision(restarts=False, why=judgement.says, goes_on=judgement.rule != "done")
         if judgement.awaits_peers and self._most:
@@ -86,14 +89,14 @@ class Restarts:
                 return Decision(
                     restarts=True, why="waits for the other nodes: no restart is used", pause_s=_PEERS_PAUSE_S
                 )
-            step = None  # nor is it twice the same failure of the job
+            step = None  # and a repeated wait is not a repeated failure of the job
         else:
             self._awaits_since = None
         failure = (judgement.key, step)
-        is_of_others = judgement.is_of_peers and self._others_go_on  # which are excluded by the launcher
+        is_of_others = judgement.is_of_peers and self._others_go_on  # the launcher excludes those
         if (
             step is not None and failure in self._seen and not is_of_others
-        ):  # of a job whose steps are not seen, it may be another one
+        ):  # if steps are not seen, it may be another failure
             at = "before the first step" if not step else f"at step {step}"
             return Decision(
                 restarts=False, why=f"the same failure {at} for the second time is the job's own bug: not started again"
@@ -125,7 +128,7 @@ class Restarts:
     def _fails_to_start_again(self, judgement: Judgement, silent_s: float | None) -> bool:
         """Whether the job failed twice alike at its start, by the launcher's exit code or an exception before torch.
 
-        A job that has once run for longer can fail to start for a temporary reason, such as an unreachable file server.
+        A job that once ran for longer can fail to start for a temporary reason, such as an unreachable file server.
         """
         is_told_little = judgement.rule in ("exit-code", "exception")
         is_at_start = is_told_little and silent_s is not None and silent_s < START_UP_S
@@ -135,7 +138,7 @@ class Restarts:
 
 
 class StepProgress:
-    """The step of the whole training that a rank has reached, over attempts that each count from their own start."""
+    """The step of the whole training that each rank has reached, over attempts that count their steps from zero."""
 
     def __init__(self, earlier: PreviousRuns | None = None) -> None:
         self.saved = None if earlier is None else earlier.saved  # the step of the last complete checkpoint
@@ -143,7 +146,9 @@ class StepProgress:
         self.is_known = True
 
     def base(self, pulse: HeartbeatSample) -> int | None:
-        """Return the steps made before this process: as its optimizer counts, else by what was saved and loaded."""
+        """Return the steps made before this process started: from its optimizer's count, else from the steps saved and
+        loaded.
+        """
         if pulse.base_step is not None:
             return pulse.base_step
         return self.saved if pulse.has_loaded else 0
@@ -153,7 +158,7 @@ class StepProgress:
         return None if base is None else base + pulse.num_steps
 
     def reached(self, ranks: Sequence[HeartbeatSample]) -> tuple[int, int | None]:
-        """Return the step that the training has reached, and the last one that was saved, if the attempt ended now."""
+        """Return the step of the training, and the last step that was saved, if the attempt ended now."""
         farthest, saved = self.farthest, self.saved
         for pulse in ranks:
             base = self.base(pulse)
@@ -163,14 +168,14 @@ class StepProgress:
         return farthest, saved
 
     def ends(self, ranks: Sequence[HeartbeatSample]) -> None:
-        """Note what an ended attempt has reached and saved."""
+        """Record the steps that an ended attempt has reached and saved."""
         self.is_known = self.is_known and all(self.base(pulse) is not None for pulse in ranks)
         self.farthest, self.saved = self.reached(ranks)
 
 
 class BadHost(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    is_sure: bool  # the machine's fault; else it has failed twice in a row, for any reason
+    is_sure: bool  # the machine is at fault; otherwise the host failed twice in a row, for any reason
 
 
 class _Hosts:
@@ -201,8 +206,8 @@ def keep_alive(
 ) -> Ended:
     """Run attempts of `next_words(attempt, bad_host)` until the job is done or given up; return how the last one ended.
 
-    `state` is a folder in which each attempt gets its own. `nodes` are the job's other nodes, each with its own
-    Flatout, as torchrun has an agent on each.
+    `state` is a folder in which each attempt gets a folder. `nodes` are the job's other nodes, each with its own
+    `flatout run`, as torchrun has an agent on each.
     """
     hosts = _Hosts()
     attempt, bad_host = 0, None
@@ -231,7 +236,7 @@ def keep_alive(
         progress.ends(done.ranks)
         if is_failure:
             fault = {"user": " (the job's own)", "machine": " (the machine's)", "network": " (the network's)"}
-            if judgement.rule != "hang":  # reported when it was detected
+            if judgement.rule != "hang":  # a hang was reported when it was detected
                 say(f"attempt {attempt + 1} failed: {judgement.says}{fault.get(judgement.fault, '')}")
             say(decision.why)
         if done.left:
