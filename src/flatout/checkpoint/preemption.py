@@ -1,15 +1,17 @@
-"""A last checkpoint when the job is asked to end: SIGTERM on all ranks, as a scheduler's preemption sends it.
+"""Save a last checkpoint when the job is asked to end: a scheduler's preemption sends SIGTERM to all ranks.
 
-In: the signal. Out: the step after which all ranks save and then end by that signal, or none: where not all ranks were
-asked, as when a launcher takes down those that a failed rank has left, or where that step does not come in time. What
-was already being written in the background is brought to its end in either case.
+In: the signal. Out: the step after which all ranks save and then end by that signal. There is none if not all ranks
+were
+asked (a launcher ends the ranks that remain after one has failed), or if the step is not reached in time. Background
+writes that have already begun are finished in either case.
 
-The signal's own action would end the process in the middle of a write, and Python's handlers run on the main thread,
-which may be inside a collective for ever: so a thread handles it. It notifies the others, in the store through which
-torch set up the job, the last step that this one had ended. The last of all is the step after the highest of these: no
-rank has ended it, and each can come to it, as none waits for another before it.
+The signal's default action would end the process in the middle of a write. Python's handlers run on the main thread,
+which may be stuck in a collective, so a separate thread handles the signal. It writes the last step that this rank has
+ended to the store with which torch set up the job. The last step of the training is the one after the highest of these:
+no rank has ended it yet, and every rank can reach it, because none waits for another before it.
 
-The signal may reach a DataLoader's workers too, of whose end torch makes an error in the middle of a step: they stay.
+The signal may also reach a DataLoader's workers. If they ended, torch would raise an error in the middle of a step, so
+they stay alive.
 """
 
 from __future__ import annotations
@@ -30,26 +32,27 @@ import torch.distributed
 import torch.utils.data
 
 NUMBER = signal.SIGTERM
-_ALL_ASKED_S = 2.0  # by then all ranks were asked, or some never will be
+_ALL_ASKED_S = 2.0  # if some rank has not been asked by then, it never will be
 _GRACE_S = 20.0  # for the rest of two steps and the checkpoint; launchers and schedulers leave 30 s
-_FLUSH_S = 5.0  # for what is being written already
-_ONE_BY_ONE_S = 0.3  # between the processes of a job that are all sent a signal
+_FLUSH_S = 5.0  # for writes that have already begun
+_ONE_BY_ONE_S = 0.3  # between the processes of a job, when all of them are sent a signal
 _POLL_S = 0.02
 
 
 class PreemptionHandler:
-    """`flush(limit_s)` waits for what is being written. Where the script has a handler for the signal, that one stays.
+    """Decides which step is the last after a SIGTERM. A handler that the script has set for the signal is kept.
 
-    Make it on the main thread, when torch.distributed is set up.
+    `flush(limit_s)` waits for writes that have already begun. Create the object on the main thread, after
+    torch.distributed has been set up.
     """
 
     def __init__(self, rank: int, world_size: int, flush: Callable[[float], object]) -> None:
         self._rank, self._world_size, self._flush = rank, world_size, flush
         self._asked, self._settled = threading.Event(), threading.Event()
-        self._ended_step: int | None = None  # the last one that this rank has ended; None: it reports none
-        self._last: int | None = None  # the one to save; None: there is none
+        self._ended_step: int | None = None  # the last step that this rank has ended; None: it has ended none
+        self._last: int | None = None  # the step to save and end at; None: there is none
         self._store = _store() if world_size > 1 else None
-        self._is_asked = mmap.mmap(-1, 1)  # the same for forked children: `_asked` as a byte
+        self._is_asked = mmap.mmap(-1, 1)  # `_asked` as a byte that forked children see
         self._undo: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -60,35 +63,39 @@ class PreemptionHandler:
         self._ends = socket.socketpair()
         self._ends[1].setblocking(False)
         before = signal.set_wakeup_fd(self._ends[1].fileno(), warn_on_full_buffer=False)
-        if before != -1:  # an event loop's
+        if before != -1:  # it belongs to an event loop
             signal.set_wakeup_fd(before)
             self._close_ends()
             return
         signal.signal(NUMBER, self._hear)
         self._undo = _keep_workers(self._is_asked)
-        forget = weakref.WeakMethod(self._forget)  # what is registered stays for good, and this must not
-        os.register_at_fork(after_in_child=lambda: _call(forget()))  # a child's signal is not this process's
+        forget = weakref.WeakMethod(self._forget)  # a registered function is never released, but this object must be
+        os.register_at_fork(after_in_child=lambda: _call(forget()))  # a signal to a child is not meant for this process
         self._thread = threading.Thread(
             target=self._listen, args=(self._ends[0],), name="flatout-farewell", daemon=True
         )
         self._thread.start()
 
     def is_last(self, step: int) -> bool:
-        """After each step: whether all ranks are to save it, and then to end. Once asked, waits until that is known."""
-        self._ended_step = step  # before the question: the thread sets the one and reads the other
+        """Whether all ranks save after this step and then end. Call it after each step; once asked to end, it waits for
+        the answer.
+        """
+        self._ended_step = step  # set before the check, because the thread does these in the opposite order
         if not self._asked.is_set():
             return False
         self._settled.wait()
         return self._last is not None and step >= self._last
 
     def close(self) -> None:
-        """The training is over: the signal has its default action again."""
+        """Restore the signal's default action; the training is over."""
         if not self._asked.is_set() and threading.current_thread() is threading.main_thread():
             self._undo()
             self._forget()
 
     def _hear(self, number: int, _: object) -> None:
-        """On the main thread, when it comes to it: if an event loop has the descriptor, only this notices it."""
+        """Handle the signal on the main thread, possibly late. If an event loop takes the wakeup descriptor, only this
+        sees it.
+        """
         ends = self._ends
         if ends is not None:
             with suppress(OSError):
@@ -96,7 +103,7 @@ class PreemptionHandler:
 
     def _forget(self) -> None:
         if self._ends is not None:
-            with suppress(ValueError, OSError):  # an interpreter that ends
+            with suppress(ValueError, OSError):  # the interpreter is shutting down
                 signal.set_wakeup_fd(-1)
                 signal.signal(NUMBER, signal.SIG_DFL)
             self._close_ends()
@@ -107,26 +114,26 @@ class PreemptionHandler:
         self._ends = None
         writer.close()
         if self._thread is not None and self._pid == os.getpid():
-            self._thread.join(1.0)  # it reads to the end
+            self._thread.join(1.0)  # the thread ends when it has read everything
         reader.close()
 
     def _listen(self, reader: socket.socket) -> None:
-        while numbers := reader.recv(64):  # all signals that Python has handlers for
+        while numbers := reader.recv(64):  # the numbers of all signals that have a Python handler
             if NUMBER in numbers:
                 break
-        else:  # closed
+        else:  # the socket was closed
             return
-        late = threading.Timer(_GRACE_S + _FLUSH_S, die)  # whatever a store or a disk does
+        late = threading.Timer(_GRACE_S + _FLUSH_S, die)  # ends the process even if a store or a disk hangs
         late.daemon = True
         late.start()
         deadline = time.monotonic() + _GRACE_S
         self._asked.set()
         self._is_asked[0] = 1
-        with suppress(Exception):  # a store that is gone: so are its ranks
+        with suppress(Exception):  # if the store is gone, the other ranks are too
             self._last = self._agreed()
         self._settled.set()
         if self._last is not None:
-            time.sleep(max(deadline - time.monotonic(), 0.0))  # in which the main thread ends the process
+            time.sleep(max(deadline - time.monotonic(), 0.0))  # the main thread ends the process during this time
         with suppress(Exception):
             self._flush(_FLUSH_S)
         die()
@@ -149,7 +156,9 @@ class PreemptionHandler:
 
 
 def _keep_workers(is_asked: mmap.mmap) -> Callable[[], None]:
-    """Forked workers of loaders that begin from now on outlive the signal where their rank was asked as well."""
+    """Let loader workers that are forked after this survive the signal if their rank got it too; return the undo
+    function.
+    """
     module: Any = torch.utils.data._utils.signal_handling
     set_handlers = module._set_worker_signal_handlers
 
@@ -157,7 +166,7 @@ def _keep_workers(is_asked: mmap.mmap) -> Callable[[], None]:
         deadline = time.monotonic() + _ONE_BY_ONE_S
         while not is_asked[0]:
             if time.monotonic() > deadline:
-                os._exit(0)  # as torch's own handler does where the rank ends its workers
+                os._exit(0)  # as torch's own handler does if the rank ends its workers
             time.sleep(_POLL_S)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, _GRACE_S + _FLUSH_S)
@@ -176,7 +185,9 @@ def _call(function: Callable[[], None] | None) -> None:
 
 
 def die() -> None:
-    """As the signal would have ended this process, on any thread: Python's `signal` works on the main one only."""
+    """End this process by the signal's default action. Python's `signal.signal` works only on the main thread, so C's
+    is used.
+    """
     ctypes.CDLL(None).signal(int(NUMBER), None)
     os.kill(os.getpid(), NUMBER)
     time.sleep(1.0)

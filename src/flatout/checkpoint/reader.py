@@ -1,8 +1,9 @@
-"""A committed checkpoint as torch's distributed checkpointing reads one: tensors from safetensors, the rest from JSON.
+"""Read a committed checkpoint for torch's distributed checkpointing: tensors from safetensors, the rest from JSON.
 
 In: a folder and its ranks' records. Out: a `StorageReader` for `torch.distributed.checkpoint.load`, whose planner finds
-what each rank needs, whatever number of ranks wrote it and however these had sharded it. Nothing is unpickled: torch's
-own reader unpickles its metadata, and this one has none of that kind.
+the parts that each rank needs, whatever number of ranks wrote them with whatever sharding. Nothing is unpickled.
+torch's
+own reader unpickles its metadata; this reader has no such metadata.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from flatout.checkpoint.safetensors import Place, read_header, view
 
 
 class Saved:
-    """What a checkpoint holds. `tensors`: shape, dtype and device by name; `chunks`: their parts, by name."""
+    """The content of a checkpoint. `tensors`: shape, dtype and device by name; `chunks`: the parts by tensor name."""
 
     def __init__(self, path: Path, records: Mapping[int, Mapping[str, Any]], rank: int) -> None:
         self.path = path
@@ -42,7 +43,7 @@ class Saved:
         self.values: Mapping[str, Any] = records[self.own_rank]["values"]
         self.tensors: dict[str, dict[str, Any]] = {}
         self.chunks: dict[str, list[tuple[str, str, list[int], list[int]]]] = {}  # file, key in it, offsets, sizes
-        self.own: dict[str, tuple[str, str]] = {}  # of this rank alone: file and key
+        self.own: dict[str, tuple[str, str]] = {}  # tensors of this rank alone: file and key
         seen = set()
         for of, record in records.items():
             for file, index in record["tensors"].items():
@@ -54,7 +55,7 @@ class Saved:
                     elif (where := (one["name"], *one["offsets"])) not in seen:
                         chunks = self.chunks.setdefault(one["name"], [])
                         self.tensors[one["name"]] = one
-                        if prod(one["sizes"]):  # else a rank that has no part of it
+                        if prod(one["sizes"]):  # a rank without a part of the tensor writes an empty one
                             seen.add(where)
                             chunks.append((file, key, one["offsets"], one["sizes"]))
         for record in records.values():
@@ -67,7 +68,7 @@ class Saved:
                         self.chunks[name] = self.chunks[other]
 
     def trained(self) -> dict[str, dict[str, Any]]:
-        """Return the tensors of the model and the optimizers, without those in values."""
+        """Return the tensors of the model and the optimizers, without the tensors in values."""
         return {name: one for name, one in self.tensors.items() if one["kind"] != "value"}
 
     def own_parameter(self) -> str | None:
@@ -75,9 +76,10 @@ class Saved:
         return next((name for name in self.own if self.tensors[name]["kind"] == "parameter"), None)
 
     def check_covers(self, destinations: Mapping[str, Any]) -> None:
-        """Raise DamagedError unless all parts of these tensors that are here are in the files; unknown names pass.
+        """Raise DamagedError unless the files have all local parts of these tensors; unknown names are ignored.
 
-        A host's folder has only what its ranks had, and torch's planner leaves alone what it finds no part for.
+        A host's folder has only the parts of that host's ranks, and torch's planner silently skips parts that it does not
+        find.
         """
         for name, tensor in destinations.items():
             for box in _boxes(tensor) if name in self.chunks else []:
@@ -88,12 +90,12 @@ class Saved:
                     )
 
     def read(self, destinations: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Read into these tensors; also return the tensors in values."""
+        """Read into these tensors, and return the tensors in values."""
         shared = {name: tensor for name, tensor in destinations.items() if name not in self.own}
         if shared:
             self.check_covers(shared)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it warns that ranks do not talk to each other: they need not
+                warnings.simplefilter("ignore")  # torch warns that the ranks do not communicate; they need not
                 distributed_checkpoint.load(dict(shared), storage_reader=SafetensorsReader(self), **_ALONE)
         found = dict(destinations)
         files = _Files(self.path)
@@ -163,7 +165,7 @@ class SafetensorsReader(distributed_checkpoint.StorageReader):  # type: ignore[m
 
 
 class _Files:
-    """Files, open as memory; one is closed when the last tensor that shares its memory is gone."""
+    """The files, mapped into memory. A file is closed when the last tensor that shares its memory is gone."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -175,23 +177,24 @@ class _Files:
             path = self._folder / file
             places, begin = read_header(path)
             with path.open("rb") as opened:
-                # A private copy where it is written to, which torch wants to be possible.
+                # torch requires writable memory; this is a private copy on write.
                 self._open[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY), places, begin
         data, places, begin = self._open[file]
         tensor = view(data, places[key], begin)
         if described["dtype"].startswith("complex"):
-            # Copied first: torch assumes that a complex128 is at a multiple of 16 bytes, and crashes otherwise.
+            # Copy first: torch assumes that the address of a complex128 is a multiple of 16 bytes, and crashes
+            # otherwise.
             return torch.view_as_complex(tensor.clone())
         return tensor
 
 
-# Older versions of torch have no such option, and let the ranks compare their plans.
+# Older versions of torch lack this option, and make the ranks compare their plans.
 _ALONE = {"no_dist": True} if "no_dist" in signature(distributed_checkpoint.load).parameters else {}
 _Box = tuple[Sequence[int], Sequence[int]]  # offsets and sizes
 
 
 def _boxes(tensor: Any) -> list[_Box]:
-    """Return the parts of the whole tensor that are here."""
+    """Return the parts of the whole tensor that this rank has."""
     if not hasattr(tensor, "device_mesh"):
         return [((0,) * tensor.dim(), tensor.shape)]
     if tensor.device_mesh.get_coordinate() is None:

@@ -1,8 +1,9 @@
-"""Tensors in the safetensors format, written and read here: the standard library and torch only.
+"""Write and read tensors in the safetensors format with only the standard library and torch.
 
 A file is 8 bytes of header length (little-endian), a JSON header padded with spaces to a multiple of 8, and the bytes
-of all tensors, one after the other without gaps. In: names, dtypes and shapes. Out: a `Layout`, which says where in the
-data each tensor is, so that a snapshot can be copied straight to its place; and views of a file that is read.
+of all tensors, one after the other without gaps. In: names, dtypes and shapes. Out: a `Layout`, which gives the place
+of
+each tensor in the data, so that a snapshot can be copied straight to it; and views of a file.
 Nothing in such a file can be executed.
 """
 
@@ -62,12 +63,12 @@ class Place:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     places: dict[str, Place]
-    num_bytes: int  # of the data
-    header: bytes  # with its length before it
+    num_bytes: int  # size of the data
+    header: bytes  # starts with its own length
 
 
 def lay_out(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> Layout:
-    """Places for these tensors, the widest dtypes first, so that each begins at a multiple of its element's size."""
+    """Assign a place to each tensor, widest dtypes first, so that each begins at a multiple of its element size."""
     order = sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0]))
     places, begin = {}, 0
     for name, (dtype, shape) in order:
@@ -83,7 +84,9 @@ def lay_out(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: 
 
 
 def read_header(path: Path) -> tuple[dict[str, Place], int]:
-    """Return the places in a file, and the byte at which the file's data begins. Raises DamagedError."""
+    """Return the places in a file, and the offset at which its data begins. Raise DamagedError if the header is not
+    valid.
+    """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         num_bytes = path.stat().st_size - _LENGTH_BYTES - length

@@ -1,10 +1,11 @@
-"""Checkpoints that a script writes on its own, with torch.save, to one file: which copy of it is complete.
+"""Find the complete copy of a checkpoint that a script writes itself, with torch.save, to one file.
 
-In: the path of the file. `inside.checkpoints.safe_save` keeps the file before it as `NAME.previous`, and the sizes and
+In: the path of the file. `inside.checkpoints.safe_save` keeps the previous file as `NAME.previous`, and the sizes and
 checksums of both in `NAME.checksums`. Out: the path with a complete file, restored from the previous one if the last is
-torn.
-Nothing is unpickled and torch is not needed: torch.save writes a zip archive, whose parts have their own checksums,
-so that a file is checked that was written without Flatout too.
+truncated.
+Nothing is unpickled and torch is not needed. torch.save writes a zip archive, whose parts have their own checksums, so
+a
+file that was written without Flatout can be checked too.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ _BLOCK = 8 << 20
 
 
 def latest_good(path: Path) -> tuple[Path | None, str]:
-    """The file to resume from and "", or why it is not the last one that was written. None where no copy is whole.
+    """Return the file to resume from, and why it is not the last one written ("" if it is); None if no copy is
+    complete.
 
-    A torn file is kept as `NAME.damaged` and the previous one put in its place, where a script looks for it.
+    A truncated file is kept as `NAME.damaged`, and the previous one takes its name, where the script looks for it.
     """
     previous = path.with_name(File.PREVIOUS.of(path.name))
     damage = damage_of(path)
@@ -44,14 +46,17 @@ def latest_good(path: Path) -> tuple[Path | None, str]:
 
 
 def damage_of(path: Path) -> str | None:
-    """What is wrong with a file that torch.save wrote, to be read after its name; None if nothing is."""
+    """Return what is wrong with a file that torch.save wrote, as a phrase that follows its name; None if it is
+    complete.
+    """
     try:
         if path.stat().st_size == 0:
             return "is empty"
         known = _checksums(path)
         if known and _measure(path) in known:
             return None
-        # Else it can still be complete: written since without Flatout. An archive shows that itself.
+        # It may have been rewritten since, without Flatout, and be complete. If it is a zip archive, it can still be
+        # checked.
         if not zipfile.is_zipfile(path):
             return "is not what was written: its checksum differs" if known else "is torn, or no file of torch.save"
         with zipfile.ZipFile(path) as archive:
@@ -68,7 +73,7 @@ def damage_of(path: Path) -> str | None:
 
 
 def _checksums(path: Path) -> list[list[int]]:
-    """Sizes and CRC-32s that this file may have; none where nobody noted them."""
+    """Return the sizes and CRC-32s that this file may have; empty if none were recorded."""
     name = File.CHECKSUMS.of(path.name.removesuffix(File.PREVIOUS.after))
     with suppress(OSError, ValueError, KeyError, TypeError):
         noted = json.loads(path.with_name(name).read_text())["files"]
@@ -86,7 +91,7 @@ def _measure(path: Path) -> list[int]:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Both names stay: the previous one is still there if this one is torn again."""
+    """Give the file a second name. The first one stays, in case the new one is damaged again."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,9 +1,9 @@
-"""Which rank writes what: each byte once, spread over the ranks, whatever of it is sharded and whatever is replicated.
+"""Decide which rank writes what: each byte is written once, spread over the ranks, whether sharded or replicated.
 
-In: this rank's tensors. Out: its `Item`s, and of these the ones that it writes. A sharded tensor (DTensor) says itself
-which part is here; of its replicas one writes. A plain tensor that several ranks have is written by the least loaded
-of them, if it is the same there; where its values differ (batch statistics, a home-made tensor parallelism) each rank
-writes and gets back its own. The ranks compare what they have once, and again when it has changed.
+In: this rank's tensors. Out: its `Item`s, and which of them it writes. A sharded tensor (DTensor) knows which part is
+local; one of its replicas writes it. A plain tensor that several ranks have is written by the least loaded of them, if
+it is equal on all. If its values differ (batch statistics, hand-written tensor parallelism), each rank writes and reads
+back its own. The ranks compare their tensors once, and again after a change.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from flatout.checkpoint.problems import CheckpointError
 from flatout.checkpoint.safetensors import COMPLEX, NAMES
 from flatout.checkpoint.state import Collected
 
-_NUM_SAMPLED = 64  # elements of a plain tensor by which ranks compare theirs
+_NUM_SAMPLED = 64  # elements of a plain tensor that the ranks compare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One tensor of this rank, or its part of one."""
+    """A tensor of this rank, or the local part of one."""
 
     name: str
     local: torch.Tensor
-    shape: tuple[int, ...]  # of the whole
-    offsets: tuple[int, ...]  # of the part in the whole
+    shape: tuple[int, ...]  # of the whole tensor
+    offsets: tuple[int, ...]  # offset of the part in the whole tensor
     device: str
-    kind: str  # "parameter" (with what optimizers keep of one), "buffer" or "value"
-    is_own: bool = False  # this rank's alone: not to be put together with those of other ranks
+    kind: str  # "parameter" (including its optimizer state), "buffer" or "value"
+    is_own: bool = False  # of this rank alone: never combined with those of other ranks
     is_sharded: bool = False
-    is_written_here: bool = True  # of a sharded one's replicas
+    is_written_here: bool = True  # whether this replica of a sharded tensor is the one that writes
 
     @property
     def num_bytes(self) -> int:
@@ -45,7 +45,7 @@ class Item:
 
 
 def items_of(collected: Collected) -> tuple[list[Item], dict[str, str]]:
-    """Return the parts that are here, and the names of tensors that share the memory of another one."""
+    """Return the local parts, and the names of tensors that share another tensor's memory."""
     items, aliases = [], {}
     seen: dict[tuple[object, ...], str] = {}
     for name, tensor in collected.tensors.items():
@@ -71,7 +71,7 @@ def _parts(name: str, tensor: Any, kind: str) -> list[Item]:
     local = _checked(name, tensor.to_local().detach())
     if len(chunks) != 1 or list(chunks[0].sizes) != list(local.shape):
         raise CheckpointError(f"`{name}` is sharded into parts that are not blocks, which a checkpoint cannot hold")
-    # The replica that writes: another one for each name, so that the work is spread.
+    # The replica that writes differs by name, so that the work is spread.
     number = zlib.crc32(name.encode())
     is_written_here = all(
         coordinate[place] == number % mesh.size(place)
@@ -120,7 +120,7 @@ def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Sharing:
-    """What the ranks have agreed on; asked again at each save, compared again when any rank's tensors differ."""
+    """What the ranks have agreed on. Each save checks it; the ranks compare again when any rank's tensors differ."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -130,12 +130,12 @@ class Sharing:
         self._host_owners: dict[str, int] = {}
 
     def fingerprint(self, items: Sequence[Item]) -> int:
-        """To be exchanged: 0 where nothing has changed since the last time."""
+        """Return a number for the ranks to exchange: 0 if nothing has changed since the last time."""
         described = _described(items)
         return 0 if described == self._described else zlib.crc32(described.encode()) or 1
 
     def compare(self, items: Sequence[Item]) -> None:
-        """Agree on who writes what; every rank calls it when any rank's fingerprint was not 0."""
+        """Agree on who writes what. Every rank calls this when any rank's fingerprint was not 0."""
         self._described = _described(items)
         if self._peers.world_size == 1:
             return
@@ -159,11 +159,13 @@ class Sharing:
         return item.is_own or item.name in self._own
 
     def is_written_here(self, item: Item, *, is_local: bool = False) -> bool:
-        """Whether this rank writes it; `is_local`: to the folder of this host, which needs all that its ranks need."""
+        """Whether this rank writes the item. `is_local`: to this host's folder, which needs everything that its ranks
+        need.
+        """
         if self.own(item) or self._peers.world_size == 1:
             return True
         if item.is_sharded:
-            # A rank without a part of it says so in its host's folder, which then names all tensors.
+            # A rank without a part writes that to its host's folder, so that the folder names all tensors.
             return is_local or (item.is_written_here and item.local.numel() > 0)
         owners = self._host_owners if is_local else self._owners
         return owners[item.name] == self._peers.rank
@@ -176,7 +178,7 @@ def _spread(described: dict[str, list[Any]], having: dict[str, list[int]], ranks
         possible = [rank for rank in having[name] if rank in loads]
         if not possible:
             continue
-        # Buffers are the first rank's, as in DDP: they may come to differ after the ranks have compared them.
+        # Buffers are taken from the first rank, as in DDP: they can diverge after the ranks have compared them.
         owner = min(possible, key=lambda rank: (loads[rank], rank)) if kind == "parameter" else possible[0]
         loads[owner] += num_bytes
         owners[name] = owner
@@ -193,7 +195,7 @@ def _described(items: Sequence[Item]) -> str:
 
 
 def _sample(tensor: torch.Tensor) -> int:
-    """CRC-32 of some of its elements."""
+    """Return the CRC-32 of some of the item's elements."""
     count = tensor.numel()
     if count == 0:
         return 0

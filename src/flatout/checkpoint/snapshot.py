@@ -1,9 +1,9 @@
-"""A copy of this rank's tensors in host memory, laid out as the file that it becomes.
+"""Copy this rank's tensors to host memory, in the layout of the file to be written.
 
-In: items. Out: a `Buffer`, whose bytes no later step changes. The copy is made before `fill` returns on the CPU; from a
-GPU it goes to pinned memory on a separate stream, which begins when the work queued before is done and which the
-training's next kernels wait for, and the writer thread waits for its event. Nothing waits for the device in the
-foreground.
+In: items. Out: a `Buffer`, whose bytes no later step changes. On the CPU, the copy is complete when `fill` returns.
+From
+a GPU it goes to pinned memory on a separate stream, which begins when the work queued before is done; the training's
+next kernels wait for that stream, and the writer thread waits for its event. The foreground never waits for the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flatout.checkpoint.share import Item
 
 
 class FileImage:
-    """The content of one file: items, their places, and memory for them."""
+    """The content of one file: items, their places, and the memory for them."""
 
     def __init__(self, keys: dict[str, Item], metadata: dict[str, str]) -> None:
         self.layout = _layout(keys, metadata)
@@ -36,7 +36,7 @@ class FileImage:
             torch._foreach_copy_(self.targets, sources, non_blocking=non_blocking)
 
     def buffers(self) -> list[Any]:
-        """What the file holds, to be written from this memory as it is."""
+        """Return the content of the file, to be written from this memory without a further copy."""
         num_bytes = self.layout.num_bytes
         if num_bytes == 0:
             return [self.layout.header]
@@ -47,18 +47,18 @@ class FileImage:
 
 
 class Buffer:
-    """Host memory for one checkpoint of this rank: a file for the shared folder, and one more for the local one."""
+    """The host memory for one checkpoint of this rank: a file for the shared folder, and one for the local folder."""
 
     def __init__(self) -> None:
         self.parts: list[FileImage] = []
         self._described: Any = None
-        self._copies: list[tuple[Any, Any]] = []  # of each GPU: events before and after
+        self._copies: list[tuple[Any, Any]] = []  # for each GPU, the events before and after
 
     def fill(self, contents: Sequence[dict[str, Item]], metadata: dict[str, str]) -> None:
-        """Copy these items; `contents` has a dictionary of items, by their keys in the file, for each file."""
+        """Copy these items. For each file, `contents` maps the keys in it to items."""
         described = [[(key, item.local.dtype, _described(item)) for key, item in one.items()] for one in contents]
         if described != self._described:
-            self.parts, self._described = [], None  # the old memory is free before the new is asked for
+            self.parts, self._described = [], None  # free the old memory before asking for the new
             self.parts = [FileImage(one, metadata) for one in contents]
             self._described = described
         cuda = [item.local for one in contents for item in one.values() if item.device == "cuda"]
@@ -74,16 +74,16 @@ class Buffer:
                 for part, keys in zip(self.parts, contents, strict=True):
                     part.fill(keys, non_blocking=bool(streams))
                 self._copies = [(one, _record(stream)) for one, stream in zip(begun, streams, strict=True)]
-            for tensor in cuda:  # one that is freed meanwhile keeps its memory until it has been copied
+            for tensor in cuda:  # a tensor that is freed meanwhile keeps its memory until it has been copied
                 tensor.record_stream(_copy_stream(tensor.device))
             for stream in streams:
                 torch.cuda.current_stream(stream.device).wait_stream(stream)
 
     def wait(self) -> float:
-        """Wait until the copy has arrived; return the seconds for which a GPU was kept from other work."""
+        """Wait until the copy has arrived; return the seconds for which it kept a GPU from other work."""
         copying_s = 0.0
         for begun, ended in self._copies:
-            with torch.cuda.device(ended.device):  # else this thread makes itself a context on the first GPU
+            with torch.cuda.device(ended.device):  # otherwise this thread would create a context on the first GPU
                 ended.synchronize()
                 copying_s = max(copying_s, begun.elapsed_time(ended) / 1e3)
         return copying_s
@@ -99,7 +99,7 @@ def _copy_stream(device: Any) -> Any:
 
 
 def _record(stream: Any) -> Any:
-    """`blocking`: who waits for it sleeps, and leaves its core to the training."""
+    """Record an event. With `blocking`, a thread that waits for it sleeps, and leaves its core to the training."""
     event = torch.cuda.Event(enable_timing=True, blocking=True)
     event.record(stream)
     return event

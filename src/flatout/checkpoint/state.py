@@ -1,11 +1,11 @@
-"""What a checkpoint holds of a training: model, optimizers, scheduler, data position, random state, and what is given.
+"""Collect and restore the state of a training: model, optimizers, scheduler, data position, random state, user objects.
 
-In: the live objects. Out: `Collected`, tensors by name and everything else as JSON; and the way back, `restore`. Names
-are those of the model without its wrappers (DDP, torch.compile, activation checkpointing), so that a checkpoint fits
-the same model wrapped otherwise.
+In: the live objects. Out: `Collected`, with tensors by name and everything else as JSON; and the way back, `restore`.
+Names are those of the model without its wrappers (DDP, torch.compile, activation checkpointing), so that a checkpoint
+fits the same model with other wrappers.
 
 Optimizers are read and set directly, by their parameters' names. torch's own `get_optimizer_state_dict` makes a step
-with gradients of zero where there is no state yet: Adam's step count is then 1, and the training another one.
+with zero gradients if there is no state yet: Adam's step count is then 1, which changes the training.
 """
 
 from __future__ import annotations
@@ -27,25 +27,24 @@ _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The live objects, by what they are called in a checkpoint."""
+    """The live objects, by their names in a checkpoint."""
 
     model: Any
     optimizers: Mapping[str, Any] = field(default_factory=dict)
-    stateful: Mapping[str, Any] = field(default_factory=dict)  # scheduler, data, and the user's own
+    stateful: Mapping[str, Any] = field(default_factory=dict)  # scheduler, data, and the user's own objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    tensors: dict[str, torch.Tensor]  # of the model and the optimizers: the same names on all ranks, or parts of them
-    parameters: set[
-        str
-    ]  # those of them that training changes by optimizer steps only: alike on all ranks that have them
-    own: dict[str, torch.Tensor]  # in values of this rank
-    values: dict[str, Any]  # JSON; of this rank
+    # of the model and the optimizers; other ranks have the same names, or parts of the tensors
+    tensors: dict[str, torch.Tensor]
+    parameters: set[str]  # names of tensors that only optimizer steps change: equal on all ranks that have them
+    own: dict[str, torch.Tensor]  # tensors in this rank's values
+    values: dict[str, Any]  # JSON, of this rank
 
 
 def check(training: Training) -> None:
-    """Refuse what cannot be saved, before the first step rather than after the first hour."""
+    """Refuse objects that cannot be saved, before the first step rather than after the first hour."""
     for module in training.model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             raise CheckpointError(
@@ -97,10 +96,10 @@ def model_tensors(training: Training) -> dict[str, torch.Tensor]:
 
 
 def destinations(training: Training, saved: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Where each saved tensor is to be read to: the model's own memory, and new tensors for the optimizers.
+    """Return the tensor into which each saved tensor is read: the model's memory, or new tensors for the optimizers.
 
-    `saved` gives the shape, the dtype and the device of each tensor by name. Raises CheckpointError if the model or an
-    optimizer is another one.
+    `saved` gives the shape, the dtype and the device of each tensor by name. Raise CheckpointError if the model or an
+    optimizer differs from the saved one.
     """
     found = model_tensors(training)
     _compare("the model", set(found), {name for name in saved if name.startswith("model.")})
@@ -133,9 +132,9 @@ def destinations(training: Training, saved: Mapping[str, Mapping[str, Any]]) -> 
 def restore(
     training: Training, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, is_own: bool
 ) -> None:
-    """Restore what was not read in place; `is_own`: these values are this rank's, with its random state.
+    """Restore what was not read in place. `is_own`: the values are this rank's, so its random state is restored too.
 
-    `tensors` has those of `destinations` and those of the values.
+    `tensors` has the tensors of `destinations` and those in the values.
     """
     if values["model"]:
         training.model.load_state_dict(
@@ -203,7 +202,9 @@ def _optimizer_state(
 
 
 def _optimizer_values(optimizer: Any, name: str, names: Mapping[int, str], own: dict[str, torch.Tensor]) -> Any:
-    """Return the values of its state that are not tensors, by parameter; one entry per parameter with a state."""
+    """Return the values of an optimizer's state that are not tensors, by parameter; one entry per parameter with a
+    state.
+    """
     return {
         of: {
             key: encode(value, f"{name}.{of}.{key}", own)
@@ -238,7 +239,9 @@ def _restore_optimizer(
 
 
 def _like(parameter: torch.Tensor, saved: Mapping[str, Any]) -> torch.Tensor:
-    """A tensor for this entry of the parameter's state, sharded and placed as the parameter where it has its shape."""
+    """Return an empty tensor for this entry of the parameter's state; if it has the parameter's shape, sharded and
+    placed like it.
+    """
     dtype = getattr(torch, saved["dtype"])
     if list(saved["shape"]) == list(parameter.shape) and parameter.dim() > 0:
         return torch.empty_like(parameter.detach(), dtype=dtype)
@@ -246,7 +249,7 @@ def _like(parameter: torch.Tensor, saved: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _by_parameter(tensors: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
-    """`optimizer.fc.weight.exp_avg` as `optimizer.fc.weight`: {`exp_avg`: ..}."""
+    """Group tensors by parameter: `optimizer.fc.weight.exp_avg` -> `optimizer.fc.weight`: {`exp_avg`: ..}."""
     found: dict[str, dict[str, _T]] = {}
     for name, tensor in tensors.items():
         parameter, _, key = name.rpartition(".")

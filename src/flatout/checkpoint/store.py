@@ -1,15 +1,15 @@
-"""A folder of checkpoints: how one is written, committed, found, checked and removed. One store a tier.
+"""Write, commit, find, check and remove the checkpoints in a folder. Each tier has one store.
 
     lock.json                      the job that writes here
     checkpoints.jsonl              a line for each checkpoint: its step, outcome, sizes and times
-    step-000001200/                a checkpoint; the name appears when all in it is on the disk
+    step-000001200/                a checkpoint; the name appears once all its files are on the disk
         manifest.json              all files with their sizes and CRC-32, written last
         rank00000.safetensors      this rank's part of the tensors
         rank00000.json             which parts these are, and everything else
-    .partial-step-1300-5f3a/       one that is being written, or that was interrupted
+    .partial-step-1300-5f3a/       a checkpoint that is being written, or that was interrupted
 
-In the shared folder all ranks write, and the first commits. In a local folder the ranks of a host do, and the first of
-them commits. Nobody waits for another rank but the one that commits, and that in its background.
+In the shared folder all ranks write, and the first rank commits. In a local folder the ranks of a host write, and the
+first of them commits. Only the rank that commits waits for other ranks, and it waits in the background.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Store:
     # The folder.
 
     def open(self) -> None:
-        """On the leader: create the folder, lock it, and remove interrupted checkpoints."""
+        """Create the folder, lock it, and remove interrupted checkpoints. The leader calls this."""
         if self.is_leader:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.folder)
@@ -76,7 +76,7 @@ class Store:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:09d}"
 
-    # Writing. In the background.
+    # Writing, in the background.
 
     def partial(self, step: int, token: str) -> Path:
         return self.folder / f".partial-step-{step}-{token}"
@@ -91,14 +91,16 @@ class Store:
         return sum(one["bytes"] for one in written.values())
 
     def fail(self, step: int, token: str, reason: str) -> None:
-        """Notify the leader, if that can be written, that this rank's part will not come."""
+        """Notify the leader that this rank's part will not come, if that can be written."""
         folder = self.partial(step, token)
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"rank{self._rank:05d}.failed").write_text(reason)
 
     def commit(self, step: int, token: str, *, timeout_s: float, is_given_up: Callable[[], bool]) -> dict[str, Any]:
-        """On the leader: wait for all parts, write the manifest, give the checkpoint its name; return the manifest."""
+        """Wait for all parts, write the manifest, rename the checkpoint to its name, and return the manifest. The
+        leader calls this.
+        """
         folder = self.partial(step, token)
         records = self._wait(folder, timeout_s, is_given_up)
         files: dict[str, dict[str, int]] = {}
@@ -120,24 +122,26 @@ class Store:
         }
         write_json(folder / MANIFEST, manifest)
         sync_folder(folder)
-        if self._lock is None:  # the folder could not be written to before
+        if self._lock is None:  # the folder could not be written to at the start
             self._lock = Lock(self.folder)
         if not self._lock.hold():
             raise CheckpointError(f"{self.folder} has been taken over by another job", hint="end one of the two")
         target, replaced = self.path(step), self.folder / f".replaced-{self.path(step).name}"
-        if target.exists():  # the same step is saved again
+        if target.exists():  # this step was saved before
             os.rename(target, replaced)
         try:
             os.rename(folder, target)
         except FileNotFoundError:
             if folder.exists() or not target.exists():
-                raise  # else a file server has renamed it, lost its answer, and was asked again
+                raise  # otherwise a file server renamed it, lost its reply, and got the request again
         sync_folder(self.folder)
         self._put_back(replaced)
         return manifest
 
     def discard(self, step: int, token: str, *, late_s: float) -> None:
-        """The leader: remove a partial one, once no rank writes to it any more, which would make it again."""
+        """Remove a partial checkpoint once no rank writes to it any more: a later write would create it again. The
+        leader calls this.
+        """
         folder = self.partial(step, token)
         until = time.monotonic() + late_s
         with suppress(OSError):
@@ -149,7 +153,9 @@ class Store:
         return all(names & {f"rank{rank:05d}.json", f"rank{rank:05d}.failed"} for rank in self._members)
 
     def prune(self, keep: int, keep_every: int | None) -> None:
-        """Remove all but the last `keep` whose files are all there, and those whose step `keep_every` divides."""
+        """Remove checkpoints other than the last `keep` complete ones and those whose step is a multiple of
+        `keep_every`.
+        """
         num_good = 0
         for step in self.steps():
             if num_good < keep:
@@ -158,9 +164,9 @@ class Store:
                 self._set_aside(self.path(step))
 
     def refuse_after(self, step: int, *, is_forgetting: bool) -> None:
-        """Set aside what is newer than the step that the training resumes from: it cannot or must not be used.
+        """Move aside checkpoints newer than the step that the training resumes from: they cannot or must not be used.
 
-        `is_forgetting`: remove what was put aside before, for a small and fast disk.
+        `is_forgetting`: remove those moved aside before, for a small and fast disk.
         """
         newer = [one for one in self.steps() if one > step]
         if newer and is_forgetting:
@@ -177,7 +183,7 @@ class Store:
     # Reading.
 
     def manifest(self, step: int) -> dict[str, Any]:
-        """Raises DamagedError."""
+        """Return the manifest of a checkpoint. Raise DamagedError if it cannot be read."""
         path = self.path(step)
         manifest = read_json(path / MANIFEST)
         if manifest.get("schema") != SCHEMA or manifest.get("step") != step:
@@ -192,12 +198,14 @@ class Store:
         return manifest
 
     def check(self, step: int, place: int, num_places: int) -> None:
-        """Check each `num_places`-th file, so that together the ranks check all; raises DamagedError."""
+        """Check every `num_places`-th file, so that the ranks together check all. Raise DamagedError if one is
+        damaged.
+        """
         for name, expected in sorted(self.manifest(step)["files"].items())[place::num_places]:
             check_file(self.path(step) / name, expected)
 
     def records(self, step: int) -> dict[int, dict[str, Any]]:
-        """Return, by rank, which parts of which tensors its files hold, and its values."""
+        """Return, by rank, the parts of tensors in its files, and its values."""
         path, manifest = self.path(step), self.manifest(step)
         records = {rank: read_json(path / f"rank{rank:05d}.json") for rank in manifest["ranks"]}
         for rank, record in records.items():
@@ -205,7 +213,7 @@ class Store:
                 raise DamagedError(f"rank{rank:05d}.json names {min(unknown)}, which {MANIFEST} does not")
         return records
 
-    # What these need.
+    # Helpers.
 
     def _wait(self, folder: Path, timeout_s: float, is_given_up: Callable[[], bool]) -> dict[int, dict[str, Any]]:
         until = time.monotonic() + timeout_s
@@ -231,7 +239,9 @@ class Store:
             time.sleep(_POLL_S)
 
     def _put_back(self, replaced: Path) -> None:
-        """One that was to be replaced is removed if it was, and else gets its name again."""
+        """Clean up after an interrupted replacement: remove the old checkpoint if the new one exists, else restore its
+        name.
+        """
         target = self.folder / replaced.name.removeprefix(".replaced-")
         if target.exists():
             shutil.rmtree(replaced, ignore_errors=True)
@@ -246,7 +256,7 @@ class Store:
             return False
 
     def _set_aside(self, path: Path) -> None:
-        """Remove it under another name, so that a half-removed one is never taken for a checkpoint."""
+        """Remove a folder under another name, so that a half-removed one is never taken for a checkpoint."""
         removed = path.with_name(f".removed-{path.name}-{time.time_ns()}")
         with suppress(OSError):
             os.rename(path, removed)

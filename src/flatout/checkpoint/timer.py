@@ -1,7 +1,8 @@
-"""When a checkpoint is due by the clock, in steps, so that all ranks save at the same one without asking at each.
+"""Decide when a checkpoint is due by the clock, as a step number, so that all ranks save at the same step.
 
-The first rank's clock counts. It foretells the step at which the time will be over, and is asked again halfway there,
-so that steps which become slower or faster change little: about ten short messages an interval.
+The first rank's clock counts. It predicts the step at which the interval will be over, and is asked again halfway
+there,
+so that steps that become slower or faster change little. This takes about ten short messages per interval.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class CheckpointTimer:
             self._saved_at = now
         left_s = every_s - (now - self._saved_at)
         ahead = max(round(min(left_s / step_s, 1e9)), 1)
-        # Early steps are few and slow (compilation, caches): look again soon.
+        # The first steps are few and slow (compilation, caches), so ask again soon.
         return [step + ahead, step + max(min(ahead // 2, 4 * num_steps), 1)]
 
     def tell(self, step: int, proposed: list[int]) -> None:

@@ -1,7 +1,8 @@
-"""Values that are not tensors, as JSON: numbers, text, containers, and a few named types; nothing executable.
+"""Encode values that are not tensors as JSON: numbers, text, containers, and a few named types; nothing executable.
 
-In: a state dict's values. Out: JSON, and the tensors in it apart, under the names by which the JSON refers to them.
-`{"$": TYPE, ..}` marks what JSON has no form for. A value of any other type is refused by name, type and a way out.
+In: a state dict's values. Out: JSON, and separately the tensors in them, under the names by which the JSON refers to
+them. `{"$": TYPE, ..}` marks what JSON cannot represent. A value of any other type is refused, with its name, its type
+and a workaround.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from flatout.checkpoint.problems import CheckpointError, DamagedError
 
 _TAG = "$"
-# Not a dependency: only a process that uses numpy has its values, and only one that had some reads them back.
+# Not a dependency: only a process that uses numpy has numpy values, and only one that saved some reads them back.
 _NUMPY = "numpy"
 _PAIRS: dict[str, Any] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _LISTS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset, "size": torch.Size}
@@ -76,7 +77,9 @@ def _marked(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[str
 
 
 def _placed(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """On a device of the kind that it was saved from, where there is one: a learning rate of a CUDA graph, say."""
+    """Return the tensor on a device of the kind that it was saved from, if there is one, e.g. a CUDA graph's learning
+    rate.
+    """
     return tensor.cuda() if device == "cuda" and torch.cuda.is_available() else tensor
 
 
@@ -93,7 +96,7 @@ def _numpy(value: Any) -> dict[str, Any] | None:
 
 
 def decode(given: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the decoded value. Raises DamagedError for anything that `encode` does not write."""
+    """Return the decoded value. Raise DamagedError for anything that `encode` does not write."""
     if isinstance(given, list):
         return [decode(item, tensors) for item in given]
     if not isinstance(given, dict):
