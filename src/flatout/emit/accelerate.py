@@ -1,7 +1,7 @@
-"""A configuration file for `accelerate launch --config_file`, with the changes that it has fields for.
+"""Write a configuration file for `accelerate launch --config_file`, with the changes that it has fields for.
 
-Fields are those of `accelerate.commands.config.ClusterConfig` (1.15). DDP's keywords are not among them: the notes show
-how to set them in the code, as `DistributedDataParallelKwargs`.
+The fields are those of `accelerate.commands.config.ClusterConfig` (1.15). DDP's keywords are not among them: the notes
+show how to set them in the code, as `DistributedDataParallelKwargs`.
 """
 
 from __future__ import annotations
@@ -89,13 +89,14 @@ def emit(tuning: Tuning) -> Emitted:
         "use_cpu": is_cpu,
         **values,
     }
-    if config["distributed_type"] == "MULTI_CPU":  # without MPI it starts one rank, without an error message
+    # without MPI, accelerate starts only one rank, without an error message
+    if config["distributed_type"] == "MULTI_CPU":
         how = "by MPI only (`mpirun_config`), torchrun without"
         notes += (f"accelerate launch starts {num_ranks} ranks on the CPU {how}",)
     return Emitted(path="accelerate.yaml", text=commented(tuning) + yaml_text(config), notes=notes)
 
 
 def _count(tuning: Tuning, name: str) -> int:
-    """Return a number of the machine, 1 if it is unknown."""
+    """Return a count for the machine, or 1 if it is unknown."""
     text = tuning.machine.get(name, "1")
     return int(text) if text.isdigit() else 1

@@ -1,4 +1,4 @@
-"""The user's command with the tuned arguments in it: words are replaced or added, and otherwise unchanged."""
+"""Put the tuned arguments into the user's command: arguments are replaced or added, and otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from flatout.records.change import ChangeSet
 from flatout.records.tuning import HEAD_NODE, Tuning
 
 CONFIG = "tuned.toml"
-MAX_LINE = 100  # characters of a command that is not broken into lines
+MAX_LINE = 100  # characters; longer commands are broken into lines
 
 
 def tuned_command(tuning: Tuning, *, with_patches: bool = True) -> tuple[str, ...]:
     """Return the command with the arguments of the script and of the launcher set.
 
-    With patches, `flatout run` around the command applies everything, and also around a job that is to be kept alive.
+    With patches, `flatout run` is put around the command and applies everything; also if the job is to be kept alive.
     """
     if with_patches and tuning.needs_run:
         has_changes = tuning.needs_patches or bool(tuning.changes.changes)
@@ -42,7 +42,7 @@ def without_srun(tuning: Tuning) -> tuple[Tuning, list[str]]:
 
 
 def script_lines(words: Sequence[str], *, indent: str = "    ") -> str:
-    """Quote the command for a shell; a long one is broken into lines before its options."""
+    """Quote the command for a shell. A long command is broken into lines before its options."""
     line = shlex.join(words)
     if len(line) <= MAX_LINE:
         return line
@@ -55,7 +55,9 @@ def script_lines(words: Sequence[str], *, indent: str = "    ") -> str:
 
 
 def unplaced(tuning: Tuning, *, placed: Sequence[str] = ()) -> tuple[str, ...]:
-    """Say which launcher arguments have no place in the command, nor in the file, as those of launchers in `placed`."""
+    """Return notes on launcher arguments that fit neither the command nor the file. Those of launchers in `placed` do
+    fit.
+    """
     return tuple(
         f"{' '.join(words)} is for {launcher}, which the command does not call"
         for launcher, words in tuning.changes.launch.items()
@@ -64,14 +66,14 @@ def unplaced(tuning: Tuning, *, placed: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def named_head(words: Sequence[str]) -> tuple[str, ...]:
-    """Say that only a Slurm job can fill in the first node, if the command names it."""
+    """Return a note that only a Slurm job can fill in the first node, if the command names it."""
     if not any(HEAD_NODE in word for word in words):
         return ()
     return (f"{HEAD_NODE} in the command is the first node that Slurm gives: replace it by a host's name",)
 
 
 def patch_note(changes: ChangeSet) -> tuple[str, ...]:
-    """Say how to apply the patches, for a file that cannot hold them."""
+    """Return a note on how to apply the patches, for a file that cannot hold them."""
     if not changes.patches:
         return ()
     names = ", ".join(change.name for change in changes.changes if change.patch is not None)
@@ -79,7 +81,7 @@ def patch_note(changes: ChangeSet) -> tuple[str, ...]:
 
 
 def argument_notes(changes: ChangeSet) -> list[str]:
-    """Say which changes are arguments of a launcher or the script, for a file that holds no command."""
+    """Return notes on changes that are arguments of a launcher or the script, for a file that holds no command."""
     notes = [f"{' '.join(words)}: an argument of {launcher}" for launcher, words in changes.launch.items()]
     for argument in changes.arguments:
         notes += [f"{' '.join(words)}: an argument of the script" for words in argument.words]
@@ -87,7 +89,7 @@ def argument_notes(changes: ChangeSet) -> list[str]:
 
 
 def config_note(tuning: Tuning, place: str, with_flatout: str) -> list[str]:
-    """Say where `flatout run` must find flatout and, if the command needs it, tuned.toml."""
+    """Return a note on where `flatout run` must find flatout and, if the command needs it, tuned.toml."""
     if not tuning.needs_run:
         return []
     if not tuning.needs_patches and not tuning.changes.changes:

@@ -12,7 +12,7 @@ from flatout.records.change import Change
 from flatout.records.tuning import Emitted, Tuning
 
 MIB = 1 << 20
-ELEMENT_BYTES = 4  # of a gradient in fp32
+ELEMENT_BYTES = 4  # bytes of a gradient element in fp32
 
 
 def _autocast(change: Change, values: Settings) -> str:

@@ -1,4 +1,4 @@
-"""A file for `source`: the environment variables."""
+"""Write the environment variables as a file for `source`."""
 
 from __future__ import annotations
 

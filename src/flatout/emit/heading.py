@@ -1,4 +1,4 @@
-"""The heading of every emitted file: where its numbers come from."""
+"""Write the heading of every emitted file, with the sources of its numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OBJECTIVES = {
 
 
 def heading(tuning: Tuning) -> list[str]:
-    """Return the lines without a comment sign."""
+    """Return the lines of the heading, without comment signs."""
     lines = [f"Written by flatout {__version__}: {tuning.changes.name}"]
     if tuning.verdict is not None and tuning.verdict.speedup is not None:
         lines.append(_measured(tuning.verdict, tuning.verdict.speedup))
@@ -35,9 +35,9 @@ def _measured(verdict: Verdict, speedup: float) -> str:
 
 
 def one_comment_line(text: str) -> str:
-    """Return the text on one line, without what could end a comment or what TOML forbids in one.
+    """Return the text on one line, without characters that could end a comment or that TOML forbids in one.
 
-    Names come from other people's files and jobs.
+    The text can contain names from other people's files and jobs.
     """
     return "".join(character for character in " ".join(text.split()) if character.isprintable())
 

@@ -1,12 +1,13 @@
-"""A JobSet (jobset.x-k8s.io/v1alpha2) that runs the user's command, one pod per host.
+"""Write a JobSet (jobset.x-k8s.io/v1alpha2) that runs the user's command, one pod per host.
 
-The agents of torchrun on several hosts meet in the first pod, by the name that the JobSet gives it. The user supplies
-image and number of GPUs: the image is a placeholder. A command that needs patches expects flatout and `tuned.toml` in
-the image's working folder.
+On several hosts, torchrun's agents meet in the first pod, by its name in the JobSet. The user supplies the image and
+the
+number of GPUs: the image is a placeholder. A command that needs patches expects flatout and `tuned.toml` in the image's
+working folder.
 
 A job that is kept alive is restarted by `flatout run` inside its pod, within its budget. Kubernetes restarts it only if
 the pod cannot continue: its machine is at fault, which `flatout run` reports by a separate exit code, or the pod was
-taken away. Any other end of the container ends the job. So restarts do not multiply.
+removed. Any other end of the container ends the job, so the two kinds of restarts do not multiply.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ IMAGE = "REPLACE-WITH-YOUR-IMAGE"
 
 NAME, PODS = "flatout-tuned", "workers"
 MACHINE_CODE = 75  # EX_TEMPFAIL of sysexits.h
-_JOB_LABEL = "batch.kubernetes.io/controller-uid"  # the same for all pods of a Job, also those that replace another
+_JOB_LABEL = "batch.kubernetes.io/controller-uid"  # the same for all pods of a Job, including replacements
 
 
 def emit(
@@ -50,9 +51,10 @@ def emit(
     labels: Mapping[str, str] | None = None,
     keeps_rendezvous: bool = False,
 ) -> Emitted:
-    """Return the JobSet. `gpus` are per host, instead of those of the tuning; `labels` are the JobSet's, as for Kueue.
+    """Return the JobSet. `gpus` are per host, instead of those of the tuning; `labels` are added to the JobSet, e.g.
+    for Kueue.
 
-    With `keeps_rendezvous` torchrun's agents meet where the command says, else in the first pod.
+    With `keeps_rendezvous`, torchrun's agents meet where the command says, else in the first pod.
     """
     tuning, notes_on_srun = without_srun(tuning)
     num_restarts = _num_restarts(tuning.keep)
@@ -108,7 +110,7 @@ def _environment(tuning: Tuning, *, is_restarted: bool) -> dict[str, Value]:
 
 
 def _resources(tuning: Tuning, gpus: int | None) -> dict[str, Value]:
-    """Return the GPUs of the container: those asked for, else those of the tuning if they were NVIDIA's."""
+    """Return the GPUs of the container: those requested, else those of the tuning if they were NVIDIA's."""
     if gpus is None and tuning.machine.get("device", "").upper().startswith("NVIDIA"):
         gpus = _integer(tuning.machine.get("ranks_per_host") or tuning.machine.get("num_ranks"), 0)
     return {"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}
@@ -129,7 +131,7 @@ def _job(container: dict[str, Value], num_hosts: int, num_restarts: int, limit_s
     return job
 
 
-# The first rule that fits counts. An end that fits none would be counted as the machine's fault.
+# The first rule that fits counts. An end that fits no rule would count as the machine's fault.
 _POLICY: dict[str, Value] = {
     "rules": [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -142,7 +144,7 @@ _POLICY: dict[str, Value] = {
 
 
 def _num_restarts(keep: Sequence[str]) -> int:
-    """Return the N of `--max-restarts N` among the options of `flatout run`, 0 without it."""
+    """Return the N of `--max-restarts N` among the options of `flatout run`; 0 without that option."""
     values = [keep[position + 1] for position, word in enumerate(keep[:-1]) if word == "--max-restarts"]
     return _integer(values[-1], 0) if values else 0
 
@@ -153,7 +155,9 @@ def first_pod(name: str) -> str:
 
 
 def _command(tuning: Tuning, name: str, *, keeps_rendezvous: bool) -> list[str]:
-    """Return the command. Kubernetes replaces `$(NAME)` by a variable: only in our own words, not in the user's."""
+    """Return the command. Kubernetes expands `$(NAME)`, so this is allowed in our arguments and escaped in the
+    user's.
+    """
     words = tuple(word.replace("$(", "$$(") for word in tuned_command(tuning))
     if not needs_rendezvous(tuning):
         return list(words)

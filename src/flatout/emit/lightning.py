@@ -1,4 +1,4 @@
-"""Keywords of Lightning's `Trainer` and `DDPStrategy`, as Python."""
+"""Write keywords for Lightning's `Trainer` and `DDPStrategy`, as Python."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A DeepSpeed configuration and its launch line. Names of keys: DeepSpeed 0.19.8, `deepspeed/runtime/config.py` and the
-files that read its parts.
+"""Write a DeepSpeed configuration and its launch line. Key names: DeepSpeed 0.19.8, `deepspeed/runtime/config.py` and
+the
+files that read its sections.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _zero(layout: Layout) -> dict[str, object]:
 
 
 def _checkpoint_interval(layout: Layout) -> int:
-    """Return every how many layers of a pipeline stage activations are recomputed; 0: never."""
+    """Return the number of layers of a pipeline stage per recomputed block; 0: activations are never recomputed."""
     return 1 if layout.recompute == "full" else 0
 
 

@@ -1,7 +1,7 @@
-"""A Python file that applies the layout with torch's own FSDP2 (`fully_shard`), and runs unchanged on a tiny model.
+"""Write a Python file that applies the layout with torch's FSDP2 (`fully_shard`), and runs unchanged on a tiny model.
 
 Names: torch 2.13, `torch/distributed/fsdp/_fully_shard`. `main()` trains a model with the module names of
-Hugging Face's Llama, so that errors of the mesh show before the real model is used.
+Hugging Face's Llama, so that errors in the mesh show before the real model is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The heading of every emitted plan: the layout, what is predicted for it, and what the target cannot express."""
+"""Write the heading of every emitted plan: the layout, its predictions, and what the target cannot express."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatout.units import num_bytes, percent, seconds
 
 
 def heading(job: PlannedJob, target: str, notes: Iterable[str] = ()) -> list[str]:
-    """Return the lines without a comment sign. `target` names the tool and its version."""
+    """Return the lines of the heading, without comment signs. `target` names the tool and its version."""
     layout, (low, high) = job.layout, job.step_time_interval_s
     micro_batches = f"micro-batch {layout.micro_batch} x {layout.num_micro_batches}"
     lines = [
@@ -29,14 +29,14 @@ def heading(job: PlannedJob, target: str, notes: Iterable[str] = ()) -> list[str
 
 
 def _degrees(layout: Layout) -> str:
-    """Return the degrees of parallelism that are above 1, and always `dp` and `zero`."""
+    """Return the degrees of parallelism above 1; `dp` and `zero` are always included."""
     degrees = {name: getattr(layout, name) for name in ("tp", "pp", "vpp", "cp", "ep", "dp", "zero", "shard")}
     shown = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1 or name in ("dp", "zero")]
     return ", ".join(shown)
 
 
 def commented(job: PlannedJob, target: str, notes: Iterable[str] = ()) -> str:
-    """Return the heading as comments of shell and Python."""
+    """Return the heading as comments for shell or Python."""
     return "".join(f"# {line}\n" for line in heading(job, target, notes))
 
 
@@ -51,7 +51,7 @@ def gpus_per_node(job: PlannedJob) -> int:
 
 
 def torchrun_words(job: PlannedJob) -> list[str]:
-    """Return the launch of all ranks. On several nodes, the variable `HEAD_NODE` names the first one."""
+    """Return the command that launches all ranks. On several nodes, the variable `HEAD_NODE` names the first node."""
     per_node = [f"--nproc-per-node={gpus_per_node(job)}"]
     if num_nodes(job) == 1:
         return ["torchrun", "--standalone", *per_node]
@@ -69,9 +69,10 @@ def script(
     runs_on_each_node: bool = True,
     after_arguments: tuple[str, ...] = (),
 ) -> str:
-    """Return a launch script. `groups` are the lines of its one command, quoted; the script's own arguments follow.
+    """Return a launch script. `groups` are the lines of its one command, quoted; the script's own arguments follow
+    them.
 
-    `after_arguments` follow these. A script that does not run on each node needs no `HEAD_NODE`.
+    `after_arguments` come last. A script that does not run on each node needs no `HEAD_NODE`.
     """
     lines = ["#!/usr/bin/env bash", commented(job, target, notes).rstrip("\n"), "set -euo pipefail"]
     if num_nodes(job) > 1 and runs_on_each_node:

@@ -1,6 +1,6 @@
-"""A launch script for Megatron-LM's `pretrain_gpt.py`. Names: core_v0.15.0, `megatron/training/arguments.py`.
+"""Write a launch script for Megatron-LM's `pretrain_gpt.py`. Names: core_v0.15.0, `megatron/training/arguments.py`.
 
-The data are mock data: the script measures the layout. Arguments that are added replace them (the last one counts).
+It uses mock data, to measure the layout. Arguments appended to it override its own: the last one counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
         *(" ".join(map(shlex.quote, words)) for words in (_parallel(job), _batch(job), _model(job.workload), _run())),
     ]
     is_fsdp = job.layout.zero >= 2
-    # Before Blackwell, the overlap of TP and CP needs kernels to run in the order of their launch; FSDP forbids it.
+    # Before Blackwell, overlapping TP and CP requires kernels to run in launch order; FSDP forbids that setting.
     needs_order = not is_fsdp and job.layout.tp * job.layout.cp > 1
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if needs_order else {}
     text = script(job, TARGET, notes, environment, groups)
@@ -91,7 +91,7 @@ _ZERO: dict[int, tuple[str, ...]] = {
 
 
 def _sharding(layout: Layout) -> list[str]:
-    """Return the arguments for what is sharded over the data-parallel ranks, and offloaded."""
+    """Return the arguments for sharding over the data-parallel ranks, and for offloading."""
     words = list(_ZERO[layout.zero])
     replicas = layout.dp * layout.cp
     if layout.zero and 0 < layout.shard < replicas:
@@ -102,7 +102,7 @@ def _sharding(layout: Layout) -> list[str]:
 
 
 def _last_stage(job: PlannedJob) -> int:
-    """Return the layers of the last stage, if all others have the same number, rounded up."""
+    """Return the number of layers in the last stage, if all other stages have the same number, rounded up."""
     per_stage = -(-job.workload.num_layers // job.layout.pp)
     return job.workload.num_layers - per_stage * (job.layout.pp - 1)
 

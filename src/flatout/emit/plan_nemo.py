@@ -1,5 +1,5 @@
-"""A NeMo-Run script that changes a recipe. Names: nemo_toolkit 2.7.3, `nemo/lightning/pytorch/strategies/
-megatron_strategy.py` and `nemo/collections/llm/recipes/`; the last release with recipes of language models.
+"""Write a NeMo-Run script that changes a recipe. Names: nemo_toolkit 2.7.3, `nemo/lightning/pytorch/strategies/
+megatron_strategy.py` and `nemo/collections/llm/recipes/`; the last release with recipes for language models.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from flatout.records.plan_details import PlannedJob
 from flatout.records.tuning import Emitted
 
 TARGET = "NeMo 2.7.3 (nemo_toolkit)"
-# Name in Flatout's catalogue -> module of nemo.collections.llm.recipes.
+# Name in Flatout's catalogue -> module in nemo.collections.llm.recipes.
 RECIPES = {
     "gpt3-175b": "gpt3_175b",
     "llama2-7b": "llama2_7b",

@@ -1,4 +1,4 @@
-"""A launch script for torchtitan. Names of options: torchtitan 0.3.0, `torchtitan/config/configs.py`."""
+"""Write a launch script for torchtitan. Option names: torchtitan 0.3.0, `torchtitan/config/configs.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flatout.records.plan_details import PlannedJob
 from flatout.records.tuning import Emitted
 
 TARGET = "torchtitan 0.3.0"
-# Name in Flatout's catalogue -> module and config of torchtitan's registry.
+# Name in Flatout's catalogue -> module and config in torchtitan's registry.
 MODELS = {
     "llama3-8b": ("llama3", "llama3_8b"),
     "llama3-70b": ("llama3", "llama3_70b"),
@@ -83,7 +83,9 @@ def _pipeline(job: PlannedJob) -> dict[str, str]:
 
 
 def _shard_degree(layout: Layout) -> int:
-    """Return over how many data-parallel ranks states are sharded; torchtitan adds those of context parallelism."""
+    """Return the number of data-parallel ranks over which states are sharded; torchtitan adds those of context
+    parallelism.
+    """
     group = layout.shard // layout.cp if layout.shard else layout.dp
     return group if group and layout.dp % group == 0 else layout.dp
 

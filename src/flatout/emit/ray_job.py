@@ -1,7 +1,7 @@
-"""A Ray job for `ray job submit`: the entrypoint, and the runtime environment as JSON.
+"""Write a Ray job for `ray job submit`: the entrypoint, and the runtime environment as JSON.
 
 `ray job submit --entrypoint-num-gpus N --runtime-env-json "$(jq -c .runtime_env ray_job.json)" -- ENTRYPOINT`, or POST
-the file to `/api/jobs/`, which has these fields. Ray runs the entrypoint on one node, with the GPUs that it asks for.
+the file to `/api/jobs/`, which has these fields. Ray runs the entrypoint on one node, with the GPUs that it requests.
 """
 
 from __future__ import annotations

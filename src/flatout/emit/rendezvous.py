@@ -1,6 +1,6 @@
-"""The rendezvous of torchrun's agents on several nodes: it replaces the user's own, which names another job's host.
+"""Set the rendezvous of torchrun's agents on several nodes, replacing the user's, which names another job's host.
 
-A job that is to be queued may name a host that is reachable from any node; `own_rendezvous` returns it.
+A job to be queued can name a host that is reachable from any node; `own_rendezvous` returns it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _REPLACED_FLAGS = ("--standalone", "--nnodes", "--node-rank", *_RENDEZVOUS_FLAGS
 
 
 def num_nodes(tuning: Tuning) -> int:
-    """Return the command's `--nnodes` (the maximum of MIN:MAX), else the number of nodes that it was measured on."""
+    """Return the command's `--nnodes` (the maximum of MIN:MAX), else the number of nodes that the tuning was measured
+    on.
+    """
     asked = launch_word(tuning.command, "torchrun", "--nnodes") if calls(tuning.command, "torchrun") else None
     text = asked.rpartition(":")[2] if asked is not None else tuning.machine.get("num_hosts", "")
     return max(int(text), 1) if text.isdecimal() else 1
@@ -30,13 +32,13 @@ def needs_rendezvous(tuning: Tuning) -> bool:
 
 
 class Rendezvous(NamedTuple):
-    word: str  # of the command, or the variable
-    host: str  # its name or address
+    word: str  # the argument of the command, or the variable
+    host: str  # name or address of the host
     is_store: bool  # a separate service, not an agent of the job
 
 
 def own_rendezvous(tuning: Tuning) -> Rendezvous | None:
-    """Return what the user's command or a variable of torchrun says; None if neither does, and for one node."""
+    """Return the rendezvous that the command or a variable of torchrun sets; None if neither does, or for one node."""
     if not needs_rendezvous(tuning):
         return None
     backend = launch_value(tuning.command, "torchrun", "--rdzv-backend") or "static"
@@ -70,7 +72,7 @@ def with_variables(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_static(words: Sequence[str]) -> bool:
-    """Whether each agent needs its own node rank."""
+    """Whether each agent needs a different node rank."""
     return (launch_value(words, "torchrun", "--rdzv-backend") or "static") == "static"
 
 

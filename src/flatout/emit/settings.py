@@ -1,4 +1,6 @@
-"""Shared by the targets for frameworks: each change is set, or a note says that the framework has no setting for it."""
+"""Shared code of the targets for frameworks: each change is set, or a note says that the framework has no setting for
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from flatout.records.change import Change
 from flatout.records.tuning import Tuning
 
 Settings = dict[str, Any]
-Setter = Callable[[Change, Settings], str | None]  # sets the change, and may return a note on it
+Setter = Callable[[Change, Settings], str | None]  # sets the change, and can return a note on it
 
 
 def settings(tuning: Tuning, setters: dict[str, Setter], framework: str) -> tuple[Settings, tuple[str, ...]]:

@@ -1,8 +1,8 @@
-"""A batch script for `sbatch`: an `srun` of the user's command with the tuned changes.
+"""Write a batch script for `sbatch`: an `srun` of the user's command with the tuned changes.
 
-Partition, account and time limit belong to the site, so they are left to the command line of `sbatch`. If each trial
-was a Slurm job, its options are in the script, except the time limit, which was that of a trial. The agents of torchrun
-on several nodes meet on the first one, whichever Slurm gives.
+Partition, account and time limit depend on the site, so they are left to the command line of `sbatch`. If each trial
+was a Slurm job, its options are in the script, except the time limit, which was that of a trial. On several nodes,
+torchrun's agents meet on the first node that Slurm allocates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flatout.records.tuning import HEAD_NODE, Emitted, Tuning
 
 SHELL_OPTIONS = "set -euo pipefail\n"
 _HEAD_NODE = 'head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
-# Another job on the first node has another port.
+# The port depends on the job ID, so that another job on the same first node uses a different one.
 _PORT = "rdzv_port=$((20000 + SLURM_JOB_ID % 10000))\n"
 _RENDEZVOUS = (
     "--rdzv-backend=c10d",
@@ -30,12 +30,13 @@ _RENDEZVOUS = (
 )
 
 
-# One `flatout run` for the job, around `srun`: it restarts all nodes together, so none may linger in a failed step.
+# One `flatout run` around `srun` for the whole job: it restarts all nodes together, so none can stay in a failed step.
 _KEPT_SRUN = ("srun", "--kill-on-bad-exit=1")
 
 
 def emit(tuning: Tuning, *, keeps_rendezvous: bool = False, setup: str = "") -> Emitted:
-    """Return the script. With `keeps_rendezvous` torchrun's agents meet where the command says, else on the first node.
+    """Return the script. With `keeps_rendezvous`, torchrun's agents meet where the command says, else on the first
+    node.
 
     `setup` is shell code that runs first.
     """
@@ -79,10 +80,11 @@ def _directives(tuning: Tuning, options: Sequence[str]) -> list[str]:
     if num_nodes(tuning) > 1:
         directives.append(f"--nodes={num_nodes(tuning)}")
     if calls(tuning.command, "torchrun"):
-        # torchrun starts a host's ranks itself: one task per node. Under srun alone each rank is a task.
+        # torchrun starts the ranks of a host itself, so there is one task per node. Under plain srun, each rank is a
+        # task.
         directives.append("--ntasks-per-node=1")
     if options:
-        directives.append(shlex.join(options))  # of two the later one counts
+        directives.append(shlex.join(options))  # if an option is given twice, the later one counts
     return directives
 
 

@@ -1,4 +1,5 @@
-"""The changes as lines for the user's own code, so that no patch is needed. The file is Python, and does nothing.
+"""Write the changes as lines for the user's code, so that no patch is needed. The file is Python, and does nothing when
+run.
 
 There is one function per patch of `change.patches`; a test checks that none is missing.
 """

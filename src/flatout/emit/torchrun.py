@@ -1,4 +1,4 @@
-"""A launch script: the environment, then the user's own command with the tuned arguments in it."""
+"""Write a launch script: the environment, then the user's command with the tuned arguments."""
 
 from __future__ import annotations
 

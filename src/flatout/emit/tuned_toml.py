@@ -1,8 +1,7 @@
-"""`tuned.toml`: the accepted changes, each with its measurement, written and read back.
+"""Write and read `tuned.toml`: the accepted changes, each with its measurement.
 
-Reading returns the changes of the catalogue by the names of their knobs; the user's own arguments are read as they were
-stored. A file that does not fit the schema, the catalogue's ranges or its forbidden settings is an InputError of one
-line.
+Reading returns the changes of the catalogue by the names of their knobs; the user's own arguments are read as stored. A
+file that does not fit the schema, the catalogue's ranges or its forbidden settings raises InputError with one line.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ VERSION = 1
 _HINT = "a tuned.toml is what `flatout tune` writes"
 
 
-# Jobs for which the catalogue has every kind of change.
+# Jobs that together have every kind of change in the catalogue.
 _HOST = JobFacts(num_ranks=2, ranks_per_host=2, num_hosts=1, cores_allowed=64.0, num_numa_nodes=2, threads_per_rank=1)
 _ANY_JOB = tuple(msgspec.structs.replace(_HOST, device=device) for device in ("cuda", "cpu"))
 
@@ -72,7 +71,7 @@ class _StoredChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The content of the file; `change_set` is what a job is started with."""
+    """The content of the file. `change_set` returns the changes to start a job with."""
 
     schema: str
     version: int
@@ -86,7 +85,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     change: tuple[_StoredChange, ...] = ()
 
     def change_set(self, facts: JobFacts | None = None) -> ChangeSet:
-        """Return the changes merged. Raises InputError with one line for a change that the catalogue does not allow."""
+        """Return the changes merged. Raise InputError with one line for a change that the catalogue does not allow."""
         changes = [_change(stored) for stored in self.change]
         try:
             return combine(changes, facts if facts is not None else _as_tuned(changes))
@@ -95,7 +94,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
 
 def emit(tuning: Tuning) -> Emitted:
-    """Return the file. Secrets in the command must be masked already."""
+    """Return the file. Secrets in the command must already be masked."""
     each = {tuned.change.name: tuned for tuned in tuning.each}
     stored = Tuned(
         schema=SCHEMA,
@@ -113,7 +112,7 @@ def emit(tuning: Tuning) -> Emitted:
 
 
 def read(path: Path) -> Tuned:
-    """Read the file. Raises InputError with one line if it is missing or is not what `emit` writes."""
+    """Read the file. Raise InputError with one line if it is missing or was not written by `emit`."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -174,7 +173,7 @@ def _verdict(verdict: Verdict | None) -> _StoredVerdict | None:
 
 
 def _change(stored: _StoredChange) -> Change:
-    """Return the change, with its knob of the catalogue. Raises InputError if the catalogue does not allow it."""
+    """Return the change, with its knob in the catalogue. Raise InputError if the catalogue does not allow it."""
     knob = _knob(stored)
     patch = Patch(name=stored.patch.name, parameters=stored.patch.parameters) if stored.patch else None
     change = setting(
@@ -203,7 +202,9 @@ def _knob(stored: _StoredChange) -> Knob:
 
 
 def _foreign(stored: _StoredChange) -> str | None:
-    """Return a variable or launcher words that the catalogue never sets for this knob: the file may be anybody's."""
+    """Return a variable or launcher argument that the catalogue never sets for this knob, if any: the file is not
+    trusted.
+    """
     of_knob = [change for facts in _ANY_JOB for change in all_changes(facts) if change.knob.name == stored.knob]
     variables = {name for change in of_knob for name in change.environment}
     foreign_variables = sorted(stored.environment.keys() - variables)
@@ -236,7 +237,7 @@ def _own_knob(stored: _StoredChange) -> Knob:
 
 
 def _as_tuned(changes: list[Change]) -> JobFacts:
-    """Return facts in which the script sets what the changes require: it did so when they were tuned."""
+    """Return facts in which the script already sets what the changes require, as it did when they were tuned."""
     required = {name for change in changes for name in change.knob.requires}
     return JobFacts(
         loader_workers=1 if "dataloader-workers" in required else None,
@@ -266,7 +267,7 @@ def _value(value: Any) -> str:
         return "{ " + ", ".join(_pairs(value)) + " }" if value else "{}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_value(each) for each in value) + "]"
-    # Texts and numbers are written as in JSON, except the delete character.
+    # Texts and numbers are written as in JSON; only the delete character must be escaped too.
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 

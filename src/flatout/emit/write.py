@@ -14,7 +14,9 @@ _HINT = "give another folder with --out"
 
 
 def diff(emitted: Emitted, folder: Path) -> str:
-    """Return the unified diff from the file on disk, or from nothing; empty if nothing changes. Raises OutputError."""
+    """Return the unified diff from the file on disk, if any; empty if nothing changes. Raise OutputError if it cannot
+    be read.
+    """
     path = folder / emitted.path
     is_there = path.exists()
     try:
@@ -28,7 +30,7 @@ def diff(emitted: Emitted, folder: Path) -> str:
 
 
 def write(emitted: Emitted, folder: Path, *, force: bool = False) -> Path:
-    """Write the file, complete or not at all. Raises OutputError if a file with other text exists, without `force`."""
+    """Write the file atomically. Raise OutputError if a file with different text exists and `force` is not set."""
     path = folder / emitted.path
     if not force and path.exists() and diff(emitted, folder):
         raise OutputError(f"{path} exists and differs", hint="look at the diff, then add --force to overwrite it")

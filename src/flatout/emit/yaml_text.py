@@ -29,7 +29,7 @@ def _mapping(value: Mapping[str, Value], indent: str) -> Iterator[str]:
 
 
 def _is_list(value: Value) -> TypeGuard[Sequence[Value]]:
-    """Whether it is a sequence with items: an empty one is written as a scalar."""
+    """Whether the value is a sequence with items; an empty one is written as a scalar."""
     return isinstance(value, Sequence) and not isinstance(value, str) and bool(value)
 
 

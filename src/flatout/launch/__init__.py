@@ -1,6 +1,6 @@
 """Start, watch and stop a job's processes: transparently (`local`), or detached and with a limit (`limited`).
 
-`launcher` is the interface through which a tuning's runs are started, here or as Slurm jobs (`slurm`).
+`launcher` is the interface for starting a tuning's runs, either here or as Slurm jobs (`slurm`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""`python -m flatout.launch.guard MARK`: end what a job leaves if the Flatout that started it is killed.
+"""`python -m flatout.launch.guard MARK`: end the processes that a job leaves if the Flatout that started it is killed.
 
-A process that gets SIGKILL cannot end what it started: its job would continue to run, alongside the trials of the
-resumed tuning. So this process waits until its standard input ends, which happens when its parent ends, in whatever
-way. Then it ends all processes that have the mark in their environment, a variable that all descendants of the job
-inherit, whatever session they are in. After a normal end there are none.
+A process that gets SIGKILL cannot end the processes that it started: its job would continue to run, alongside the
+trials
+of the resumed tuning. So this process waits until its standard input closes, which happens when its parent ends for any
+reason. Then it ends all processes with the mark in their environment, a variable that all descendants of the job
+inherit, whatever their session. After a normal end there are none.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _POLL_S = 0.1
 
 @contextmanager
 def guarded(mark: str) -> Iterator[None]:
-    """Make sure that processes with the variable FLATOUT_TUNING=`mark` do not outlive this one."""
+    """Ensure that processes with the variable FLATOUT_TUNING=`mark` do not outlive this one."""
     process = subprocess.Popen(
         [sys.executable, "-m", "flatout.launch.guard", mark],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # it must survive what ends our group
+        start_new_session=True,  # it must survive signals to our group
     )
     assert process.stdin is not None
     try:
@@ -64,7 +65,7 @@ def end_marked(is_meant: Callable[[dict[str, str]], bool], *, grace_s: float = _
 def with_environment(is_meant: Callable[[dict[str, str]], bool]) -> Iterator[psutil.Process]:
     """Yield the processes of this user with such an environment, except this one."""
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # of another user, or ended by now
+        with suppress(psutil.Error, OSError):  # it belongs to another user, or has ended
             is_ours = process.pid != os.getpid() and is_meant(process.environ())
             if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                 yield process

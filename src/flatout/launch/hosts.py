@@ -1,7 +1,8 @@
 """Run one command on each of several hosts, through srun or ssh, all at the same time.
 
-In: hosts, a command, how to reach them. Out: by host, its standard output, or why there is none. Nothing is asked for
-(no password, no key), nothing is copied there, and a host that does not answer delays the others only until its limit.
+In: hosts, a command, how to reach them. Out: by host, its standard output, or the reason for having none. There are no
+prompts (no password, no key) and nothing is copied to the hosts. A host that does not answer delays the result only
+until the limit.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _HOST = re.compile(r"[A-Za-z0-9_][\w.@:-]*")  # a leading dash would be an optio
 
 
 class HostOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host's command wrote to standard output; None with the reason where it failed."""
+    """Standard output of a host's command; None, with the reason, if the command failed."""
 
     data: bytes | None = None
     problem: str = ""
 
 
 def host_names(text: str) -> list[str]:
-    """Split `a,b,c`, and with Slurm's scontrol also `node[1-8]`. Raises UsageError for an invalid host name."""
+    """Split `a,b,c` and, with Slurm's scontrol, also `node[1-8]`. Raise UsageError for an invalid host name."""
     names: list[str] = []
     for item in re.split(r",(?![^\[]*\])", text):
         if "[" in item:
@@ -83,7 +84,7 @@ def way_to(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) ->
 
 
 def on_hosts(hosts: Sequence[str], command: Sequence[str], *, via: Via, limit_s: float) -> dict[str, HostOutput]:
-    """Run `command` once on each host. Raises InputError if srun or ssh is missing here."""
+    """Run `command` once on each host. Raise InputError if srun or ssh is missing here."""
     if not shutil.which(via):
         raise InputError(f"`--via {via}` needs {via}, which was not found")
     with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(hosts))) as pool:
@@ -95,7 +96,7 @@ def _command_for(host: str, command: Sequence[str], via: Via, limit_s: float) ->
     if via == "ssh":
         options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "LogLevel=ERROR")
         return ["ssh", *options, host, shlex.join(command)]
-    # --overlap: within an allocation, it shares the cores of the job's own steps.
+    # --overlap: within an allocation, share the cores of the job's own steps.
     minutes = max(1, round(limit_s / 60))
     return ["srun", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap", f"--time={minutes}", *command]
 
@@ -134,7 +135,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason(errors: bytes) -> str:
-    """Return the line of standard error that names the error, else the last."""
+    """Return the line of standard error that names the error, else the last line."""
     lines = [line.strip() for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
     named = [line for line in lines if line.startswith("error: ")]
     if named:

@@ -1,7 +1,8 @@
-"""Start the runs of a tuning: the interface and its implementation on this machine; `slurm` has the other one.
+"""Start the runs of a tuning: the interface, and its implementation on this machine. `slurm` has the other
+implementation.
 
-A launcher runs a command until it ends or reaches its limit, with its output in a file, and leaves nothing of it
-running, even if it is interrupted itself.
+A launcher runs a command until it ends or reaches its limit, writes its output to a file, and leaves no process of it
+running, even if the launcher itself is interrupted.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from flatout.launch.local import Ended
 class Launcher(Protocol):
     @property
     def waited_s(self) -> float:
-        """Seconds that commands have waited for machines so far; they count toward no limit or budget."""
+        """Return how long commands have waited for machines so far, in seconds; this counts toward no limit or
+        budget.
+        """
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
-        """Run a command; `limit_s` counts from when it has its machines. Raises InputError if it cannot be started."""
+        """Run a command. `limit_s` starts when the command has its machines. Raise InputError if it cannot be
+        started.
+        """
 
 
 class LocalLauncher:

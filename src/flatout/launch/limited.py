@@ -20,11 +20,11 @@ from flatout.launch.local import Ended, cannot_start
 
 _GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _POLL_S = 0.1
-_LOOK_S = 1.0  # between looks for new descendants: each costs a millisecond or more
+_LOOK_S = 1.0  # between searches for new descendants; each takes a millisecond or more
 
 
 def run_limited(command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
-    """Run `command` until it ends, or end it after `limit_s` seconds. Raises InputError if it cannot be started."""
+    """Run `command` until it ends, or end it after `limit_s` seconds. Raise InputError if it cannot be started."""
     start_unix_s = time.time()
     deadline = time.monotonic() + limit_s
     with output.open("wb") as file:
@@ -63,10 +63,10 @@ def run_limited(command: Sequence[str], environment: Mapping[str, str], *, outpu
 
 
 class ProcessTree:
-    """A process and all its descendants, including those whose parent has ended since."""
+    """A process and all its descendants, including those whose parent has already ended."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid  # it leads a session
+        self._pid = pid  # the leader of a session
         self._members: dict[int, psutil.Process] = {}
         self._next_look = 0.0
         with suppress(psutil.Error):
@@ -83,7 +83,7 @@ class ProcessTree:
                     self._members.setdefault(child.pid, child)
 
     def end(self) -> None:
-        """Terminate the first process, which ends its own ranks best; then the others. Then kill what is left."""
+        """Terminate the first process, which ends its own ranks best; then the others. Then kill those that remain."""
         asked: set[int] = set()
         deadline = time.monotonic() + _GRACE_S
         while (left := self._left()) and time.monotonic() < deadline:
@@ -99,7 +99,9 @@ class ProcessTree:
                 member.kill()
 
     def _left(self) -> list[psutil.Process]:
-        """Return those that are alive, the first process first, including those started just before it ended."""
+        """Return the living processes, the first process first, including any that were started just before it
+        ended.
+        """
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 if os.getsid(process.pid) == self._pid:
@@ -109,7 +111,7 @@ class ProcessTree:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Whether a process is alive; its PID may belong to another one by now."""
+    """Whether a process is alive. Its PID may have been reused by another process."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

@@ -1,8 +1,10 @@
 """Run a command on this machine as the shell would, and report how it ended.
 
 In: the command and its environment. Out: `Ended`. The child has our standard streams, open files, working folder,
-terminal and process group, and the signal mask and handlers that we were started with. A signal sent to this process
-alone is forwarded; one that the child received too (Ctrl-C in a terminal, a kill of the group) is not, see `witness`.
+terminal and process group, and the signal mask and handlers that this process was started with. A signal to this
+process
+alone is forwarded; a signal that the child received too (Ctrl-C in a terminal, a kill of the group) is not, see
+`witness`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import msgspec
 from flatout.errors import InputError
 from flatout.launch.witness import GroupSignalProbe
 
-# What users and schedulers send to a job. Signals that a terminal's stop and resume keys send act on the whole group.
+# Signals that users and schedulers send to a job. Those of a terminal's stop and resume keys act on the whole group.
 FORWARDED = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -37,17 +39,17 @@ Cause = Literal["void", "out_of_memory", "timed_out"]  # void: the end says noth
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How the job's first process ended: by a code or by a signal."""
+    """How the job's first process ended: with an exit code or by a signal."""
 
     code: int | None
     signal: int | None
     start_unix_s: float
     end_unix_s: float
     is_timed_out: bool = False  # it ran past its limit, and was ended
-    cause: Cause | None = None  # from a scheduler, which knows more than the code says
-    reason: str = ""  # the same in words
-    job: str | None = None  # its ID at the scheduler
-    nodes: str | None = None  # where the scheduler ran it
+    cause: Cause | None = None  # from a scheduler, which knows more than the exit code shows
+    reason: str = ""  # the cause in words
+    job: str | None = None  # the scheduler's ID of the job
+    nodes: str | None = None  # the nodes on which the scheduler ran it
 
     @property
     def shell_code(self) -> int:
@@ -66,14 +68,15 @@ def run_local(
     poll_s: float = 0.05,
     on_signal: Callable[[int], object] | None = None,
 ) -> Ended:
-    """Run `command` until it ends. Raises InputError if it cannot be started.
+    """Run `command` until it ends. Raise InputError if it cannot be started.
 
     `watch` is called every `poll_s` with the PID of the job's first process, and `on_signal` with each signal that the
     user or a scheduler sends.
     """
     with _blocked() as mask, GroupSignalProbe(FORWARDED) as probe:
         start_unix_s = time.time()
-        before = set(signal.sigpending())  # sent before there was a job: the group got them, and the job did not
+        # signals sent before the job existed: they reached the group, but not the job
+        before = set(signal.sigpending())
         process = _start(command, environment, mask)
         while process.poll() is None:
             received = _wait(None if watch is None else poll_s)
@@ -98,7 +101,7 @@ def run_local(
 
 
 def pause(limit_s: float) -> Ended | None:
-    """Wait between two jobs; return None when the time is over, or how to end if a signal asks for it."""
+    """Wait between two jobs. Return None when the time is over, or how to end if a signal asks for it."""
     start_unix_s, over_s = time.time(), time.monotonic() + limit_s
     asks = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
     with _blocked():
@@ -115,7 +118,7 @@ def _wait(limit_s: float | None) -> signal.struct_siginfo | None:
 
 
 def end_like(ended: Ended) -> int:
-    """End this process by the same signal as the job, or return the job's exit code if no signal ended it."""
+    """End this process by the signal that ended the job; if no signal did, return the job's exit code."""
     if ended.signal is None:
         return ended.shell_code
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -131,7 +134,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str], mask: set[int
         return subprocess.Popen(
             command,
             env=environment,
-            close_fds=False,  # a scheduler may have handed open files to the job
+            close_fds=False,  # a scheduler can pass open files to the job
             preexec_fn=lambda: _let_through(mask),
         )
     except OSError as error:
@@ -139,9 +142,9 @@ def _start(command: Sequence[str], environment: Mapping[str, str], mask: set[int
 
 
 def _let_through(mask: set[int]) -> None:
-    """Prepare the child, before it becomes the job, for signals that arrived since the fork: they must end it.
+    """Let signals that arrive between the fork and the start of the job's program end the child.
 
-    Python's own handlers would only note them, and forget them when the next program starts: the job would not end.
+    Python's own handlers would only record them, and the record is lost when the next program starts.
     """
     for number in FORWARDED:
         if callable(signal.getsignal(number)):
@@ -162,7 +165,7 @@ def cannot_start(command: Sequence[str], error: OSError) -> InputError:
 
 @contextmanager
 def _blocked() -> Iterator[set[int]]:
-    """Block signals until they are waited for; yield the mask from before."""
+    """Block signals so that they can be waited for; yield the previous mask."""
     before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED})}
     try:
         yield before

@@ -1,12 +1,12 @@
-"""Run each command as a Slurm batch job: submit it, wait for it, and cancel it where it must end.
+"""Run each command as a Slurm batch job: submit it, wait for it, and cancel it if it must end.
 
 In: a command, and the options with which the user's jobs are submitted. Out: `Ended`. Slurm's state of the job
-distinguishes what the command did from what was done to it: a failed node or a preemption says nothing about the
-command. All jobs of one launcher run on the nodes of the first one, as runs on other nodes are not comparable. The
-folder of the output, and Flatout itself, must be on a file system that the nodes can see.
+distinguishes the command's own end from what was done to it: a failed node or a preemption says nothing about the
+command. All jobs of one launcher run on the nodes of the first job, because runs on other nodes are not comparable. The
+output folder, and Flatout itself, must be on a file system that the nodes can see.
 
-A single allocation for all commands is what `salloc flatout tune` does already. With one job per command, no node is
-occupied while nothing runs, a preemption costs one run, and the state of a job is that of its one command.
+`salloc flatout tune` already uses one allocation for all commands. With one job per command, no node is occupied while
+nothing runs, a preemption costs only one run, and the state of a job is that of its one command.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from flatout.records.tuning import HEAD_NODE
 _POLL_S, _SLOWEST_POLL_S = 0.3, 3.0
 _TELL_AFTER_S = _GONE_AFTER_S = 10.0
 _COMMAND_TIMEOUT_S = 120.0
-_MAX_SILENCE_S = 600.0  # of a controller that restarts or is busy
+_MAX_SILENCE_S = 600.0  # without an answer from a controller that restarts or is busy
 _CANCEL_PATIENCE_S = 90.0
-_OUTPUT_NOT_OPENED = 53  # slurmstepd's signal in `ExitCode` where the output file could not be opened: nothing ran
+_OUTPUT_NOT_OPENED = 53  # slurmstepd's signal in `ExitCode` if the output file could not be opened, so nothing ran
 
-# From slurm.h, job_states, and the flags that take their place while they last.
+# States from slurm.h (job_states), and the flags that temporarily replace a state.
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 _CAUSES: dict[str, tuple[Cause | None, str]] = {
     "COMPLETED": (None, ""),
@@ -71,7 +71,7 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlurmLauncher:
-    """Runs commands as jobs called `name`, by which jobs left by a killed process are found (see `job_name`)."""
+    """Runs commands as jobs named `name`. Jobs left by a killed process are found by that name (see `job_name`)."""
 
     def __init__(self, options: Sequence[str], *, name: str, say: Callable[[str], None]) -> None:
         for option in options:
@@ -87,11 +87,11 @@ class SlurmLauncher:
         self._options = tuple(options)
         self._name = name
         self._say = say
-        self._nodes: str | None = None  # where the last job ran, and the next one is to
+        self._nodes: str | None = None  # the nodes of the last job, which the next job must use too
         self._is_first = True
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
-        if self._is_first:  # jobs of a tuning in the same folder that was killed
+        if self._is_first:  # end jobs that a killed tuning left in the same folder
             self._cancel_all()
             self._is_first = False
         is_over = False
@@ -99,7 +99,7 @@ class SlurmLauncher:
             ended = self._follow(self._submit(command, environment, output), output, limit_s)
             is_over = True
         finally:
-            if not is_over:  # by name: an interrupted sbatch leaves no ID
+            if not is_over:  # cancel by name: an interrupted sbatch returns no ID
                 self._cancel_all()
         self._nodes = ended.nodes if ended.cause != "void" else None
         return ended
@@ -181,7 +181,7 @@ class SlurmLauncher:
 
 
 def run_sbatch(words: Sequence[str], environment: Mapping[str, str], script: str) -> subprocess.CompletedProcess[str]:
-    """Run `sbatch`, with `--parsable` among its arguments, and the script on its standard input."""
+    """Run `sbatch`; its arguments must include `--parsable`, and the script is given on standard input."""
     if "SLURM_JOB_ID" in environment:  # this job's variables would apply to the new one
         own = {name for name in environment if name.startswith("SLURM_") and name != "SLURM_CONF"}
         environment = {name: value for name, value in environment.items() if name not in own}
@@ -189,7 +189,7 @@ def run_sbatch(words: Sequence[str], environment: Mapping[str, str], script: str
 
 
 def job_number(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the ID of the job that `run_sbatch` submitted. Raises InputError with Slurm's message if it refused."""
+    """Return the ID of the job that `run_sbatch` submitted. Raise InputError with Slurm's message if it refused."""
     if done.returncode:
         raise InputError(
             f"Slurm takes no such job: {_last_line(done.stderr)}",
@@ -199,14 +199,14 @@ def job_number(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def job_name(folder: Path) -> str:
-    """Return the name that all jobs of the tuning in this folder have, and no others."""
+    """Return a name that all jobs of the tuning in this folder have, and no others."""
     return f"flatout-{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:10]}"
 
 
 def _script(command: Sequence[str], folder: Path) -> str:
-    """Return the batch script, which reports in the output what the first node does not see."""
+    """Return the batch script. It reports in the output which paths the first node cannot see."""
     words = " ".join(shlex.quote(word).replace(HEAD_NODE, "'\"$head_node\"'") for word in command)
-    # A word with braces is quoted, so that the quotes above end and begin again around the variable.
+    # An argument with braces is quoted, so the quotes here end that quoting and start it again around the variable.
     lines = ["#!/bin/sh"]
     for needed in (folder, STARTUP):
         path = shlex.quote(str(needed))

@@ -1,8 +1,9 @@
 """Distinguish a signal to this process alone from one to its process group.
 
-Both look the same to the receiver. So a second process of the group does nothing but wait for signals: a signal that it
-received as well was received by the job, too, and must not be sent to it again. It holds none of our streams and ends
-when we do.
+Both look the same to the receiver. So a second process in the group only waits for signals: a signal that it received
+as
+well was also received by the job, and must not be sent to the job again. It keeps none of our streams open, and ends
+when this process does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _TIMEOUT_S = 0.1
 
 
 class GroupSignalProbe:
-    """Use in a `with` block, with `signals` blocked."""
+    """The second process that waits for signals. Use it in a `with` block, with `signals` blocked."""
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:
         self._signals = set(signals)
@@ -37,7 +38,7 @@ class GroupSignalProbe:
         return self
 
     def has_seen(self, number: int) -> bool:
-        """Whether the other process has received this signal, too, since the last call."""
+        """Whether the second process has received this signal too, since the last call."""
         while select.select([self._pipe], [], [], _TIMEOUT_S)[0]:
             seen = os.read(self._pipe, 1)
             if not seen:
