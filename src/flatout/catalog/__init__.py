@@ -1,4 +1,6 @@
-"""Vendor facts as data: each entry with its source and date. No measured, assumed or predicted number lives here."""
+"""Vendor facts as data, each entry with its source and date. Measured, assumed and predicted numbers are kept
+elsewhere.
+"""
 
 from flatout.catalog.gpus import all_gpu_facts, gpu_facts
 from flatout.catalog.models import all_models

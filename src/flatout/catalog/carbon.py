@@ -1,4 +1,6 @@
-"""A grid or a cloud region -> grams of CO2 equivalent per kWh, the average of a year, from `carbon.toml`."""
+"""Look up the annual average emissions of a grid or a cloud region, in grams of CO2 equivalent per kWh
+(`carbon.toml`).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _FILE = Path(__file__).with_name("carbon.toml")
 
 
 class _Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[grid]]` of the file."""
+    """A `[[grid]]` entry of the file."""
 
     zone: str
     name: str
@@ -43,9 +45,9 @@ class GridCarbon(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grid_carbon(region: str) -> GridCarbon:
-    """Return the grid with this code or name, or of this cloud region, in any case.
+    """Return the grid with this code or name, or of this cloud region; case is ignored.
 
-    UsageError with the nearest names: it is unknown.
+    Raise UsageError with the nearest names if it is unknown.
     """
     found = _by_name().get(region.strip().casefold())
     if found is None:

@@ -1,6 +1,6 @@
-"""What training frameworks do in a step, by what a row of measured runs says, from `frameworks.toml`.
+"""Look up how training frameworks behave in a step, from the text of a row of measured runs (`frameworks.toml`).
 
-In: the row's columns, as text. Out: the entries that apply. What the software does is put together from them in `plan`.
+In: the row's columns, as text. Out: the entries that apply. `plan` combines them into the description of the software.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Framework(_Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[framework]]` of the file."""
+    """A `[[framework]]` entry of the file."""
 
     words: tuple[str, ...] = ()
     except_words: tuple[str, ...] = ()
     most_chunks: int | None = None
 
     def is_named(self, framework: str) -> bool:
-        """True if a framework of this name is one of them."""
+        """Whether the framework has one of these names."""
         if _contains_any(framework, self.except_words):
             return False
         return not self.words or _contains_any(framework, self.words)
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A version such as `26.06.01`, named in a column right before its product, and the least that counts."""
+    """A version such as `26.06.01`, in a column right before its product's name, and the lowest one that counts."""
 
     column: str
     product: str
@@ -51,7 +51,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Option(_Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[option]]` of the file."""
+    """An `[[option]]` entry of the file."""
 
     frameworks: tuple[str, ...] = ()
     has: dict[str, tuple[str, ...]] = {}
@@ -60,7 +60,7 @@ class Option(_Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     release: Release | None = None
 
     def holds(self, columns: Columns, frameworks: Iterable[str]) -> bool:
-        """Whether the row has the option; `frameworks` are the names of those that apply to it."""
+        """Whether the row has the option; `frameworks` are the names of the frameworks that apply to the row."""
         return (
             set(self.frameworks) <= set(frameworks)
             and all(_contains_any(columns.get(column, ""), words) for column, words in self.has.items())
@@ -71,14 +71,14 @@ class Option(_Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Frameworks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file."""
+    """The content of the file."""
 
     framework: tuple[Framework, ...]
     option: tuple[Option, ...]
 
 
 def frameworks_named(framework: str) -> list[Framework]:
-    """Return the entries of a framework's name, in the order of the file."""
+    """Return the entries for a framework's name, in the order of the file."""
     return [entry for entry in _read().framework if entry.is_named(framework.lower())]
 
 

@@ -1,7 +1,7 @@
-"""A GPU's name, as PyTorch or a trace reports it -> the vendor's facts about it, from `gpus.toml`.
+"""Look up the vendor's facts about a GPU in `gpus.toml`, by the name that PyTorch or a trace reports.
 
-Only names that are known to the letter match: a slice of a GPU (MIG), a laptop's or an export variant has other
-numbers than its namesake, and a wrong peak is worse than none.
+Only exact names match: a slice of a GPU (MIG), a laptop or an export variant has other numbers than the GPU with a
+similar name, and a wrong peak is worse than none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FILE = Path(__file__).with_name("gpus.toml")
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[gpu]]` of the file, in the units of the data sheets."""
+    """A `[[gpu]]` entry of the file, in the units of the data sheets."""
 
     name: str
     reported_names: tuple[str, ...]
@@ -35,7 +35,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def gpu_facts(reported_name: str) -> GpuFacts | None:
-    """Return the facts of the GPU that reports this name; None: the name is unknown or fits several GPUs."""
+    """Return the facts of the GPU that reports this name; None if the name is unknown or fits several GPUs."""
     return _by_reported_name().get(_folded(reported_name))
 
 
@@ -68,7 +68,7 @@ def _by_reported_name() -> dict[str, GpuFacts]:
 
 
 def _folded(reported_name: str) -> str:
-    """Return the name in one case, without the leading "NVIDIA", which drivers before 2021 omitted."""
+    """Return the name in lower case without the leading "NVIDIA", which drivers before 2021 omitted."""
     return " ".join(reported_name.casefold().split()).removeprefix("nvidia ")
 
 

@@ -1,4 +1,4 @@
-"""PCIe generations, links between GPUs, and network adapters, from `links.toml` and `nics.toml`."""
+"""Look up PCIe generations, links between GPUs, and network adapters in `links.toml` and `nics.toml`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FOLDER = Path(__file__).parent
 
 
 class PcieGeneration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[pcie]]` of the file."""
+    """A `[[pcie]]` entry of the file."""
 
     generation: int
     gt_per_s: float
@@ -25,10 +25,10 @@ class PcieGeneration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class GpuLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[gpu_link]]` of the file."""
+    """A `[[gpu_link]]` entry of the file."""
 
     name: str
-    on: tuple[str, ...]  # how names in gpus.toml begin
+    on: tuple[str, ...]  # prefixes of names in gpus.toml
     num_links: int
     link_gb_per_s: float  # one link, one direction
     source: str
@@ -36,7 +36,7 @@ class GpuLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[nic]]` of the file."""
+    """A `[[nic]]` entry of the file."""
 
     name: str
     vendor: str
@@ -65,7 +65,7 @@ def all_nics() -> tuple[Nic, ...]:
 
 
 def nic_by_hca_type(hca_type: str) -> Nic | None:
-    """Return the adapter with this `/sys/class/infiniband/*/hca_type`; None: it is unknown."""
+    """Return the adapter with this `/sys/class/infiniband/*/hca_type`; None if it is unknown."""
     return next((nic for nic in all_nics() if hca_type.strip() in nic.hca_types), None)
 
 

@@ -1,4 +1,4 @@
-"""A model's name -> its published shape, from `models.toml`."""
+"""Look up a model's published shape by its name, in `models.toml`."""
 
 from __future__ import annotations
 

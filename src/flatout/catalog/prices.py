@@ -1,7 +1,8 @@
-"""Prices of a GPU-hour, a kWh and a data centre's overhead, from `prices.toml` or a user's file of the same form.
+"""Look up the price of a GPU-hour, a kWh and a data centre's overhead, in `prices.toml` or a user's file of the same
+form.
 
-In: a GPU's name as a catalogue, a driver, a trace or Slurm's gres has it. Out: a `Price`, a range with its source and
-date; None if the GPU is unknown, never another GPU's price. No money is computed here: that is `flatout.cost`.
+In: a GPU's name in a catalogue, a driver, a trace or Slurm's gres. Out: a `Price`, a range with its source and date;
+None if the GPU is unknown, never another GPU's price. Money is computed in `flatout.cost`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FILE = Path(__file__).with_name("prices.toml")
 Terms = Literal["on-demand", "reserved", "spot"]
 TERMS: tuple[Terms, ...] = ("on-demand", "reserved", "spot")
 
-# Names that people and Slurm's gres types use for a GPU without its form -> the form that training clusters have.
+# Names that people and Slurm's gres types use for a GPU without its form factor -> the one in training clusters.
 _SHORT_NAMES = {
     "v100": "V100 SXM2 16GB",
     "v100-32gb": "V100 SXM2 32GB",
@@ -54,7 +55,7 @@ _MIG_SLICE = re.compile(r"-?\b[1-7]g[.-]\d+gb.*$")
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A number that differs from place to place: `low` <= `typical` <= `high`, with their source."""
+    """A number that varies between places: `low` <= `typical` <= `high`, with their source."""
 
     low: float
     typical: float
@@ -72,13 +73,13 @@ class Price(Range, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's entries first, then the catalogue's."""
+    """The prices of the user first, then those of the catalogue."""
 
     gpus: tuple[Price, ...]
     electricity: Range  # USD per kWh
     pue: Range
-    host: Range  # energy of a GPU server over its GPUs'
-    busy_power_share: Range  # of the vendor's power limit
+    host: Range  # energy of a GPU server divided by that of its GPUs
+    busy_power_share: Range  # power of a busy GPU as a share of the vendor's power limit
     idle_power_share: Range
 
     def gpu(self, name: str, terms: Terms = "on-demand") -> Price | None:
@@ -89,13 +90,13 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_named(name: str) -> GpuFacts | None:
-    """Return the GPU called `name` by the catalogue, a driver or Slurm, e.g. `h100` or `nvidia_h100_80gb_hbm3`."""
+    """Return the GPU with this name in the catalogue, a driver or Slurm, e.g. `h100` or `nvidia_h100_80gb_hbm3`."""
     folded = name.strip().casefold()
     by_name = {facts.name.casefold(): facts for facts in all_gpu_facts()}
     if folded in by_name:
         return by_name[folded]
     short = re.sub(r"[\s_]+", "-", folded).removeprefix("nvidia-").removeprefix("amd-").removeprefix("instinct-")
-    short = _MIG_SLICE.sub("", short)  # a slice is priced by its share of its GPU
+    short = _MIG_SLICE.sub("", short)  # a slice costs its share of the GPU's price
     known = _SHORT_NAMES.get(short) or _SHORT_NAMES.get(short.replace("-", ""))
     if known is not None:
         return by_name.get(known.casefold())
@@ -104,7 +105,7 @@ def gpu_named(name: str) -> GpuFacts | None:
 
 @cache
 def _by_gres_type() -> dict[str, GpuFacts]:
-    """Return GPUs by slurmd's autodetected names: the driver's in lower case with `_` for blanks."""
+    """Return the GPUs by the names that slurmd detects: the driver's in lower case, with `_` for spaces."""
     return {
         re.sub(r"[\s_]+", "-", reported.casefold()).removeprefix("nvidia-").removeprefix("amd-"): facts
         for facts in all_gpu_facts()
@@ -119,7 +120,9 @@ def all_prices() -> Prices:
 
 
 def read_prices(path: Path) -> Prices:
-    """A user's TOML of the same form, all of it optional; InputError in one line where it has another form."""
+    """Read a user's TOML of the same form; every table is optional. Raise InputError with one line if it has another
+    form.
+    """
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -153,12 +156,14 @@ def read_prices(path: Path) -> Prices:
 
 
 def exactly(value: float, source: str) -> Range:
-    """Return a number that the user gives as its own range."""
+    """Return a number from the user as a range of that number alone."""
     return Range(low=value, typical=value, high=value, provenance="measured", source=source)
 
 
 def _filled(entry: object) -> object:
-    """Complete an entry of a user: a number, or a `typical` alone, is its own range, and not a seller's list price."""
+    """Complete a user's entry: a number, or a `typical` alone, is a range of that number, and not a seller's list
+    price.
+    """
     if isinstance(entry, int | float) and not isinstance(entry, bool):
         entry = {"typical": entry}
     if not isinstance(entry, dict) or "typical" not in entry:

@@ -1,7 +1,7 @@
-"""Free text of tables of measured runs -> what it names, from `run_spellings.toml`.
+"""Interpret free text in tables of measured runs, by the patterns of `run_spellings.toml`.
 
-In: one text, such as a row's `interconnect`. Out: a value, or None where the text names none that is known. It is
-`plan` that gives a value its meaning.
+In: one text, such as a row's `interconnect`. Out: a value, or None if the text contains nothing known. `plan` gives the
+value its meaning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 
 class Spelling(msgspec.Struct, Generic[Value], frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry of a table: the texts that it fits, and the value that they name."""
+    """A table entry: the texts that it matches, and their value."""
 
     value: Value
     words: tuple[str, ...] = ()
@@ -36,13 +36,13 @@ class Spelling(msgspec.Struct, Generic[Value], frozen=True, kw_only=True, forbid
 
 
 class GpuSpelling(Spelling[str], frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[gpu]]`: its value is the alias of a system in `systems.toml`."""
+    """A `[[gpu]]` entry; its value is the alias of a system in `systems.toml`."""
 
-    link_gb_per_s: float | None = None  # where it differs from the system's
+    link_gb_per_s: float | None = None  # if different from the system's
 
 
 class NetworkSpelling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[network]]`: how the adapters of a node are written."""
+    """A `[[network]]` entry: how a node's network adapters are written."""
 
     pattern: str
     unit_gbit_per_s: float
@@ -59,16 +59,16 @@ class NetworkSpelling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Patterns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Patterns with one group, a number."""
+    """Regular expressions with one group, which matches a number."""
 
-    nvlink_domain: str  # of the interconnect: GPUs
-    shard_group: str  # of the sharding: ranks
-    hbm2e_gb: str  # of the GPU: gigabytes
-    power_limit_w: str  # of the GPU
+    nvlink_domain: str  # GPUs, in `interconnect`
+    shard_group: str  # ranks, in `sharding`
+    hbm2e_gb: str  # gigabytes, in the GPU's name
+    power_limit_w: str  # watts, in the GPU's name
 
 
 class RunSpellings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file."""
+    """The content of the file."""
 
     date: str
     gpu: tuple[GpuSpelling, ...]
@@ -81,22 +81,24 @@ class RunSpellings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     patterns: Patterns
 
     def gpu_named(self, text: str) -> GpuSpelling | None:
-        """Return the entry of a GPU's name, such as `A100-SXM-80GB`; None: the GPU is unknown."""
+        """Return the entry for a GPU's name, such as `A100-SXM-80GB`; None if the GPU is unknown."""
         return next((spelling for spelling in self.gpu if spelling.fits(text.lower())), None)
 
     def node_bytes_per_s(self, interconnect: str, gpus_per_node: int) -> float | None:
-        """Return the rate of a node's adapters, from a text such as `8x HDR 200Gb/s per node`; None: it names none."""
+        """Return the rate of a node's adapters, from a text such as `8x HDR 200Gb/s per node`; None if it names
+        none.
+        """
         rates = (spelling.bytes_per_s_of_node(interconnect, gpus_per_node) for spelling in self.network)
         return next((rate for rate in rates if rate is not None), None)
 
 
 def value_of(spellings: Iterable[Spelling[Value]], text: str) -> Value:
-    """Return the value of the first entry that fits the text. The last entry of such a table fits any text."""
+    """Return the value of the first entry that matches the text. The last entry of such a table matches any text."""
     return next(spelling.value for spelling in spellings if spelling.fits(text.lower()))
 
 
 def number_in(pattern: str, text: str) -> int | None:
-    """Return the number that the pattern finds in the text."""
+    """Return the number that the pattern finds in the text; None if it does not match."""
     match = re.search(pattern, text)
     return None if match is None else int(match[1])
 

@@ -1,4 +1,4 @@
-"""A system's alias (`h100`, `gb200`) -> how its GPUs are connected, from `systems.toml`."""
+"""Look up how the GPUs of a system are connected, by its alias (`h100`, `gb200`), in `systems.toml`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FILE = Path(__file__).with_name("systems.toml")
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[system]]` of the file."""
+    """A `[[system]]` entry of the file."""
 
     aliases: tuple[str, ...]
     gpu: str

@@ -1,4 +1,4 @@
-"""The number of an Xid -> NVIDIA's name for it, and whether a job's own work causes it, from `xids.toml`."""
+"""Look up an Xid by its number in `xids.toml`: NVIDIA's name, and whether a job's own work can cause it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class _Xids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def xid_name(number: int) -> str | None:
-    """Return NVIDIA's name for the Xid; None: the catalogue does not have it."""
+    """Return NVIDIA's name for the Xid; None if the catalogue does not have it."""
     entry = _xids().xid.get(number)
     return entry.name if entry is not None else None
 
 
 def is_job_fault(number: int) -> bool:
-    """True if the job's own work can raise it on a healthy GPU."""
+    """Whether the job's own work can cause the Xid on a healthy GPU."""
     entry = _xids().xid.get(number)
     return entry is not None and entry.is_job_fault
 

@@ -1,4 +1,4 @@
-"""After the job: pack the traces, count the processes that the recorder was loaded into, remove the state folder."""
+"""Finish a recording after the job: pack the traces, count the recorded processes, remove the state folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEVEL = 3  # half the time of the usual 6, for files 8 % larger
 
 
 def wait_for(path: Path, pattern: str, but: Path) -> bool:
-    """Wait a few seconds for the other parents whose files match to end; return whether all have."""
+    """Wait a few seconds for the other parents with matching files to end; return whether all have."""
     deadline = time.monotonic() + _TIMEOUT_S
     while not all(_has_ended(file) for file in path.glob(pattern) if file.name != but.name):
         if time.monotonic() > deadline:
@@ -36,7 +36,7 @@ def _has_ended(host_file: Path) -> bool:
 
 
 def hosts_without_parent(path: Path) -> list[str]:
-    """Return the nodes where ranks ran but no `flatout profile`, e.g. where `srun` has started the ranks."""
+    """Return the nodes where ranks ran but no `flatout profile`, e.g. because `srun` started only the ranks."""
     of_ranks = (_hostname_of(file) for file in path.glob(File.STEPS.glob))
     of_processes = (File.PROCESSES.part(file.name) for file in (path / File.STATE).glob(File.PROCESSES.glob))
     hosts = {host for host in (*of_ranks, *of_processes) if host is not None}
@@ -44,7 +44,7 @@ def hosts_without_parent(path: Path) -> list[str]:
 
 
 def _hostname_of(step_file: Path) -> str | None:
-    """Return the host that a rank has noted in its step file; None if that cannot be read."""
+    """Return the host that a rank recorded in its step file; None if the file cannot be read."""
     try:
         with step_file.open(encoding="utf-8") as lines:
             return str(json.loads(lines.readline())["hostname"])
@@ -53,15 +53,15 @@ def _hostname_of(step_file: Path) -> str | None:
 
 
 def pack_traces(path: Path, hostnames: Collection[str], *, all_have_ended: bool) -> list[str]:
-    """Pack the plain traces that ranks of these hosts have left; return what went wrong, a line each.
+    """Pack the plain traces that ranks of these hosts have left; return the problems, one line each.
 
-    The training process writes them plain, as packing there would delay the job.
+    The training process writes plain traces, because packing there would delay the job.
     """
     folders = [path, *path.glob(f"{File.ATTEMPTS}/*")]
     traces = [file for folder in folders for file in folder.glob(File.TRACE.glob) if _is_of(file, hostnames)]
     if all_have_ended:
         parts = [part for folder in folders for part in folder.glob(partial_name(File.TRACE.glob))]
-        for part in parts:  # of a rank that was killed while it wrote
+        for part in parts:  # left by a rank that was killed while it wrote
             if _is_of(part, hostnames):
                 part.unlink(missing_ok=True)
     with ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), 8)) as pool:
@@ -89,7 +89,7 @@ def _pack(file: Path) -> str | None:
 
 
 def count_processes(state: Path, hostnames: Iterable[str]) -> Counter[str]:
-    """Return how many Python processes of these hosts have noted each ProcessEvent."""
+    """Return how many Python processes of these hosts have recorded each ProcessEvent."""
     noted = set()
     for hostname in hostnames:
         try:

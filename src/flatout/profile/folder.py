@@ -37,14 +37,14 @@ from flatout.errors import OutputError
 from flatout.inside.protocol import File, complete_name
 
 SCHEMA, VERSION = "flatout/recording", 1
-# The files of a recording, complete or partial.
+# The files of a recording, complete or incomplete.
 _BY_RANK = (File.STEPS, File.TRACE, File.PACKED_TRACE, File.FACTS, File.GRADIENTS, File.DATA_CHECK)
 _BY_HOST_OR_PROCESS = (File.HOST, File.SAMPLES, File.LOG, File.PATCHES, File.DIVERTED, File.FAILURE)
 _ALIVE_S = 120.0
 _MOMENT_S = 1.0
 _FRESH_S = 10.0
-# A batch script and the shell of `salloc` are one process each, and may record several runs one after the other. Slurm
-# gives them this number or a higher one, or none (slurm.h: SLURM_INTERACTIVE_STEP is the lowest).
+# A batch script and the shell of `salloc` are one process each, and can record several runs one after the other. Slurm
+# gives them this step number or a higher one, or none (slurm.h: SLURM_INTERACTIVE_STEP is the lowest).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
@@ -52,8 +52,8 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     run_id: str
     host_file: Path  # written by this process
-    samples_file: Path | None  # None: another process of this host samples and packs already
-    is_first: bool  # this process has created the folder, and reports on the whole run
+    samples_file: Path | None  # None: another process of this host already samples and packs
+    is_first: bool  # this process created the folder, and reports on the whole run
 
     @property
     def state(self) -> Path:
@@ -63,7 +63,9 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
 def default_path(environment: Mapping[str, str] = os.environ) -> Path:
     """Return a path below the working folder: the same for all tasks of a Slurm step, else one named by the time.
 
-    One named by the time is created, so that jobs that start in the same second, such as those of a sweep, differ.
+    A folder named by the time is created at once, so that jobs started in the same second, e.g. by a sweep, get
+    different
+    ones.
     """
     run_id = shared_run_id(environment)
     if run_id is not None:
@@ -80,10 +82,10 @@ def default_path(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def shared_run_id(environment: Mapping[str, str]) -> str | None:
-    """Return what all processes of this run have in common and other runs do not; None if no launcher provides it."""
+    """Return an ID that all processes of this run share and other runs do not; None if no launcher provides one."""
     job, step = environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID", "")
     if job is not None and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP:
-        attempt = environment.get("SLURM_RESTART_COUNT", "0")  # of a job that was requeued
+        attempt = environment.get("SLURM_RESTART_COUNT", "0")  # increases when the job is requeued
         run_id = f"slurm-{job}.{step}"
         return run_id if attempt == "0" else f"{run_id}.{attempt}"
     if environment.get("TORCHELASTIC_RUN_ID", "none") != "none":
@@ -92,7 +94,7 @@ def shared_run_id(environment: Mapping[str, str]) -> str | None:
 
 
 def open_folder(path: Path, *, force: bool, environment: Mapping[str, str] = os.environ) -> Folder:
-    """Create or join the recording at `path`. Raises OutputError if it may not or cannot be written."""
+    """Create or join the recording at `path`. Raise OutputError if that is refused or fails."""
     run_id = shared_run_id(environment)
     is_new, is_begun, is_first = not path.exists(), False, False
     try:
@@ -124,7 +126,7 @@ def host_files(path: Path) -> list[Path]:
 
 
 def _mark(path: Path, run_id: str) -> bool:
-    """Create the mark of a recording; return False if another task of the run has just done so."""
+    """Create the file that marks a recording; return False if another task of the run has just done so."""
     content = {"schema": SCHEMA, "version": VERSION, "tool_version": __version__, "run_id": run_id}
     try:
         with (path / File.RECORDING).open("x", encoding="utf-8") as file:
@@ -135,7 +137,7 @@ def _mark(path: Path, run_id: str) -> bool:
 
 
 def _take_back(path: Path, *, is_new: bool) -> None:
-    """Remove a recording that could not begin, so that the same command works once there is space."""
+    """Remove a recording that could not begin, so that the same command works once the disk has space."""
     with suppress(OSError):
         (path / File.RECORDING).unlink(missing_ok=True)
     with suppress(OSError):
@@ -154,7 +156,7 @@ def _run_id(path: Path) -> str | None:
 
 
 def _may_join(path: Path, run_id: str | None) -> bool:
-    """Whether the recording can be joined now or in a moment: tasks may be started together."""
+    """Whether the recording can be joined, now or in a moment: tasks can start at the same time."""
     deadline = time.monotonic() + _MOMENT_S
     while not _is_ours_to_join(path, run_id):
         is_coming = run_id is not None or _is_being_made(path)
@@ -165,7 +167,7 @@ def _may_join(path: Path, run_id: str | None) -> bool:
 
 
 def _is_being_made(path: Path) -> bool:
-    """Whether another host has created it a moment ago, and not yet noted its own run."""
+    """Whether another host has just created the folder, and not yet recorded its run."""
     if not path.is_dir() or abs(time.time() - path.stat().st_mtime) > _FRESH_S:
         return False
     return {entry.name for entry in path.iterdir()} - {File.STATE} == {File.RECORDING}
@@ -183,7 +185,7 @@ def _is_ours_to_join(path: Path, run_id: str | None) -> bool:
 
 
 def _is_running(host_file: Path) -> bool:
-    """Whether that host's command has not ended, and its samples are fresh."""
+    """Whether the host's command is still running, with recent samples."""
     try:
         text = host_file.read_text(encoding="utf-8")  # empty: claimed a moment ago
         has_ended = bool(text) and json.loads(text).get("end_unix_s") is not None
@@ -194,7 +196,7 @@ def _is_running(host_file: Path) -> bool:
 
 
 def _clear(path: Path, *, force: bool) -> None:
-    """Remove the recording at `path` if `force` is set; raise OutputError if anything else is there."""
+    """Remove the recording at `path` if `force` is set. Raise OutputError if anything else exists there."""
     if not path.exists():
         return
     if not path.is_dir():
@@ -235,7 +237,7 @@ def _is_of_recording(name: str) -> bool:
 
 
 def _host_files(path: Path) -> tuple[Path, Path | None]:
-    """Claim the name of this host, or if another task of the run has it, one with our PID."""
+    """Claim file names with this host's name; if another task of the run has those, with this PID too."""
     first = path / File.HOST.of(_hostname())
     for file in (first, path / File.HOST.of(f"{_hostname()}.{os.getpid()}")):
         with suppress(FileExistsError):

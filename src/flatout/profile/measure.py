@@ -1,10 +1,9 @@
-"""What a trace cannot show, from the ranks of a recording: samples and tokens per second, MFU, memory.
+"""Measure what a trace cannot show, from the ranks of a recording: samples and tokens per second, MFU, memory.
 
 Rates and MFU are totals of the recording: they refer to its mean step, which includes stalls (see `totals`). Those of
 the regular step, the median, are given too. MFU is the time that the step's floating-point operations take at the
 vendor's dense peak rates (or at measured ones), divided by the step time, both summed over the ranks. The definition is
-that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as executed, so that recomputed activations
-count.
+that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as executed, so recomputed activations count.
 """
 
 from __future__ import annotations
@@ -25,7 +24,9 @@ _NOT_COUNTED = "the operations of no step were counted: the job ended before, or
 
 
 def with_ceilings(recording: Recording, by_host: Mapping[str, Ceilings]) -> Recording:
-    """Return the recording with MFU relative to what `flatout bench` measured; unchanged if a host was not measured."""
+    """Return the recording with MFU relative to the rates from `flatout bench`; unchanged if a host was not
+    measured.
+    """
     by_rank = _measured_peaks(recording.ranks, by_host)
     if by_rank is None:
         return recording
@@ -35,9 +36,9 @@ def with_ceilings(recording: Recording, by_host: Mapping[str, Ceilings]) -> Reco
 def _measured_peaks(
     ranks: Sequence[RankRecording], by_host: Mapping[str, Ceilings]
 ) -> dict[int, Mapping[str, float]] | None:
-    """Return FLOP/s by operand type of each rank's device; None unless all ranks have them for all that they compute.
+    """Return FLOP/s by operand type of each rank's device; None unless every rank's rates cover all that it computes.
 
-    Ranks on one host's CPU share it.
+    Ranks on the same host's CPU share its rate.
     """
     num_on_host = Counter(rank.hostname for rank in ranks)
     by_rank: dict[int, Mapping[str, float]] = {}
@@ -55,7 +56,7 @@ def _measured_peaks(
 
 
 def _is_measured_on(ceilings: Ceilings, rank: RankRecording) -> bool:
-    """Whether the rates are valid, and of the kind of device that the rank uses."""
+    """Whether the rates are valid, and for the kind of device that the rank uses."""
     if ceilings.wrong:
         return False
     if rank.device is None:
@@ -71,7 +72,7 @@ def measure(
 ) -> Measured:
     """Compute everything that is known; `reasons` says why a number is missing.
 
-    `peaks` are measured FLOP/s by operand type, instead of the vendor's; `by_rank` has those of each rank.
+    `peaks` are measured FLOP/s by operand type, instead of the vendor's; `by_rank` has the measured rates of each rank.
     """
     reasons: dict[str, str] = {}
     times = [rank.untraced_step_s for rank in ranks if rank.untraced_step_s is not None]

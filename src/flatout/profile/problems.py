@@ -1,4 +1,4 @@
-"""What a recording lacks, in plain words: why nothing was loaded, why there is no trace, which rank was killed.
+"""Explain what a recording lacks: why nothing was loaded, why there is no trace, which rank was killed.
 
 In: the files of each host's parent and each rank's recorder. Out: `Quality` records for the diagnosis.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from flatout.records.events import Quality
 from flatout.records.recording import HostRecording, RankRecording
 
-# What keeps PYTHONPATH from a process: Python's own options, and programs that start a fresh environment.
+# Reasons why PYTHONPATH does not reach a process: Python's own options, and programs that start a fresh environment.
 _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
 _EXPORT_ALL = "use `srun --export=ALL`"
 _FRESH = {"sudo", "docker", "podman", "apptainer", "singularity", "ssh", "kubectl", "enroot"}
@@ -21,7 +21,7 @@ _FRESH = {"sudo", "docker", "podman", "apptainer", "singularity", "ssh", "kubect
 def problems(
     runs: Sequence[HostRecording], ranks: Sequence[RankRecording], traced: Sequence[int], sampled: Sequence[str]
 ) -> list[Quality]:
-    """`traced`: the ranks whose trace file is there; `sampled`: the hosts whose samples are."""
+    """Return the problems. `traced`: the ranks whose trace exists; `sampled`: the hosts whose samples exist."""
     found = [Quality(problem=f"{run.hostname}: {problem}", effect="") for run in runs for problem in run.problems]
     if not ranks:
         return [*found, *(_nothing(run) for run in runs if run.end_unix_s is not None)]
@@ -67,7 +67,7 @@ def _why_not_loaded(command: Sequence[str]) -> str:
 
 
 def _isolated_by(program: str, arguments: Sequence[str]) -> str | None:
-    """Return how a program with these arguments keeps PYTHONPATH from what it starts; None if it does not."""
+    """Return how a program with these arguments hides PYTHONPATH from its child processes; None if it does not."""
     if program == "srun" and (option := _not_exported(arguments)) is not None:
         return f"`srun {option}` gives the ranks an environment without PYTHONPATH and FLATOUT_*: {_EXPORT_ALL}"
     if program in _FRESH or (program == "env" and "-i" in arguments):
@@ -87,7 +87,7 @@ def _isolating_option(arguments: Sequence[str]) -> str | None:
 
 
 def _not_exported(words: Sequence[str]) -> str | None:
-    """Return the option of srun that keeps the environment from the ranks; None if there is none."""
+    """Return the option of srun that withholds the environment from the ranks; None if there is none."""
     for position, word in enumerate(words):
         if word in ("--export", "--export=") and position + 1 < len(words):
             word = f"--export={words[position + 1]}"

@@ -1,7 +1,8 @@
-"""A recording's folder -> `JobFacts`, what the catalogue of changes asks about a job.
+"""Read `JobFacts`, the facts about a job that the catalogue of changes needs, from a recording's folder.
 
 In: `facts-rank<R>.json` of each rank, which `inside/` wrote, the steps, the hosts' samples and the command. Out: the
-facts of the job. A fact on which ranks disagree, or which is unknown, is None. Transport and the sizes of collectives
+facts of the job. A fact that is unknown, or on which ranks disagree, is None. The transport and the sizes of
+collectives
 come from the trace and the machine, and are None here.
 """
 
@@ -21,7 +22,7 @@ from flatout.profile.read_recording import read_recording
 from flatout.records.change import JobFacts
 from flatout.records.recording import Recording
 
-# Programs that start ranks, and what the catalogue calls them.
+# Programs that start ranks, with their names in the catalogue.
 _LAUNCHERS = {"torchrun": "torchrun", "srun": "srun", "accelerate": "accelerate", "deepspeed": "deepspeed"}
 _LAUNCHERS |= {"mpirun": "mpirun", "mpiexec": "mpirun"}
 _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
@@ -29,10 +30,10 @@ _MODULES |= {"accelerate.commands.launch": "accelerate"}
 
 
 def read_facts(path: Path, recording: Recording | None = None) -> JobFacts:
-    """Read the facts of the job recorded at `path`; `recording` is what `read_recording` read there.
+    """Read the facts of the job recorded at `path`; `recording` is the result of `read_recording` for it.
 
-    Raises InputError if `path` is not a recording. Without the ranks' facts (`--light`), only those remain that steps,
-    samples and the command show.
+    Raise InputError if `path` is not a recording. Without the ranks' facts (`--light`), only facts from the steps, the
+    samples and the command are known.
     """
     recording = recording or read_recording(path)
     files = [file for file in sorted(path.glob(File.FACTS.glob)) if file.stat().st_size > 0]
@@ -64,7 +65,9 @@ def _launcher_of(recording: Recording) -> str | None:
 
 
 def launcher(command: Iterable[str]) -> str | None:
-    """Return what starts the ranks: the first known launcher before the script, or `python` if there is only that."""
+    """Return the program that starts the ranks: the first known launcher before the script, or `python` if there is
+    none.
+    """
     words = list(command)
     is_python = False
     for word, following in zip(words, [*words[1:], ""], strict=True):
@@ -88,7 +91,7 @@ def _content(file: Path) -> dict[str, Any] | None:
 
 
 def _agreed(facts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the facts on which all ranks agree that know them."""
+    """Return the facts on which all ranks that know them agree."""
     agreed: dict[str, Any] = {}
     for name in {name for of_rank in facts for name in of_rank}:
         values = [of_rank[name] for of_rank in facts if of_rank.get(name) is not None]
@@ -106,7 +109,7 @@ def _agreed_environment(contents: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _passes(recording: Recording) -> int | None:
-    """Return the backward passes per ordinary step; None if more steps differ than those at the end of an epoch."""
+    """Return the backward passes per ordinary step; None if more steps differ than the last ones of each epoch."""
     counts: Counter[float] = Counter()
     for rank in recording.ranks:
         counts.update(rank.steps.num_backward[rank.steps.is_ordinary].tolist())

@@ -1,7 +1,7 @@
-"""A recording's folder -> `Recording`. Only the folder is needed: no torch, no GPU, not its machine.
+"""Read a recording's folder into a `Recording`. Only the folder is needed: no torch, no GPU, and on any machine.
 
-If the ranks were restarted, each attempt was recorded separately. The last one that has a trace is read; if none has,
-the last whose warm-up was over; if there is none, the last.
+If the ranks were restarted, each attempt was recorded separately. The last attempt that has a trace is read; if none
+has, the last one that finished its warm-up; otherwise the last.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def is_recording(path: Path) -> bool:
 
 
 def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> Recording:
-    """Read what is there; what is damaged or missing becomes a problem of the recording.
+    """Read the recording; damaged or missing files become its problems.
 
-    `peaks` are measured FLOP/s by operand type for the MFU, instead of the vendor's. Raises InputError if `path` is not
+    `peaks` are measured FLOP/s by operand type for the MFU, instead of the vendor's. Raise InputError if `path` is not
     a recording.
     """
     if not is_recording(path):
@@ -49,7 +49,7 @@ def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> R
         sample_files = [file for file in files if File.SAMPLES.part(file.name) is not None]
         hosts = [host for file in sample_files if (host := _host(file, ranks)) is not None]
         if ranks:
-            training = {rank.hostname for rank in ranks}  # not the login node where `srun` was called
+            training = {rank.hostname for rank in ranks}  # excludes a login node where `srun` was called
             hosts = [host for host in hosts if host.hostname in training]
     except OSError as error:
         raise InputError(
@@ -86,7 +86,7 @@ class _Attempt:
 
     @property
     def worth(self) -> int:
-        """What there is to read: 3: a trace, 2: a measured step time, 1: steps, 0: nothing."""
+        """Return how much there is to read: 3: a trace, 2: a measured step time, 1: steps, 0: nothing."""
         if any(rank.rank in self.traced for rank in self.ranks):
             return 3
         if any(rank.settled_step is not None for rank in self.ranks):
@@ -112,7 +112,7 @@ def _restarts(number: int, attempts: Mapping[int, _Attempt]) -> list[Quality]:
 
 
 def _unrecorded(path: Path) -> list[Quality]:
-    """Return the training processes that were not recorded, by the reasons in the recorder's log, each once."""
+    """Return a note for each reason in the recorder's log why training processes were not recorded."""
     reasons: Counter[str] = Counter()
     for file in sorted(path.glob(File.LOG.glob)):
         reasons.update(_NOT_RECORDED.findall(file.read_text(encoding="utf-8", errors="replace")))
@@ -126,7 +126,7 @@ def _run(file: Path) -> HostRecording | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=HostRecording)
     except msgspec.DecodeError:
-        return None  # claimed, and never written
+        return None  # claimed but never written
 
 
 def _host(file: Path, ranks: list[RankRecording]) -> HostUse | None:

@@ -1,7 +1,7 @@
 """Run a command with the recorder loaded into its Python processes, while this host is sampled.
 
-In: the command. Out: a folder, and how the job ended. What goes wrong with the recording while the job runs never ends
-the job: it is reported afterwards. The job's environment differs by PYTHONPATH and FLATOUT_* only.
+In: the command. Out: a folder, and how the job ended. A problem with the recording while the job runs never ends the
+job: it is reported afterwards. Only PYTHONPATH and FLATOUT_* variables are changed in the job's environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flatout.profile.finish import count_processes, hosts_without_parent, pack_t
 from flatout.profile.folder import Folder, open_folder, output_error
 from flatout.records.recording import HostRecording
 
-# Set here, or else unset; the recorder's other variables are left to whoever calls.
+# Set or unset here; the recorder's other variables are left to the caller.
 _VARIABLES = {Variable.RECORDING, Variable.STEPS, Variable.WARMUP, Variable.LIGHT}
 _SAMPLER_TIMEOUT_S = 10.0
 
@@ -41,7 +41,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     ended: Ended
-    is_first: bool  # of the processes that record this run: only this one reports on it
+    is_first: bool  # of the processes that record this run; only the first reports on it
 
 
 def record(
@@ -56,9 +56,11 @@ def record(
 ) -> Recorded:
     """Run `command` until it ends and record it in `path`.
 
-    `shown_command` is the command with its secrets masked, for the files. `sampler` is a command that samples this host
-    to the file that is added to it, until its standard input ends. `run_command` starts the job and waits for it.
-    Raises OutputError and InputError before the start.
+    `shown_command` is the command with its secrets masked, for the files. `sampler` is a command that samples this
+    host;
+    the path of its output file is appended to it, and it runs until its standard input closes. `run_command` starts the
+    job
+    and waits for it. Raise OutputError or InputError before the job starts.
     """
     folder = open_folder(path, force=options.force, environment=environment)
     run = HostRecording(
@@ -111,7 +113,7 @@ def record(
 
 
 def _num_left_running(recording: Path) -> int:
-    """Return how many processes outlive the job, as if a script ends with `train &`; 0 if ranks trained."""
+    """Return the number of processes that outlive the job, e.g. if a script ends with `train &`; 0 if ranks trained."""
     if any(recording.glob(File.STEPS.glob)):
         return 0
     return sum(1 for _ in with_environment(lambda its: its.get(Variable.RECORDING) == str(recording)))

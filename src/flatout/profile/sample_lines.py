@@ -1,7 +1,7 @@
-"""`host-<hostname>.samples.jsonl` -> `HostUse`: what a host did while the job trained.
+"""Read `host-<hostname>.samples.jsonl` into a `HostUse`: a host's activity while the job trained.
 
-In: the sampler's file and a time range. Out: means and highest values. A counter that the host lacks is None. Xids are
-those of the complete file: a GPU that had an error during the warm-up may still be faulty.
+In: the sampler's file and a time range. Out: means and maxima. A counter that the host lacks is None. Xids are taken
+from the complete file: a GPU that had an error during the warm-up may still be faulty.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _objects(path: Path) -> Iterable[dict[str, Any]]:
 
 
 def _xids(samples: list[dict[str, Any]], hostname: str) -> tuple[Xid, ...] | None:
-    """Return each GPU and Xid once, as two sources report the same; None if the samples cannot say."""
+    """Return each pair of GPU and Xid once, since two sources report them; None if the samples have no such data."""
     entries = [entry for sample in samples for entry in sample.get("xids", ())]
     is_watched = bool(samples) and all("xids" in sample for sample in samples)
     if not entries and not is_watched:

@@ -1,4 +1,4 @@
-"""`rank{R}.steps.jsonl` -> `RankRecording`: a rank's steps, and the events of its recorder.
+"""Read `rank{R}.steps.jsonl` into a `RankRecording`: a rank's steps, and the events of its recorder.
 
 In: a file that `inside/` wrote, perhaps truncated by a kill or a full disk; unreadable lines are counted and skipped.
 Out: the record, or None if not even the header can be read.
@@ -133,7 +133,8 @@ def _steps(lines: _Lines) -> Steps:
         start_ns=columns["start_ns"].astype(np.int64) + header["base_unix_ns"],
         duration_s=columns["duration_ns"] / 1e9,
         loader_s=columns["loader_ns"] / 1e9,
-        checkpoint_s=columns.get("checkpoint_ns", np.zeros(len(lines.rows))) / 1e9,  # not in recordings of 0.1
+        # missing in recordings of version 0.1
+        checkpoint_s=columns.get("checkpoint_ns", np.zeros(len(lines.rows))) / 1e9,
         num_samples=columns["num_samples"],
         num_tokens=columns["num_tokens"],
         num_backward=columns["num_backward"].astype(np.int64),
@@ -144,7 +145,7 @@ def _steps(lines: _Lines) -> Steps:
 
 
 def _untraced(steps: Steps, plan: dict[str, Any]) -> NDArray[np.bool_]:
-    """Return which steps were measured before the recorder disturbed any."""
+    """Return which steps were measured before the recorder slowed any of them down."""
     if not plan:
         return np.zeros(len(steps.number), dtype=np.bool_)
     after = steps.number >= plan["settled"] - NUM_STABLE_WARMUP_STEPS
@@ -175,7 +176,7 @@ def _problems(lines: _Lines, window: dict[str, Any], end: dict[str, Any] | None,
 
 
 def _effects_at_end(end: dict[str, Any] | None) -> dict[str, str]:
-    """Return the problems at the end of the rank, each with its effect."""
+    """Return the problems reported at the end of the rank, each with its effect."""
     if end is None:
         lost = f"the last {STEP_FILE_DELAY_S:g} s of its steps may be missing"
         return {f"it ended without an error message, as a killed process does: {lost}": ""}

@@ -1,10 +1,9 @@
-"""Where each file of a trial is: its own, or a redirected one at FLATOUT_DIVERT/<the absolute path>.
+"""Decide where each file of a trial is: in its own place, or redirected to FLATOUT_DIVERT/<the absolute path>.
 
 A file is the user's if its last change, of content or of name, is older than the trial. Such a file is never changed:
-what is written to it goes to the folder, and once the script has removed it, it is hidden from the script. The state is
-a journal in that folder, shared by all processes of the trial, so that rank 1 finds what rank 0 saves. Out: a line in
-`diverted-<host>-<pid>.jsonl` for each path that was redirected, each file of the user's that was hidden, and each new
-file.
+writes to it go to the folder, and once the script has removed it, it is hidden from the script. The state is a journal
+in that folder, shared by all processes of the trial, so that rank 1 finds the files that rank 0 saves. Out: a line in
+`diverted-<host>-<pid>.jsonl` for each redirected path, each hidden file of the user, and each new file.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 from flatout.inside.log import LOG
 from flatout.inside.protocol import File, OutputKind, Variable, process_name
 
-MAX_COPIED_BYTES = 256 << 20  # a larger file that is opened to change parts of it is changed in place, and reported
+MAX_COPIED_BYTES = 256 << 20  # a larger file that is opened for partial changes is changed in place, and reported
 _MAX_REPORTED = 2000  # lines per process
 _MAX_LINKS = 8  # in a chain
 _JOURNAL = ".journal"
@@ -48,19 +47,19 @@ def is_path(path: object) -> bool:
 
 
 class FileOverlay:
-    """The trial's files, by the absolute names that the script has for them."""
+    """The trial's files, by the absolute names that the script uses for them."""
 
     def __init__(self, folder: Path, recording: Path | None) -> None:
         self.folder = os.path.realpath(folder)
         self.files: set[str] = set()  # redirected files, which are below `folder`
-        self.trees: set[str] = set()  # redirected folders, with all that is in them
-        self.hidden: set[str] = set()  # the user's, that the script has removed
-        self.made_folders: set[str] = set()  # that the script has made, where it wanted them
-        self.touched: set[str] = set()  # folders in which the script sees other files than there are
+        self.trees: set[str] = set()  # redirected folders, with everything in them
+        self.hidden: set[str] = set()  # the user's files that the script has removed
+        self.made_folders: set[str] = set()  # made by the script, where it wanted them
+        self.touched: set[str] = set()  # folders in which the script sees other files than those on disk
         self._recording = recording
         self._reported: set[str] = set()
         self._real_folders: dict[str, tuple[tuple[int, int], str]] = {}  # by name: device and inode, and real name
-        self._has_links = False  # links that the script has made are below `folder`
+        self._has_links = False  # whether links that the script has made are below `folder`
         flatouts = (recording, os.environ.get(Variable.REPORTS))
         self._own = [self.folder + os.sep, *(os.path.realpath(path) + os.sep for path in flatouts if path)]
         self._exempt = (*self._own, *(os.path.realpath(path) + path[len(path.rstrip(os.sep)) :] for path in _exempt()))
@@ -70,19 +69,20 @@ class FileOverlay:
         self.began_ns = _real_stat(self._in_folder(File.TRIAL_BEGAN)).st_ctime_ns
         self._num_read = 0  # bytes of the journal
 
-    # Where a file is.
+    # Locating files.
 
     def sync(self) -> bool:
-        """Learn what other processes of the trial have done; return whether anything is redirected or hidden at all."""
-        with suppress(OSError, ValueError):  # a script may close files that it did not open
+        """Read what other processes of the trial have done; return whether anything is redirected or hidden at all."""
+        with suppress(OSError, ValueError):  # a script can close files that it did not open
             if _real_fstat(self._journal).st_size != self._num_read:
                 self._read_journal()
         return bool(self.touched)
 
     def locate(self, path: Any, *, is_followed: bool = False) -> Any:
-        """Return where the file of this name is now, or with `is_followed` the file that a link of this name points to.
+        """Return where the file with this name is now; with `is_followed`, the file that a link with this name points
+        to.
 
-        Raises FileNotFoundError if the script has removed it.
+        Raise FileNotFoundError if the script has removed it.
         """
         if not is_path(path) or not self.sync():
             return path
@@ -94,7 +94,9 @@ class FileOverlay:
         return self._where(path, absolute)
 
     def name_of(self, path: Any, *, is_followed: bool = False) -> str:
-        """Return the absolute name of a file without links among its folders; with `is_followed`, without any links."""
+        """Return the absolute name of a file with links resolved in its folders; with `is_followed`, in its last part
+        too.
+        """
         absolute = os.path.abspath(os.fsdecode(path))
         folder, name = os.path.split(absolute)
         if name:
@@ -102,11 +104,13 @@ class FileOverlay:
         return self._followed(absolute) if is_followed else absolute
 
     def where_wanted(self, path: Any) -> Any:
-        """Return `path` for what happens where the script wants it: not redirected."""
+        """Return `path` as it is: the script's own place, not redirected."""
         return self._where(path, self.name_of(path)) if self._has_links else path
 
     def _where(self, path: Any, absolute: str) -> Any:
-        """Return a path without the script's links, which are elsewhere, so that a path through them leads nowhere."""
+        """Return a path with the script's links resolved: these are elsewhere, so that a path through them would lead
+        nowhere.
+        """
         return self._like(path, absolute) if self._has_links else path
 
     def _real_folder(self, folder: str, num_links: int = 0) -> str:
@@ -131,7 +135,9 @@ class FileOverlay:
         return real
 
     def _followed(self, absolute: str) -> str:
-        """Return a name whose last part is not a link: one of the script's may point to a redirected file."""
+        """Return the name with a link in its last part followed: one of the script's links can point to a redirected
+        file.
+        """
         for _ in range(_MAX_LINKS):
             link = self._link(absolute)
             if link is None:
@@ -140,7 +146,7 @@ class FileOverlay:
         return absolute
 
     def _link(self, absolute: str) -> str | None:
-        """Return what the link of this name points to, as the script sees it; None if it sees no link."""
+        """Return the target of the link with this name, as the script sees it; None if it sees no link."""
         if absolute in self.hidden:
             return None
         is_redirected = self.is_redirected(absolute)
@@ -155,11 +161,11 @@ class FileOverlay:
         return absolute in self.files or (bool(self.trees) and self._is_in_tree(absolute))
 
     def is_own(self, absolute: str) -> bool:
-        """Whether a file is Flatout's, which is left alone."""
+        """Whether a file belongs to Flatout and is left alone."""
         return absolute.startswith(tuple(self._own)) or absolute == self.folder
 
     def is_users(self, absolute: str) -> bool:
-        """Whether a file or link of this name was there before the trial, and does not belong to a cache or library."""
+        """Whether a file or link with this name existed before the trial, and is not part of a cache or library."""
         try:
             status = _real_lstat(absolute)
         except (OSError, ValueError):
@@ -175,7 +181,7 @@ class FileOverlay:
         below = (os.path.join(root, name) for root, folders, names in os.walk(folder) for name in (*names, *folders))
         return [path for path in below if path not in self.hidden and self.is_users(path)]
 
-    # What is written.
+    # Writing.
 
     def target(self, path: Any, *, is_copied: bool = False, is_tree: bool = False) -> Any:
         """Redirect a file and return where to write it; with `is_copied`, its content is copied there first."""
@@ -195,7 +201,7 @@ class FileOverlay:
         return self._like(path, target)
 
     def prepare_target(self, absolute: str) -> str:
-        """Return where to put a file for which `note_redirected` is called afterwards."""
+        """Return the path for a file for which `note_redirected` is called afterwards."""
         target = self.folder + absolute
         os.makedirs(os.path.dirname(target), exist_ok=True)
         return target
@@ -207,9 +213,9 @@ class FileOverlay:
             self.report(absolute, OutputKind.DIVERTED, existed=existed)
 
     def for_writing(self, path: Any, *, is_fresh: bool, is_new: bool = False, must_exist: bool = False) -> Any:
-        """Return where `open` is to write: elsewhere if the file is the user's, else where the script wants it.
+        """Return where `open` must write: elsewhere if the file is the user's, else where the script wants it.
 
-        `is_fresh`: its content is not needed any more. `is_new`: it is an error if the file exists.
+        `is_fresh`: its old content is not needed. `is_new`: it is an error if the file exists.
         """
         is_any = self.sync()
         absolute = self.name_of(path)
@@ -240,22 +246,22 @@ class FileOverlay:
         return self._like(path, target)
 
     def _is_to_be_kept(self, absolute: str, status: os.stat_result) -> bool:
-        """Whether a file that is to be written is the user's, and could be written."""
+        """Whether a file to be written is the user's, and could be written."""
         if not stat.S_ISREG(status.st_mode) or status.st_ctime_ns >= self.began_ns:
             return False
         return not self.is_exempt(absolute) and os.access(absolute, os.W_OK)
 
-    # What is removed.
+    # Removing.
 
     def removed(self, absolute: str) -> None:
-        """A redirected file was removed: hide whatever else has its name from the script."""
+        """Hide the remaining files with this name from the script, after a redirected file was removed."""
         try:
             status = _real_lstat(absolute)
         except (OSError, ValueError):
             self.write_journal("forget", [absolute])
             return
         is_trials = not stat.S_ISDIR(status.st_mode) and status.st_ctime_ns >= self.began_ns
-        if is_trials:  # the script has written it in another way before
+        if is_trials:  # the script has replaced it before, by other means
             with suppress(OSError):
                 _real_unlink(absolute)
         self.write_journal("forget" if is_trials else "hide", [absolute])
@@ -268,14 +274,14 @@ class FileOverlay:
                 self.report(path, OutputKind.KEPT, existed=True)
 
     def below(self, folder: str) -> list[str]:
-        """Return all that is redirected below this folder."""
+        """Return all redirected paths below this folder."""
         start = folder.rstrip(os.sep) + os.sep
         return [path for path in (*self.files, *self.trees) if path.startswith(start)]
 
     def names_in(self, folder: str) -> set[str]:
         return {os.path.basename(path) for path in (*self.files, *self.trees) if os.path.dirname(path) == folder}
 
-    # The journal, and what is reported of the trial.
+    # The journal, and the report on the trial.
 
     def write_journal(self, what: str, paths: Iterable[str]) -> None:
         data = "".join(json.dumps([what, path]) + "\n" for path in paths).encode()
@@ -353,7 +359,7 @@ def _no_such_file(path: Any) -> FileNotFoundError:
 
 
 def _exempt() -> Iterable[str]:
-    """Yield where libraries and caches keep their files."""
+    """Yield the folders of libraries and caches."""
     home = os.path.expanduser("~")
     yield from ("/proc/", "/sys/", "/dev/")
     yield from (os.path.join(home, name) + os.sep for name in (".cache", ".triton", ".nv"))

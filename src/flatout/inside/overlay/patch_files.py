@@ -1,8 +1,8 @@
-"""`open`, and the functions of `os` that look at files and folders, for a script some of whose files are elsewhere.
+"""Patch `open`, and the functions of `os` that read files and folders, for a script with redirected files.
 
-In: the names that the script uses. Out: the same calls, on the files where they are. What is neither redirected, hidden
-nor the user's is done as usual. Names relative to an open folder (`dir_fd`) are left alone. See `patch_names` for
-renaming and removing.
+In: the names that the script uses. Out: the same calls, on the files where they are. Calls on files that are neither
+redirected, hidden nor the user's are passed on unchanged, as are names relative to an open folder (`dir_fd`). See
+`patch_names` for renaming and removing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flatout.inside.overlay.replace import put, replace
 from flatout.inside.protocol import OutputKind
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-# Modules that hold `open` under another name.
+# Modules that have `open` under another name.
 _OPENS = (("builtins", "open"), ("io", "open"), ("tarfile", "bltn_open"), ("bz2", "_builtin_open"))
 
 
@@ -99,7 +99,7 @@ def _patch_looks(overlay: FileOverlay) -> None:
         return access
 
     def marking(original: Callable[..., Any]) -> Callable[..., Any]:
-        """Keep the time of the user's file, by which it is recognized as the user's."""
+        """Preserve the timestamp of the user's file, by which it is recognized as the user's."""
 
         def mark(path: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("dir_fd") is None and is_path(path):
@@ -119,7 +119,7 @@ def _patch_looks(overlay: FileOverlay) -> None:
 
 
 class _Entry:
-    """An entry of `os.scandir`, with the path that the script has for it."""
+    """An entry of `os.scandir`, with the path that the script uses for it."""
 
     def __init__(self, entry: Any, folder: Any) -> None:
         self._entry = entry
@@ -162,7 +162,7 @@ def _patch_listing(overlay: FileOverlay) -> None:
     original_list, original_scan = os.listdir, os.scandir
 
     def changed_folder(path: Any) -> str | None:
-        """Return the folder's absolute name if the script sees other files in it than there are; else None."""
+        """Return the folder's absolute name if the script sees other files in it than those on disk; else None."""
         if not is_path(path) or not overlay.sync():
             return None
         folder = overlay.name_of(path, is_followed=True)
@@ -196,7 +196,7 @@ def _patch_listing(overlay: FileOverlay) -> None:
             return _Entries([_Entry(entry, path) for entry in entries])
 
     def scan_both(path: Any, location: Any, folder: str) -> _Entries:
-        """Scan a folder and what is redirected from it."""
+        """Scan a folder together with the files redirected from it."""
         redirected = overlay.names_in(folder)
         with original_scan(location) as entries:
             shown: list[Any] = [entry for entry in entries if not is_hidden(folder, entry.name)]
@@ -249,7 +249,7 @@ def _patch_folders(overlay: FileOverlay) -> None:
         return rmdir
 
     def removed(original: Callable[..., Any], location: Any) -> bool:
-        """Remove a folder; return False if it is not empty, as hidden folders are in it."""
+        """Remove a folder; return False if it is not empty, because hidden folders are in it."""
         try:
             original(location)
         except OSError as error:

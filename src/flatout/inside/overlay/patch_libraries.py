@@ -1,4 +1,4 @@
-"""Checkpoints of torch and safetensors are redirected, whether or not there was a file, and read from there."""
+"""Redirect the checkpoints of torch and safetensors, whether or not the file existed, and read them from there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def patch_libraries(overlay: FileOverlay) -> None:
 
 
 def _target(overlay: FileOverlay, path: Any) -> Any:
-    """Return where to write; `path` itself if that fails anyway, so that the library raises its own error."""
+    """Return where to write, or `path` if that fails anyway, so that the library raises its own error."""
     if not is_path(path) or os.path.isdir(path):
         return path
     has_folder = os.path.isdir(os.path.dirname(os.path.abspath(os.fsdecode(path))))
@@ -77,7 +77,7 @@ def _patch_safetensors(overlay: FileOverlay, package: Any) -> None:
 
 
 def _patch_distributed(overlay: FileOverlay, module: Any) -> None:
-    """Patch writers and readers, which get their folder at creation, or the name of a checkpoint at each save."""
+    """Patch writers and readers, which get their folder when created, or the name of a checkpoint at each save."""
 
     def written(path: Any) -> Any:
         return overlay.target(path, is_tree=True) if is_path(path) else path

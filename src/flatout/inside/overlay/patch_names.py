@@ -1,7 +1,7 @@
-"""Removing, linking, renaming and copying, for a script some of whose files are elsewhere.
+"""Patch removing, linking, renaming and copying, for a script with redirected files.
 
-In: the names that the script uses. Out: the same calls, after which the user's files are still there and the script no
-longer sees those that it removed. See `patch_files` for opening and looking.
+In: the names that the script uses. Out: the same calls. The user's files still exist afterwards, and the script no
+longer sees those that it removed. See `patch_files` for opening and reading.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _patch_linking(overlay: FileOverlay) -> None:
         return link
 
     def linking_hard(original: Callable[..., Any]) -> Callable[..., Any]:
-        """Link to a copy of the user's file, as another name of the file itself would be a way to change it."""
+        """Link to a copy of the user's file: through another name of the file itself, the script could change it."""
 
         def link(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
             are_paths = is_path(src) and is_path(dst)
@@ -115,7 +115,7 @@ def _rename(overlay: FileOverlay, original: Callable[..., Any], src: Any, dst: A
     is_taken = destination in overlay.hidden or overlay.is_redirected(destination) or overlay.is_users(destination)
     if is_taken:
         _move(original, source, overlay.prepare_target(destination))
-        overlay.note_redirected(destination)  # only now, so that no other rank finds neither
+        overlay.note_redirected(destination)  # only now, so that other ranks always find one of the two files
         return None
     original(location, overlay.where_wanted(dst))
     if not overlay.is_exempt(destination):
@@ -135,7 +135,7 @@ def _move(rename: Callable[..., Any], source: str, target: str) -> None:
 
 
 def _rename_folder(overlay: FileOverlay, original: Callable[..., Any], source: str, destination: str) -> None:
-    """Rename a folder with what is redirected in it; if it holds files of the user's, hide it and redirect a copy."""
+    """Rename a folder with the files redirected in it; if it holds files of the user's, hide it and redirect a copy."""
     has_files_of_the_users = bool(overlay.users_files(source))
     is_taken = destination in overlay.hidden or overlay.is_redirected(destination)
     if has_files_of_the_users or is_taken:
@@ -162,7 +162,7 @@ def _rename_folder(overlay: FileOverlay, original: Callable[..., Any], source: s
 
 def _patch_shutil(overlay: FileOverlay) -> None:
     def copying(original: Callable[..., Any]) -> Callable[..., Any]:
-        """Redirect the copy of a redirected file; all other copies go through `open`."""
+        """Redirect the copy of a redirected file; other copies go through `open`."""
 
         def copy(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
             are_paths = is_path(src) and is_path(dst)
@@ -182,7 +182,7 @@ def _patch_shutil(overlay: FileOverlay) -> None:
             folder = overlay.name_of(path)
             overlay.sync()
             if folder in overlay.hidden or os.path.islink(folder) or not os.path.isdir(folder):
-                return original(path, *args, **kwargs)  # raises its own error if the folder is not there
+                return original(path, *args, **kwargs)  # raises its own error if the folder does not exist
             if overlay.is_redirected(folder):
                 original(overlay.folder + folder, *args, **kwargs)
                 return overlay.removed(folder)
@@ -198,7 +198,7 @@ def _patch_shutil(overlay: FileOverlay) -> None:
 
 
 def _remove_tree(overlay: FileOverlay, original: Callable[..., Any], folder: str, args: Any, kwargs: Any) -> None:
-    """Remove all that is the trial's; hide the user's files and the folders that they are in."""
+    """Remove the trial's files; hide the user's files and their folders."""
     redirected = overlay.below(folder)
     if redirected:
         original(overlay.folder + folder, ignore_errors=True)
@@ -221,7 +221,7 @@ _OnError = Callable[[Any, str, OSError], object]
 
 
 def _remove_all_but(kept: set[str], folder: str, on_error: _OnError | None) -> None:
-    """Remove what is in a folder; other ranks may be removing the same. With `on_error` None, errors are ignored."""
+    """Remove the content of a folder, which other ranks may be removing too. With `on_error` None, ignore errors."""
 
     def attempt(remove: Callable[[str], object], path: str) -> None:
         try:
@@ -240,7 +240,7 @@ def _remove_all_but(kept: set[str], folder: str, on_error: _OnError | None) -> N
 
 
 def _error_rules(ignore_errors: bool = False, onerror: Any = None, *, onexc: Any = None, **_: Any) -> _OnError | None:
-    """Return what the arguments of `shutil.rmtree` do with an error; None if they ignore it."""
+    """Return what the arguments of `shutil.rmtree` say to do with an error; None if they ignore it."""
     if ignore_errors:
         return None
 

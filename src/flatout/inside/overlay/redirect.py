@@ -1,10 +1,11 @@
-"""Start the redirection of a trial: what would overwrite a file of the user goes to FLATOUT_DIVERT/<the absolute path>.
+"""Start the redirection of a trial: writes that would replace a user's file go to FLATOUT_DIVERT/<the absolute path>.
 
-Checkpoints always go there, new or not: `torch.save`, `torch.jit.save`, `torch.distributed.checkpoint`, safetensors.
-Of everything else that Python code opens, renames or removes, only files from before the trial are redirected; new ones
-are written where the script wants them, and reported. In all processes of the trial the script finds what it would find
-without Flatout. Neither redirected nor reported is what other programs and compiled libraries write. Changes within a
-file that is too large to be copied first are not redirected, but reported.
+Checkpoints are always redirected, new or not: `torch.save`, `torch.jit.save`, `torch.distributed.checkpoint`,
+safetensors. Other files that Python code opens, renames or removes are redirected only if they are older than the
+trial;
+new files are written where the script wants them, and reported. In all processes of the trial, the script sees the same
+files as without Flatout. Writes by other programs and compiled libraries are neither redirected nor reported. Changes
+within a file that is too large to be copied first are reported but not redirected.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _of_this_process: FileOverlay | None = None
 
 
 def redirect_files(recording: Path | None) -> None:
-    """Redirect files as soon as Python starts: a script may take hold of `os.remove` before it imports torch."""
+    """Redirect files as soon as Python starts: a script can import `os.remove` before it imports torch."""
     global _of_this_process
     folder = os.environ.get(Variable.DIVERT)
     if folder and _of_this_process is None:

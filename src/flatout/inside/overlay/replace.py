@@ -1,4 +1,4 @@
-"""Put a function of ours in the place of one of Python's modules."""
+"""Replace functions of Python's modules by ours."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def replace(module: Any, name: str, make: Callable[[Callable[..., Any]], Callabl
 
 
 def put(module: Any, name: str, original: Any, ours: Any) -> None:
-    """Put `ours` in the place of `original`.
+    """Replace `original` by `ours`.
 
-    `os` lists in sets which of its functions support what. Pickle stores a function by module and name, and the module
-    of the original would be `posix`, where ours is not found.
+    `os` lists in sets which of its functions support what, so `ours` is added there. Pickle stores a function by module
+    and
+    name, and the original's module would be `posix`, which does not contain ours.
     """
     ours.__module__ = module.__name__
     setattr(module, name, ours)
