@@ -1,4 +1,4 @@
-"""Classify what a rank's launching threads were doing, as merged intervals in which a time can be looked up."""
+"""Classify the activity of a rank's launching threads, as merged intervals that can be searched by time."""
 
 from __future__ import annotations
 

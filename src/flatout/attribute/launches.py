@@ -18,10 +18,10 @@ class GpuWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     cannot have been launched later. If there is no previous work, it was launched before the recording.
     """
 
-    event: NDArray[np.int64]  # row of the event table
+    event: NDArray[np.int64]  # row in the event table
     start_ns: Times
     end_ns: Times
-    launch: NDArray[np.int64]  # row of the launching RUNTIME event, NULL if the recording has none
+    launch: NDArray[np.int64]  # row of the launching RUNTIME event; NULL if the recording has none
     launched_ns: Times  # BEFORE_RECORDING if launched before the recording
     launch_end_ns: Times
     is_linked: Flags

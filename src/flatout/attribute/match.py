@@ -21,7 +21,7 @@ from flatout.records.job import Match
 from flatout.records.timeline import BEFORE_RECORDING, CommunicationCall, RankTimeline
 
 NAMELESS = "?"  # the group of kernels without a recorded group
-MIN_COMMON_ENDS = 8  # needed to recognise groups by common ends
+MIN_COMMON_ENDS = 8  # common ends needed to recognise groups
 MAX_GROUPS_SHOWN = 4
 MAX_END_SPREAD_NS = 50_000  # spread of the ends of one collective: 10-42 us on one host
 

@@ -1,4 +1,4 @@
-"""Attribute one rank's events: find its window and its steps, and give each moment to a part.
+"""Attribute one rank's events: find its window and its steps, and assign each moment to a part.
 
 Exposed communication stays unsplit here: only the other ranks' traces show how much of it was waiting (`split.py`).
 """
@@ -26,7 +26,7 @@ MIN_UNLINKED_SHARE = 0.25  # reached by a host that runs one step ahead, with th
 
 
 def attribute_rank(table: EventTable, rank: int | None = None, *, with_track: bool = False) -> RankTimeline:
-    """Give every nanosecond of the rank's window to one part; `rank` overrides the rank that the trace states.
+    """Assign every nanosecond of the rank's window to one part; `rank` overrides the rank that the trace states.
 
     `with_track` also keeps each launch and each kernel, which a replay needs.
     """

@@ -70,7 +70,7 @@ def _arrive(
 
 
 def _needed_rank(match: Match, rank: int, last: int) -> int | None:
-    """Return the rank that this rank has to wait for, itself if it needs nobody; None if that is unknown.
+    """Return the rank that this rank must wait for: itself if it needs nobody, None if that is unknown.
 
     `last` is the recorded rank that arrived last.
     """

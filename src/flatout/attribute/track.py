@@ -1,8 +1,8 @@
-"""Build the `RankTrack` of one rank: its launches, what the host waited for, and the order that the streams keep.
+"""Build the `RankTrack` of one rank: its launches, the host's waits, and the dependencies between streams.
 
-A synchronising call waited for the last work that ended inside it. A stream is taken to wait for another one if its
-work begins just after work of the other stream has ended, and wherever it has to: a collective follows the work
-launched before it, and the optimizer follows all collectives.
+A synchronising call is taken to have waited for the last work that ended inside it. A stream is taken to wait for
+another one if its work begins just after work of the other stream ended, and wherever it must: a collective follows the
+work launched before it, and the optimizer follows all collectives.
 """
 
 from __future__ import annotations
@@ -244,7 +244,9 @@ def _spent(time: Times, phases: dict[Spent, Intervals], blocked: Intervals) -> N
 
 
 def _after(start: Times, end: Times, stream: Times, is_comm: Flags, is_optimizer: Flags, launched_by: Rows) -> Rows:
-    """Return the work on another stream that each had to wait for, -1 if none; rows are in launch order."""
+    """Return the work on another stream that each piece of work had to wait for, -1 if none; rows are in launch
+    order.
+    """
     num = len(start)
     result = np.full(num, -1, dtype=np.int64)
     if num == 0:
@@ -252,7 +254,8 @@ def _after(start: Times, end: Times, stream: Times, is_comm: Flags, is_optimizer
     rows = np.arange(num)
     by_end = np.argsort(end, kind="stable")
     at = np.searchsorted(end[by_end], start + 1_000, side="right")
-    for back in range(1, 4):  # of the last few that ended, take the first on another stream launched before
+    # among the last few that ended, take the first that was launched before, on another stream
+    for back in range(1, 4):
         position = at - back
         near = by_end[np.maximum(position, 0)]
         good = (result < 0) & (position >= 0) & (stream[near] != stream) & (near < rows)

@@ -1,7 +1,7 @@
-"""Rates that `flatout bench` measured of a machine, in place of the vendor's: matmul, memory copies, collectives.
+"""Use the rates that `flatout bench` measured in place of the vendor's: matmul, memory copies, collectives.
 
-Collectives give the rate that they reach: the constants' share of the link's rate is divided out, so that the model
-comes back to what was measured.
+A measured collective rate is divided by the share of the link's rate that the constants assume, so that the model
+reproduces the measurement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from flatout.plan.constants import Constants
 from flatout.records.plan import Cluster
 
 SCHEMA = "flatout/ceilings"
-# Plain copies reach this share of a data sheet's memory rate, and the model's constants are shares of the data sheet's.
+# Plain copies reach this share of a data sheet's memory rate; the model's constants are shares of the data sheet's
+# rate.
 _COPY_SHARE = 0.92
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
@@ -34,7 +35,7 @@ class _Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     measurements: tuple[_Measurement, ...]
 
     def best(self, *names: str, group: str | None = None) -> float | None:
-        """Return the highest rate measured under one of the names, in one kind of group."""
+        """Return the highest rate measured under one of the names, for one kind of group."""
         values = [
             measurement.value
             for measurement in self.measurements
@@ -43,7 +44,7 @@ class _Ceilings(msgspec.Struct, frozen=True, kw_only=True):
         return max(values, default=None)
 
     def matmul_shares(self, peaks: dict[str, float]) -> dict[str, float]:
-        """Return the best share of each peak that a matrix multiplication reached, by operand type."""
+        """Return the highest share of each peak that a matrix multiplication reached, by operand type."""
         shares: dict[str, float] = {}
         for measurement in self.measurements:
             dtype = measurement.dtype
@@ -55,7 +56,7 @@ class _Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_ceilings(path: Path) -> bool:
-    """Whether a file begins like one of `flatout bench`."""
+    """Whether a file begins like one written by `flatout bench`."""
     try:
         with path.open("rb") as file:
             return SCHEMA.encode() in file.read(200)
@@ -66,9 +67,9 @@ def is_ceilings(path: Path) -> bool:
 def with_ceilings(
     cluster: Cluster, shares: dict[str, float], path: Path, constants: Constants
 ) -> tuple[Cluster, dict[str, float]]:
-    """Return the cluster, and the share of each peak, with the measured rates.
+    """Return the cluster with the measured rates, and the measured share of each peak.
 
-    InputError: the file is unreadable, or has no rate that a plan uses.
+    Raise InputError if the file is unreadable, or has no rate that a plan uses.
     """
     ceilings = _read(path)
     matmul_shares = ceilings.matmul_shares(cluster.peak_flops_per_s)

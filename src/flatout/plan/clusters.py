@@ -1,4 +1,4 @@
-"""A cluster from what the user names: `h100x512`, or the path to a short TOML."""
+"""Build a cluster from the user's argument: `h100x512`, or the path to a short TOML file."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from flatout.plan.shipped import shipped
 from flatout.records.plan import Cluster
 
 _NAMED = re.compile(r"(.+?)x(\d+)")
-# SMs of a GPU whose data sheet does not give them: the last wave of tiles is then as likely full as another's.
+# The number of SMs assumed if the GPU's data sheet does not give one; it decides how full the last wave of tiles is.
 _ASSUMED_SMS = 148
 _ASSUMED_LINK_BYTES_PER_S, _ASSUMED_MEMORY_BYTES_PER_S = 64e9, 1e12
-MOST_GPUS = 1 << 20  # ten times the largest clusters; the search takes seconds then
+MOST_GPUS = 1 << 20  # ten times the largest clusters; a search then takes seconds
 MOST_LIKE_ANY = "h100"
 
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
-# A cluster, and the share of each peak that matrix multiplications were measured to reach, by operand type.
+# A cluster, and by operand type, the share of the peak that matrix multiplications were measured to reach.
 WithShares = tuple[Cluster, dict[str, float]]
 
 
 class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The TOML: `gpu` and `num_gpus` are needed, the rest has the defaults of the GPU's usual system."""
+    """The TOML file. `gpu` and `num_gpus` are required; the rest defaults to the GPU's usual system."""
 
     gpu: str
     num_gpus: int
     gpus_per_node: Count | None = None
     nvlink_domain: Count | None = None
-    nic_gbit_per_s: Positive | None = None  # of a node
+    nic_gbit_per_s: Positive | None = None  # per node
     network: Literal["infiniband", "roce", "ethernet"] = "infiniband"
     oversubscription: Annotated[float, msgspec.Meta(ge=1)] = 1.0
-    pod_nodes: Count = 1  # nodes that reach each other without the network's core
+    pod_nodes: Count = 1  # nodes that reach each other without the core of the network
     rail_optimized: bool = False
-    host_link_gb_per_s: Positive | None = None  # of a GPU, one direction
-    host_memory_gb_per_s: Positive | None = None  # for each GPU
-    link_gb_per_s: Positive | None = None  # of a GPU, one direction
+    host_link_gb_per_s: Positive | None = None  # per GPU, one direction
+    host_memory_gb_per_s: Positive | None = None  # per GPU
+    link_gb_per_s: Positive | None = None  # per GPU, one direction
     memory_gib: Positive | None = None
     memory_gb_per_s: Positive | None = None
-    matmul_tflops: dict[str, Positive] = {}  # measured ceilings, by operand type
-    ceilings: str | None = None  # or a file of `flatout bench --json`, next to this one
+    matmul_tflops: dict[str, Positive] = {}  # measured ceilings by operand type,
+    ceilings: str | None = None  # or a file of `flatout bench --json`, relative to this file
 
     def changes(self) -> dict[str, float]:
-        """Return the rates and sizes that the file gives, by the field of `Cluster`."""
+        """Return the rates and sizes in the file, by field of `Cluster`."""
         typed = {
             "host_link_bytes_per_s": (self.host_link_gb_per_s, 1e9),
             "host_memory_bytes_per_s": (self.host_memory_gb_per_s, 1e9),
@@ -64,7 +64,7 @@ class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def cluster(name: str) -> WithShares:
-    """Return the cluster that `SYSTEMxCOUNT` or the path to a TOML names. InputError: neither."""
+    """Return the cluster that `SYSTEMxCOUNT` or the path to a TOML file names. Raise InputError if it is neither."""
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
         return _from_toml(path)
@@ -77,7 +77,7 @@ def cluster(name: str) -> WithShares:
 
 
 def system(alias: str) -> System:
-    """Return the system with this alias. InputError with the nearest one: it is unknown."""
+    """Return the system with this alias. Raise InputError with the nearest alias if it is unknown."""
     systems = all_systems()
     if alias.lower() in systems:
         return systems[alias.lower()]
@@ -97,7 +97,7 @@ def of_system(
     nvlink_domain: int | None = None,
     nic_bytes_per_s: float | None = None,
 ) -> WithShares:
-    """Return a system of the catalogue with this number of GPUs; `nic_bytes_per_s` is of a node."""
+    """Return a cluster of a catalogue system with this number of GPUs; `nic_bytes_per_s` is per node."""
     if not 1 <= num_gpus <= MOST_GPUS:
         raise InputError(
             f"a cluster must have 1 to {MOST_GPUS:,} GPUs, but `{name}` has {num_gpus:,}", hint="for example: h100x8"
@@ -166,7 +166,7 @@ def _read_toml(path: Path) -> _ClusterFile:
 
 
 def _matmul_shares(path: Path, typed: _ClusterFile, base: Cluster) -> dict[str, float]:
-    """Return the share of each peak that the typed ceilings are."""
+    """Return the ceilings that the user typed as shares of the peaks."""
     shares: dict[str, float] = {}
     for dtype, tflops in typed.matmul_tflops.items():
         peak = base.peak_flops_per_s.get(dtype)

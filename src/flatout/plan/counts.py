@@ -1,8 +1,8 @@
-"""A workload's parameters and floating-point operations, counted term by term.
+"""Count a workload's parameters and floating-point operations, term by term.
 
 Parameters follow the published model definitions exactly (tests compare them with the published numbers). Operations:
 2 for each multiply-add of a matrix multiplication, forward; a training step has three times as many (the gradients of
-inputs and of weights), without what is recomputed. Same terms as Megatron-LM's `num_floating_point_operations`.
+inputs and of weights), without recomputation. Same terms as Megatron-LM's `num_floating_point_operations`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from flatout.records.plan import Workload
 
 
 def query_key_dim(workload: Workload) -> int:
-    """Return the elements of one head's query: with latent attention, those without and those with rotary positions."""
+    """Return the elements of one head's query; with latent attention, those without plus those with rotary
+    positions.
+    """
     return workload.head_dim + workload.rope_dim
 
 
@@ -38,12 +40,12 @@ def qkv_parameters(workload: Workload) -> int:
 
 
 def out_width(workload: Workload) -> int:
-    """Return the elements of all heads' values, which the output projection takes."""
+    """Return the elements of all heads' values, which are the input of the output projection."""
     return workload.num_heads * value_dim(workload)
 
 
 def matrices_per_ffn(workload: Workload) -> int:
-    """Return the matrices of one feed-forward network: up and down, and a gate."""
+    """Return the number of matrices in one feed-forward network: up and down, and a gate if it has one."""
     return 3 if workload.is_gated else 2
 
 
@@ -75,7 +77,7 @@ def expert_parameters(workload: Workload) -> int:
 
 
 def shared_parameters(workload: Workload) -> int:
-    """Return the parameters that every token uses of one layer of experts: the router and the shared experts."""
+    """Return the parameters of a layer of experts that every token uses: the router and the shared experts."""
     w = workload
     return w.hidden * w.num_experts + matrices_per_ffn(w) * w.hidden * w.shared_ffn
 
@@ -122,7 +124,9 @@ def num_parameters(workload: Workload) -> int:
 
 
 def num_active_parameters(workload: Workload) -> int:
-    """Return the number of parameters that one token uses: of the routed experts, `experts_per_token`."""
+    """Return the number of parameters that one token uses; of the routed experts, these are `experts_per_token`
+    experts.
+    """
     w = workload
     if not w.num_experts:
         return num_parameters(w)
@@ -131,7 +135,7 @@ def num_active_parameters(workload: Workload) -> int:
 
 
 def training_flops_per_token(workload: Workload, seq: int, *, is_causal: bool | None = None) -> float:
-    """Return the operations of forward and backward for one token in a sequence of `seq`; nothing is recomputed.
+    """Return the operations of forward and backward for one token in a sequence of `seq`, without recomputation.
 
     `is_causal=False` counts the masked half of attention too, as Narayanan et al. (arXiv 2104.04473, eq. 3) do.
     """

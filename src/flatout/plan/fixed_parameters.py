@@ -1,4 +1,4 @@
-"""`--fix PARAMETER=VALUE`: the layouts that have each given value, or the reason why there is none."""
+"""Apply `--fix PARAMETER=VALUE`: keep the layouts with the given values, or explain why there are none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SWITCH_VALUES = {"on": 1, "1": 1, "yes": 1, "true": 1, "off": 0, "0": 0, "no": 
 def only(spec: TrainingSpec, columns: Columns, fixed: Sequence[str]) -> Columns:
     """Return the rows that have each `PARAMETER=VALUE`.
 
-    UsageError: no such parameter or value. InputError: no valid layout has it.
+    Raise UsageError if the parameter or its value does not exist, and InputError if no valid layout has it.
     """
     everything = columns
     text_of: dict[str, str] = {}
@@ -39,7 +39,7 @@ def only(spec: TrainingSpec, columns: Columns, fixed: Sequence[str]) -> Columns:
 
 
 def _parsed(text: str) -> tuple[str, int]:
-    """Return the parameter, and its value as the columns have it."""
+    """Return the parameter, and its value as in the columns."""
     name, _, value = text.partition("=")
     parameter = _SHORT.get(name, name)
     if parameter not in LAYOUT_PARAMETERS or not value:
@@ -64,7 +64,7 @@ def _parameter_hint(name: str) -> str:
 
 
 def _not_valid(spec: TrainingSpec, columns: Columns, parameter: str, wanted: int) -> InputError:
-    """Return the error for a value that no layout has, with the rule and the values that some have."""
+    """Return the error for a value that no layout has, with the rule and the valid values."""
     possible = sorted({int(value) for value in columns[parameter]})
     names = _NAMES.get(parameter)
     if names:
@@ -80,7 +80,7 @@ def _not_valid(spec: TrainingSpec, columns: Columns, parameter: str, wanted: int
 
 
 def _rule(spec: TrainingSpec, parameter: str) -> str:
-    """Return the rule that a value of the parameter must obey, in this training's numbers."""
+    """Return the rule for values of the parameter, with this training's numbers."""
     workload = spec.workload
     rules = {
         "tp": f"tp must divide {workload.num_heads} heads, a hidden width of {workload.hidden} and the number of GPUs",

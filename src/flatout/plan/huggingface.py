@@ -1,4 +1,4 @@
-"""A Hugging Face `config.json` -> the workload whose shape it describes."""
+"""Read a model's shape from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from flatout.errors import InputError
 from flatout.records.plan import Workload
 
-# Architectures whose config.json does not say everything: the rest is in their code.
+# Architectures whose config.json is incomplete: the rest is in their code.
 _WITH_BIAS = ("gpt2", "bert", "gpt_neox", "bloom", "opt", "vit")
 _WITH_QKV_BIAS = ("qwen2", "qwen2_moe")
 _WITH_QK_NORM = ("qwen3", "qwen3_moe")
@@ -22,7 +22,7 @@ _WHOLE = (*("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attent
 
 
 def from_config(path: Path) -> Workload:
-    """Return the shape in a `config.json`. InputError: it is unreadable, or of no known decoder or encoder."""
+    """Return the shape in a `config.json`. Raise InputError if it is unreadable, or not a known decoder or encoder."""
     try:
         config = msgspec.json.decode(path.read_bytes())
     except OSError as error:
@@ -42,7 +42,7 @@ def from_config(path: Path) -> Workload:
 
 
 def from_dict(path: Path, config: dict[str, Any]) -> Workload:
-    """Return the shape in a config that was read already; `path` is for messages. InputError: it lacks a number."""
+    """Return the shape in a parsed config; `path` is for messages. Raise InputError if a number is missing."""
     try:
         return _Config(path, config).workload()
     except KeyError as error:
@@ -62,7 +62,9 @@ def _some_names(config: dict[str, Any]) -> str:
 
 
 class _Config:
-    """A config's values under the names that architectures give them. KeyError: a needed one is absent."""
+    """The values of a config, under the names that architectures use. Raises KeyError if a required value is
+    missing.
+    """
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self._path, self._config = path, config
@@ -73,7 +75,7 @@ class _Config:
         self._heads = self._needed("num_attention_heads", "n_head", "n_heads")
 
     def _value(self, *names: str) -> Any:
-        """Return the first value that is given under one of the names; None: none is."""
+        """Return the first value under one of the names; None if there is none."""
         values = (self._config.get(name) for name in names)
         return next((value for value in values if value is not None), None)
 
@@ -138,15 +140,17 @@ class _Config:
         return not self._has_bias and (activation is None or str(activation) in gated)
 
     def _shared_ffn(self, expert_ffn: int) -> int:
-        """Return the width of the experts that see every token."""
+        """Return the total width of the experts that every token uses."""
         if self._kind.startswith("llama4"):
             return expert_ffn
         return self._number("shared_expert_intermediate_size") + self._number("n_shared_experts") * expert_ffn
 
     def _num_moe_layers(self) -> int:
-        """Return how many layers have experts.
+        """Return the number of layers with experts.
 
-        DeepSeek's first layers are dense; Llama 4's and Qwen's every `step`-th has experts; Qwen may list dense ones.
+        In DeepSeek the first layers are dense. In Llama 4 and Qwen, every `step`-th layer has experts. Qwen's config
+        can list
+        dense layers.
         """
         step = self._number("interleave_moe_layer_step") or self._number("decoder_sparse_step") or 1
         num_first_dense = self._number("first_k_dense_replace")
@@ -155,7 +159,7 @@ class _Config:
         return sum(layer >= num_first_dense and layer not in listed_dense for layer in every_step)
 
     def _num_positions(self) -> int:
-        """Return the rows of a learned position table: a ViT's has one for each patch and one for the class token."""
+        """Return the rows of the learned position table; for a ViT, one per patch and one for the class token."""
         if self._kind == "vit":
             patches_per_side = self._needed("image_size") // self._needed("patch_size")
             return patches_per_side**2 + 1
@@ -164,5 +168,5 @@ class _Config:
         return 0
 
     def _patch_inputs(self) -> int:
-        """Return the values of one patch."""
+        """Return the number of values in one patch."""
         return self._number("num_channels", default=3) * self._needed("patch_size") ** 2

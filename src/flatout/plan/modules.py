@@ -1,8 +1,8 @@
-"""A workload from a torch module: what `FILE.py:NAME` names, built on the meta device, so that it takes no memory.
+"""Read a model's shape from a torch module (`FILE.py:NAME`), built on the meta device so that it uses no memory.
 
-A Hugging Face model has its config. The shape of any other is read off its weights and attributes: the longest list of
-blocks, the embedding, and the number of heads, which no weight shows. Then the parameters must agree with the module's
-own; otherwise it is not a transformer that this can read.
+For a Hugging Face model, its config is used. For others, the shape comes from the weights and attributes: the longest
+list of blocks, the embedding, and the number of heads, which weights do not show. Then the number of parameters must
+agree with the module's; otherwise it is not a transformer that can be read here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from flatout.records.plan import Workload
 
 _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nhead")
 _KV_HEADS = ("num_kv_heads", "n_kv_heads", "num_key_value_heads", "n_kv_head")
-# A shape omits small tables and biases from the count, never a matrix of each layer.
+# The shape does not count small tables and biases, but it counts every matrix of each layer.
 _CLOSE = 0.02
 
 
 def from_module(path: Path, name: str) -> Workload:
-    """Return the shape of what `name` in the file is or returns. InputError: no such module, or not a transformer."""
+    """Return the shape of the module that `name` in the file is or returns. Raise InputError if it is not a
+    transformer.
+    """
     try:
         import torch
     except ImportError as error:
@@ -52,10 +54,10 @@ def from_module(path: Path, name: str) -> Workload:
 
 
 class _Transformer:
-    """A module whose parts are those of a transformer."""
+    """A module with the parts of a transformer."""
 
     def __init__(self, name: str, module: Any, torch: Any) -> None:
-        """InputError: the module lacks blocks, an embedding or a number of heads."""
+        """Find the parts. Raise InputError if the module lacks blocks, an embedding or a number of heads."""
         self._name, self._module, self._torch = name, module, torch
         lists = self._submodules(module, torch.nn.ModuleList, torch.nn.Sequential)
         blocks = max(lists, key=lambda modules: (_num_alike(modules), _size(modules)), default=None)
@@ -74,7 +76,7 @@ class _Transformer:
         self._hidden = self._vocabulary.embedding_dim
 
     def workload(self) -> Workload:
-        """Return the shape. InputError: a transformer of this shape has another number of parameters."""
+        """Return the shape. Raise InputError if a transformer of this shape has another number of parameters."""
         ffn = self._ffn_width()
         shape = Workload(
             name=self._name.rsplit(":", 1)[1],
@@ -111,31 +113,35 @@ class _Transformer:
         return [submodule for submodule in module.modules() if isinstance(submodule, kinds)]
 
     def _ffn_width(self) -> int:
-        """Return the width of the feed-forward network: the most inputs of a matrix back to the hidden width."""
+        """Return the width of the feed-forward network: the largest input of a matrix whose output is the hidden
+        width.
+        """
         widths = [int(linear.in_features) for linear in self._linears if linear.out_features == self._hidden]
         return max((width for width in widths if width > self._hidden), default=4 * self._hidden)
 
     def _num_up_matrices(self, ffn: int) -> int:
-        """Return how many matrices lead from the hidden width to the feed-forward network's; a joined one is two."""
+        """Return the number of matrices from the hidden width to the feed-forward network's; a fused matrix counts as
+        two.
+        """
         widths = [int(linear.out_features) for linear in self._linears if linear.in_features == self._hidden]
         widths = [width for width in widths if width > self._hidden]
         return widths.count(ffn) + 2 * widths.count(2 * ffn)
 
     def _has_separate_logits(self) -> bool:
-        """Whether a matrix other than the embedding's leads to the vocabulary."""
+        """Whether the output logits have a matrix separate from the embedding."""
         linears = self._submodules(self._module, self._torch.nn.Linear)
         to_vocabulary = [linear for linear in linears if linear.out_features == self._vocabulary.num_embeddings]
         return any(linear.weight is not self._vocabulary.weight for linear in to_vocabulary)
 
     def _num_positions(self) -> int:
-        """Return the rows of a learned position table: of the largest other embedding of the hidden width."""
+        """Return the rows of the learned position table: the largest other embedding of the hidden width."""
         others = [embedding for embedding in self._embeddings if embedding is not self._vocabulary]
         rows = [int(embedding.num_embeddings) for embedding in others if embedding.embedding_dim == self._hidden]
         return max(rows, default=0)
 
 
 def _num_alike(modules: Any) -> int:
-    """Return how many of a list's modules are of the kind of its last, if they have weights."""
+    """Return how many modules of a list have the type of its last module, if that has weights."""
     modules = list(modules)
     if not modules or not _size(modules[-1]):
         return 0
@@ -148,7 +154,7 @@ def _size(module: Any) -> int:
 
 
 def _first_attribute(module: Any, names: tuple[str, ...]) -> int:
-    """Return the first whole number under one of the names, on any submodule; 0: there is none."""
+    """Return the first positive integer under one of the names, on any submodule; 0 if there is none."""
     for submodule in module.modules():
         for name in names:
             value = getattr(submodule, name, None)

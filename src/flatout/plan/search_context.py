@@ -1,7 +1,7 @@
-"""What all layouts of a search share, and the model evaluated for columns of layouts.
+"""Hold what all layouts of a search share, and evaluate the model for columns of layouts.
 
-Workload and machine are scalars, layouts are columns in pieces that fit into a core's cache: the same model as
-everywhere, without a loop over layouts.
+Workload and machine are scalars. Layouts are columns, in chunks that fit into a core's cache, so that the same model is
+evaluated without a loop over layouts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Rows = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchContext:
-    """The training, its machine's and software's habits, and the constants."""
+    """The training job, the software's behaviour, measured matmul shares, and the calibration."""
 
     spec: TrainingSpec
     precision: str
@@ -48,7 +48,7 @@ class SearchContext:
 
 
 def evaluate_layouts(context: SearchContext, columns: Columns) -> tuple[Array, Array]:
-    """Return the seconds per step, and the bytes of the rank that uses the most memory, of every row."""
+    """Return the seconds per step, and the bytes of the rank that uses the most memory, for every row."""
     count = len(columns["tp"])
     times, totals = np.empty(count), np.empty(count)
     constants = from_logs(context.calibration.logs)
@@ -61,7 +61,9 @@ def evaluate_layouts(context: SearchContext, columns: Columns) -> tuple[Array, A
 
 
 def calibration_factor(context: SearchContext, columns: Columns) -> float:
-    """Return what calibration multiplies every step time by: all layouts share machine, model and software."""
+    """Return the calibration's factor on step times; it is the same for all layouts, which share machine, model and
+    software.
+    """
     if not len(columns["tp"]):
         return 1.0
     first = context.inputs(columns, np.zeros(1, dtype=np.intp))
@@ -69,7 +71,7 @@ def calibration_factor(context: SearchContext, columns: Columns) -> float:
 
 
 def any_fits(context: SearchContext, columns: Columns) -> bool:
-    """Whether one of the layouts is safe from running out of memory."""
+    """Whether at least one layout is safe from running out of memory."""
     if not len(columns["tp"]):
         return False
     _, totals = evaluate_layouts(context, columns)

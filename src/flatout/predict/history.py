@@ -1,7 +1,7 @@
-"""Predictions of past tunings with what was measured, as JSON lines, appended only: what `calibrate` learns from.
+"""Store predictions of past tunings with their measured results, as appended JSON lines, for `calibrate` to learn from.
 
-In and out: a path that the caller chooses. Predictions are kept as they were replayed, before a correction, so that
-corrections are never learned twice.
+In and out: a path that the caller chooses. Predictions are stored as replayed, before any correction, so that a
+correction is never learned twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 def prediction_record(
     prediction: Prediction, measured: float, machine: str, date: str, *, sd: float = 0.0
 ) -> PredictionRecord:
-    """Return the history's record of a prediction and its measured speedup; `sd`: noise of log(measured)."""
+    """Return the history's record of a prediction and its measured speedup; `sd` is the noise of log(measured)."""
     replayed = (prediction.speedup / prediction.correction, None, None)
     predicted, low, high = prediction.model or replayed
     return PredictionRecord(
@@ -43,7 +43,9 @@ def prediction_record(
 
 
 def read_history(path: Path) -> History:
-    """Read the history; a path that does not exist yet is an empty one. InputError: the file is unreadable."""
+    """Read the history; a path that does not exist yet is an empty history. Raise InputError if the file is
+    unreadable.
+    """
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -73,7 +75,7 @@ def append_history(path: Path, outcomes: Iterable[PredictionRecord]) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A line that a crash truncated must not spoil the next one.
+        # Begin a new line, so that a line truncated by a crash does not spoil the next one.
         prefix = b"\n" if _ends_within_a_line(path) else b""
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:

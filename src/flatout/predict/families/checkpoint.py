@@ -1,4 +1,4 @@
-"""Checkpoints in the background: the copy to the host stays, the writing goes."""
+"""Checkpoints in the background: the copies to the host stay in the step, the writing does not."""
 
 from __future__ import annotations
 

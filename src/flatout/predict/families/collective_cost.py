@@ -1,6 +1,6 @@
-"""The cost of a collective by its size: alpha + beta * bytes, fitted to the transfers of the trace itself.
+"""Fit the cost of a collective to its size, alpha + beta * bytes, from the transfers in the trace.
 
-Where all of one operation have one size, alpha is a prior of the transport.
+If all collectives of an operation have the same size, alpha is a prior for the transport.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import numpy as np
 
 from flatout.predict.situation import Situation
 
-# Fixed cost of one collective in ns where the trace cannot show it (nccl-tests, small messages; gloo by its sockets).
+# The fixed cost of one collective in ns, if the trace does not show it (nccl-tests, small messages; gloo by its
+# sockets).
 ALPHA_NS = {"nvlink": 20e3, "shared_memory": 30e3, "pcie": 30e3, "infiniband": 40e3, "socket": 150e3}
 DEFAULT_ALPHA_NS = 50e3
 
@@ -25,9 +26,9 @@ class CollectiveCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fitted(situation: Situation, *operations: str) -> CollectiveCost | None:
-    """Fit the transfers of all ranks; None where no size is known.
+    """Fit the transfers of all ranks; None if no size is known.
 
-    The shortest of a collective counts: the others wait for what their own compute delays.
+    Only the transfers are fitted, without the waits for ranks that arrive late.
     """
     sizes, transfers = [], []
     seen = situation.edits()
@@ -42,7 +43,7 @@ def fitted(situation: Situation, *operations: str) -> CollectiveCost | None:
     prior = min(ALPHA_NS.get(situation.facts.transport or "", DEFAULT_ALPHA_NS), float(y.min()))
     alpha, beta = prior, float(((y - prior).sum()) / x.sum())
     if len(np.unique(x)) >= 3 and x.max() >= 4 * x.min():
-        # Relative errors count, so that small messages show alpha.
+        # Minimize relative errors, so that small messages determine alpha.
         weights = 1 / y
         design = np.stack((weights, x * weights), axis=1)
         (free_alpha, free_beta), *_ = np.linalg.lstsq(design, np.ones(len(y)), rcond=None)

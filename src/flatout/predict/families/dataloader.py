@@ -1,4 +1,4 @@
-"""The DataLoader: batches made during the steps, and copies that are faster or wait for nothing."""
+"""The DataLoader: batches loaded during the steps, and copies that are faster or do not block the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ PINNED_BYTES_PER_S = 40e9  # prior: host to device over PCIe 5 x16, 50 GB/s by d
 
 
 def workers(situation: Situation, change: Change) -> Scenarios | str:
-    """A step takes at least the cost of a batch over the workers; the loader's time in the step goes."""
+    """Remove the loader's time from the step, which then takes at least the cost of a batch divided among the
+    workers.
+    """
     asked = int(change.value)
     facts = situation.facts
     cost_s = _batch_s(situation)
@@ -34,7 +36,7 @@ def workers(situation: Situation, change: Change) -> Scenarios | str:
             batches = max(int((loading > 0).sum()), 1)
             left = min(1.0, HAND_OVER_S * 1e9 * batches / max(float(loading.sum()), 1.0))
             edits[rank].spent_ns[:, Spent.DATA_LOADING] *= left
-        # More workers of the same kind than now are at worst as slow; that they share cores is in the pace already.
+        # More workers than now cannot make the pace worse; it already includes that they share cores.
         return min(cost_s / at_once * factor, most_s)
 
     return Scenarios(
@@ -83,7 +85,7 @@ def prefetch(situation: Situation, change: Change) -> Scenarios | str:
 
 
 def pin_memory(situation: Situation, change: Change) -> Scenarios | str:
-    """Pageable copies to the device run at the rate of pinned ones; the host still waits for them."""
+    """Run pageable copies to the device at the rate of pinned copies; the host still waits for them."""
     del change
     rows = situation.works(GpuWorkKind.PAGEABLE_TO_DEVICE)
     if not sum(len(r) for r in rows.values()):
@@ -108,7 +110,7 @@ def pin_memory(situation: Situation, change: Change) -> Scenarios | str:
 
 
 def _pinned_rate(situation: Situation) -> float:
-    """Return the rate of the pinned copies in the trace if there are large ones, otherwise a prior."""
+    """Return the rate of the trace's pinned copies if there are large ones, otherwise a prior."""
     rows = situation.works(GpuWorkKind.COPY_TO_DEVICE)
     best = 0.0
     for rank, track in situation.tracks.items():
@@ -120,7 +122,7 @@ def _pinned_rate(situation: Situation) -> float:
 
 
 def non_blocking(situation: Situation, change: Change) -> Scenarios | str:
-    """The host no longer waits for copies to the device."""
+    """Remove the host's waits for copies to the device."""
     del change
     kinds = (GpuWorkKind.COPY_TO_DEVICE, GpuWorkKind.PAGEABLE_TO_DEVICE)
     nodes = {

@@ -15,11 +15,11 @@ from flatout.records.track import GpuWorkKind
 
 MIB = 1 << 20
 Rows = NDArray[np.int64]
-FULL = 0.97  # a bucket is closed by the parameter that fills it: what is so full counts as full
+FULL = 0.97  # a bucket is closed by the parameter that fills it, so this share of the size counts as full
 
 
 def bucket(situation: Situation, change: Change) -> Scenarios | str:
-    """All-reduces that follow each other are one, launched where the last of them was; its cost by its size."""
+    """Join consecutive all-reduces into one, launched at the place of the last; its cost follows from its size."""
     size = int(change.value) * MIB
     cost = fitted(situation, "all_reduce")
     if cost is None:
@@ -33,7 +33,7 @@ def bucket(situation: Situation, change: Change) -> Scenarios | str:
             for rows, num_bytes in found:
                 if len(rows) == 1:
                     continue
-                # Never cheaper than the bytes alone, nor dearer than the parts together.
+                # Never cheaper than the bytes alone, nor more expensive than the parts together.
                 together = float(edits[rank].duration_ns[rows].sum())
                 one = min(max(cost.transfer_ns(num_bytes), together - cost.alpha_ns * (len(rows) - 1)), together)
                 saved = (together - one) * factor
@@ -44,7 +44,7 @@ def bucket(situation: Situation, change: Change) -> Scenarios | str:
         apply=apply,
         likely=1.0,
         worst=0.0,
-        best=3.0,  # larger messages also use a network better than a straight line says
+        best=3.0,  # larger messages also use the network better than the linear fit predicts
         how=(
             f"all-reduces are joined up to {change.value} MiB; one costs "
             f"{cost.alpha_ns / 1e3:.0f} us and {1 / max(cost.beta_ns_per_byte, 1e-9):.3g} GB/s"
@@ -54,7 +54,7 @@ def bucket(situation: Situation, change: Change) -> Scenarios | str:
 
 
 def _groups(situation: Situation, rank: int, size: int) -> Iterator[tuple[Rows, int]]:
-    """Rows of consecutive all-reduces of one pass that fit into one bucket, with their bytes."""
+    """Yield the rows of consecutive all-reduces of one pass that fit into one bucket, with their bytes."""
     rows: list[int] = []
     total, place = 0, (-1, -1)
     passes = situation.timelines[rank].facts
@@ -75,7 +75,7 @@ def _groups(situation: Situation, rank: int, size: int) -> Iterator[tuple[Rows, 
 
 
 def no_sync(situation: Situation, change: Change) -> Scenarios | str:
-    """The reductions of all passes of a step but the last are gone."""
+    """Remove the reductions of all passes of a step except the last."""
     return without_early_reductions(situation, change, "all_reduce")
 
 
@@ -143,7 +143,7 @@ def compression(situation: Situation, change: Change) -> Scenarios | str:
 
 
 def bucket_view(situation: Situation, change: Change) -> Scenarios | str:
-    """Copies between gradients and buckets are gone."""
+    """Remove the copies between gradients and buckets."""
     del change
     rows = situation.works(GpuWorkKind.COPY_ON_DEVICE)
     if not sum(len(r) for r in rows.values()):

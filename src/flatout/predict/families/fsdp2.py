@@ -11,7 +11,7 @@ from flatout.records.change import Change
 
 
 def keep_gathered(situation: Situation, change: Change) -> Scenarios | str:
-    """The gathers of backward, the later half of a step's, are gone."""
+    """Remove the gathers for backward, which are the later half of each step's gathers."""
     del change
     later = {}
     for rank in situation.tracks:
@@ -37,7 +37,7 @@ def keep_gathered(situation: Situation, change: Change) -> Scenarios | str:
 
 
 def prefetch(situation: Situation, change: Change) -> Scenarios | str:
-    """Gathers begin earlier, as if they took less time."""
+    """Start gathers earlier, modelled as shorter gathers."""
     del change
     rows = {
         rank: np.array([row for row, _ in situation.calls(rank, "all_gather")], dtype=np.int64)

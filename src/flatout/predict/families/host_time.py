@@ -1,4 +1,4 @@
-"""Models that scale what the host spends time on."""
+"""Models that scale the host's time by kind of activity."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def host_time(
     assumption: str,
     without: tuple[Node, ...] = (),
 ) -> Scenarios | str:
-    """Host time of these kinds times a ratio; below 1, waits at nodes `without` go in the same share."""
+    """Multiply the host time of these kinds by a ratio. Below 1, the same share of the waits at the nodes `without` is
+    removed.
+    """
     waits = {
         rank: np.flatnonzero(np.isin(track.node, without) & (track.waits_for >= 0))
         for rank, track in situation.tracks.items()

@@ -1,6 +1,6 @@
-"""Other kernels: durations times a ratio by kind, and fewer launches where kernels are fused.
+"""Other kernels: durations times a ratio by kind, and fewer launches if kernels are fused.
 
-No trace shows how fast kernels would be that it does not have, so all ratios here are priors with wide intervals.
+A trace cannot show the speed of kernels that it does not have, so all ratios here are priors with wide intervals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def _ratios(
     assumption: str,
     host: float = 1.0,
 ) -> Scenarios | str:
-    """Multiply kernels of each kind by its ratio to the power of the uncertain factor: 0: no gain, 1: the likely."""
+    """Multiply kernels of each kind by its ratio to the power of the uncertain factor: 0 is no gain, 1 the likely
+    gain.
+    """
     rows = {kind: situation.works(kind) for kind in ratios}
     if not sum(len(r) for found in rows.values() for r in found.values()):
         return "the trace has no GPU kernel that it works on"

@@ -1,4 +1,4 @@
-"""Device memory: calls of the allocator, and the GPU drained by them."""
+"""Device memory: the allocator's calls, and the waits for the GPU that they cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL: transfers that take another time, by the size of the message."""
+"""NCCL: transfers become faster or slower, depending on the size of the message."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from flatout.records.change import Change
 from flatout.records.track import GpuWorkKind
 
 MIB = 1 << 20
-# The project's own measurements of all-reduce on H200 over TCP, against NCCL's default: of 256 MB on four, and of a DDP
-# bucket of 28 MB on two. At 16 KB the default is the fastest; between, by the logarithm of the size.
+# The project's own measurements of all-reduce on H200 over TCP, relative to NCCL's default: 256 MB on four GPUs, and a
+# DDP
+# bucket of 28 MB on two. At 16 KB the default is fastest; in between, interpolate by the logarithm of the size.
 SOCKET_LARGE = {"2x2+8": 3.0 / 13.5, "1x1+16": 2.9 / 14.3}
 SMALL_BYTES, LARGE_BYTES = 256 << 10, 32 * MIB
 
@@ -96,7 +97,7 @@ def no_nvls(situation: Situation, change: Change) -> Scenarios | str:
 
 
 def max_ctas(situation: Situation, change: Change) -> Scenarios | str:
-    """Compute during communication gets SMs back; transfers take longer."""
+    """Free SMs for compute during communication; transfers take longer."""
     del change
     beside = {}
     for rank, track in situation.tracks.items():

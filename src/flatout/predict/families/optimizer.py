@@ -1,4 +1,4 @@
-"""The optimizer: its many kernels and launches as few, and gradients dropped instead of zeroed."""
+"""The optimizer: few kernels and launches instead of many, and gradients dropped instead of zeroed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from flatout.predict.situation import Scenarios, Situation, remove
 from flatout.records.change import Change
 from flatout.records.track import RankTrack, Spent
 
-# GPU time of fused over foreach AdamW on one H200: 4.9 -> 1.7 ms (the catalogue's own measurement).
+# GPU time of fused relative to foreach AdamW on one H200: 4.9 -> 1.7 ms (the catalogue's own measurement).
 FUSED_GPU = 0.35
-# Of the host's time in AccumulateGrad: 2.6 ms per step where gradients are added, 0.6 where they are stored (a model of
-# 148 tensors, traced).
+# Share of the host's time in AccumulateGrad that is saved: 2.6 ms per step if gradients are added, 0.6 ms if they are
+# stored (traced with a model of 148 tensors).
 CALLS_GONE = 0.8
 
 
@@ -47,7 +47,7 @@ def _few_kernels(
                 busy = float(edit.duration_ns[of_step].sum())
                 remove(edits, rank, of_step[1:])
                 edit.duration_ns[of_step[0]] = busy * factor
-            # What is left of the host's time grows and shrinks with the uncertain factor, too.
+            # The remaining host time scales with the uncertain factor too.
             edit.spent_ns[:, Spent.OPTIMIZER] *= min(host * factor / likely, 1.0)
 
     return Scenarios(
@@ -61,7 +61,7 @@ def _few_kernels(
 
 
 def zero_grad(situation: Situation, change: Change) -> Scenarios | str:
-    """Writing zeros is gone; the gradient of the first pass is stored instead of added."""
+    """Remove the writing of zeros; the gradient of the first pass is stored instead of added."""
     del change
     rows = {rank: _of_phase(track, Spent.ZERO_GRAD) for rank, track in situation.tracks.items()}
     adds = {rank: _of_phase(track, Spent.ACCUMULATE) for rank, track in situation.tracks.items()}
@@ -77,7 +77,7 @@ def zero_grad(situation: Situation, change: Change) -> Scenarios | str:
             edits[rank].spent_ns[:, Spent.ZERO_GRAD] *= 1.0 - CALLS_GONE * min(factor, 1.0)
             if len(added):
                 edits[rank].spent_ns[:, Spent.ACCUMULATE] *= 1.0 - CALLS_GONE * share * min(factor, 1.0)
-            if factor > 1.0:  # a launch that is gone saves what launches cost on average, not only its own call
+            if factor > 1.0:  # a removed launch saves the average cost of launches, not only its own call
                 launches = max(int((situation.tracks[rank].launched_by >= 0).sum()), 1)
                 gone = (len(mine) + share * len(added)) / launches
                 edits[rank].spent_ns[:, Spent.HOST] *= 1.0 - (factor - 1.0) * gone

@@ -1,4 +1,4 @@
-"""Processes on cores: host time that is a little shorter; on the CPU, compute on more threads."""
+"""Processes on cores: slightly less host time; on the CPU, compute on more threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flatout.predict.situation import Scenarios, Situation
 from flatout.records.change import Change
 from flatout.records.track import HOST_WORK, Spent
 
-PARALLEL_SHARE = 0.8  # prior: of the operators' time, what is divided among threads (Amdahl)
+PARALLEL_SHARE = 0.8  # prior: share of the operators' time that is divided among threads (Amdahl's law)
 
 
 def binding(situation: Situation, change: Change) -> Scenarios | str:
@@ -37,7 +37,7 @@ def threads(situation: Situation, change: Change) -> Scenarios | str:
 
 
 def threads_cpu(situation: Situation, change: Change) -> Scenarios | str:
-    """Amdahl's law between the threads now and then."""
+    """Scale compute by Amdahl's law from the current to the new number of threads."""
     now = situation.facts.threads_per_rank
     if now is None:
         return "the present number of threads per rank is unknown"
