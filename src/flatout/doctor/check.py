@@ -1,7 +1,8 @@
-"""One check: its declaration, and a function from Machine to its outcome.
+"""Define a check: its declaration, and a function from Machine to its outcome.
 
-A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). A text that the check does
-not expect gives `unknown` too, so that damaged input never ends a run and never counts as good.
+A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). Text that the check does
+not
+expect also makes it `unknown`, so damaged input never ends a run and never counts as good.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from flatout.doctor.machine import Machine
 from flatout.doctor.unknown import NotHereError, NotReadError
 from flatout.records.doctor import CheckResult, Family, Status
 
-MOST_NAMED = 6  # devices in a reason
+MOST_NAMED = 6  # devices named in a reason
 
 
 class CheckOutcome(msgspec.Struct, frozen=True):
@@ -118,7 +119,7 @@ def named(items: Iterable[str]) -> str:
 
 
 def none_in_log(machine: Machine) -> CheckOutcome:
-    """Report that the kernel log has no such event: `ok`, but only if the log is not an excerpt."""
+    """Report that the kernel log has no such event: `ok` only if the log is not an excerpt."""
     log = machine.kernel_log
     if log.num_missed:
         raise NotReadError(f"none in {log.num_lines} lines, but {log.num_missed} messages of the kernel were lost")
@@ -136,7 +137,7 @@ def need(values: Sequence[object], reason: str) -> None:
 
 
 def with_missing(outcome: CheckOutcome, num_missing: int, what: str) -> CheckOutcome:
-    """Add to the outcome that some devices gave no value: a bad outcome stays, but `ok` becomes `unknown`."""
+    """Add to the outcome that some devices have no value: a bad outcome stays, but `ok` becomes `unknown`."""
     if not num_missing:
         return outcome
     reason = f"{outcome.reason}; {num_missing} {what}"

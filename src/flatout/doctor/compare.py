@@ -1,7 +1,7 @@
 """Compare snapshots of several hosts: judge each host separately, and report how some differ from the others.
 
-Texts are compared by majority, numbers by the robust rule of `peers`, the statuses of checks by majority. A host that
-does not give a fact is skipped for that fact; if fewer than two hosts give it, the report says why it is not compared.
+Texts and the statuses of checks are compared by majority, numbers by the robust rule of `peers`. A host without a value
+for a fact is skipped for that fact; if fewer than two hosts have one, the report says why the fact is not compared.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ _NUMBER_FACTS: Mapping[str, _NumberFact] = {
 
 
 def compare_snapshots(snapshots: Sequence[Snapshot]) -> HostsReport:
-    """Compare hosts by the names that they give themselves; a second host of a name gets its file's name too."""
+    """Compare hosts by their host names. If two hosts have the same name, the second gets its file's name too."""
     machines = _by_name(snapshots)
     comparison = _Comparison(machines)
     for name, text_fact in _TEXT_FACTS.items():
@@ -199,7 +199,9 @@ class _Comparison:
         self._add(name, len(numbers), usual, _by_spread(name, fact, numbers))
 
     def _values(self, read: Callable[[Machine], Value]) -> tuple[dict[str, Value], str]:
-        """Return the value of each host, and, after a colon, why the last host without a value gives none."""
+        """Return the value of each host, and a text that starts with a colon: why the last host without a value has
+        none.
+        """
         values: dict[str, Value] = {}
         problem = ""
         for host, machine in self.machines.items():

@@ -1,4 +1,4 @@
-"""Values of `nvidia-smi -q`, one per GPU, with the number of GPUs that give no value."""
+"""Values of `nvidia-smi -q`, one per GPU, with the number of GPUs that have no value."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Value = TypeVar("Value")
 
 
 class GpuValues(dict[str, Value]):
-    """Address of a GPU -> its value."""
+    """Maps the address of a GPU to its value."""
 
     def __init__(self, values: Mapping[str, Value], num_missing: int) -> None:
         super().__init__(values)
         self.num_missing = num_missing
 
     def judged(self, outcome: CheckOutcome) -> CheckOutcome:
-        """Return the outcome, but `unknown` instead of `ok` if a GPU gave no value."""
+        """Return the outcome, but `unknown` instead of `ok` if a GPU has no value."""
         return with_missing(outcome, self.num_missing, "GPUs gave no value")
 
 
 def gpu_values(machine: Machine, read: Callable[[SmiGpu], Value | None], problem: str) -> GpuValues[Value]:
-    """Read a value from each GPU. Raises NotReadError with the problem if no GPU gives one."""
+    """Read a value from each GPU. Raises NotReadError with the problem if no GPU has one."""
     values = {}
     for gpu in machine.gpus:
         value = read(gpu)

@@ -100,7 +100,7 @@ def path_up(nodes: Mapping[str, TopologyNode], node: TopologyNode) -> list[Topol
 def relation(nodes: Mapping[str, TopologyNode], a: TopologyNode, b: TopologyNode) -> str | None:
     """Return PIX, PXB, PHB, NODE or SYS as `nvidia-smi topo -m` defines them.
 
-    None if the relation depends on NUMA nodes that are unknown.
+    Return None if the relation depends on NUMA nodes that are unknown.
     """
     above_a, above_b = path_up(nodes, a), path_up(nodes, b)
     common = next((node for node in above_a if node in above_b), None)
@@ -271,7 +271,7 @@ def _name(machine: Machine, address: str, kind: str) -> str:
 
 
 def _class_devices(machine: Machine, class_name: str, address: str) -> list[str]:
-    """Return the names that a PCI device has in a class: mlx5_0 in `infiniband`, ib0 in `net`."""
+    """Return the names of a PCI device in a class: mlx5_0 in `infiniband`, ib0 in `net`."""
     prefix = f"/sys/class/{class_name}/"
     names = []
     for path, target in machine.snapshot.links.items():

@@ -1,4 +1,4 @@
-"""Read the files that a user gives instead of this machine into one Snapshot; each file is recognised by its content.
+"""Read files given by the user instead of this machine into one Snapshot; each file is recognised by its content.
 
 In: a bundle of `--capture`, outputs of `nvidia-smi` (`topo -m`, `topo -p2p`, `-q`, `-L`, `nvlink -s`, `nvlink -e`),
 `lspci`, a topology or graph XML of NCCL, an NCCL log, a kernel log, a JSON object of sysfs paths, or a folder: a copy
@@ -52,7 +52,7 @@ KINDS = (
     "a bundle from `flatout doctor --capture`, the output of nvidia-smi or lspci, an NCCL topology XML, an NCCL log, a "
     "kernel log, a JSON object of sysfs files, or a folder with a copy of /sys and /proc"
 )
-# Outputs that cannot be read, and what to give instead.
+# Outputs that cannot be read, and alternatives to give.
 _INSTEAD = (
     (re.compile(r"<nvidia_smi_log"), "the output of `nvidia-smi -q`, without `-x`"),
     (
@@ -80,7 +80,7 @@ def bundle_bytes(snapshot: Snapshot) -> bytes:
 
 
 def read_inputs(paths: Sequence[Path]) -> Snapshot:
-    """Read all files as one machine. Raises InputError if one is missing or of no known kind."""
+    """Read all files as one machine. Raises InputError if one is missing or of unknown kind."""
     snapshot = Snapshot()
     for path in paths:
         snapshot = merge(snapshot, _read(path))
@@ -88,7 +88,9 @@ def read_inputs(paths: Sequence[Path]) -> Snapshot:
 
 
 def read_bundle(data: bytes, name: str) -> Snapshot:
-    """Read what `flatout doctor --capture -` wrote on a host, perhaps after output of a shell. Raises InputError."""
+    """Read what `flatout doctor --capture -` wrote on a host, even if a shell printed something before it. Raises
+    InputError.
+    """
     text = data.decode("utf-8", "replace")
     start = max(0, text.find("{"))
     snapshot = _json(Path(name), text[start:])
@@ -96,7 +98,7 @@ def read_bundle(data: bytes, name: str) -> Snapshot:
 
 
 def read_log(path: Path) -> Output:
-    """Read a text whose kind the user states."""
+    """Read a text whose kind is stated by the user."""
     return Output(text=_text(path))
 
 
@@ -135,7 +137,7 @@ def _read(path: Path) -> Snapshot:
 
 
 def _instead(text: str) -> str:
-    """Return a hint on what to give instead of a text of no known kind."""
+    """Return a hint on what to give instead of a text of unknown kind."""
     head = text[: 1 << 16]
     for pattern, instead in _INSTEAD:
         if pattern.search(head):
@@ -144,7 +146,7 @@ def _instead(text: str) -> str:
 
 
 def texts_of(text: str) -> dict[str, str]:
-    """Return source -> text, for a file that may hold outputs of several tools, as posts and bug reports do."""
+    """Return source -> text, for a file that can hold outputs of several tools, such as a post or a bug report."""
     kind = kind_of(text)
     if kind is None:
         return {}
@@ -153,7 +155,7 @@ def texts_of(text: str) -> dict[str, str]:
     head = text[:_HEAD]
     texts = dict.fromkeys([kind, *_other_kinds(text, head, kind)], text)
     if kind != KERNEL_LOG:
-        # Only the kernel's lines are kept: other lines would hide how much of its log is here.
+        # Only the kernel's lines are kept: other lines would hide how much of its log is present.
         lines = kernel_lines(text)
         if lines:
             texts[KERNEL_LOG] = lines
@@ -174,7 +176,7 @@ def _other_kinds(text: str, head: str, kind: str) -> Iterator[str]:
 
 
 def kind_of(text: str) -> str | None:
-    """Return a text's source, recognised by what only that source writes; None if it is unknown or there is no text."""
+    """Return a text's source, recognised by what only that source writes; None if unknown or if the text is empty."""
     head = text[:_HEAD]
     for kind, is_of_kind in _KINDS:
         if is_of_kind(head):

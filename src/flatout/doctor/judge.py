@@ -11,7 +11,7 @@ from flatout.records.snapshot import Snapshot
 
 
 def judge_machine(snapshot: Snapshot) -> DoctorReport:
-    """Run every check; the results are in the order of families, the most pressing first within each."""
+    """Run every check. The results are in the order of families; within a family, the most urgent come first."""
     machine = Machine(snapshot)
     results = [run_check(check, machine) for check in CHECKS]
     results.sort(key=lambda result: (FAMILIES.index(result.family), STATUSES.index(result.status)))

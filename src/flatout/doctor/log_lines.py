@@ -11,7 +11,7 @@ _LONGEST = 140  # characters of a line that a reason quotes
 
 
 def logged(machine: Machine, kind: str) -> str | None:
-    """Return `3 lines, the last: ...`; None if the log has no line of the kind."""
+    """Return `3 lines, the last: ...`; None if the log has no line of this kind."""
     lines = machine.kernel_log.lines[kind]
     return f"{len(lines)} lines, the last: {lines[-1][:_LONGEST]}" if lines else None
 

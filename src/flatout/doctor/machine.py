@@ -78,7 +78,7 @@ class Machine:
         return {path: text.strip() for path, text in self.snapshot.files.items() if fnmatch.fnmatchcase(path, pattern)}
 
     def output(self, name: str) -> str:
-        """Return what a command printed. Raises NotReadError with the reason."""
+        """Return the output of a command. Raises NotReadError with the reason."""
         output = self.snapshot.outputs.get(name)
         if output is None:
             raise NotReadError(f"the input has no output of `{name}`")
@@ -101,7 +101,7 @@ class Machine:
 
     @cached_property
     def smi(self) -> SmiQuery:
-        """Return the values of `nvidia-smi -q`, else those of the driver's library (NVML), under the same names."""
+        """Return the values of `nvidia-smi -q`, else those from NVML, under the same names."""
         if self.has_nvml and not self._has_output(SMI_QUERY):
             return self._parsed(NVML, parse_nvml)
         return self._parsed(SMI_QUERY, parse_query)
@@ -116,7 +116,7 @@ class Machine:
 
     @cached_property
     def gpus(self) -> tuple[SmiGpu, ...]:
-        """Return the GPUs that the text describes, and a GPU without values for each that it only counts."""
+        """Return the GPUs that the text describes, and a GPU without values for each one that it only counts."""
         described = self.smi.gpus
         if not described:
             raise NotReadError(f"`{SMI_QUERY}` names no GPU")
@@ -180,7 +180,7 @@ class Machine:
         return self.optional(f"/sys/bus/pci/devices/{address}/{name}") or ""
 
     def pci_devices(self, class_prefix: str, vendor: str) -> list[str]:
-        """Return the addresses of a vendor's devices of a class."""
+        """Return the addresses of the vendor's devices of this class."""
         of_class = [
             address for address in self.pci_addresses if self.pci_file(address, "class").startswith(class_prefix)
         ]
@@ -219,7 +219,7 @@ class Machine:
         return "KUBERNETES_SERVICE_HOST" in (self.snapshot.environment or {})
 
     def is_loaded(self, gpu: SmiGpu) -> bool:
-        """Whether the GPU was busy when it was read; only then do its clocks and PCIe speed show anything."""
+        """Whether the GPU was busy when it was read; only then are its clocks and PCIe speed meaningful."""
         busy_percent = gpu.number("Utilization/GPU", "Utilization/Gpu")
         if busy_percent is None:
             raise NotReadError(f"`{SMI_QUERY}` does not give the utilization of {gpu.address}")
@@ -250,7 +250,9 @@ class Machine:
 
     @cached_property
     def num_gpus(self) -> int:
-        """Return the number of NVIDIA GPUs on the bus, else that of the driver; 0 only if the bus was read."""
+        """Return the number of NVIDIA GPUs on the bus, else the number that the driver reports; 0 only if the bus was
+        read.
+        """
         on_bus = self.pci_devices("0x03", NVIDIA)
         if on_bus:
             return len(on_bus)
@@ -291,7 +293,9 @@ class Machine:
         return min((limit for limit in limits if limit < _UNLIMITED_BYTES), default=None)
 
     def need_control_groups(self, *names: str) -> None:
-        """Raise NotReadError if a file of such a name exists and was not read; a group without it sets no limit."""
+        """Raise NotReadError if a file with such a name exists and was not read; a group without the file sets no
+        limit.
+        """
         for path, problem in self.snapshot.problems.items():
             if path.startswith("/sys/fs/cgroup/") and path.rpartition("/")[2] in names:
                 raise NotReadError(f"`{path}` was not read: {problem}")

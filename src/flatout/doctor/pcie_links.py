@@ -1,4 +1,4 @@
-"""Whether PCIe devices use all lanes and the full speed of their links."""
+"""Check whether PCIe devices use all lanes and the full speed of their links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LinkComparison:
         self.num_missing = len(links) - self.num_read
 
     def _compare(self, address: str, link: PcieLink) -> bool:
-        """Compare a link; return whether it gives enough values."""
+        """Compare a link; return whether it has enough values for that."""
         if link.width is None or link.max_width is None:
             return False
         if link.width < link.max_width:

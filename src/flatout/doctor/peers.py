@@ -1,8 +1,8 @@
-"""Find which of several similar devices or hosts differ, by robust rules, for a few peers and for many.
+"""Find which of several similar devices or hosts differ from the rest, by rules that work for few peers and for many.
 
 A number is an outlier if it differs from the median by more than `NUM_SPREADS` robust spreads, and by more than a given
 share of the median. The spread is the median absolute deviation, scaled to a normal distribution's standard deviation
-and, because it is too small for few values, corrected for their number. Fewer than `MIN_PEERS` values are not judged.
+and corrected for the number of values, because it is too small for few. Fewer than `MIN_PEERS` values are not judged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mask what looks like a secret in a Snapshot: passwords of mounts and addresses, tokens, keys."""
+"""Mask likely secrets in a Snapshot: passwords in mount options and URLs, tokens, keys."""
 
 from __future__ import annotations
 

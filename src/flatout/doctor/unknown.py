@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class NotReadError(Exception):
-    """A value that a check needs was not read, or is uncertain: the result is `unknown`, with this reason."""
+    """A value that a check needs was not read, or is uncertain: the result is `unknown`, with the reason."""
 
 
 class NotHereError(Exception):
-    """The machine has nothing of that kind: the result is `info`, with this reason."""
+    """The machine has no such device or feature: the result is `info`, with the reason."""

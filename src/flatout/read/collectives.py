@@ -11,7 +11,7 @@ from typing import Any
 from flatout.read.schema import Arguments
 from flatout.records.events import CollectiveArgs
 
-# For these, PyTorch records the root as "Rank"; for all others, "Rank" is the recording rank itself.
+# For these operations, PyTorch records the root as "Rank"; for all others, "Rank" is the recording rank.
 _FROM_ROOT = {"broadcast", "_broadcast_oop", "scatter"}
 _TO_ROOT = {"reduce", "_reduce_oop", "gather"}
 

@@ -73,7 +73,7 @@ class BlockDecoder:
             if columns is None:
                 columns = self._columns(self._exact.decode(text), ExactEvent)
         except UNREADABLE:
-            from flatout.read import lenient  # its patterns take milliseconds to compile, and most files are undamaged
+            from flatout.read import lenient  # compiling its patterns takes milliseconds, and most files are undamaged
 
             columns = self._columns(lenient.decode(text[1:-1], self.damage), ExactEvent)
         assert columns is not None
@@ -126,7 +126,9 @@ class BlockDecoder:
         return needed
 
     def _argument_columns(self, rows: list[Any], kind: NDArray[np.uint8]) -> Columns:
-        """Return the columns of `args`. Lists are built only for rows that can have a value, in a third of the time."""
+        """Return the columns of `args`. Building lists only for rows that can have a value takes a third of the
+        time.
+        """
         arguments = [row.args for row in rows]
         external_id = self._integers([a.external_id for a in arguments])
         without = np.flatnonzero(external_id == NULL)

@@ -3,9 +3,10 @@
 In: the text of some events, without the brackets around them. Out: the events, with decimal times. Repairs and losses
 are counted by the keys of `quality.DAMAGE`. There are three attempts, each slower and more tolerant than the previous:
 
-1. valid JSON with odd types (`"ts": "12.5"`, entries that are not objects): decode without types and convert; 2.
-characters that JSON forbids (control characters, bad UTF-8, `inf`, `nan`): replace them and decode again; 3. anything
-else: cut the text where events begin, decode each alone, and read the fields of those that still fail.
+1. Valid JSON with odd types (`"ts": "12.5"`, entries that are not objects): decode without types and convert.
+2. Characters that JSON forbids (control characters, bad UTF-8, `inf`, `nan`): replace them and decode again.
+3. Anything else: cut the text where events begin, decode each event alone, and read the fields of those that still
+fail.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def _arguments(values: dict[str, Any]) -> Arguments:
         if field == "input_dims":
             fields[field] = msgspec.Raw(msgspec.json.encode(value))
         else:
-            # As a float, because int(Decimal("1e999999999")) would take for ever.
+            # Convert to a float, because int(Decimal("1e999999999")) would take forever.
             fields[field] = float(value) if isinstance(value, Decimal) else value
     return Arguments(**fields)
 

@@ -87,7 +87,9 @@ class CompleteEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
 
 
 class ExactEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """The same with decimal times, for microseconds since 1970 with decimals, which a float cannot hold exactly."""
+    """Like `CompleteEvent` with decimal times, for fractions of microseconds since 1970, which a float cannot hold
+    exactly.
+    """
 
     cat: str = ""
     name: str = ""

@@ -1,8 +1,9 @@
 """Read public records of spot capacity into a `SpotTrace`.
 
-{"metadata": {"gap_seconds": 300}, "data": [0, 1, 1, ...]}   instances to be had, every gap (skypilot-org/spot-traces)
-480000,add,node1 / 600000,remove,node1                       milliseconds, a cluster's nodes (uclasystem/bamboo)
-2021-12-10, 13:07:45, 80                                     a time and how many there are (bamboo's of Google)
+{"metadata": {"gap_seconds": 300}, "data": [0, 1, 1, ...]}   instances available at each interval
+(skypilot-org/spot-traces)
+480000,add,node1 / 600000,remove,node1                       milliseconds, and a node of the cluster (uclasystem/bamboo)
+2021-12-10, 13:07:45, 80                                     a time, and the number available (bamboo's of Google)
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class _Availability(msgspec.Struct):
 
 
 def read_spot_trace(path: Path) -> SpotTrace:
-    """Read the file. Raises InputError (one line) if it has none of the formats, or covers no time."""
+    """Read the file. Raises InputError (one line) if its format is unknown or it covers no time."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

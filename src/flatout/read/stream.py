@@ -110,7 +110,7 @@ class _Xz:
 
 
 class ByteStream:
-    """`with ByteStream(path, name) as stream: stream.read(n)`."""
+    """The decompressed bytes of a trace file. Use: `with ByteStream(path, name) as stream: stream.read(n)`."""
 
     def __init__(self, path: Path, name: str, limits: Limits = LIMITS) -> None:
         self.problem: str | None = None  # why the file could not be read to its end

@@ -4,9 +4,9 @@
     4711,0.82,415,1800
     4712_3,0.00,,
 
-`busy_share` is the mean share of the time in which the job's GPUs were busy, from 0 to 1, as
-DCGM_FI_DEV_GPU_UTIL / 100 over the job's time. `power_w` is the mean per GPU. A cell may be empty if the
-value is unknown. All columns but `job` are optional, and others are ignored.
+`busy_share` is the mean share of the time in which the job's GPUs were busy, from 0 to 1, e.g. the mean of
+DCGM_FI_DEV_GPU_UTIL / 100 during the job. `power_w` is the mean power per GPU. A cell is empty if the value is unknown.
+All columns except `job` are optional, and other columns are ignored.
 """
 
 from __future__ import annotations

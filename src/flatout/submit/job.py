@@ -17,7 +17,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     tuning: Tuning  # the command, with the changes to apply
     name: str
-    folder: Path  # of this submission, absolute
+    folder: Path  # of this submission only; an absolute path
     working_folder: Path
     num_nodes: int | None = None
     gpus_per_node: int | None = None
@@ -42,5 +42,5 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     output: Path | None  # file with the job's output; None: the scheduler keeps the output
     exit_code_file: Path | None
     notes: tuple[str, ...]
-    submit: Callable[[], str | None]  # returns the job's number; None if only files are written
+    submit: Callable[[], str | None]  # returns the job's ID; None if only files are written
     next_command: Callable[[str | None], str]

@@ -40,9 +40,9 @@ def _no_scheduler(request: JobRequest, candidates: Sequence[FoundScheduler]) -> 
 
 
 def submit(prepared: Prepared, request: JobRequest) -> str | None:
-    """Write the files, submit the job and return its number; None if only files are written.
+    """Write the files, submit the job and return its ID; None if only files are written.
 
-    The files are written first, since the job writes next to them, and removed if the scheduler refuses the job.
+    The files are written first, because the job writes next to them, and are removed if the scheduler refuses the job.
     """
     is_new = not request.folder.exists()
     for path, text in prepared.files.items():

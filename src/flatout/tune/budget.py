@@ -45,7 +45,7 @@ def _check_trials(state: TuningState, num_reserved: int) -> None:
 
 
 def num_affordable(state: TuningState) -> int:
-    """Return how many candidates can be screened so that time is left to confirm the best."""
+    """Return how many candidates can be screened and still leave time to confirm the best."""
     usual_s = state.runner.usual_s or 1.0
     left_s = state.options.budget_s - state.runner.spent_s()
     num_trials = left_s / usual_s - 2 * RESERVED_PAIRS * (2 if state.applied else 1) - 2
@@ -55,7 +55,7 @@ def num_affordable(state: TuningState) -> int:
 
 
 def warn_of_budget(state: TuningState) -> None:
-    """Warn if the time left is too short to screen and confirm one change."""
+    """Warn if the time left is too short to screen and confirm even one change."""
     usual_s = state.runner.usual_s or 0.0
     left_s = state.options.budget_s - state.runner.spent_s()
     needed_s = (LEAST_SCREENED + 2 * RESERVED_PAIRS) * usual_s

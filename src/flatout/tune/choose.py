@@ -20,7 +20,7 @@ from flatout.tune.state import TuningState
 
 
 def choose(state: TuningState, profiled: Profiled) -> list[Change]:
-    """Return the user's own changes, then those with the highest estimated gain, with few values of each knob."""
+    """Return the user's own changes, then those with the highest estimated gain; each knob gets only a few values."""
     own = [change for text in state.options.knobs for change in _own_changes(state, text, profiled.facts)]
     is_for_memory = state.objective == "peak_memory_bytes"
     state.expected_speedup, state.max_speedup = {}, {}
@@ -38,7 +38,7 @@ def choose(state: TuningState, profiled: Profiled) -> list[Change]:
             "another change for the same cause gained more than its estimate, and this one cannot be combined with it"
         )
         state.pending[name] = msgspec.structs.replace(state.pending[name], reason=reason)
-    if not is_for_memory:  # a replay predicts time
+    if not is_for_memory:  # a replay predicts time, not memory
         possible = _by_estimated_gain(state, possible, profiled)
     num_wanted = min(state.options.max_screened, num_affordable(state))
     # The changes that the user named come first: their gain cannot be estimated, so sorted by estimate they would be
@@ -73,12 +73,13 @@ def _own_changes(state: TuningState, text: str, facts: JobFacts) -> Sequence[Cha
 
 
 def _by_estimated_gain(state: TuningState, possible: Sequence[Change], profiled: Profiled) -> list[Change]:
-    """Sort the changes by their expected speedup, and keep it with the predictions in the state.
+    """Sort the changes by expected speedup, and store it with the predictions in the state.
 
-    The expected speedup is halfway between the predicted one and the most that it may be, because a trial is cheap
-    compared with what it may find. Without a prediction, the change may gain nothing or up to its bound.
+    The expected speedup is halfway between the predicted speedup and its upper bound, because a trial costs little
+    compared
+    with what it can find. Without a prediction, the gain is assumed to be between nothing and the bound.
 
-    The models predict a knob that is set for the first time, and not one value in place of another.
+    The models predict the effect of setting a knob for the first time, not of replacing one value by another.
     """
     step_s = profiled.recording.measured.step_s
     applied_knobs = {change.knob.name for change in state.applied}
@@ -108,7 +109,7 @@ def _by_estimated_gain(state: TuningState, possible: Sequence[Change], profiled:
 def spread_over_knobs(ordered: Sequence[Change], num_wanted: int, applied_knobs: Collection[str] = ()) -> list[Change]:
     """Return the first value of each knob, then the second value of each, and so on, in the order given.
 
-    The values of `applied_knobs` are second values at best: the first one is applied.
+    The values of `applied_knobs` count as second values at best, because their first value is already applied.
     """
     num_values: dict[str, int] = dict.fromkeys(applied_knobs, 0)
     ranked = []

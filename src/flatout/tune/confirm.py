@@ -58,10 +58,10 @@ def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
 
 
 def _exclude_other_values(state: TuningState, adopted: Sequence[Change], screened: Sequence[Candidate]) -> None:
-    """Exclude the other values of adopted knobs: the one applied before, and those that looked clearly worse.
+    """Exclude other values of the adopted knobs: the one applied before, and those that were clearly worse.
 
-    A value that looked about as good is tried again later, against the changes applied then: one trial cannot say which
-    is better.
+    A value that was about as good is tried again later, relative to the changes applied then: one trial cannot decide
+    which is better.
     """
     adopted_knobs = {change.knob.name for change in adopted}
     state.excluded |= {change.name for change in state.applied if change.knob.name in adopted_knobs}

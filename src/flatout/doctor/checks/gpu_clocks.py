@@ -20,7 +20,9 @@ def _is_active(machine: Machine, *reasons: str) -> GpuValues[bool]:
 
 
 def _is_reason_active(gpu: SmiGpu, reasons: tuple[str, ...]) -> bool | None:
-    """Return None if the GPU gives none of the reasons. Older drivers write `Clocks Throttle Reasons`."""
+    """Whether any of these reasons is active; None if the GPU reports none of them. Older drivers write `Clocks
+    Throttle Reasons`.
+    """
     section = gpu.section("Clocks Event Reasons") or gpu.section("Clocks Throttle Reasons")
     values = [value for path, value in section.items() if path.endswith(reasons)]
     return "Active" in values if values else None
@@ -40,7 +42,7 @@ def _not_throttled(machine: Machine) -> CheckOutcome:
 
 
 def _is_idle(gpu: SmiGpu) -> bool:
-    """Whether the GPU was idle, or gives no value for that."""
+    """Whether the GPU was idle, or does not report its utilization."""
     busy_percent = gpu.number("Utilization/GPU", "Utilization/Gpu")
     return busy_percent is None or busy_percent < 10
 
@@ -215,7 +217,7 @@ def temperature(machine: Machine) -> CheckOutcome:
 
 
 def _margin_c(gpu: SmiGpu) -> float | None:
-    """Return by how many degrees C the GPU is below the temperature at which it slows down."""
+    """Return by how many degrees C the GPU is below the temperature at which it throttles."""
     margin = gpu.number("GPU T.Limit Temp")
     if margin is not None:
         return margin

@@ -155,7 +155,7 @@ def _one_gpu_with_nvlinks(links: dict[int, dict[int, float | None]]) -> str:
 
 
 def _may_be_truncated(machine: Machine) -> bool:
-    """Whether the last GPU may have more links: its missing links are absent rather than inactive."""
+    """Whether the last GPU may have more links: links beyond the end of the text are absent rather than inactive."""
     *_, speeds = machine.nvlinks.values()
     last_line = machine.output(SMI_NVLINK).splitlines()[-1]
     return None not in speeds.values() and "inactive" not in last_line.lower()

@@ -1,1 +1,3 @@
-"""Parse texts of tools and of the kernel into records: of a damaged text, what is certain, and its problems."""
+"""Parse texts of tools and of the kernel into records. From a damaged text, only certain values are kept, with its
+problems.
+"""

@@ -149,7 +149,7 @@ class _Events:
 
     def _read_carrier_loss(self, line: str) -> None:
         if not any(word in line for word in ("own", "carrier", "DOWN")):
-            return  # the pattern alone is slow
+            return  # matching the pattern alone would be slow
         if match := _CARRIER.search(line):
             self.link_losses[match[1] or match[2]] += 1
 

@@ -1,4 +1,4 @@
-"""Parse `lspci -vvv`, `-nn` or plain into PCI devices, with the bridges above them where the text shows them.
+"""Parse `lspci -vvv`, `-nn` or plain into PCI devices, with the bridges above them if the text shows them.
 
 Without root, capabilities read `<access denied>`: links and ACS are then None, never good.
 """
@@ -33,7 +33,7 @@ class PciDevice(msgspec.Struct, frozen=True, kw_only=True):
     acs_redirects: bool | None  # whether a bridge sends requests up to the root; None if ACSCtl was not read
     max_read_request_bytes: int | None
     is_denied: bool
-    is_gone: bool  # listed, but reads as ones: it has fallen off the bus
+    is_gone: bool  # listed, but all its registers read as ones: it has fallen off the bus
     is_root_port: bool  # only if lspci says so: in an excerpt, the topmost bridge may be a switch
 
 

@@ -1,7 +1,7 @@
-"""Parse a log of `NCCL_DEBUG=INFO` into what NCCL chose and what failed, for any number of ranks, hosts and versions.
+"""Parse a log of `NCCL_DEBUG=INFO` into NCCL's choices and failures, for any number of ranks, hosts and versions.
 
-In: the text, perhaps prefixed by a launcher, perhaps only a part. Out: only what its lines say. A field that no line
-gives is empty, which never means that NCCL did not do it.
+In: the text, perhaps prefixed by a launcher, perhaps incomplete. Out: only facts stated in its lines. An empty field
+means that no line states it, never that NCCL did not do it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def network(self) -> str | None:
-        """`IB`, `Socket`, `AWS Libfabric`; None within a host."""
+        """Return `IB`, `Socket`, `AWS Libfabric`, ...; None within a host."""
         return self.via.split("/")[1] if self.transport == "NET" and "/" in self.via else None
 
     @property
@@ -146,14 +146,14 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     p2p_off: tuple[tuple[int, int], ...]  # pairs of connected GPUs
     completion_errors: tuple[CompletionError, ...]  # in the order of the log
     no_connection: dict[str, tuple[str, ...]]  # host -> why it could not reach another: `Connection timed out`
-    retries: dict[str, tuple[str, ...]]  # the same, for connections that were tried again
+    retries: dict[str, tuple[str, ...]]  # the same, for connections that were retried
     warnings: tuple[LoggedWarning, ...]
     num_started: int  # ranks that report a complete start
     num_lines: int  # NCCL's lines in the text
 
 
 def parse_nccl_log(text: str) -> NcclLog:
-    """Raises ValueError if no line is NCCL's."""
+    """Parse the log. Raises ValueError if no line is NCCL's."""
     reader = _LogReader()
     for line in text.splitlines(keepends=True):
         reader.read(line)
@@ -166,7 +166,7 @@ _Ordered = dict[str, None]  # a set that keeps the order of the log
 
 
 class _LogReader:
-    """Collects what the lines say, in the order of the log."""
+    """Collects the facts in the lines, in the order of the log."""
 
     def __init__(self) -> None:
         self.num_lines = 0
@@ -213,12 +213,12 @@ class _LogReader:
             self._read_warning(line, match)
             return
         self._read_no_connection(host, text, self.retries)
-        if line.endswith("\n") or "Init COMPLETE" in line:  # else the text ends here, perhaps within the line
+        if line.endswith("\n") or "Init COMPLETE" in line:  # otherwise the text ends here, perhaps within the line
             self._read_info(host, text)
 
     def _read_no_connection(self, host: str, text: str, reasons: defaultdict[str, _Ordered]) -> None:
         if "onnect" not in text:
-            return  # the pattern alone is slow
+            return  # matching the pattern alone would be slow
         if match := _NO_CONNECTION.search(text):
             reason = match["first"] or match["second"]
             reasons[host][reason.strip()] = None
@@ -325,7 +325,7 @@ class _LogReader:
         )
 
 
-# What an INFO line says, by the first pattern that matches its text.
+# The handlers of INFO lines; the first pattern that matches the text counts.
 _INFO_LINES: tuple[
     tuple[Callable[[str], re.Match[str] | None], Callable[[_LogReader, str, re.Match[str]], None]], ...
 ] = (

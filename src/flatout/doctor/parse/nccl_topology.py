@@ -49,7 +49,7 @@ class NcclGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_nccl_topology(text: str) -> NcclTopology:
-    """Parse a topology; from a truncated text, what is certain. Raises ValueError if no element is complete."""
+    """Parse a topology. From a truncated text, keep only complete elements. Raises ValueError if there are none."""
     problems: list[str] = []
     try:
         root = _root(text)

@@ -1,4 +1,4 @@
-"""Parse what `probe.gpu_values` prints of NVML into the record of `nvidia-smi -q`, under the same names."""
+"""Parse what `probe.gpu_values` reads from NVML into the record of `nvidia-smi -q`, under the same names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Printed(msgspec.Struct):
 
 
 def parse_nvml(text: str) -> SmiQuery:
-    """Raises ValueError for any other text."""
+    """Parse the text. Raises ValueError if it has another format."""
     printed = msgspec.json.decode(text.encode(), type=_Printed)
     return SmiQuery(
         driver=printed.driver,

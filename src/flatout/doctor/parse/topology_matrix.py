@@ -1,7 +1,7 @@
-"""Parse `nvidia-smi topo -m` and `-p2p`: which devices there are, and how each pair is connected.
+"""Parse `nvidia-smi topo -m` and `-p2p`: the devices, and how each pair is connected.
 
 In: the text, which may be truncated, lack its header or have columns that ran together. Out: only cells that are
-certain. A text may hold several matrices (`-m` and then `-p2p`, or several hosts): their rows are never mixed.
+certain. A text can contain several matrices (`-m` and then `-p2p`, or several hosts): their rows are never mixed.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class _Collected:
         return row.cells
 
     def _is_aligned(self, device: str, cells: Sequence[str]) -> bool:
-        """Whether the row has its X in its own column, as far as the row goes."""
+        """Whether the row has its X in its own column, if the row reaches that column."""
         if device not in self.columns:
             return False
         own_column = self.columns.index(device)
@@ -258,7 +258,7 @@ def _read_row(line_number: int, line: str) -> _Row | None:
 
 
 def _is_wrapped(lines: Sequence[str], rows: Sequence[_Row]) -> bool:
-    """Whether other text stands between the rows, as the ends of lines that a terminal broke do."""
+    """Whether there is other text between the rows, such as the ends of lines that a terminal wrapped."""
     between = lines[rows[0].line_number : rows[-1].line_number + 1]
     num_with_text = sum(bool(line.strip()) for line in between)
     return num_with_text > len(rows)
