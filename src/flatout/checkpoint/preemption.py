@@ -1,9 +1,8 @@
 """Save a last checkpoint when the job is asked to end: a scheduler's preemption sends SIGTERM to all ranks.
 
 In: the signal. Out: the step after which all ranks save and then end by that signal. There is none if not all ranks
-were
-asked (a launcher ends the ranks that remain after one has failed), or if the step is not reached in time. Background
-writes that have already begun are finished in either case.
+were asked (a launcher ends the ranks that remain after one has failed), or if the step is not reached in time.
+Background writes that have already begun are finished in either case.
 
 The signal's default action would end the process in the middle of a write. Python's handlers run on the main thread,
 which may be stuck in a collective, so a separate thread handles the signal. It writes the last step that this rank has

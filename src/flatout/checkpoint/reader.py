@@ -2,8 +2,7 @@
 
 In: a folder and its ranks' records. Out: a `StorageReader` for `torch.distributed.checkpoint.load`, whose planner finds
 the parts that each rank needs, whatever number of ranks wrote them with whatever sharding. Nothing is unpickled.
-torch's
-own reader unpickles its metadata; this reader has no such metadata.
+torch's own reader unpickles its metadata; this reader has no such metadata.
 """
 
 from __future__ import annotations

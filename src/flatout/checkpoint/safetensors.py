@@ -2,9 +2,8 @@
 
 A file is 8 bytes of header length (little-endian), a JSON header padded with spaces to a multiple of 8, and the bytes
 of all tensors, one after the other without gaps. In: names, dtypes and shapes. Out: a `Layout`, which gives the place
-of
-each tensor in the data, so that a snapshot can be copied straight to it; and views of a file.
-Nothing in such a file can be executed.
+of each tensor in the data, so that a snapshot can be copied straight to it; and views of a file. Nothing in such a file
+can be executed.
 """
 
 from __future__ import annotations

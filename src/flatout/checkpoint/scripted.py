@@ -2,10 +2,8 @@
 
 In: the path of the file. `inside.checkpoints.safe_save` keeps the previous file as `NAME.previous`, and the sizes and
 checksums of both in `NAME.checksums`. Out: the path with a complete file, restored from the previous one if the last is
-truncated.
-Nothing is unpickled and torch is not needed. torch.save writes a zip archive, whose parts have their own checksums, so
-a
-file that was written without Flatout can be checked too.
+truncated. Nothing is unpickled and torch is not needed. torch.save writes a zip archive, whose parts have their own
+checksums, so a file that was written without Flatout can be checked too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Copy this rank's tensors to host memory, in the layout of the file to be written.
 
 In: items. Out: a `Buffer`, whose bytes no later step changes. On the CPU, the copy is complete when `fill` returns.
-From
-a GPU it goes to pinned memory on a separate stream, which begins when the work queued before is done; the training's
-next kernels wait for that stream, and the writer thread waits for its event. The foreground never waits for the device.
+From a GPU it goes to pinned memory on a separate stream, which begins when the work queued before is done; the
+training's next kernels wait for that stream, and the writer thread waits for its event. The foreground never waits for
+the device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Decide when a checkpoint is due by the clock, as a step number, so that all ranks save at the same step.
 
 The first rank's clock counts. It predicts the step at which the interval will be over, and is asked again halfway
-there,
-so that steps that become slower or faster change little. This takes about ten short messages per interval.
+there, so that steps that become slower or faster change little. This takes about ten short messages per interval.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Define a check: its declaration, and a function from Machine to its outcome.
 
 A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). Text that the check does
-not
-expect also makes it `unknown`, so damaged input never ends a run and never counts as good.
+not expect also makes it `unknown`, so damaged input never ends a run and never counts as good.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Write a JobSet (jobset.x-k8s.io/v1alpha2) that runs the user's command, one pod per host.
 
 On several hosts, torchrun's agents meet in the first pod, by its name in the JobSet. The user supplies the image and
-the
-number of GPUs: the image is a placeholder. A command that needs patches expects flatout and `tuned.toml` in the image's
-working folder.
+the number of GPUs: the image is a placeholder. A command that needs patches expects flatout and `tuned.toml` in the
+image's working folder.
 
 A job that is kept alive is restarted by `flatout run` inside its pod, within its budget. Kubernetes restarts it only if
 the pod cannot continue: its machine is at fault, which `flatout run` reports by a separate exit code, or the pod was

@@ -1,6 +1,5 @@
 """Write a DeepSpeed configuration and its launch line. Key names: DeepSpeed 0.19.8, `deepspeed/runtime/config.py` and
-the
-files that read its sections.
+the files that read its sections.
 """
 
 from __future__ import annotations

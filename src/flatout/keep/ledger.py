@@ -49,8 +49,7 @@ class LedgerFile:
     """Adds lines to a ledger. `clean` is applied to each text in them, to mask secrets.
 
     The lines of two simultaneous runs could not be told apart, so the file is locked until this process ends, for
-    whatever
-    reason. On a file system without locks, a second run is not detected.
+    whatever reason. On a file system without locks, a second run is not detected.
     """
 
     def __init__(self, path: Path, *, clean: Callable[[str], str] = lambda text: text) -> None:

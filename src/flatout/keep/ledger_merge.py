@@ -1,8 +1,7 @@
 """Add up the ledgers of several nodes or jobs: files and folders -> `Totals`.
 
 A job on several nodes has a ledger on each, and all of them report the same attempts, failures and steps: for these,
-the
-maximum over the nodes counts. Devices and their time are summed. Ledgers of different jobs are summed.
+the maximum over the nodes counts. Devices and their time are summed. Ledgers of different jobs are summed.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ def open_own(path: Path, node: str, *, clean: Callable[[str], str] = lambda text
     """Return the open ledger, and the name of this node in it.
 
     If two runs share a host, as two torchrun agents with some GPUs each do, the second counts as a separate node, under
-    a
-    name that no host has. Raises HeldError if another run holds a ledger that was given as a file.
+    a name that no host has. Raises HeldError if another run holds a ledger that was given as a file.
     """
     if not path.is_dir():
         return LedgerFile(path, clean=clean), node

@@ -57,10 +57,8 @@ class PeerBoard:
     """Writes the status of this node, and reads the status of the others.
 
     All nodes see `folder`; without it nothing is written or read. `clean` masks secrets. Statuses of other jobs than
-    `job`
-    in the same folder are ignored. With `others_go_on` the launcher is elastic: the job continues without a node that
-    gives
-    up.
+    `job` in the same folder are ignored. With `others_go_on` the launcher is elastic: the job continues without a node
+    that gives up.
     """
 
     def __init__(

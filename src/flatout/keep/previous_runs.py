@@ -6,8 +6,7 @@ scheduler is not asked.
 
 Slurm reports the ID of a job, which a requeue keeps, and how often the job was restarted. Elsewhere FLATOUT_JOB names
 the job, as in the manifest for Kubernetes, or else torchrun's `--rdzv-id` does. These do not count starts, so a run
-then
-continues a previous run only if that has no end line, or if its end line says that the job was to continue.
+then continues a previous run only if that has no end line, or if its end line says that the job was to continue.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Classify a failure, its fault and whether to restart: `Evidence` -> `Judgement`, by one table.
 
 The first rule that fits decides. `restart` is the answer for the failure alone. The supervisor decides about the
-budget,
-and about a failure that repeats at the same step: whatever its kind, that is the user's bug.
+budget, and about a failure that repeats at the same step: whatever its kind, that is the user's bug.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """`python -m flatout.launch.guard MARK`: end the processes that a job leaves if the Flatout that started it is killed.
 
 A process that gets SIGKILL cannot end the processes that it started: its job would continue to run, alongside the
-trials
-of the resumed tuning. So this process waits until its standard input closes, which happens when its parent ends for any
-reason. Then it ends all processes with the mark in their environment, a variable that all descendants of the job
-inherit, whatever their session. After a normal end there are none.
+trials of the resumed tuning. So this process waits until its standard input closes, which happens when its parent ends
+for any reason. Then it ends all processes with the mark in their environment, a variable that all descendants of the
+job inherit, whatever their session. After a normal end there are none.
 """
 
 from __future__ import annotations

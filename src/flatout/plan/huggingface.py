@@ -149,8 +149,7 @@ class _Config:
         """Return the number of layers with experts.
 
         In DeepSeek the first layers are dense. In Llama 4 and Qwen, every `step`-th layer has experts. Qwen's config
-        can list
-        dense layers.
+        can list dense layers.
         """
         step = self._number("interleave_moe_layer_step") or self._number("decoder_sparse_step") or 1
         num_first_dense = self._number("first_k_dense_replace")

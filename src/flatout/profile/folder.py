@@ -64,8 +64,7 @@ def default_path(environment: Mapping[str, str] = os.environ) -> Path:
     """Return a path below the working folder: the same for all tasks of a Slurm step, else one named by the time.
 
     A folder named by the time is created at once, so that jobs started in the same second, e.g. by a sweep, get
-    different
-    ones.
+    different ones.
     """
     run_id = shared_run_id(environment)
     if run_id is not None:

@@ -2,8 +2,7 @@
 
 In: `facts-rank<R>.json` of each rank, which `inside/` wrote, the steps, the hosts' samples and the command. Out: the
 facts of the job. A fact that is unknown, or on which ranks disagree, is None. The transport and the sizes of
-collectives
-come from the trace and the machine, and are None here.
+collectives come from the trace and the machine, and are None here.
 """
 
 from __future__ import annotations

@@ -57,10 +57,8 @@ def record(
     """Run `command` until it ends and record it in `path`.
 
     `shown_command` is the command with its secrets masked, for the files. `sampler` is a command that samples this
-    host;
-    the path of its output file is appended to it, and it runs until its standard input closes. `run_command` starts the
-    job
-    and waits for it. Raise OutputError or InputError before the job starts.
+    host; the path of its output file is appended to it, and it runs until its standard input closes. `run_command`
+    starts the job and waits for it. Raise OutputError or InputError before the job starts.
     """
     folder = open_folder(path, force=options.force, environment=environment)
     run = HostRecording(

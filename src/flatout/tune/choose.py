@@ -76,8 +76,7 @@ def _by_estimated_gain(state: TuningState, possible: Sequence[Change], profiled:
     """Sort the changes by expected speedup, and store it with the predictions in the state.
 
     The expected speedup is halfway between the predicted speedup and its upper bound, because a trial costs little
-    compared
-    with what it can find. Without a prediction, the gain is assumed to be between nothing and the bound.
+    compared with what it can find. Without a prediction, the gain is assumed to be between nothing and the bound.
 
     The models predict the effect of setting a knob for the first time, not of replacing one value by another.
     """

@@ -2,10 +2,9 @@
 
 Checkpoints are always redirected, new or not: `torch.save`, `torch.jit.save`, `torch.distributed.checkpoint`,
 safetensors. Other files that Python code opens, renames or removes are redirected only if they are older than the
-trial;
-new files are written where the script wants them, and reported. In all processes of the trial, the script sees the same
-files as without Flatout. Writes by other programs and compiled libraries are neither redirected nor reported. Changes
-within a file that is too large to be copied first are reported but not redirected.
+trial; new files are written where the script wants them, and reported. In all processes of the trial, the script sees
+the same files as without Flatout. Writes by other programs and compiled libraries are neither redirected nor reported.
+Changes within a file that is too large to be copied first are reported but not redirected.
 """
 
 from __future__ import annotations

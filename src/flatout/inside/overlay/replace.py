@@ -19,8 +19,7 @@ def put(module: Any, name: str, original: Any, ours: Any) -> None:
     """Replace `original` by `ours`.
 
     `os` lists in sets which of its functions support what, so `ours` is added there. Pickle stores a function by module
-    and
-    name, and the original's module would be `posix`, which does not contain ours.
+    and name, and the original's module would be `posix`, which does not contain ours.
     """
     ours.__module__ = module.__name__
     setattr(module, name, ours)
