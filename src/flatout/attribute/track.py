@@ -244,9 +244,7 @@ def _spent(time: Times, phases: dict[Spent, Intervals], blocked: Intervals) -> N
 
 
 def _after(start: Times, end: Times, stream: Times, is_comm: Flags, is_optimizer: Flags, launched_by: Rows) -> Rows:
-    """Return the work on another stream that each piece of work had to wait for, -1 if none; rows are in launch
-    order.
-    """
+    """Return the work on another stream that each work had to wait for, -1 if none; rows are in launch order."""
     num = len(start)
     result = np.full(num, -1, dtype=np.int64)
     if num == 0:

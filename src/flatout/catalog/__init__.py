@@ -1,6 +1,4 @@
-"""Vendor facts as data, each entry with its source and date. Measured, assumed and predicted numbers are kept
-elsewhere.
-"""
+"""Vendor facts as data, each entry with its source and date. Numbers from other sources are kept elsewhere."""
 
 from flatout.catalog.gpus import all_gpu_facts, gpu_facts
 from flatout.catalog.models import all_models

@@ -1,6 +1,4 @@
-"""Look up the annual average emissions of a grid or a cloud region, in grams of CO2 equivalent per kWh
-(`carbon.toml`).
-"""
+"""Look up a grid's or cloud region's average emissions per year, in grams of CO2 equivalent per kWh (`carbon.toml`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Look up the price of a GPU-hour, a kWh and a data centre's overhead, in `prices.toml` or a user's file of the same
-form.
-
-In: a GPU's name in a catalogue, a driver, a trace or Slurm's gres. Out: a `Price`, a range with its source and date;
-None if the GPU is unknown, never another GPU's price. Money is computed in `flatout.cost`.
-"""
+"""Look up prices of a GPU-hour, a kWh and a data centre's overhead, in `prices.toml` or a user's file of that form."""
 
 from __future__ import annotations
 
@@ -120,9 +115,7 @@ def all_prices() -> Prices:
 
 
 def read_prices(path: Path) -> Prices:
-    """Read a user's TOML of the same form; every table is optional. Raise InputError with one line if it has another
-    form.
-    """
+    """Read a user's TOML of the same form; every table is optional. Raise InputError (one line) if the form differs."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -161,9 +154,7 @@ def exactly(value: float, source: str) -> Range:
 
 
 def _filled(entry: object) -> object:
-    """Complete a user's entry: a number, or a `typical` alone, is a range of that number, and not a seller's list
-    price.
-    """
+    """Complete a user's entry: a number, or a `typical` alone, is its own range, and not a seller's list price."""
     if isinstance(entry, int | float) and not isinstance(entry, bool):
         entry = {"typical": entry}
     if not isinstance(entry, dict) or "typical" not in entry:

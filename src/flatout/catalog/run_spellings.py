@@ -85,9 +85,7 @@ class RunSpellings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return next((spelling for spelling in self.gpu if spelling.fits(text.lower())), None)
 
     def node_bytes_per_s(self, interconnect: str, gpus_per_node: int) -> float | None:
-        """Return the rate of a node's adapters, from a text such as `8x HDR 200Gb/s per node`; None if it names
-        none.
-        """
+        """Return the rate of a node's adapters from a text such as `8x HDR 200Gb/s per node`; None if none is named."""
         rates = (spelling.bytes_per_s_of_node(interconnect, gpus_per_node) for spelling in self.network)
         return next((rate for rate in rates if rate is not None), None)
 

@@ -76,8 +76,9 @@ class PreemptionHandler:
         self._thread.start()
 
     def is_last(self, step: int) -> bool:
-        """Whether all ranks save after this step and then end. Call it after each step; once asked to end, it waits for
-        the answer.
+        """Whether all ranks save after this step and then end. Call it after each step.
+
+        Once the job was asked to end, this waits until the ranks have agreed.
         """
         self._ended_step = step  # set before the check, because the thread does these in the opposite order
         if not self._asked.is_set():
@@ -92,8 +93,8 @@ class PreemptionHandler:
             self._forget()
 
     def _hear(self, number: int, _: object) -> None:
-        """Handle the signal on the main thread, possibly late. If an event loop takes the wakeup descriptor, only this
-        sees it.
+        """Handle the signal on the main thread, possibly late. An event loop that took the descriptor would not notice
+        it.
         """
         ends = self._ends
         if ends is not None:
@@ -155,9 +156,7 @@ class PreemptionHandler:
 
 
 def _keep_workers(is_asked: mmap.mmap) -> Callable[[], None]:
-    """Let loader workers that are forked after this survive the signal if their rank got it too; return the undo
-    function.
-    """
+    """Let loader workers forked from now survive the signal if their rank got it too; return the undo function."""
     module: Any = torch.utils.data._utils.signal_handling
     set_handlers = module._set_worker_signal_handlers
 
@@ -184,8 +183,8 @@ def _call(function: Callable[[], None] | None) -> None:
 
 
 def die() -> None:
-    """End this process by the signal's default action. Python's `signal.signal` works only on the main thread, so C's
-    is used.
+    """End this process by the signal's default action, from any thread: Python's `signal` works only on the main
+    thread.
     """
     ctypes.CDLL(None).signal(int(NUMBER), None)
     os.kill(os.getpid(), NUMBER)

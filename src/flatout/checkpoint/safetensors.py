@@ -83,9 +83,7 @@ def lay_out(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: 
 
 
 def read_header(path: Path) -> tuple[dict[str, Place], int]:
-    """Return the places in a file, and the offset at which its data begins. Raise DamagedError if the header is not
-    valid.
-    """
+    """Return the places in a file, and the offset at which its data begins. Raise DamagedError for a bad header."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         num_bytes = path.stat().st_size - _LENGTH_BYTES - length

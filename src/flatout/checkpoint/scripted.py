@@ -21,11 +21,7 @@ _BLOCK = 8 << 20
 
 
 def latest_good(path: Path) -> tuple[Path | None, str]:
-    """Return the file to resume from, and why it is not the last one written ("" if it is); None if no copy is
-    complete.
-
-    A truncated file is kept as `NAME.damaged`, and the previous one takes its name, where the script looks for it.
-    """
+    """Return the file to resume from, and why it is not the last one written ("" if it is); None if all are damaged."""
     previous = path.with_name(File.PREVIOUS.of(path.name))
     damage = damage_of(path)
     if damage is None:
@@ -44,9 +40,7 @@ def latest_good(path: Path) -> tuple[Path | None, str]:
 
 
 def damage_of(path: Path) -> str | None:
-    """Return what is wrong with a file that torch.save wrote, as a phrase that follows its name; None if it is
-    complete.
-    """
+    """Return what is wrong with a file that torch.save wrote, to be read after its name; None if it is complete."""
     try:
         if path.stat().st_size == 0:
             return "is empty"

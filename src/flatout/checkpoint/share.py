@@ -159,7 +159,7 @@ class Sharing:
         return item.is_own or item.name in self._own
 
     def is_written_here(self, item: Item, *, is_local: bool = False) -> bool:
-        """Whether this rank writes the item. `is_local`: to this host's folder, which needs everything that its ranks
+        """Whether this rank writes the item. `is_local`: to its host's folder, which must have all that its ranks
         need.
         """
         if self.own(item) or self._peers.world_size == 1:

@@ -202,9 +202,7 @@ def _optimizer_state(
 
 
 def _optimizer_values(optimizer: Any, name: str, names: Mapping[int, str], own: dict[str, torch.Tensor]) -> Any:
-    """Return the values of an optimizer's state that are not tensors, by parameter; one entry per parameter with a
-    state.
-    """
+    """Return the values of an optimizer's state that are not tensors: one entry per parameter with a state."""
     return {
         of: {
             key: encode(value, f"{name}.{of}.{key}", own)
@@ -239,9 +237,7 @@ def _restore_optimizer(
 
 
 def _like(parameter: torch.Tensor, saved: Mapping[str, Any]) -> torch.Tensor:
-    """Return an empty tensor for this entry of the parameter's state; if it has the parameter's shape, sharded and
-    placed like it.
-    """
+    """Return an empty tensor for this entry of the state, sharded and placed like the parameter if shapes agree."""
     dtype = getattr(torch, saved["dtype"])
     if list(saved["shape"]) == list(parameter.shape) and parameter.dim() > 0:
         return torch.empty_like(parameter.detach(), dtype=dtype)

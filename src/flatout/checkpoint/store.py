@@ -98,9 +98,7 @@ class Store:
             (folder / f"rank{self._rank:05d}.failed").write_text(reason)
 
     def commit(self, step: int, token: str, *, timeout_s: float, is_given_up: Callable[[], bool]) -> dict[str, Any]:
-        """Wait for all parts, write the manifest, rename the checkpoint to its name, and return the manifest. The
-        leader calls this.
-        """
+        """On the leader: wait for all parts, write the manifest, rename the checkpoint, and return the manifest."""
         folder = self.partial(step, token)
         records = self._wait(folder, timeout_s, is_given_up)
         files: dict[str, dict[str, int]] = {}
@@ -139,8 +137,8 @@ class Store:
         return manifest
 
     def discard(self, step: int, token: str, *, late_s: float) -> None:
-        """Remove a partial checkpoint once no rank writes to it any more: a later write would create it again. The
-        leader calls this.
+        """On the leader: remove a partial checkpoint once no rank writes to it, because a write would create it
+        again.
         """
         folder = self.partial(step, token)
         until = time.monotonic() + late_s
@@ -153,9 +151,7 @@ class Store:
         return all(names & {f"rank{rank:05d}.json", f"rank{rank:05d}.failed"} for rank in self._members)
 
     def prune(self, keep: int, keep_every: int | None) -> None:
-        """Remove checkpoints other than the last `keep` complete ones and those whose step is a multiple of
-        `keep_every`.
-        """
+        """Remove all but the last `keep` complete checkpoints and those whose step is a multiple of `keep_every`."""
         num_good = 0
         for step in self.steps():
             if num_good < keep:
@@ -198,9 +194,7 @@ class Store:
         return manifest
 
     def check(self, step: int, place: int, num_places: int) -> None:
-        """Check every `num_places`-th file, so that the ranks together check all. Raise DamagedError if one is
-        damaged.
-        """
+        """Check every `num_places`-th file, so that the ranks together check all. Raise DamagedError for a bad file."""
         for name, expected in sorted(self.manifest(step)["files"].items())[place::num_places]:
             check_file(self.path(step) / name, expected)
 
@@ -239,7 +233,7 @@ class Store:
             time.sleep(_POLL_S)
 
     def _put_back(self, replaced: Path) -> None:
-        """Clean up after an interrupted replacement: remove the old checkpoint if the new one exists, else restore its
+        """Clean up an interrupted replacement: remove the old checkpoint if the new one exists, else restore its
         name.
         """
         target = self.folder / replaced.name.removeprefix(".replaced-")

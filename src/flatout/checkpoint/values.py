@@ -77,7 +77,7 @@ def _marked(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[str
 
 
 def _placed(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """Return the tensor on a device of the kind that it was saved from, if there is one, e.g. a CUDA graph's learning
+    """Return the tensor on the kind of device that it was saved from, if possible, e.g. a CUDA graph's learning
     rate.
     """
     return tensor.cuda() if device == "cuda" and torch.cuda.is_available() else tensor

@@ -199,9 +199,7 @@ class _Comparison:
         self._add(name, len(numbers), usual, _by_spread(name, fact, numbers))
 
     def _values(self, read: Callable[[Machine], Value]) -> tuple[dict[str, Value], str]:
-        """Return the value of each host, and a text that starts with a colon: why the last host without a value has
-        none.
-        """
+        """Return the value of each host and, after a colon, why the last host without a value has none."""
         values: dict[str, Value] = {}
         problem = ""
         for host, machine in self.machines.items():

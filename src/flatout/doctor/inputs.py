@@ -88,9 +88,7 @@ def read_inputs(paths: Sequence[Path]) -> Snapshot:
 
 
 def read_bundle(data: bytes, name: str) -> Snapshot:
-    """Read what `flatout doctor --capture -` wrote on a host, even if a shell printed something before it. Raises
-    InputError.
-    """
+    """Read what `flatout doctor --capture -` wrote on a host, perhaps after a shell's output. Raises InputError."""
     text = data.decode("utf-8", "replace")
     start = max(0, text.find("{"))
     snapshot = _json(Path(name), text[start:])

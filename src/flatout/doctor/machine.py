@@ -250,9 +250,7 @@ class Machine:
 
     @cached_property
     def num_gpus(self) -> int:
-        """Return the number of NVIDIA GPUs on the bus, else the number that the driver reports; 0 only if the bus was
-        read.
-        """
+        """Return the number of NVIDIA GPUs on the bus, else that from the driver; 0 only if the bus was read."""
         on_bus = self.pci_devices("0x03", NVIDIA)
         if on_bus:
             return len(on_bus)
@@ -293,9 +291,7 @@ class Machine:
         return min((limit for limit in limits if limit < _UNLIMITED_BYTES), default=None)
 
     def need_control_groups(self, *names: str) -> None:
-        """Raise NotReadError if a file with such a name exists and was not read; a group without the file sets no
-        limit.
-        """
+        """Raise NotReadError if a file with such a name exists but was not read; without the file there is no limit."""
         for path, problem in self.snapshot.problems.items():
             if path.startswith("/sys/fs/cgroup/") and path.rpartition("/")[2] in names:
                 raise NotReadError(f"`{path}` was not read: {problem}")

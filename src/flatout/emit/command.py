@@ -55,9 +55,7 @@ def script_lines(words: Sequence[str], *, indent: str = "    ") -> str:
 
 
 def unplaced(tuning: Tuning, *, placed: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return notes on launcher arguments that fit neither the command nor the file. Those of launchers in `placed` do
-    fit.
-    """
+    """Return notes on launcher arguments that fit neither the command nor, for launchers not in `placed`, the file."""
     return tuple(
         f"{' '.join(words)} is for {launcher}, which the command does not call"
         for launcher, words in tuning.changes.launch.items()

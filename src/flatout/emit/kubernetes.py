@@ -50,8 +50,7 @@ def emit(
     labels: Mapping[str, str] | None = None,
     keeps_rendezvous: bool = False,
 ) -> Emitted:
-    """Return the JobSet. `gpus` are per host, instead of those of the tuning; `labels` are added to the JobSet, e.g.
-    for Kueue.
+    """Return the JobSet. `gpus` are per host and replace those of the tuning; `labels` are added, e.g. for Kueue.
 
     With `keeps_rendezvous`, torchrun's agents meet where the command says, else in the first pod.
     """
@@ -154,9 +153,7 @@ def first_pod(name: str) -> str:
 
 
 def _command(tuning: Tuning, name: str, *, keeps_rendezvous: bool) -> list[str]:
-    """Return the command. Kubernetes expands `$(NAME)`, so this is allowed in our arguments and escaped in the
-    user's.
-    """
+    """Return the command. Kubernetes expands `$(NAME)`, so this is escaped in the user's arguments but not in ours."""
     words = tuple(word.replace("$(", "$$(") for word in tuned_command(tuning))
     if not needs_rendezvous(tuning):
         return list(words)

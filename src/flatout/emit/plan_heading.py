@@ -69,8 +69,7 @@ def script(
     runs_on_each_node: bool = True,
     after_arguments: tuple[str, ...] = (),
 ) -> str:
-    """Return a launch script. `groups` are the lines of its one command, quoted; the script's own arguments follow
-    them.
+    """Return a launch script. `groups` are the lines of its one command, quoted; the script's own arguments follow.
 
     `after_arguments` come last. A script that does not run on each node needs no `HEAD_NODE`.
     """

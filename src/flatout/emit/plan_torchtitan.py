@@ -83,9 +83,7 @@ def _pipeline(job: PlannedJob) -> dict[str, str]:
 
 
 def _shard_degree(layout: Layout) -> int:
-    """Return the number of data-parallel ranks over which states are sharded; torchtitan adds those of context
-    parallelism.
-    """
+    """Return the number of data-parallel ranks that states are sharded over; torchtitan adds those of CP."""
     group = layout.shard // layout.cp if layout.shard else layout.dp
     return group if group and layout.dp % group == 0 else layout.dp
 

@@ -1,6 +1,4 @@
-"""Shared code of the targets for frameworks: each change is set, or a note says that the framework has no setting for
-it.
-"""
+"""Shared by the targets for frameworks: each change becomes a setting, or a note that the framework has none for it."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ _KEPT_SRUN = ("srun", "--kill-on-bad-exit=1")
 
 
 def emit(tuning: Tuning, *, keeps_rendezvous: bool = False, setup: str = "") -> Emitted:
-    """Return the script. With `keeps_rendezvous`, torchrun's agents meet where the command says, else on the first
-    node.
+    """Return the script. `keeps_rendezvous`: torchrun's agents meet where the command says, else on the first node.
 
     `setup` is shell code that runs first.
     """

@@ -1,5 +1,4 @@
-"""Write the changes as lines for the user's code, so that no patch is needed. The file is Python, and does nothing when
-run.
+"""Write the changes as lines for the user's code, as an alternative to patches. Running the file does nothing.
 
 There is one function per patch of `change.patches`; a test checks that none is missing.
 """

@@ -202,9 +202,7 @@ def _knob(stored: _StoredChange) -> Knob:
 
 
 def _foreign(stored: _StoredChange) -> str | None:
-    """Return a variable or launcher argument that the catalogue never sets for this knob, if any: the file is not
-    trusted.
-    """
+    """Return any variable or launcher argument that the catalogue never sets for this knob: files are not trusted."""
     of_knob = [change for facts in _ANY_JOB for change in all_changes(facts) if change.knob.name == stored.knob]
     variables = {name for change in of_knob for name in change.environment}
     foreign_variables = sorted(stored.environment.keys() - variables)

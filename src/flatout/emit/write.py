@@ -14,9 +14,7 @@ _HINT = "give another folder with --out"
 
 
 def diff(emitted: Emitted, folder: Path) -> str:
-    """Return the unified diff from the file on disk, if any; empty if nothing changes. Raise OutputError if it cannot
-    be read.
-    """
+    """Return the unified diff from the file on disk, if any; empty if nothing changes. Raise OutputError on failure."""
     path = folder / emitted.path
     is_there = path.exists()
     try:

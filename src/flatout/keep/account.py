@@ -97,8 +97,10 @@ class Account:
         return found
 
     def take_known(self) -> tuple[int, dict[str, dict[str, int]], dict[str, str]]:
-        """Return three values for the time since the last call: the time of steps, in ns; by class of `within` and by
-        source, the part of it for which the class was known, in ns; and by class, why it was unknown.
+        """Return the time of steps since the last call, in ns, the part of it that is known, and why the rest is
+        unknown.
+
+        The known part is in ns by class of `within` and by source; the reasons are by class.
         """
         taken = self._steps_ns, self._known_ns, self._within.reasons()
         self._steps_ns, self._known_ns = 0, {}

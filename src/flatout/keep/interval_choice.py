@@ -1,5 +1,4 @@
-"""Choose a job's checkpoint interval from measured costs, and rank the improvements that would reduce the cost of
-failures.
+"""Choose a job's checkpoint interval from measured costs, and rank ways to reduce the cost of its failures.
 
 In: `checkpoints.jsonl`, as `flatout.checkpoint` writes it, and the ledger's totals. Out: an `IntervalChoice`, and the
 gains of four improvements. Costs that have not been measured yet are assumed, and marked as such.

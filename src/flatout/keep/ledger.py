@@ -125,9 +125,7 @@ def _held(path: Path, file: int) -> HeldError:
 
 
 def _is_other(head: bytes) -> bool:
-    """Whether the file is something other than a ledger. A damaged ledger still counts as a ledger: it must not prevent
-    a restart.
-    """
+    """Whether the file is not a ledger. A damaged ledger still counts as one, because it must not prevent a restart."""
     line = head.lstrip(b"\0\n").partition(b"\n")[0]
     return bool(line) and not _BEGINS.startswith(line) and not (line.startswith(b"{") and b'"event"' in line)
 
@@ -167,9 +165,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
         return self.ns.get("productive", 0) / self.allocated_ns if is_known else None
 
     def known_share(self, name: str) -> float | None:
-        """Return the share of the steps' time in which a class inside the steps was measured; None if there was no
-        step.
-        """
+        """Return the share of the steps' time in which a class inside the steps was measured; None without steps."""
         known_ns = sum(self.known_ns.get(name, {}).values())
         return min(known_ns / self.steps_ns, 1.0) if self.steps_ns else None
 

@@ -21,9 +21,7 @@ _COUNTS = ("num_runs", "num_attempts", "num_hangs", "num_failures", "num_not_the
 
 
 def own_ledger(path: Path, node: str) -> Path:
-    """Return the path of the node's ledger. In a folder, each node has its own file: two nodes' appends to one file can
-    be lost.
-    """
+    """Return the path of the node's ledger. In a folder each node has its own: appends of two nodes can be lost."""
     return path / f"ledger-{node}.jsonl" if path.is_dir() else path
 
 

@@ -18,9 +18,7 @@ _NEARLY_ALL = 0.99
 def report(
     totals: Totals, *, price_per_h: tuple[float, str] | None = None, watts: tuple[float, str] | None = None
 ) -> LedgerReport:
-    """Return the report. `price_per_h` is the price of one device and its source; `watts` is one device's power and its
-    source.
-    """
+    """Return the report. `price_per_h` and `watts` are those of one device, each with its source."""
     allocated_s = totals.allocated_ns / 1e9
 
     def cost(device_s: float) -> float | None:

@@ -172,8 +172,8 @@ class PeerBoard:
             partial.replace(path)
 
     def _is_of_job(self, status: PeerStatus) -> bool:
-        """Whether a status belongs to this job. If neither has a name, the same folder decides, but two on one host are
-        two jobs.
+        """Whether a status belongs to this job. Without names, any in the folder does, unless it is of the same
+        host.
         """
         if status.job != self._own.job:
             return False

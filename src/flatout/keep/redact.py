@@ -28,9 +28,7 @@ def _masked(found: re.Match[str]) -> str:
 
 
 def redactor(environment: Mapping[str, str] = os.environ) -> Callable[[str], str]:
-    """Return a function that replaces host names by numbers: those of this host, and of the hosts that Slurm and
-    torchrun name.
-    """
+    """Return a function that replaces by numbers the names of this host and of those that Slurm and torchrun name."""
     numbers: dict[str, str] = {}
     for names in _hosts(environment):
         label = f"host-{len(set(numbers.values())) + 1}"

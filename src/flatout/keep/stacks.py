@@ -111,9 +111,7 @@ def has_handler(pid: int) -> bool:
 
 
 def parse(pid: int, text: str, *, main_thread: int) -> Stack:
-    """Parse the output of `faulthandler`. If no thread has the main thread's ID, use the last one, which is the
-    oldest.
-    """
+    """Parse the output of `faulthandler`. If no thread has the main thread's ID, use the last, which is the oldest."""
     threads: dict[int, list[Frame]] = {}
     frames: list[Frame] = []
     for line in text.splitlines():

@@ -78,8 +78,9 @@ class Restarts:
         self._clock = clock
 
     def decide(self, judgement: Judgement, step: int | None, *, silent_s: float | None = None) -> Decision:
-        """Decide whether to restart. `step` counts the whole training; `silent_s` is how long the attempt ran, if no
-        rank was seen.
+        """Decide whether to restart.
+
+        `step` counts the whole training; `silent_s` is how long the attempt ran, if no rank was seen.
         """
         if judgement.rule in ("done", "asked-to-end"):
             return Decision(restarts=False, why=judgement.says, goes_on=judgement.rule != "done")
@@ -146,7 +147,7 @@ class StepProgress:
         self.is_known = True
 
     def base(self, pulse: HeartbeatSample) -> int | None:
-        """Return the steps made before this process started: from its optimizer's count, else from the steps saved and
+        """Return the steps made before this process: from its optimizer's count, else from the steps saved and
         loaded.
         """
         if pulse.base_step is not None:

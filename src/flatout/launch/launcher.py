@@ -1,5 +1,4 @@
-"""Start the runs of a tuning: the interface, and its implementation on this machine. `slurm` has the other
-implementation.
+"""Start the runs of a tuning: the interface, and its implementation on this machine; `slurm` has the other one.
 
 A launcher runs a command until it ends or reaches its limit, writes its output to a file, and leaves no process of it
 running, even if the launcher itself is interrupted.
@@ -18,12 +17,10 @@ from flatout.launch.local import Ended
 class Launcher(Protocol):
     @property
     def waited_s(self) -> float:
-        """Return how long commands have waited for machines so far, in seconds; this counts toward no limit or
-        budget.
-        """
+        """Return the seconds that commands have waited for machines so far; these count toward no limit or budget."""
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
-        """Run a command. `limit_s` starts when the command has its machines. Raise InputError if it cannot be
+        """Run a command. `limit_s` starts when the command has its machines. Raise InputError if it can't be
         started.
         """
 

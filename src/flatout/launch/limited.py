@@ -99,9 +99,7 @@ class ProcessTree:
                 member.kill()
 
     def _left(self) -> list[psutil.Process]:
-        """Return the living processes, the first process first, including any that were started just before it
-        ended.
-        """
+        """Return the living processes, the first one first, including those started just before it ended."""
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 if os.getsid(process.pid) == self._pid:

@@ -11,9 +11,7 @@ from flatout.records.plan import Workload
 
 
 def query_key_dim(workload: Workload) -> int:
-    """Return the elements of one head's query; with latent attention, those without plus those with rotary
-    positions.
-    """
+    """Return the elements of one head's query; with latent attention, with and without rotary positions."""
     return workload.head_dim + workload.rope_dim
 
 
@@ -124,9 +122,7 @@ def num_parameters(workload: Workload) -> int:
 
 
 def num_active_parameters(workload: Workload) -> int:
-    """Return the number of parameters that one token uses; of the routed experts, these are `experts_per_token`
-    experts.
-    """
+    """Return the number of parameters that one token uses, with `experts_per_token` of the routed experts."""
     w = workload
     if not w.num_experts:
         return num_parameters(w)

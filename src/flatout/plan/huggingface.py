@@ -62,9 +62,7 @@ def _some_names(config: dict[str, Any]) -> str:
 
 
 class _Config:
-    """The values of a config, under the names that architectures use. Raises KeyError if a required value is
-    missing.
-    """
+    """The values of a config, under the names that architectures use. Raises KeyError for a missing required value."""
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self._path, self._config = path, config

@@ -23,9 +23,7 @@ _CLOSE = 0.02
 
 
 def from_module(path: Path, name: str) -> Workload:
-    """Return the shape of the module that `name` in the file is or returns. Raise InputError if it is not a
-    transformer.
-    """
+    """Return the shape of the module that `name` is or returns. Raise InputError if it is not a transformer."""
     try:
         import torch
     except ImportError as error:
@@ -113,14 +111,12 @@ class _Transformer:
         return [submodule for submodule in module.modules() if isinstance(submodule, kinds)]
 
     def _ffn_width(self) -> int:
-        """Return the width of the feed-forward network: the largest input of a matrix whose output is the hidden
-        width.
-        """
+        """Return the width of the feed-forward network: the most inputs of a matrix that outputs the hidden width."""
         widths = [int(linear.in_features) for linear in self._linears if linear.out_features == self._hidden]
         return max((width for width in widths if width > self._hidden), default=4 * self._hidden)
 
     def _num_up_matrices(self, ffn: int) -> int:
-        """Return the number of matrices from the hidden width to the feed-forward network's; a fused matrix counts as
+        """Return the number of matrices from the hidden width to the feed-forward width; a fused matrix counts as
         two.
         """
         widths = [int(linear.out_features) for linear in self._linears if linear.in_features == self._hidden]

@@ -61,9 +61,7 @@ def evaluate_layouts(context: SearchContext, columns: Columns) -> tuple[Array, A
 
 
 def calibration_factor(context: SearchContext, columns: Columns) -> float:
-    """Return the calibration's factor on step times; it is the same for all layouts, which share machine, model and
-    software.
-    """
+    """Return the calibration's factor on all step times: all layouts share machine, model and software."""
     if not len(columns["tp"]):
         return 1.0
     first = context.inputs(columns, np.zeros(1, dtype=np.intp))

@@ -43,9 +43,7 @@ def prediction_record(
 
 
 def read_history(path: Path) -> History:
-    """Read the history; a path that does not exist yet is an empty history. Raise InputError if the file is
-    unreadable.
-    """
+    """Read the history; without a file at the path, it is empty. Raise InputError if the file is unreadable."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:

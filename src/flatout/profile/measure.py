@@ -24,9 +24,7 @@ _NOT_COUNTED = "the operations of no step were counted: the job ended before, or
 
 
 def with_ceilings(recording: Recording, by_host: Mapping[str, Ceilings]) -> Recording:
-    """Return the recording with MFU relative to the rates from `flatout bench`; unchanged if a host was not
-    measured.
-    """
+    """Return the recording with MFU relative to the rates of `flatout bench`; unchanged if a host has none."""
     by_rank = _measured_peaks(recording.ranks, by_host)
     if by_rank is None:
         return recording

@@ -64,9 +64,7 @@ def _launcher_of(recording: Recording) -> str | None:
 
 
 def launcher(command: Iterable[str]) -> str | None:
-    """Return the program that starts the ranks: the first known launcher before the script, or `python` if there is
-    none.
-    """
+    """Return the program that starts the ranks: the first known launcher before the script, else `python` or None."""
     words = list(command)
     is_python = False
     for word, following in zip(words, [*words[1:], ""], strict=True):

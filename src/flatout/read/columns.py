@@ -126,9 +126,7 @@ class BlockDecoder:
         return needed
 
     def _argument_columns(self, rows: list[Any], kind: NDArray[np.uint8]) -> Columns:
-        """Return the columns of `args`. Building lists only for rows that can have a value takes a third of the
-        time.
-        """
+        """Return the columns of `args`. Lists are built only for rows that can have a value, in a third of the time."""
         arguments = [row.args for row in rows]
         external_id = self._integers([a.external_id for a in arguments])
         without = np.flatnonzero(external_id == NULL)

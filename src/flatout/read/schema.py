@@ -87,9 +87,7 @@ class CompleteEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
 
 
 class ExactEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """Like `CompleteEvent` with decimal times, for fractions of microseconds since 1970, which a float cannot hold
-    exactly.
-    """
+    """Like `CompleteEvent` with decimal times, for fractional microseconds since 1970, which a float would round."""
 
     cat: str = ""
     name: str = ""

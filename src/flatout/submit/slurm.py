@@ -27,9 +27,7 @@ _CPUS = '[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_
 
 
 def prepare(request: JobRequest) -> Prepared:
-    """Prepare the script and the command. Raises UsageError for a rendezvous on a node that Slurm might not
-    allocate.
-    """
+    """Prepare the script and the command. Raises UsageError for a rendezvous on a node that Slurm might not use."""
     output = request.folder / "output.log"
     code_file = request.folder / "exit_code"
     setup = f"exit_code_file={shlex.quote(str(code_file))}\n{_SAVE_EXIT_CODE}{_CPUS}"

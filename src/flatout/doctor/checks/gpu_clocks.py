@@ -20,8 +20,9 @@ def _is_active(machine: Machine, *reasons: str) -> GpuValues[bool]:
 
 
 def _is_reason_active(gpu: SmiGpu, reasons: tuple[str, ...]) -> bool | None:
-    """Whether any of these reasons is active; None if the GPU reports none of them. Older drivers write `Clocks
-    Throttle Reasons`.
+    """Whether any of these reasons is active; None if the GPU reports none of them.
+
+    Older drivers write `Clocks Throttle Reasons`.
     """
     section = gpu.section("Clocks Event Reasons") or gpu.section("Clocks Throttle Reasons")
     values = [value for path, value in section.items() if path.endswith(reasons)]

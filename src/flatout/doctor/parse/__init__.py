@@ -1,3 +1,3 @@
-"""Parse texts of tools and of the kernel into records. From a damaged text, only certain values are kept, with its
-problems.
+"""Parse texts of tools and of the kernel into records. From damaged text, only certain values and the problems are
+kept.
 """

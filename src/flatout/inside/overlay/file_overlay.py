@@ -79,8 +79,7 @@ class FileOverlay:
         return bool(self.touched)
 
     def locate(self, path: Any, *, is_followed: bool = False) -> Any:
-        """Return where the file with this name is now; with `is_followed`, the file that a link with this name points
-        to.
+        """Return where the file with this name is now; with `is_followed`, links are followed.
 
         Raise FileNotFoundError if the script has removed it.
         """
@@ -94,8 +93,8 @@ class FileOverlay:
         return self._where(path, absolute)
 
     def name_of(self, path: Any, *, is_followed: bool = False) -> str:
-        """Return the absolute name of a file with links resolved in its folders; with `is_followed`, in its last part
-        too.
+        """Return the absolute name of a file with links resolved in its folders; with `is_followed`, also the last
+        part.
         """
         absolute = os.path.abspath(os.fsdecode(path))
         folder, name = os.path.split(absolute)
@@ -108,9 +107,7 @@ class FileOverlay:
         return self._where(path, self.name_of(path)) if self._has_links else path
 
     def _where(self, path: Any, absolute: str) -> Any:
-        """Return a path with the script's links resolved: these are elsewhere, so that a path through them would lead
-        nowhere.
-        """
+        """Return a path with the script's links resolved: the links are elsewhere, so a path through them fails."""
         return self._like(path, absolute) if self._has_links else path
 
     def _real_folder(self, folder: str, num_links: int = 0) -> str:
@@ -135,7 +132,7 @@ class FileOverlay:
         return real
 
     def _followed(self, absolute: str) -> str:
-        """Return the name with a link in its last part followed: one of the script's links can point to a redirected
+        """Return the name with a link in its last part followed: a link of the script's can lead to a redirected
         file.
         """
         for _ in range(_MAX_LINKS):

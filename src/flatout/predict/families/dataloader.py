@@ -16,9 +16,7 @@ PINNED_BYTES_PER_S = 40e9  # prior: host to device over PCIe 5 x16, 50 GB/s by d
 
 
 def workers(situation: Situation, change: Change) -> Scenarios | str:
-    """Remove the loader's time from the step, which then takes at least the cost of a batch divided among the
-    workers.
-    """
+    """Remove the loader's time from the step, which then takes at least a batch's cost divided among the workers."""
     asked = int(change.value)
     facts = situation.facts
     cost_s = _batch_s(situation)

@@ -20,9 +20,7 @@ def host_time(
     assumption: str,
     without: tuple[Node, ...] = (),
 ) -> Scenarios | str:
-    """Multiply the host time of these kinds by a ratio. Below 1, the same share of the waits at the nodes `without` is
-    removed.
-    """
+    """Multiply the host time of these kinds by a ratio; below 1, remove the same share of the waits at `without`."""
     waits = {
         rank: np.flatnonzero(np.isin(track.node, without) & (track.waits_for >= 0))
         for rank, track in situation.tracks.items()

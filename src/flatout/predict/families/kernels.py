@@ -23,9 +23,7 @@ def _ratios(
     assumption: str,
     host: float = 1.0,
 ) -> Scenarios | str:
-    """Multiply kernels of each kind by its ratio to the power of the uncertain factor: 0 is no gain, 1 the likely
-    gain.
-    """
+    """Multiply kernels of each kind by its ratio to the power of the uncertain factor: 0: no gain, 1: likely gain."""
     rows = {kind: situation.works(kind) for kind in ratios}
     if not sum(len(r) for found in rows.values() for r in found.values()):
         return "the trace has no GPU kernel that it works on"
