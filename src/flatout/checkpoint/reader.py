@@ -77,8 +77,7 @@ class Saved:
     def check_covers(self, destinations: Mapping[str, Any]) -> None:
         """Raise DamagedError unless the files have all local parts of these tensors; unknown names are ignored.
 
-        A host's folder has only the parts of that host's ranks, and torch's planner silently skips parts that it does not
-        find.
+        A host's folder has only the parts of that host's ranks, and torch's planner silently skips missing parts.
         """
         for name, tensor in destinations.items():
             for box in _boxes(tensor) if name in self.chunks else []:
