@@ -316,7 +316,8 @@ def _share(value: float | None) -> str:
 
 def doctor_json() -> str:
     """The contract `flatout/doctor`, from the records that are written."""
-    return _contract("flatout/doctor", (DoctorReport, CheckResult, Topology, TopologyNode, PcieLink, TopologyPair))
+    records = (DoctorReport, CheckResult, Topology, TopologyNode, PcieLink, TopologyPair)
+    return _contract("flatout/doctor", records, version=2)
 
 
 def ceilings_json() -> str:
@@ -328,10 +329,10 @@ def ceilings_json() -> str:
 
 def doctor_hosts_json() -> str:
     """The contract `flatout/doctor-hosts`, from the records that are written."""
-    return _contract("flatout/doctor-hosts", (HostsReport, HostDifference, ComparedFact))
+    return _contract("flatout/doctor-hosts", (HostsReport, HostDifference, ComparedFact), version=2)
 
 
-def _contract(schema: str, records: Sequence[type[msgspec.Struct]], version: int = 1) -> str:
+def _contract(schema: str, records: Sequence[type[msgspec.Struct]], *, version: int = 1) -> str:
     """What every object of Flatout begins with, then the records, the first of which has the other keys."""
     envelope = table(
         ["Key", "Type", "Meaning"],
@@ -571,7 +572,7 @@ def checks() -> str:
                 ["fix", check.fix],
                 ["when this is wrong", check.when_wrong],
             ]
-            title = f"{check.title[0].upper()}{check.title[1:]}."
+            title = f"{check.topic[0].upper()}{check.topic[1:]}."
             sections.append(f"### {check.id}\n\n{title}\n\n" + table(["", ""], rows))
     return "\n\n".join(sections)
 

@@ -142,16 +142,33 @@ def test_a_host_that_never_answers_holds_nothing_up(tmp_path: Path, monkeypatch:
     assert time.monotonic() - began < 10
 
 
-def test_a_slurm_that_cannot_be_asked_is_told_and_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(
-        "#!/bin/sh\necho 'scontrol: error: no DNS' >&2\necho 'scontrol: fatal: no configuration' >&2\nexit 1\n"
-    )
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(UsageError, match=r"the hosts of `node\[1-3\]`: scontrol: fatal: no configuration$") as raised:
-        host_names("node[1-3]")
-    assert "--hosts a,b,c" in raised.value.hint
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("node[1-3]", ["node1", "node2", "node3"]),
+        ("a,node[08-10,12],b", ["a", "node08", "node09", "node10", "node12", "b"]),
+        ("rack[1-2]-n[9-10].example.org", [f"rack{rack}-n{node}.example.org" for rack in (1, 2) for node in (9, 10)]),
+        ("n[3,1,3]", ["n3", "n1"]),
+    ],
+)
+def test_a_pattern_of_names_is_expanded_without_slurm(
+    pattern: str, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert host_names(pattern) == names
+
+
+@pytest.mark.parametrize(
+    "pattern", ["n[3-1]", "n[1-", "n]", "n[a]", "n[]", "n[1-9,]", "n[0-100000]", "n[1-400][1-400]"]
+)
+def test_a_pattern_that_names_no_hosts_is_refused_in_one_line(pattern: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        host_names(pattern)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_most_hosts_of_a_pattern() -> None:
+    assert len(host_names("n[1-100000]")) == 100_000
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=sh", "a;b", "a b", "$(id)", ","])

@@ -319,10 +319,16 @@ def test_a_line_of_the_kernel_log_is_found_and_an_excerpt_without_it_is_unknown(
     assert result(check_id, printed("kernel log", "[   99.5] usb 1-1: new device\n")).status == "unknown"
 
 
+TWO_NODES = "comm 0x1 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0"
 NCCL: list[tuple[str, tuple[str, ...], str]] = [
     ("nccl-log-network", ("Using network IB",), "ok"),
-    ("nccl-log-network", ("NET/Socket : Using [0]eth0:192.0.2.1<0>", "Using network Socket"), "warn"),
-    ("nccl-log-network", ("NET/IB : Using [0]mlx5_0:1/IB ; OOB eth0:192.0.2.1<0>", "Using network Socket"), "fail"),
+    ("nccl-log-network", ("NET/Socket : Using [0]eth0:192.0.2.1<0>", "Using network Socket"), "info"),
+    ("nccl-log-network", ("NET/Socket : Using [0]eth0:192.0.2.1<0>", "Using network Socket", TWO_NODES), "warn"),
+    (
+        "nccl-log-network",
+        ("NET/IB : Using [0]mlx5_0:1/IB ; OOB eth0:192.0.2.1<0>", "Using network Socket", TWO_NODES),
+        "fail",
+    ),
     ("nccl-log-network", ("Using network Socket", "node-b:1:2 [0] NCCL INFO Using network IB"), "fail"),
     (
         "nccl-log-gpu-direct",
@@ -359,7 +365,7 @@ NCCL: list[tuple[str, tuple[str, ...], str]] = [
         "fail",
     ),
     ("nccl-log-warnings", ("n:1:2 [2] init.cc:9 NCCL WARN Cuda failure 802 'system not yet initialized'",), "fail"),
-    ("nccl-log-warnings", ("n:1:2 [2] init.cc:9 NCCL WARN Cuda failure 2 'out of memory'",), "warn"),
+    ("nccl-log-warnings", ("n:1:2 [2] init.cc:9 NCCL WARN Cuda failure 2 'out of memory'",), "fail"),
     ("nccl-log-version", ("NCCL version 2.21.5+cuda12.4",), "ok"),
     ("nccl-log-version", ("RCCL version : 2.22.3-HEAD:9f0ad0b", "n:1:2 [0] NCCL INFO Using network IB"), "ok"),
     ("nccl-log-version", ("NCCL version 2.21.5+cuda12.4", "NCCL version 2.18.1+cuda12.1"), "fail"),
@@ -377,7 +383,7 @@ def test_lines_of_an_nccl_log_are_judged(check_id: str, lines: tuple[str, ...], 
 
 def test_the_first_completion_error_that_is_no_consequence_is_named() -> None:
     lines = [f"n:1:2 [0] NCCL WARN NET/IB : Got completion from peer x with status={s} opcode=0" for s in (5, 12)]
-    assert result("nccl-log-completion-error", nccl_log(*lines)).reason.startswith("status 12")
+    assert result("nccl-log-completion-error", nccl_log(*lines)).reason.startswith("RDMA completion error, status 12")
     newer = "n:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.2.0.5<43402> with status=12 (Recv) hca mlx5_3"
     named = result("nccl-log-completion-error", nccl_log(newer)).reason
     assert all(part in named for part in ("on n", "at mlx5_3", "with 10.2.0.5 "))

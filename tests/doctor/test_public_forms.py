@@ -178,7 +178,6 @@ def test_links_that_are_inactive_on_all_gpus_alike_are_told() -> None:
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("<?xml version='1.0' ?>\n<nvidia_smi_log>\n<gpu/></nvidia_smi_log>\n", "without `-x`"),
         ("+-----+\n| NVIDIA-SMI 550.54.15   Driver Version: 550.54.15 |\n", "`nvidia-smi -q`"),
         ("-+-[0000:00]-+-00.0\n |           +-01.1-[01]--+-00.0\n", "`lspci -vvv`"),
     ],

@@ -35,9 +35,12 @@ def test_the_network_is_told_by_channels_where_no_other_line_does(via: str, stat
     assert (found.status, named in found.reason) == (status, True)
 
 
+_SIXTEEN = "comm 0x1 rank 0 nranks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0"
+
+
 def test_sockets_after_a_plugin_failed_are_a_fault() -> None:
     warned = "node-a:10:20 [5] nccl_net_ofi_rdma_init:7978 NCCL WARN NET/OFI OFI fi_getinfo() call failed"
-    assert result("nccl-log-network", nccl_log(warned, "Using network Socket")).status == "fail"
+    assert result("nccl-log-network", nccl_log(warned, "Using network Socket", _SIXTEEN)).status == "fail"
 
 
 @pytest.mark.parametrize(

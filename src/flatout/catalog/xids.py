@@ -1,4 +1,4 @@
-"""Look up an Xid by its number in `xids.toml`: NVIDIA's name, and whether a job's own work can cause it."""
+"""Look up an Xid by its number in `xids.toml`: its name, whether a job's own work can cause it, and the way out."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ _FILE = Path(__file__).with_name("xids.toml")
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
+    fix: str
     is_job_fault: bool = False
 
 
 class _Xids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str
     source_of_is_job_fault: str
+    source_of_fix: str
+    fix_of_others: str
     date: str
     xid: dict[int, _Entry]
 
@@ -33,6 +36,12 @@ def is_job_fault(number: int) -> bool:
     """Whether the job's own work can cause the Xid on a healthy GPU."""
     entry = _xids().xid.get(number)
     return entry is not None and entry.is_job_fault
+
+
+def xid_fix(number: int) -> str:
+    """Return what to do about the Xid."""
+    entry = _xids().xid.get(number)
+    return entry.fix if entry is not None else _xids().fix_of_others
 
 
 @cache

@@ -183,7 +183,7 @@ def _judge(
 
         _write_page(html, doctor_html(report, typed_command()), force=force)
     if json:
-        print_json("flatout/doctor", report)
+        print_json("flatout/doctor", report, version=2)
     else:
         from flatout.report.doctor_text import doctor_text
 
@@ -198,7 +198,7 @@ def _report_hosts(report: HostsReport, html: Path | None, *, force: bool, json: 
 
         _write_page(html, hosts_html(report, typed_command()), force=force)
     if json:
-        print_json("flatout/doctor-hosts", report)
+        print_json("flatout/doctor-hosts", report, version=2)
     else:
         from flatout.report.doctor_text import hosts_text
 

@@ -1,7 +1,9 @@
 """Define a check: its declaration, and a function from Machine to its outcome.
 
-A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). Text that the check does
-not expect also makes it `unknown`, so damaged input never ends a run and never counts as good.
+A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). A text that the check does
+not expect gives `unknown` too, so that damaged input never ends a run and never counts as good.
+
+The reason of an outcome that fails or warns is the title of its result, so it names the fault and the device.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ MOST_NAMED = 6  # devices named in a reason
 class CheckOutcome(msgspec.Struct, frozen=True):
     status: Status
     reason: str
+    cost: str | None = None  # of what was found; None: the check's own text applies
+    fix: str | None = None
+    source: str | None = None
 
 
 Judge = Callable[[Machine], CheckOutcome]
@@ -28,7 +33,7 @@ Judge = Callable[[Machine], CheckOutcome]
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     family: Family
-    title: str
+    topic: str
     read: str
     expected: str
     source: str
@@ -42,7 +47,7 @@ def check(
     id: str,
     family: Family,
     *,
-    title: str,
+    topic: str,
     read: str,
     expected: str,
     source: str,
@@ -56,7 +61,7 @@ def check(
         return Check(
             id=id,
             family=family,
-            title=title,
+            topic=topic,
             read=read,
             expected=expected,
             source=source,
@@ -82,15 +87,23 @@ def run_check(one: Check, machine: Machine) -> CheckResult:
         id=one.id,
         family=one.family,
         status=outcome.status,
-        title=one.title,
+        topic=one.topic,
+        title=_title(one, outcome),
         read=one.read,
         reason=outcome.reason,
         expected=one.expected,
-        source=one.source,
-        cost=one.cost,
-        fix=one.fix,
+        source=outcome.source or one.source,
+        cost=outcome.cost or one.cost,
+        fix=outcome.fix or one.fix,
         when_wrong=one.when_wrong,
     )
+
+
+def _title(one: Check, outcome: CheckOutcome) -> str:
+    """Return what was found; where nothing is at fault, what is checked stands before it."""
+    if outcome.status in ("fail", "warn"):
+        return outcome.reason
+    return f"{one.topic}: {outcome.reason}"
 
 
 def ok(reason: str) -> CheckOutcome:
@@ -101,12 +114,12 @@ def info(reason: str) -> CheckOutcome:
     return CheckOutcome("info", reason)
 
 
-def warn(reason: str) -> CheckOutcome:
-    return CheckOutcome("warn", reason)
+def warn(reason: str, *, cost: str | None = None, fix: str | None = None, source: str | None = None) -> CheckOutcome:
+    return CheckOutcome("warn", reason, cost, fix, source)
 
 
-def fail(reason: str) -> CheckOutcome:
-    return CheckOutcome("fail", reason)
+def fail(reason: str, *, cost: str | None = None, fix: str | None = None, source: str | None = None) -> CheckOutcome:
+    return CheckOutcome("fail", reason, cost, fix, source)
 
 
 def named(items: Iterable[str]) -> str:
@@ -139,5 +152,5 @@ def with_missing(outcome: CheckOutcome, num_missing: int, what: str) -> CheckOut
     """Add to the outcome that some devices have no value: a bad outcome stays, but `ok` becomes `unknown`."""
     if not num_missing:
         return outcome
-    reason = f"{outcome.reason}; {num_missing} {what}"
-    return CheckOutcome("unknown" if outcome.status == "ok" else outcome.status, reason)
+    status = "unknown" if outcome.status == "ok" else outcome.status
+    return msgspec.structs.replace(outcome, status=status, reason=f"{outcome.reason}; {num_missing} {what}")

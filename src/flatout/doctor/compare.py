@@ -7,19 +7,17 @@ for a fact is skipped for that fact; if fewer than two hosts have one, the repor
 from __future__ import annotations
 
 import os
-import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from flatout.doctor.check import named
-from flatout.doctor.checks.software_nccl import settings
+from flatout.doctor.compared_facts import NUMBER_FACTS, TEXT_FACTS, NumberFact, TextFact, captured_settings
 from flatout.doctor.judge import judge_machine
 from flatout.doctor.machine import Machine
-from flatout.doctor.parse.nvidia_smi import SmiGpu
 from flatout.doctor.peers import MIN_PEERS, minority, outliers
 from flatout.doctor.unknown import NotHereError, NotReadError
 from flatout.records.doctor import (
@@ -29,121 +27,19 @@ from flatout.records.doctor import (
     DoctorReport,
     HostDifference,
     HostsReport,
-    Status,
 )
 from flatout.records.snapshot import Snapshot
-from flatout.units import num_bytes
 
 Value = TypeVar("Value")
-
-
-class _TextFact(NamedTuple):
-    read: Callable[[Machine], str]
-    status: Status  # status of a difference
-
-
-class _NumberFact(NamedTuple):
-    read: Callable[[Machine], float]
-    share: float  # share of the median; a smaller deviation does not matter
-    write: Callable[[float], str]
-
-
-def _gpu_text(path: str) -> Callable[[Machine], str]:
-    def read(machine: Machine) -> str:
-        texts = {text for gpu in machine.gpus if (text := gpu.text(path))}
-        if not texts:
-            raise NotReadError(f"`nvidia-smi -q` gives no {path}")
-        return ", ".join(sorted(texts))
-
-    return read
-
-
-def _gpu_median(*paths: str) -> Callable[[Machine], float]:
-    def read(machine: Machine) -> float:
-        return _median(machine.gpus, paths, f"`nvidia-smi -q` gives no {paths[0]}")
-
-    return read
-
-
-def _busy_gpu_median(*paths: str) -> Callable[[Machine], float]:
-    def read(machine: Machine) -> float:
-        with_value = [gpu for gpu in machine.gpus if gpu.number(*paths) is not None]
-        return _median(filter(machine.is_loaded, with_value), paths, "no GPU was busy")
-
-    return read
-
-
-def _median(gpus: Iterable[SmiGpu], paths: Sequence[str], problem: str) -> float:
-    numbers = [number for gpu in gpus if (number := gpu.number(*paths)) is not None]
-    if not numbers:
-        raise NotReadError(problem)
-    return statistics.median(numbers)
-
-
-def _driver(machine: Machine) -> str:
-    if not machine.smi.driver:
-        raise NotReadError("`nvidia-smi -q` gives no driver version")
-    return machine.smi.driver
-
-
-def _package(name: str) -> Callable[[Machine], str]:
-    return lambda machine: machine.packages.get(name) or "not installed"
-
-
-def _nccl_settings(machine: Machine) -> str:
-    values = [f"{name}={setting.value}" for name, setting in sorted(settings(machine).items())]
-    return ", ".join(values) or "none"
-
-
-def _rdma_rates(machine: Machine) -> str:
-    rates = machine.matching("/sys/class/infiniband/*/ports/*/rate")
-    if not rates:
-        raise NotHereError("no RDMA port")
-    return ", ".join(sorted(text.split(" (")[0] for text in rates.values()))
-
-
-def _peermem(machine: Machine) -> str:
-    return "loaded" if "nvidia_peermem" in machine.modules() else "not loaded"
-
-
-def _cpu_model(machine: Machine) -> str:
-    match = re.search(r"^model name\s*:\s*(.*)$", machine.file("/proc/cpuinfo"), re.MULTILINE)
-    if match is None:
-        raise NotReadError("`/proc/cpuinfo` names no model")
-    return match[1].strip()
-
-
-_TEXT_FACTS: Mapping[str, _TextFact] = {
-    "number of GPUs": _TextFact(lambda machine: str(len(machine.gpus)), "fail"),
-    "GPU model": _TextFact(_gpu_text("Product Name"), "warn"),
-    "GPU firmware (VBIOS)": _TextFact(_gpu_text("VBIOS Version"), "info"),
-    "driver": _TextFact(_driver, "warn"),
-    "kernel": _TextFact(lambda machine: machine.file("/proc/sys/kernel/osrelease"), "info"),
-    "torch": _TextFact(_package("torch"), "warn"),
-    "NCCL of CUDA 12": _TextFact(_package("nvidia-nccl-cu12"), "warn"),
-    "NCCL settings": _TextFact(_nccl_settings, "warn"),
-    "rates of RDMA ports": _TextFact(_rdma_rates, "fail"),
-    "nvidia_peermem": _TextFact(_peermem, "warn"),
-    "CPU": _TextFact(_cpu_model, "info"),
-    "allowed CPUs": _TextFact(lambda machine: str(len(machine.cpus_allowed)), "warn"),
-}
-_NUMBER_FACTS: Mapping[str, _NumberFact] = {
-    "memory of the host": _NumberFact(lambda machine: float(machine.memory_bytes["MemTotal"]), 0.02, num_bytes),
-    "power limit of the GPUs": _NumberFact(
-        _gpu_median("Enforced Power Limit", "Current Power Limit"), 0.02, lambda value: f"{value:g} W"
-    ),
-    "clock of busy GPUs": _NumberFact(_busy_gpu_median("Clocks/SM"), 0.05, lambda value: f"{value:g} MHz"),
-    "temperature of busy GPUs": _NumberFact(_busy_gpu_median("GPU Current Temp"), 0.25, lambda value: f"{value:g} C"),
-}
 
 
 def compare_snapshots(snapshots: Sequence[Snapshot]) -> HostsReport:
     """Compare hosts by their host names. If two hosts have the same name, the second gets its file's name too."""
     machines = _by_name(snapshots)
     comparison = _Comparison(machines)
-    for name, text_fact in _TEXT_FACTS.items():
+    for name, text_fact in {**TEXT_FACTS, **captured_settings(machines.values())}.items():
         comparison.compare_text(name, text_fact)
-    for name, number_fact in _NUMBER_FACTS.items():
+    for name, number_fact in NUMBER_FACTS.items():
         comparison.compare_number(name, number_fact)
     reports = {
         host: msgspec.structs.replace(judge_machine(machine.snapshot), host=host) for host, machine in machines.items()
@@ -178,20 +74,21 @@ class _Comparison:
         self.facts: list[ComparedFact] = []
         self.not_compared: dict[str, str] = {}  # fact -> why it is not compared
 
-    def compare_text(self, name: str, fact: _TextFact) -> None:
+    def compare_text(self, name: str, fact: TextFact) -> None:
         texts, problem = self._values(fact.read)
         if len(texts) < 2:
             self.not_compared[name] = f"{len(texts)} of {len(self.machines)} hosts give a value{problem}"
             return
-        difference = _by_majority(name, fact.status, texts)
+        difference = _by_majority(name, fact, texts)
         usual = difference.usual if difference else next(iter(texts.values()))
         self._add(name, len(texts), usual, difference)
 
-    def compare_number(self, name: str, fact: _NumberFact) -> None:
+    def compare_number(self, name: str, fact: NumberFact) -> None:
         numbers, problem = self._values(fact.read)
-        if len(numbers) < MIN_PEERS:
+        fewest = 2 if fact.is_range else MIN_PEERS
+        if len(numbers) < fewest:
             self.not_compared[name] = (
-                f"{len(numbers)} of {len(self.machines)} hosts give a value, and {MIN_PEERS} are needed{problem}"
+                f"{len(numbers)} of {len(self.machines)} hosts give a value, and {fewest} are needed{problem}"
             )
             return
         median, low, high = (fact.write(rule(numbers.values())) for rule in (statistics.median, min, max))
@@ -218,23 +115,25 @@ class _Comparison:
             self.differences.append(difference)
 
 
-def _by_majority(name: str, status: Status, texts: Mapping[str, str]) -> HostDifference | None:
-    if len(set(texts.values())) == 1:
+def _by_majority(name: str, fact: TextFact, texts: Mapping[str, str]) -> HostDifference | None:
+    keys = {host: fact.key(text) for host, text in texts.items()}
+    if len(set(keys.values())) == 1:
         return None
-    odd = minority(texts)
+    odd = minority(keys)
     if odd is None:
         return HostDifference(
             fact=name,
-            status=status,
+            status=fact.status,
             hosts=tuple(texts),
             usual="no value has a majority",
             found=dict(texts),
             reason="the hosts differ, and no value has a majority",
         )
-    usual, hosts = odd
+    _, hosts = odd
+    usual = next(text for host, text in texts.items() if host not in hosts)
     return HostDifference(
         fact=name,
-        status=status,
+        status=fact.status,
         hosts=tuple(hosts),
         usual=usual,
         found={host: texts[host] for host in hosts},
@@ -242,19 +141,29 @@ def _by_majority(name: str, status: Status, texts: Mapping[str, str]) -> HostDif
     )
 
 
-def _by_spread(name: str, fact: _NumberFact, numbers: Mapping[str, float]) -> HostDifference | None:
-    deviations = outliers(numbers, share=fact.share)
+def _by_spread(name: str, fact: NumberFact, numbers: Mapping[str, float]) -> HostDifference | None:
+    median = statistics.median(numbers.values())
+    raised = {host: number + fact.floor for host, number in numbers.items()}
+    deviations = outliers(raised, share=fact.share)
     if not deviations:
         return None
-    shown = named(f"{host}: {deviation:+.0%}" for host, deviation in deviations.items())
+    shown = named(f"{host}: {_deviation(numbers[host], median)}" for host in deviations)
     return HostDifference(
         fact=name,
         status="warn",
         hosts=tuple(deviations),
-        usual=fact.write(statistics.median(numbers.values())),
+        usual=fact.write(median),
         found={host: fact.write(numbers[host]) for host in deviations},
         reason=f"{shown} from the median of the hosts",
     )
+
+
+def _deviation(number: float, median: float) -> str:
+    """Return `-12 %`; for several times the median, the ratio."""
+    ratio = number / median if median else None
+    if ratio is None or ratio > 10:
+        return "many times"
+    return f"{ratio - 1:+.0%}"
 
 
 def _different_statuses(reports: Mapping[str, DoctorReport]) -> list[HostDifference]:

@@ -1,8 +1,8 @@
 """Read files given by the user instead of this machine into one Snapshot; each file is recognised by its content.
 
-In: a bundle of `--capture`, outputs of `nvidia-smi` (`topo -m`, `topo -p2p`, `-q`, `-L`, `nvlink -s`, `nvlink -e`),
-`lspci`, a topology or graph XML of NCCL, an NCCL log, a kernel log, a JSON object of sysfs paths, or a folder: a copy
-of `/`, or of `/sys/class/infiniband`.
+In: a bundle of `--capture`, outputs of `nvidia-smi` (`topo -m`, `topo -p2p`, `-q`, `-q -x`, `-L`, `nvlink -s`,
+`nvlink -e`), of `lspci`, `ibstat`, `ibv_devinfo` and `ibstatus`, a topology or graph XML of NCCL, an NCCL log, a kernel
+log, a JSON object of sysfs paths, or a folder: a copy of `/`, or of `/sys/class/infiniband`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from flatout.doctor.machine import (
 )
 from flatout.doctor.parse.kernel_log import MARK, STAMP, kernel_lines
 from flatout.doctor.parse.lspci import parse_lspci
+from flatout.doctor.parse.nvidia_smi_xml import is_smi_xml
+from flatout.doctor.parse.rdma_tools import rdma_files
 from flatout.doctor.parse.topology_matrix import has_header, matrices
 from flatout.errors import InputError
 from flatout.records.snapshot import Output, Snapshot
@@ -49,12 +51,11 @@ _MISSING_BEFORE = re.compile(r"there is no `[^`]+` here")  # in bundles without 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 _NVLINK = re.compile(r"^\s+Link \d+: (?:[\d.]+ GB/s|<inactive>)|all links are inactive", re.MULTILINE | re.IGNORECASE)
 KINDS = (
-    "a bundle from `flatout doctor --capture`, the output of nvidia-smi or lspci, an NCCL topology XML, an NCCL log, a "
-    "kernel log, a JSON object of sysfs files, or a folder with a copy of /sys and /proc"
+    "a bundle of `flatout doctor --capture`, an output of nvidia-smi, lspci or ibstat, a topology XML of NCCL, an NCCL "
+    "log, a kernel log, a JSON object of sysfs files, or a folder with a copy of /sys and /proc"
 )
 # Outputs that cannot be read, and alternatives to give.
 _INSTEAD = (
-    (re.compile(r"<nvidia_smi_log"), "the output of `nvidia-smi -q`, without `-x`"),
     (
         re.compile(r"^\| NVIDIA-SMI ", re.MULTILINE),
         "the output of `nvidia-smi -q`: the table of `nvidia-smi` holds too little",
@@ -129,9 +130,10 @@ def _read(path: Path) -> Snapshot:
     if text.lstrip().startswith("{"):
         return _json(path, text)
     texts = texts_of(text)
-    if not texts:
+    ports = rdma_files(text)
+    if not texts and not ports:
         raise InputError(f"`{path}` is of no kind that doctor can judge", hint=f"give {_instead(text)}")
-    return Snapshot(outputs={kind: Output(text=part) for kind, part in texts.items()})
+    return Snapshot(outputs={kind: Output(text=part) for kind, part in texts.items()}, files=ports)
 
 
 def _instead(text: str) -> str:
@@ -165,7 +167,7 @@ def _other_kinds(text: str, head: str, kind: str) -> Iterator[str]:
     if kind in (SMI_TOPOLOGY, SMI_P2P) or has_header(text):
         for matrix in matrices(text):
             yield SMI_P2P if matrix.is_peer_to_peer else SMI_TOPOLOGY
-    if "NVSMI LOG" in head:
+    if "NVSMI LOG" in head or is_smi_xml(head):
         yield SMI_QUERY
     if _NVLINK.search(head):
         yield SMI_NVLINK
@@ -202,7 +204,7 @@ _KINDS: tuple[tuple[str, Callable[[str], object]], ...] = (
         NCCL_LOG,
         re.compile(r"NCCL (?:INFO|WARN|version \d)|^\S+:\d+:\d+ \[\d+\] INFO NET\b", re.MULTILINE).search,
     ),
-    (SMI_QUERY, re.compile("NVSMI LOG").search),
+    (SMI_QUERY, re.compile("NVSMI LOG|<nvidia_smi_log[ >]").search),
     (SMI_NVLINK_ERRORS, re.compile(r"^\s+Link \d+: .*Errors: ", re.MULTILINE).search),
     (SMI_NVLINK, _NVLINK.search),
     (SMI_LIST, _is_gpu_list),

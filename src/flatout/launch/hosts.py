@@ -24,6 +24,10 @@ from flatout.errors import InputError, UsageError
 
 Via = Literal["srun", "ssh"]
 _MOST_AT_ONCE = 32
+_MOST_HOSTS = 100_000
+_PATTERN = re.compile(r"(?:[^\[\]]*\[[^\[\]]+\])*[^\[\]]*")
+_PARTS = re.compile(r"([^\[]*)(?:\[([^\[\]]*)\]|$)")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _HOST = re.compile(r"[A-Za-z0-9_][\w.@:-]*")  # a leading dash would be an option
 
 
@@ -35,13 +39,10 @@ class HostOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def host_names(text: str) -> list[str]:
-    """Split `a,b,c` and, with Slurm's scontrol, also `node[1-8]`. Raise UsageError for an invalid host name."""
+    """Split `a,b,c` and expand `node[1-8]`. Raises UsageError for an invalid host name or pattern."""
     names: list[str] = []
     for item in re.split(r",(?![^\[]*\])", text):
-        if "[" in item:
-            names += _expanded(item)
-        elif item:
-            names.append(item)
+        names += _expanded(item) if "[" in item or "]" in item else [item] * bool(item)
     invalid = [name for name in names if not _HOST.fullmatch(name)]
     if invalid or not names:
         raise UsageError(f"no host can be called `{(invalid or [text])[0]}`", hint="flatout doctor --hosts node1,node2")
@@ -49,20 +50,31 @@ def host_names(text: str) -> list[str]:
 
 
 def _expanded(pattern: str) -> list[str]:
-    if not shutil.which("scontrol"):
-        raise UsageError(
-            f"`{pattern}` needs Slurm's scontrol, which was not found", hint="name them: flatout doctor --hosts a,b,c"
-        )
-    done = subprocess.run(
-        ["scontrol", "show", "hostnames", pattern], capture_output=True, text=True, check=False, timeout=60
-    )
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"code {done.returncode}"]
-        raise UsageError(
-            f"scontrol could not list the hosts of `{pattern}`: {said[-1][:200]}",
-            hint="name them: flatout doctor --hosts a,b,c",
-        )
-    return done.stdout.split()
+    """Return the names of a pattern of Slurm's grammar: `rack[1-2]-node[01-03,7]`, with leading zeros kept."""
+    if not _PATTERN.fullmatch(pattern):
+        raise UsageError(f"`{pattern}` must have pairs of brackets with numbers", hint="node[1-8] or node[01-04,7]")
+    names = [""]
+    for text, ranges in _PARTS.findall(pattern):
+        numbers = _numbers(pattern, ranges) if ranges else [""]
+        if len(names) * len(numbers) > _MOST_HOSTS:
+            raise UsageError(f"`{pattern}` must name at most {_MOST_HOSTS:,} hosts")
+        names = [f"{name}{text}{number}" for name in names for number in numbers]
+    return names
+
+
+def _numbers(pattern: str, ranges: str) -> list[str]:
+    """Return the numbers of `01-03,7`."""
+    numbers: list[str] = []
+    for part in ranges.split(","):
+        match = _RANGE.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match is None or last < first:
+            raise UsageError(f"`{part}` in `{pattern}` must be a number or a range of numbers", hint="node[1-8]")
+        if last - first >= _MOST_HOSTS:
+            raise UsageError(f"`{pattern}` must name at most {_MOST_HOSTS:,} hosts")
+        width = len(match[1])
+        numbers += [f"{number:0{width}d}" for number in range(first, last + 1)]
+    return numbers
 
 
 def way_to(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> Via:

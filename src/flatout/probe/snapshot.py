@@ -270,6 +270,13 @@ def _kernel_log() -> Output:
     return Output(problem=f"dmesg: {first.problem or 'it is empty'}; journalctl -k: {second.problem or 'it is empty'}")
 
 
+def _nccl_packages() -> list[str]:
+    """Return the names of NCCL's packages in this Python, of any CUDA."""
+    folder = Path(sysconfig.get_path("purelib"))
+    names = [path.name.split("-")[0].replace("_", "-") for path in folder.glob("nvidia_nccl_*.dist-info")]
+    return sorted(set(names))
+
+
 def _packages() -> Output:
     """Return the versions of training packages in this Python; torch is not imported, its `version.py` is read."""
     lines = []
@@ -279,8 +286,7 @@ def _packages() -> Output:
         "transformers",
         "accelerate",
         "lightning",
-        "nvidia-nccl-cu12",
-        "nvidia-nccl-cu13",
+        *_nccl_packages(),
     ):
         try:
             lines.append(f"{name}=={metadata.version(name)}")

@@ -20,7 +20,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     family: Family
     status: Status  # `unknown` if it could not be judged, with the reason; never `ok` then
-    title: str  # what is checked
+    topic: str  # what is checked
+    title: str  # what was found: `Xid 119 on 0000:9b:00`; the topic stands before it if nothing is at fault
     read: str  # what is read, and how
     reason: str  # what was found, or why the check could not judge
     expected: str

@@ -218,6 +218,6 @@ def _host(report: DoctorReport, unlike: Sequence[str], shared: Mapping[str, _Sha
         "name": _name(report),
         "counts": [(status, counts[status]) for status in STATUSES if counts[status] and status != "info"],
         "unlike": unlike,
-        "own": [{"id": check.id, "status": check.status, "reason": check.reason, "fix": check.fix} for check in own],
+        "own": [{"id": check.id, "status": check.status, "title": check.title, "fix": check.fix} for check in own],
         "shared": [check.id for check in bad if check.id in shared],
     }

@@ -83,7 +83,7 @@ def in_full(check: CheckResult) -> dict[str, object]:
         "status": check.status,
         "family": FAMILY_NAMES[check.family],
         "title": check.title,
-        "reason": check.reason,
+        "topic": check.topic,
         "cost": check.cost,
         "fix": check.fix,
         "more": [
@@ -109,7 +109,7 @@ def _family(name: str, checks: Sequence[CheckResult]) -> dict[str, object]:
         "name": FAMILY_NAMES[name],
         "counts": [(status, len(by_status[status])) for status in STATUSES if by_status[status]],
         "rows": [
-            {"id": check.id, "status": check.status, "title": check.title, "reason": check.reason} for check in readable
+            {"id": check.id, "status": check.status, "topic": check.topic, "reason": check.reason} for check in readable
         ],
         "unknown": sorted(by_reason.items(), key=lambda group: -len(group[1])),
         "num_unknown": len(by_status["unknown"]),

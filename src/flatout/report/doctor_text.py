@@ -56,11 +56,13 @@ def _by_family(checks: Sequence[CheckResult], style: TextStyle) -> list[str]:
 
 def _in_full(check: CheckResult, style: TextStyle) -> list[str]:
     label = f"{check.status:8s}"
+    lines = style.wrapped(f"{check.id}: {check.title}", indent="  ", label=label)
     if check.status in ("fail", "warn"):
-        label = style.bold(label)
-    lines = [f"  {label}{check.id}: {style.clean(check.title)}"]
+        lines[0] = lines[0].replace(label, style.bold(label), 1)
+    is_in_title = check.reason == check.title
     for name, text in (
-        ("found", check.reason),
+        ("checked", check.topic),
+        ("found", "" if is_in_title else check.reason),
         ("read", check.read),
         ("expected", check.expected),
         ("source", check.source),
@@ -68,7 +70,8 @@ def _in_full(check: CheckResult, style: TextStyle) -> list[str]:
         ("fix", check.fix),
         ("wrong if", check.when_wrong),
     ):
-        lines += style.wrapped(text, indent=_INDENT, label=f"{name:10s}")
+        if text:
+            lines += style.wrapped(text, indent=_INDENT, label=f"{name:10s}")
     return lines
 
 

@@ -67,7 +67,7 @@ def _under_load(machine: Machine, *endings: str) -> dict[str, float]:
 @check(
     "gpu-hardware-slowdown",
     "gpu",
-    title="GPU hardware throttling",
+    topic="GPU hardware throttling",
     read="`nvidia-smi -q`: Clocks Event Reasons, HW Slowdown, HW Thermal Slowdown, HW Power Brake Slowdown",
     expected="Not Active",
     source=_NVML,
@@ -78,14 +78,14 @@ def _under_load(machine: Machine, *endings: str) -> dict[str, float]:
 def hardware_slowdown(machine: Machine) -> CheckOutcome:
     is_active = _is_active(machine, "HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown")
     if throttled := _throttled(is_active):
-        return is_active.judged(fail(f"active on {throttled}"))
+        return is_active.judged(fail(f"the hardware throttles {throttled}"))
     return is_active.judged(_not_throttled(machine))
 
 
 @check(
     "gpu-software-thermal",
     "gpu",
-    title="GPU thermal throttling by the driver",
+    topic="GPU thermal throttling by the driver",
     read="`nvidia-smi -q`: Clocks Event Reasons, SW Thermal Slowdown",
     expected="Not Active",
     source=_NVML,
@@ -96,14 +96,14 @@ def hardware_slowdown(machine: Machine) -> CheckOutcome:
 def software_thermal(machine: Machine) -> CheckOutcome:
     is_active = _is_active(machine, "SW Thermal Slowdown")
     if throttled := _throttled(is_active):
-        return is_active.judged(warn(f"active on {throttled}"))
+        return is_active.judged(warn(f"the driver throttles {throttled}, which is too hot"))
     return is_active.judged(_not_throttled(machine))
 
 
 @check(
     "gpu-power-cap",
     "gpu",
-    title="GPU power capping",
+    topic="GPU power capping",
     read="`nvidia-smi -q`: Clocks Event Reasons, SW Power Cap",
     expected="any: large matrix multiplications reach the limit on healthy GPUs",
     source=_NVML,
@@ -120,7 +120,7 @@ def power_cap(machine: Machine) -> CheckOutcome:
 @check(
     "gpu-power-limit",
     "gpu",
-    title="GPU power limit",
+    topic="GPU power limit",
     read="`nvidia-smi -q`: Power Readings, Current (or Enforced) and Default Power Limit",
     expected="enforced limit = default limit, the same on all GPUs",
     source="vendor: the default limit in the GPU's own firmware",
@@ -137,8 +137,8 @@ def power_limit(machine: Machine) -> CheckOutcome:
         highest = max(limit for limit, _ in limits.values())
         return limits.judged(ok(f"{highest:.0f} W, the default"))
     if len(lowered) < len(limits):
-        return fail(f"lowered on some GPUs only: {named(lowered)}")
-    return warn(f"lowered: {named(lowered)}")
+        return fail(f"the power limit is lowered on some GPUs only: {named(lowered)}")
+    return warn(f"the power limit is lowered: {named(lowered)}")
 
 
 def _limit_and_default(gpu: SmiGpu) -> tuple[float, float] | None:
@@ -150,7 +150,7 @@ def _limit_and_default(gpu: SmiGpu) -> tuple[float, float] | None:
 @check(
     "gpu-clock-peers",
     "gpu",
-    title="GPU clocks under load, compared",
+    topic="GPU clocks under load, compared",
     read="`nvidia-smi -q`: Clocks, SM, of GPUs that are at least 10 % busy",
     expected="within 5 % of the median of the GPUs of this host, and within 5 robust spreads",
     source="proposal of this project; how often it is wrong: how-to, Check a machine",
@@ -162,14 +162,14 @@ def clock_peers(machine: Machine) -> CheckOutcome:
     clocks = _under_load(machine, "Clocks/SM")
     slow = [f"{gpu}: {excess:.0%}" for gpu, excess in outliers(clocks, share=0.05).items() if excess < 0]
     if slow:
-        return warn(f"slower than the others: {named(slow)}")
+        return warn(f"clocks of GPUs are lower than the others': {named(slow)}")
     return ok(f"{min(clocks.values()):.0f} to {max(clocks.values()):.0f} MHz on {len(clocks)} busy GPUs")
 
 
 @check(
     "gpu-application-clocks",
     "gpu",
-    title="GPU application clocks",
+    topic="GPU application clocks",
     read="`nvidia-smi -q`: Applications Clocks, Graphics, against Default Applications Clocks and Max Clocks",
     expected="the default, the same on all GPUs",
     source=_NVML,
@@ -184,7 +184,7 @@ def application_clocks(machine: Machine) -> CheckOutcome:
     lowered = [f"{gpu}: {now:.0f} of {default:.0f} MHz" for gpu, (now, default) in clocks.items() if now < default]
     if not lowered:
         return clocks.judged(ok(f"the default on {len(clocks)} GPUs"))
-    reason = f"below the default: {named(lowered)}"
+    reason = f"application clocks are below the default: {named(lowered)}"
     return warn(reason) if len(lowered) < len(clocks) else info(reason)
 
 
@@ -197,7 +197,7 @@ def _clock_and_default(gpu: SmiGpu) -> tuple[float, float] | None:
 @check(
     "gpu-temperature",
     "gpu",
-    title="GPU temperature margin",
+    topic="GPU temperature margin",
     read="`nvidia-smi -q`: Temperature, GPU Current Temp, GPU T.Limit or GPU Slowdown Temp",
     expected="at least 5 C below the temperature at which the GPU slows down",
     source="vendor: the thresholds in the GPU's own firmware; the margin is a proposal of this project",
@@ -209,7 +209,7 @@ def temperature(machine: Machine) -> CheckOutcome:
     margins = gpu_values(machine, _margin_c, "`nvidia-smi -q` gives no temperature with its limit")
     near = [f"{gpu}: {margin:.0f} C left" for gpu, margin in margins.items() if margin < 5]
     if near:
-        return warn(f"close to slowing down: {named(near)}")
+        return warn(f"GPUs are almost too hot: {named(near)}")
     least = f"at least {min(margins.values()):.0f} C below the slowdown temperature"
     num_idle = sum(_is_idle(gpu) for gpu in machine.gpus if gpu.address in margins)
     if num_idle:
@@ -230,7 +230,7 @@ def _margin_c(gpu: SmiGpu) -> float | None:
 @check(
     "gpu-temperature-peers",
     "gpu",
-    title="GPU temperatures under load, compared",
+    topic="GPU temperatures under load, compared",
     read="`nvidia-smi -q`: Temperature, GPU Current Temp, of GPUs that are at least 10 % busy",
     expected="within 25 % of the median of this host, and within 5 robust spreads",
     source="proposal of this project; how often it is wrong: how-to, Check a machine",
@@ -242,7 +242,7 @@ def temperature_peers(machine: Machine) -> CheckOutcome:
     temperatures = _under_load(machine, "GPU Current Temp")
     hot = [f"{gpu}: {excess:+.0%}" for gpu, excess in outliers(temperatures, share=0.25).items() if excess > 0]
     if hot:
-        return warn(f"hotter than the others: {named(hot)}")
+        return warn(f"GPUs are hotter than the others: {named(hot)}")
     coolest, hottest = min(temperatures.values()), max(temperatures.values())
     return ok(f"{coolest:.0f} to {hottest:.0f} C on {len(temperatures)} busy GPUs")
 
@@ -250,7 +250,7 @@ def temperature_peers(machine: Machine) -> CheckOutcome:
 @check(
     "gpu-same-model",
     "gpu",
-    title="GPU models and firmware",
+    topic="GPU models and firmware",
     read="`nvidia-smi -q`: Product Name, VBIOS Version and FB Memory Usage, Total",
     expected="one model, one firmware, one memory size",
     source="proposal of this project",
@@ -265,7 +265,7 @@ def same_model(machine: Machine) -> CheckOutcome:
     if any(name is None for name, _ in models.values()):
         raise NotReadError("`nvidia-smi -q` does not name every GPU")
     if len(set(models.values())) > 1:
-        return warn(f"several models: {_odd_models(models)}")
+        return warn(f"GPUs of several models: {_odd_models(models)}")
     firmware = sorted({str(gpu.text("VBIOS Version")) for gpu in machine.gpus})
     if len(firmware) > 1:
         return info(f"one model, several firmwares: {named(firmware)}")

@@ -20,7 +20,7 @@ _SOLDERED = re.compile(r"SXM|H100 80GB HBM3|H200$|B200|B300|GB200|GB300|H20$")
 @check(
     "gpu-pcie-width",
     "gpu",
-    title="PCIe link width of the GPUs",
+    topic="PCIe link width of the GPUs",
     read="`nvidia-smi -q`: GPU Link Info, Link Width, Max and Current",
     expected="current = max, 16 lanes for data-centre cards",
     source="vendor: the maximum that the GPU itself reports",
@@ -49,7 +49,7 @@ def _current_and_max(gpu: SmiGpu, property_name: str) -> tuple[int, int] | None:
 @check(
     "gpu-pcie-speed",
     "gpu",
-    title="PCIe link speed of the GPUs under load",
+    topic="PCIe link speed of the GPUs under load",
     read="`nvidia-smi -q`: GPU Link Info, PCIe Generation, Max and Current, of GPUs that are at least 10 % busy",
     expected="current = max; an idle link is slower by design, so an idle GPU is not judged",
     source=_SMI,
@@ -71,7 +71,7 @@ def pcie_speed(machine: Machine) -> CheckOutcome:
             speeds[gpu.address] = generations
     slow = [f"{gpu}: generation {now} of {most}" for gpu, (now, most) in speeds.items() if now < most]
     if slow:
-        return fail(f"slow under load: {named(slow)}")
+        return fail(f"PCIe links of GPUs are slow under load: {named(slow)}")
     if num_idle:
         raise NotReadError(
             f"{num_idle} of {len(machine.gpus)} GPUs were idle, and an idle link is slow by design; read under load"
@@ -85,7 +85,7 @@ def pcie_speed(machine: Machine) -> CheckOutcome:
 @check(
     "gpu-pcie-replay",
     "gpu",
-    title="PCIe replays",
+    topic="PCIe replays",
     read="`nvidia-smi -q`: PCI, Replays Since Reset and Replay Number Rollovers",
     expected="no rollover; a few replays since the reset are normal",
     source=_SMI,
@@ -98,7 +98,7 @@ def pcie_replay(machine: Machine) -> CheckOutcome:
     rollovers = {gpu.address: gpu.number("Replay Number Rollovers") for gpu in machine.gpus}
     rolled = [f"{gpu}: {count:.0f}" for gpu, count in rollovers.items() if count]
     if rolled:
-        return warn(f"replay rollovers: {named(rolled)}")
+        return warn(f"PCIe replay rollovers: {named(rolled)}")
     replayed = [f"{gpu}: {count:.0f}" for gpu, count in replays.items() if count]
     if replayed:
         return replays.judged(info(f"replays since the reset: {named(replayed)}"))
@@ -108,7 +108,7 @@ def pcie_replay(machine: Machine) -> CheckOutcome:
 @check(
     "gpu-nvlink-active",
     "gpu",
-    title="active NVLinks",
+    topic="active NVLinks",
     read="`nvidia-smi nvlink -s`: links with a speed against `<inactive>`",
     expected="as many active links as on the host's other GPUs",
     source="peers; NVIDIA GPU Debug Guidelines, https://docs.nvidia.com/deploy/gpu-debug-guidelines/",
@@ -132,7 +132,7 @@ def nvlink_active(machine: Machine) -> CheckOutcome:
             raise NotReadError(f"the text ends after {count} links of GPU {last_gpu}, of {most}")
     if fewer:
         shown = named(f"GPU {gpu}: {count}" for gpu, count in fewer.items())
-        return fail(f"fewer links than the {most} of the others: {shown}")
+        return fail(f"fewer active NVLinks than the {most} of the other GPUs: {shown}")
     shown = f"{most} links on each of {len(links)} GPUs"
     if any(None in speeds.values() for speeds in links.values()):
         return info(f"{shown}; every GPU also has inactive links")
@@ -164,7 +164,7 @@ def _may_be_truncated(machine: Machine) -> bool:
 @check(
     "gpu-nvlink-speed",
     "gpu",
-    title="NVLink speed",
+    topic="NVLink speed",
     read="`nvidia-smi nvlink -s`: speed of each active link",
     expected="one speed",
     source="peers",
@@ -186,13 +186,13 @@ def nvlink_speed(machine: Machine) -> CheckOutcome:
         return info(f"several speeds: {named(f'{speed:g} GB/s' for speed in distinct)}")
     usual, odd_links = odd
     shown = named(f"GPU {gpu} link {link}: {speeds[gpu, link]:g}" for gpu, link in odd_links)
-    return warn(f"different from the usual {usual:g} GB/s: {shown}")
+    return warn(f"NVLinks with a speed other than the usual {usual:g} GB/s: {shown}")
 
 
 @check(
     "gpu-nvlink-errors",
     "gpu",
-    title="NVLink errors",
+    topic="NVLink errors",
     read="`nvidia-smi nvlink -e`: Replay, Recovery and CRC Errors, summed over the links of each GPU",
     expected="no recovery; replays and CRC errors are rare",
     source="NVIDIA GPU Debug Guidelines, https://docs.nvidia.com/deploy/gpu-debug-guidelines/",
@@ -208,7 +208,7 @@ def nvlink_errors(machine: Machine) -> CheckOutcome:
     need(list(counts), f"`{SMI_NVLINK_ERRORS}` gives no counts")
     recovered = [f"GPU {gpu}: {errors['recovery']}" for gpu, errors in counts.items() if errors.get("recovery")]
     if recovered:
-        return warn(f"recoveries: {named(recovered)}")
+        return warn(f"NVLink recoveries: {named(recovered)}")
     totals = {gpu: sum(errors.values()) for gpu, errors in counts.items()}
     corrected = [f"GPU {gpu}: {total}" for gpu, total in totals.items() if total]
     if corrected:
@@ -219,7 +219,7 @@ def nvlink_errors(machine: Machine) -> CheckOutcome:
 @check(
     "gpu-nvlink-matrix",
     "gpu",
-    title="NVLinks between GPUs",
+    topic="NVLinks between GPUs",
     read="`nvidia-smi topo -m`: NV# of each row, summed",
     expected="the same sum in every row",
     source="peers; a GPU that reads NODE or SYS among NV18 is a known defect",
@@ -245,7 +245,7 @@ def nvlink_matrix(machine: Machine) -> CheckOutcome:
     if odd is not None and len(sums) >= MIN_PEERS:
         usual, odd_gpus = odd
         if all(sums[gpu] < usual for gpu in odd_gpus):
-            return fail(f"fewer than the usual {usual}: {named(f'{gpu}: {sums[gpu]}' for gpu in odd_gpus)}")
+            return fail(f"fewer NVLinks than the usual {usual}: {named(f'{gpu}: {sums[gpu]}' for gpu in odd_gpus)}")
     return info(f"different: {named(f'{gpu}: {num_links}' for gpu, num_links in sums.items())}")
 
 
@@ -273,7 +273,7 @@ def _equal_links(matrix: TopologyMatrix, sums: dict[str, int]) -> str:
 @check(
     "gpu-peer-to-peer",
     "gpu",
-    title="GPU peer-to-peer access",
+    topic="GPU peer-to-peer access",
     read="`nvidia-smi topo -p2p r`",
     expected="OK for every pair",
     source=_SMI,
@@ -296,4 +296,4 @@ def peer_to_peer(machine: Machine) -> CheckOutcome:
     if kinds == ["U"]:
         raise NotReadError(f"the driver reports unknown for {shown}")
     is_model_without = set(kinds) <= {"GNS", "NS"}
-    return info(shown) if is_model_without else warn(shown)
+    return info(shown) if is_model_without else warn(f"no peer-to-peer access between {shown}")

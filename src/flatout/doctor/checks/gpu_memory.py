@@ -16,7 +16,7 @@ _MANY_PAGES, _TOO_MANY_PAGES = 10, 60
 @check(
     "gpu-ecc-uncorrectable",
     "gpu",
-    title="uncorrectable GPU memory errors",
+    topic="uncorrectable GPU memory errors",
     read="`nvidia-smi -q`: ECC Errors, Volatile, uncorrectable counts of SRAM and DRAM",
     expected="0 since the driver was loaded",
     source=_DCGM,
@@ -32,7 +32,7 @@ def ecc_uncorrectable(machine: Machine) -> CheckOutcome:
     )
     bad = [f"{gpu}: {count:.0f}" for gpu, count in counts.items() if count > 0]
     if bad:
-        return counts.judged(fail(f"uncorrectable errors on {named(bad)}"))
+        return counts.judged(fail(f"uncorrectable memory errors on {named(bad)}"))
     return counts.judged(ok(f"0 on {len(counts)} GPUs"))
 
 
@@ -52,7 +52,7 @@ def _num_uncorrectable(gpu: SmiGpu) -> int | None:
 @check(
     "gpu-sram-correctable",
     "gpu",
-    title="corrected GPU SRAM errors",
+    topic="corrected GPU SRAM errors",
     read="`nvidia-smi -q`: ECC Errors, Aggregate, SRAM Correctable",
     expected="at most 10,000 over the GPU's life",
     source="Azure HPC node health checks, https://github.com/Azure/azurehpc-health-checks",
@@ -67,7 +67,7 @@ def sram_correctable(machine: Machine) -> CheckOutcome:
 @check(
     "gpu-dram-correctable",
     "gpu",
-    title="corrected GPU DRAM errors",
+    topic="corrected GPU DRAM errors",
     read="`nvidia-smi -q`: ECC Errors, Aggregate, DRAM Correctable",
     expected="at most 20 million over the GPU's life",
     source="Azure HPC node health checks, https://github.com/Azure/azurehpc-health-checks",
@@ -87,14 +87,14 @@ def _corrected(machine: Machine, memory: str, *, limit: int) -> CheckOutcome:
     )
     bad = [f"{gpu}: {count:,.0f}" for gpu, count in counts.items() if count > limit]
     if bad:
-        return counts.judged(warn(f"many corrected errors: {named(bad)}"))
+        return counts.judged(warn(f"many corrected {memory} errors: {named(bad)}"))
     return counts.judged(ok(f"at most {max(counts.values()):,.0f}"))
 
 
 @check(
     "gpu-sram-threshold",
     "gpu",
-    title="GPU SRAM error threshold",
+    topic="GPU SRAM error threshold",
     read="`nvidia-smi -q`: ECC Errors, Aggregate, SRAM Threshold Exceeded",
     expected="No",
     source=_DCGM,
@@ -110,14 +110,14 @@ def sram_threshold(machine: Machine) -> CheckOutcome:
     )
     exceeded = [gpu for gpu, answer in answers.items() if answer == "Yes"]
     if exceeded:
-        return answers.judged(fail(f"threshold exceeded on {named(exceeded)}"))
+        return answers.judged(fail(f"the threshold of SRAM errors is exceeded on {named(exceeded)}"))
     return answers.judged(ok(f"not exceeded on {len(answers)} GPUs"))
 
 
 @check(
     "gpu-row-remap",
     "gpu",
-    title="GPU memory row remapping",
+    topic="GPU memory row remapping",
     read="`nvidia-smi -q`: Remapped Rows, Pending, Remapping Failure Occurred and Uncorrectable Error",
     expected="No and No, and at most 512 rows for uncorrectable errors",
     source=_DCGM,
@@ -133,7 +133,7 @@ def row_remap(machine: Machine) -> CheckOutcome:
         if num_rows is not None and num_rows > _MOST_REMAPPED_ROWS:
             bad.append(f"{gpu.address} ({num_rows:.0f} rows)")
     if bad:
-        return states.judged(fail(f"row remapping on {named(bad)}"))
+        return states.judged(fail(f"memory rows must be remapped on {named(bad)}"))
     return states.judged(ok(f"none on {len(states)} GPUs"))
 
 
@@ -151,7 +151,7 @@ def _remap_state(gpu: SmiGpu) -> str | None:
 @check(
     "gpu-row-remap-banks",
     "gpu",
-    title="spare rows in the GPU memory banks",
+    topic="spare rows in the GPU memory banks",
     read="`nvidia-smi -q`: Remapped Rows, Bank Remap Availability Histogram, None and Low",
     expected="0 banks without, or with few, spare rows",
     source=_DCGM,
@@ -163,7 +163,7 @@ def row_remap_banks(machine: Machine) -> CheckOutcome:
     num_banks = gpu_values(machine, _num_exhausted_banks, "`nvidia-smi -q` gives no histogram of banks for any GPU")
     bad = [f"{gpu}: {count:.0f} banks" for gpu, count in num_banks.items() if count]
     if bad:
-        return num_banks.judged(warn(f"few spare rows on {named(bad)}"))
+        return num_banks.judged(warn(f"memory banks with few spare rows on {named(bad)}"))
     return num_banks.judged(ok(f"every bank of {len(num_banks)} GPUs has spare rows"))
 
 
@@ -176,7 +176,7 @@ def _num_exhausted_banks(gpu: SmiGpu) -> float | None:
 @check(
     "gpu-retired-pages",
     "gpu",
-    title="retired GPU memory pages",
+    topic="retired GPU memory pages",
     read="`nvidia-smi -q`: Retired Pages, single bit, double bit and pending",
     expected="none pending, and fewer than 60 in total (the vendor's limit for return); investigate more than 10",
     source="NVIDIA Dynamic Page Retirement, https://docs.nvidia.com/deploy/dynamic-page-retirement/",
@@ -222,7 +222,7 @@ def _has_pending_page(gpu: SmiGpu) -> bool:
 @check(
     "gpu-memory-free",
     "gpu",
-    title="GPU memory used by other processes",
+    topic="GPU memory used by other processes",
     read="`nvidia-smi -q`: FB Memory Usage, Used, and Processes",
     expected="before the job starts, at most what an idle driver uses: 700 MiB, or 3 % on large GPUs",
     source="proposal of this project, uncalibrated; checkers that allow 15 MiB count the driver's own on newer GPUs",
@@ -242,7 +242,7 @@ def memory_free(machine: Machine) -> CheckOutcome:
         if used_mib > _idle_driver_mib(gpu):
             bad.append(f"{gpu.address}: {used_mib:,.0f} MiB")
     if bad:
-        return used.judged(warn(f"already in use: {named(bad)}"))
+        return used.judged(warn(f"GPU memory is already in use: {named(bad)}"))
     return used.judged(ok(f"at most {max(used.values()):,.0f} MiB in use"))
 
 

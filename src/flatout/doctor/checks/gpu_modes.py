@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+from flatout.catalog.xids import xid_fix, xid_name
 from flatout.doctor.check import CheckOutcome, check, fail, info, named, none_in_log, ok, warn, with_missing
 from flatout.doctor.gpu_values import gpu_values
 from flatout.doctor.graph import lspci_kind, pci_kind
+from flatout.doctor.log_lines import judge_log
 from flatout.doctor.machine import NVIDIA, SMI_LIST, Machine
 from flatout.doctor.parse.kernel_log import GpuEvent
 from flatout.doctor.parse.lspci import PciDevice
@@ -24,7 +28,7 @@ _OFF_BUS_XID = 79
 @check(
     "gpu-count",
     "gpu",
-    title="number of GPUs",
+    topic="number of GPUs",
     read="`nvidia-smi -q`: GPUs, against PCI devices of class 03 of NVIDIA in sysfs or lspci",
     expected="the same number",
     source="the bus itself",
@@ -36,7 +40,7 @@ def count(machine: Machine) -> CheckOutcome:
     listed = _listed_gpus(machine)
     gone = [device.address for device in listed if device.is_gone]
     if gone:
-        return fail(f"on the bus, but not responding (rev ff): {named(gone)}")
+        return fail(f"GPUs on the bus do not respond (rev ff): {named(gone)}")
     on_bus = _sysfs_gpus(machine) or {device.address for device in listed}
     if not on_bus:
         raise NotReadError("no NVIDIA GPU is on the bus that was read")
@@ -52,10 +56,10 @@ def count(machine: Machine) -> CheckOutcome:
     try:
         is_container = machine.is_container
     except NotReadError as error:
-        return warn(f"on the bus, but not used by the driver: {named(unused)}; normal in a container: {error}")
+        return warn(f"GPUs on the bus are not used by the driver: {named(unused)}; normal in a container: {error}")
     if is_container:
         return info(f"{len(used)} of {len(on_bus)} GPUs of the host are given to this container")
-    return fail(f"on the bus, but not used by the driver: {named(unused)}")
+    return fail(f"GPUs on the bus are not used by the driver: {named(unused)}")
 
 
 def _sysfs_gpus(machine: Machine) -> set[str]:
@@ -77,7 +81,7 @@ def _listed_gpus(machine: Machine) -> list[PciDevice]:
 @check(
     "gpu-persistence",
     "gpu",
-    title="GPU persistence mode",
+    topic="GPU persistence mode",
     read="`nvidia-smi -q`: Persistence Mode",
     expected="Enabled",
     source=_SMI,
@@ -89,14 +93,14 @@ def persistence(machine: Machine) -> CheckOutcome:
     modes = gpu_values(machine, lambda gpu: gpu.text("Persistence Mode"), "`nvidia-smi -q` has no Persistence Mode")
     off = [gpu for gpu, mode in modes.items() if mode != "Enabled"]
     if off:
-        return modes.judged(warn(f"disabled on {named(off)}"))
+        return modes.judged(warn(f"persistence mode is disabled on {named(off)}"))
     return modes.judged(ok(f"enabled on {len(modes)} GPUs"))
 
 
 @check(
     "gpu-compute-mode",
     "gpu",
-    title="GPU compute mode",
+    topic="GPU compute mode",
     read="`nvidia-smi -q`: Compute Mode",
     expected="Default",
     source=_SMI,
@@ -118,7 +122,7 @@ def compute_mode(machine: Machine) -> CheckOutcome:
 @check(
     "gpu-mig",
     "gpu",
-    title="GPU MIG mode",
+    topic="GPU MIG mode",
     read="`nvidia-smi -q`: MIG Mode, Current; else MIG devices in `nvidia-smi -L`",
     expected="Disabled",
     source="NVIDIA Multi-Instance GPU user guide: MIG devices have no NVLink and no GPU-to-GPU P2P",
@@ -156,14 +160,14 @@ def _mig_by_devices(machine: Machine) -> CheckOutcome:
 def _mig_outcome(is_divided: dict[str, bool]) -> CheckOutcome:
     divided = [gpu for gpu, is_mig in is_divided.items() if is_mig]
     if divided:
-        return fail(f"divided: {named(divided)}")
+        return fail(f"GPUs are divided (MIG): {named(divided)}")
     return ok(f"none of {len(is_divided)} GPUs is divided")
 
 
 @check(
     "gpu-fabric",
     "gpu",
-    title="NVSwitch fabric state of the GPUs",
+    topic="NVSwitch fabric state of the GPUs",
     read="`nvidia-smi -q`: Fabric, State and Status",
     expected="Completed, Success",
     source="NVIDIA Fabric Manager user guide",
@@ -182,7 +186,7 @@ def fabric(machine: Machine) -> CheckOutcome:
         f"{gpu}: {state}" for gpu, state in states.items() if state not in ("Completed", "Completed, Success")
     ]
     if not_joined:
-        return states.judged(fail(f"not joined: {named(not_joined)}"))
+        return states.judged(fail(f"GPUs have not joined the NVSwitch fabric: {named(not_joined)}"))
     return states.judged(ok(f"{len(states)} GPUs completed"))
 
 
@@ -198,7 +202,7 @@ def _fabric_state(gpu: SmiGpu) -> str | None:
 @check(
     "gpu-recovery-action",
     "gpu",
-    title="GPU recovery action",
+    topic="GPU recovery action",
     read="`nvidia-smi -q`: GPU Recovery Action",
     expected="None",
     source=_SMI,
@@ -212,7 +216,7 @@ def recovery_action(machine: Machine) -> CheckOutcome:
     )
     requested = [f"{gpu}: {action}" for gpu, action in actions.items() if action != "None"]
     if requested:
-        return actions.judged(fail(f"requested: {named(requested)}"))
+        return actions.judged(fail(f"the driver requests a recovery: {named(requested)}"))
     return actions.judged(ok(f"none needed on {len(actions)} GPUs"))
 
 
@@ -227,7 +231,7 @@ def _recovery_action(gpu: SmiGpu) -> str | None:
 @check(
     "gpu-confidential-compute",
     "gpu",
-    title="confidential computing on the GPUs",
+    topic="confidential computing on the GPUs",
     read="`nvidia-smi -q`: Conf Compute Protected Memory Usage, Total",
     expected="any",
     source="NVIDIA confidential computing deployment guides",
@@ -248,28 +252,51 @@ def confidential(machine: Machine) -> CheckOutcome:
 @check(
     "gpu-xid",
     "gpu",
-    title="GPU Xid errors",
+    topic="GPU Xid errors",
     read="kernel log (`dmesg`, else `journalctl -k` of 24 hours): NVRM: Xid, and `fallen off the bus` without one",
     expected="no Xid of the hardware",
     source="NVIDIA Xid catalogue, https://docs.nvidia.com/deploy/xid-errors/; Azure's list for node health",
     cost="the job ends or loses a GPU",
-    fix="look up the code in the vendor's catalogue; drain the node for 48, 64, 74, 79, 95, 119",
+    fix="each Xid has its own way out, which the result says; drain the node for 48, 64, 74, 79, 95, 119",
     when_wrong="the log may be days old: an Xid before the last reset no longer matters",
 )
 def xid(machine: Machine) -> CheckOutcome:
     log = machine.kernel_log
-    hardware = sorted({f"Xid {event}" for event in map(_on_gpu, filter(_is_hardware, log.xids))})
+    hardware = [event for event in log.xids if _is_hardware(event)]
     with_xid = tuple(event.address for event in log.xids if event.code == _OFF_BUS_XID)
-    hardware += [f"{address} has fallen off the bus" for address in log.off_bus if not address.startswith(with_xid)]
-    if hardware:
-        return fail(named(hardware))
-    unclear = {_on_gpu(event) for event in log.xids if event.code not in _PROGRAM_XIDS}
+    off_bus = [address for address in log.off_bus if not address.startswith(with_xid)]
+    if hardware or off_bus:
+        return _hardware_faults(hardware, off_bus)
+    unclear = [event for event in log.xids if event.code not in _PROGRAM_XIDS]
     if unclear:
-        return warn(f"Xid {named(sorted(unclear))}")
+        return warn(_named_xids(unclear), fix=_xid_fixes(unclear))
     if log.xids:
-        codes = sorted({str(event.code) for event in log.xids})
-        return warn(f"Xid {named(codes)}: mostly a fault of a program")
+        return warn(f"{_named_xids(log.xids)}: mostly a fault of a program", fix=_xid_fixes(log.xids))
     return none_in_log(machine)
+
+
+def _hardware_faults(events: Sequence[GpuEvent], off_bus: Sequence[str]) -> CheckOutcome:
+    """Report Xids of the hardware, and GPUs that have fallen off the bus without an Xid."""
+    if not events:
+        return fail(named(f"{address} has fallen off the bus" for address in off_bus), fix=xid_fix(_OFF_BUS_XID))
+    also = "".join(f", {address} has fallen off the bus" for address in off_bus)
+    return fail(_named_xids(events) + also, fix=_xid_fixes(events))
+
+
+def _named_xids(events: Iterable[GpuEvent]) -> str:
+    """Return `Xid 119 on 0000:9b:00 (GSP RPC timeout)`, for each code and GPU once."""
+    by_code = {(event.code, event.address): xid_name(event.code) for event in events}
+    return named(
+        f"Xid {code} on {address}" + (f" ({name})" if name else "") for (code, address), name in sorted(by_code.items())
+    )
+
+
+def _xid_fixes(events: Iterable[GpuEvent]) -> str:
+    """Return the way out of each code; the codes are named if there are several."""
+    codes = sorted({event.code for event in events})
+    if len(codes) == 1:
+        return xid_fix(codes[0])
+    return "; ".join(f"Xid {code}: {xid_fix(code)}" for code in codes)
 
 
 def _is_hardware(event: GpuEvent) -> bool:
@@ -285,9 +312,25 @@ def _on_gpu(event: GpuEvent) -> str:
 
 
 @check(
+    "gpu-driver-start",
+    "gpu",
+    topic="start of the GPUs by their driver",
+    read="kernel log: RmInitAdapter failed, errors of GSP, failed probes of nvidia and amdgpu, API mismatch",
+    expected="none",
+    source="NVIDIA driver documentation, chapter Common Problems; NVIDIA open kernel modules, kernel-open/nvidia/nv.c",
+    cost="the GPU is not usable: `nvidia-smi` misses it, and jobs on this host get fewer GPUs or do not start",
+    fix="reset the GPU (`nvidia-smi -r`) or restart the node with the power off; reseat the card; use one "
+    "driver version for module, firmware and libraries; return the GPU if it fails again on the same address",
+    when_wrong="the log may be days old; an `API mismatch` during an update of the driver ends with a restart",
+)
+def driver_start(machine: Machine) -> CheckOutcome:
+    return judge_log(machine, "gpu_init", fail)
+
+
+@check(
     "gpu-sxid",
     "gpu",
-    title="NVSwitch SXid errors",
+    topic="NVSwitch SXid errors",
     read="kernel log: nvidia-nvswitch SXid",
     expected="none",
     source="NVIDIA Fabric Manager user guide, SXid messages",

@@ -16,7 +16,7 @@ _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "xen", "refined-jiffies")
 @check(
     "cpu-governor",
     "host",
-    title="CPU frequency governor",
+    topic="CPU frequency governor",
     read="sysfs: cpufreq/scaling_governor of each CPU",
     expected="performance (or schedutil, which is info)",
     source=_KERNEL + "admin-guide/pm/cpufreq.html",
@@ -33,14 +33,14 @@ def governor(machine: Machine) -> CheckOutcome:
     shown = named(sorted(set(governors)))
     num_slow = sum(name not in ("performance", "schedutil") for name in governors)
     if num_slow:
-        return warn(f"{shown} on {num_slow} of {len(governors)} CPUs")
+        return warn(f"CPU frequency governor {shown} on {num_slow} of {len(governors)} CPUs")
     return ok(shown) if shown == "performance" else info(shown)
 
 
 @check(
     "cpu-clock-limit",
     "host",
-    title="CPU frequency limits",
+    topic="CPU frequency limits",
     read="sysfs: cpufreq/scaling_max_freq against cpuinfo_max_freq",
     expected="the same",
     source=_KERNEL + "admin-guide/pm/cpufreq.html",
@@ -54,7 +54,9 @@ def clock_limit(machine: Machine) -> CheckOutcome:
         raise NotReadError("sysfs shows no cpufreq")
     limited = [f"{limit / 1e6:.1f} of {highest / 1e6:.1f} GHz" for limit, highest in limits if limit < 0.98 * highest]
     if limited:
-        return warn(f"limited on {len(limited)} of {len(limits)} CPUs: {named(sorted(set(limited)))}")
+        return warn(
+            f"the CPU frequency is limited on {len(limited)} of {len(limits)} CPUs: {named(sorted(set(limited)))}"
+        )
     return ok(f"{len(limits)} CPUs can reach their highest clock")
 
 
@@ -71,7 +73,7 @@ def _limit_and_highest_khz(machine: Machine) -> list[tuple[int, int]]:
 @check(
     "cpu-clocksource",
     "host",
-    title="kernel clock source",
+    topic="kernel clock source",
     read="sysfs: clocksource0/current_clocksource",
     expected="tsc; in virtual machines also kvm-clock and hyperv_clocksource_tsc_page; arch_sys_counter on Arm",
     source=_KERNEL + "virt/kvm/x86/timekeeping.html",
@@ -84,13 +86,13 @@ def clocksource(machine: Machine) -> CheckOutcome:
     need(name, "`current_clocksource` is empty")
     if name in _FAST_CLOCKS:
         return ok(name)
-    return warn(name) if name in _SLOW_CLOCKS else info(name)
+    return warn(f"the kernel's clock source is slow: {name}") if name in _SLOW_CLOCKS else info(name)
 
 
 @check(
     "cpu-cores-for-ranks",
     "host",
-    title="CPU cores per rank",
+    topic="CPU cores per rank",
     read="/proc/self/status Cpus_allowed_list, cpu.max (or cfs_quota_us) of control groups; GPUs or LOCAL_WORLD_SIZE",
     expected="at least 4 cores per rank: the rank, its NCCL proxy and two workers",
     source="proposal of this project, uncalibrated",
@@ -106,16 +108,16 @@ def cores_for_ranks(machine: Machine) -> CheckOutcome:
         cores = quota
         shown = f"{cores:g} cores for {num_ranks} ranks (a quota)"
     if cores < num_ranks:
-        return fail(shown)
+        return fail(f"too few CPU cores: {shown}")
     if cores < 4 * num_ranks and machine.num_gpus:
-        return warn(shown)
+        return warn(f"few CPU cores: {shown}")
     return ok(shown)
 
 
 @check(
     "cpu-quota",
     "host",
-    title="CPU quota",
+    topic="CPU quota",
     read="cpu.max or cfs_quota_us of this process's control groups, each level",
     expected="none, or at least the number of allowed CPUs",
     source=_KERNEL + "admin-guide/cgroup-v2.html",
@@ -134,7 +136,7 @@ def quota(machine: Machine) -> CheckOutcome:
 @check(
     "cpu-throttled",
     "host",
-    title="CPU throttling by the quota",
+    topic="CPU throttling by the quota",
     read="cpu.stat of the control groups: nr_throttled of nr_periods",
     expected="at most 1 % of the periods",
     source=_KERNEL + "admin-guide/cgroup-v2.html; the limit is a proposal of this project",
@@ -152,7 +154,7 @@ def throttled(machine: Machine) -> CheckOutcome:
     if shares:
         worst = max(shares)
         shown = f"in {worst:.1%} of the periods"
-        return warn(shown) if worst > 0.01 else ok(shown)
+        return warn(f"the quota throttles the CPUs {shown}") if worst > 0.01 else ok(shown)
     if machine.cpu_quota is None:
         return ok("there is no quota")
     raise NotReadError("the control groups give no periods")
@@ -161,7 +163,7 @@ def throttled(machine: Machine) -> CheckOutcome:
 @check(
     "cpu-load",
     "host",
-    title="CPU load",
+    topic="CPU load",
     read="/proc/loadavg against the CPUs of the host",
     expected="a one-minute load below the number of CPUs",
     source="proposal of this project, uncalibrated",
@@ -175,13 +177,13 @@ def load(machine: Machine) -> CheckOutcome:
     if not num_cpus:
         raise NotReadError("`/proc/cpuinfo` names no processor")
     shown = f"load {average:g} on {num_cpus} CPUs"
-    return warn(shown) if average > num_cpus else ok(shown)
+    return warn(f"the CPUs are overloaded: {shown}") if average > num_cpus else ok(shown)
 
 
 @check(
     "cpu-numa-balancing",
     "host",
-    title="automatic NUMA balancing",
+    topic="automatic NUMA balancing",
     read="/proc/sys/kernel/numa_balancing",
     expected="0 on machines with several NUMA nodes",
     source="vendors' tuning guides for GPU servers (NVIDIA, AMD)",
@@ -197,4 +199,4 @@ def numa_balancing(machine: Machine) -> CheckOutcome:
     need(nodes, f"it is {value}, and the number of NUMA nodes was not read")
     if len(nodes) == 1:
         raise NotHereError(f"{value}, on a machine with one NUMA node")
-    return warn(f"{value}, on a machine with {len(nodes)} NUMA nodes")
+    return warn(f"automatic NUMA balancing is on ({value}), on a machine with {len(nodes)} NUMA nodes")

@@ -14,7 +14,7 @@ _OLD = "the log may be days old, or have lost its beginning"
 @check(
     "kernel-machine-check",
     "host",
-    title="uncorrectable CPU and memory errors",
+    topic="uncorrectable CPU and memory errors",
     read=_READ + "mce, EDAC UE",
     expected="none",
     source="Linux kernel documentation, RAS",
@@ -29,7 +29,7 @@ def machine_check(machine: Machine) -> CheckOutcome:
 @check(
     "kernel-memory-corrected",
     "host",
-    title="corrected memory errors",
+    topic="corrected memory errors",
     read=_READ + "EDAC CE",
     expected="fewer than 10 lines",
     source="proposal of this project, uncalibrated",
@@ -45,7 +45,7 @@ def memory_corrected(machine: Machine) -> CheckOutcome:
 @check(
     "kernel-pcie-errors",
     "host",
-    title="PCIe errors",
+    topic="PCIe errors",
     read=_READ + "AER, slots whose link went down; sysfs: aer_dev_fatal, _nonfatal and _correctable of each device",
     expected="0 fatal and nonfatal",
     source="Linux kernel documentation, pcieaer-howto",
@@ -56,9 +56,9 @@ def memory_corrected(machine: Machine) -> CheckOutcome:
 def pcie_errors(machine: Machine) -> CheckOutcome:
     fatal, nonfatal = _aer_counts(machine, "fatal"), _aer_counts(machine, "nonfatal")
     if any(fatal.values()):
-        return fail(f"fatal errors: {_counts(fatal)}")
+        return fail(f"fatal PCIe errors: {_counts(fatal)}")
     if any(nonfatal.values()):
-        return warn(f"nonfatal errors: {_counts(nonfatal)}")
+        return warn(f"nonfatal PCIe errors: {_counts(nonfatal)}")
     if not fatal:
         return _pcie_errors_in_log(machine)
     correctable = _aer_counts(machine, "correctable")
@@ -99,7 +99,7 @@ def _counts(counts: dict[str, int], *, above: int = 0) -> str:
 @check(
     "kernel-crash",
     "host",
-    title="kernel crashes",
+    topic="kernel crashes",
     read=_READ + "Kernel panic, BUG, Oops, general protection fault",
     expected="none",
     source="Linux kernel documentation, bug-hunting",
@@ -114,7 +114,7 @@ def crash(machine: Machine) -> CheckOutcome:
 @check(
     "kernel-hung-task",
     "host",
-    title="processes hung in the kernel",
+    topic="processes hung in the kernel",
     read=_READ + "blocked for more than N seconds",
     expected="none",
     source="Linux kernel documentation, hung_task",
@@ -127,9 +127,48 @@ def hung_task(machine: Machine) -> CheckOutcome:
 
 
 @check(
+    "kernel-lockup",
+    "host",
+    topic="CPUs that locked up or stalled",
+    read=_READ + "soft lockup, hard LOCKUP, RCU stalls",
+    expected="none",
+    source="Linux kernel documentation, lockup-watchdogs and RCU stallwarn",
+    cost="a core did nothing else for 20 seconds or more: its ranks, and all that wait for them, stood still",
+    fix="find the process and the driver that the trace below the line names; update that driver; restart the node",
+    when_wrong="in a virtual machine that its host did not run for a while; " + _OLD,
+)
+def lockup(machine: Machine) -> CheckOutcome:
+    if lines := logged(machine, "lockup"):
+        return fail(lines)
+    return judge_log(machine, "cpu_stall", warn)
+
+
+@check(
+    "kernel-other-errors",
+    "host",
+    topic="other errors in the kernel log",
+    read=_READ + "lines at error level that no other check knows, by the log's levels (`dmesg -x`), else by words",
+    expected="none of a driver of GPUs, NICs, disks or file systems",
+    source="Linux kernel, KERN_ERR and above",
+    cost="unknown: nobody has judged these lines",
+    fix="read them: `dmesg --level=err,crit,alert,emerg`; search for the driver's text, and update the driver",
+    when_wrong="many kernels write harmless errors as they start; without levels, words such as `failed` decide",
+)
+def other_errors(machine: Machine) -> CheckOutcome:
+    errors = machine.kernel_log.other_errors
+    if not errors:
+        return none_in_log(machine)
+    num_lines = sum(error.num_lines for error in errors)
+    examples = [f"{error.text[:120]} ({error.num_lines}x)" for error in errors[:3]]
+    more = f"; {len(errors) - 3} more kinds" if len(errors) > 3 else ""
+    reason = f"{num_lines} lines at error level that no check knows: {'; '.join(examples)}{more}"
+    return warn(reason) if errors[0].is_grave else info(reason)
+
+
+@check(
     "kernel-cpu-thermal",
     "host",
-    title="CPU thermal throttling",
+    topic="CPU thermal throttling",
     read=_READ + "temperature above threshold",
     expected="none",
     source="Linux kernel, x86 thermal throttling",
@@ -144,7 +183,7 @@ def cpu_thermal(machine: Machine) -> CheckOutcome:
 @check(
     "kernel-nccl-crash",
     "software",
-    title="crashes inside NCCL",
+    topic="crashes inside NCCL",
     read=_READ + "segfault in libnccl",
     expected="none",
     source="Linux kernel log",
@@ -159,7 +198,7 @@ def nccl_crash(machine: Machine) -> CheckOutcome:
 @check(
     "kernel-uptime",
     "host",
-    title="uptime of the host",
+    topic="uptime of the host",
     read="/proc/uptime",
     expected="more than 10 minutes",
     source="proposal of this project",
@@ -177,7 +216,7 @@ def uptime(machine: Machine) -> CheckOutcome:
 @check(
     "fabric-manager",
     "gpu",
-    title="NVSwitch fabric manager",
+    topic="NVSwitch fabric manager",
     read="`systemctl is-active nvidia-fabricmanager`; NVSwitches on the PCI bus; a fabric manager log that is given",
     expected="active if there are NVSwitches, and no error in its log",
     source="NVIDIA Fabric Manager user guide",
@@ -198,11 +237,11 @@ def fabric_manager(machine: Machine) -> CheckOutcome:
     if not num_switches:
         return info(f"{state}; whether there are NVSwitches was not read")
     shown = f"{state}; {num_switches} NVSwitches"
-    return info(shown) if machine.is_container else fail(shown)
+    return info(shown) if machine.is_container else fail(f"the fabric manager is not active: {shown}")
 
 
 def _fabric_manager_log(lines: list[str]) -> CheckOutcome:
     errors = [line for line in lines if "[ERROR]" in line or "[FATAL]" in line]
     if errors:
-        return warn(f"{len(errors)} errors in its log, the last: {errors[-1][:160]}")
+        return warn(f"{len(errors)} errors in the fabric manager's log, the last: {errors[-1][:160]}")
     return info(f"no error in {len(lines)} lines of its log")

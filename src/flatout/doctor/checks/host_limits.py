@@ -16,7 +16,7 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}  # units of a tmpfs's size, as power
 @check(
     "host-environment",
     "host",
-    title="kind of host: bare metal, virtual machine or container",
+    topic="kind of host: bare metal, virtual machine or container",
     read="`hypervisor` of /proc/cpuinfo and the firmware's vendor; /.dockerenv, /run/.containerenv, /proc/self/cgroup",
     expected="any; several checks judge differently inside of one",
     source="Linux kernel documentation; systemd-detect-virt",
@@ -34,7 +34,7 @@ def environment(machine: Machine) -> CheckOutcome:
 @check(
     "limit-memlock",
     "host",
-    title="memlock limit for RDMA",
+    topic="memlock limit for RDMA",
     read=_LIMITS + ": Max locked memory; CapEff of /proc/self/status (IPC_LOCK)",
     expected="unlimited on a machine with RDMA devices",
     source="NCCL documentation, troubleshooting; libibverbs",
@@ -53,7 +53,7 @@ def memlock(machine: Machine) -> CheckOutcome:
         num_devices = len(machine.rdma_devices)
     except NotHereError:
         return info(f"{shown}, and there is no RDMA device")
-    return fail(f"{shown}, with {num_devices} RDMA devices")
+    return fail(f"the memlock limit is too low for RDMA: {shown}, with {num_devices} RDMA devices")
 
 
 def _can_lock_more(machine: Machine) -> bool:
@@ -65,7 +65,7 @@ def _can_lock_more(machine: Machine) -> bool:
 @check(
     "limit-open-files",
     "host",
-    title="limit on open files",
+    topic="limit on open files",
     read=_LIMITS + ": Max open files",
     expected="at least 65,536; more for jobs of several hundred ranks",
     source="NCCL documentation, troubleshooting; PyTorch: a loader's tensors are open files",
@@ -80,13 +80,13 @@ def open_files(machine: Machine) -> CheckOutcome:
     shown = f"{limit:,}"
     if limit >= 65_536:
         return ok(shown)
-    return warn(shown) if limit <= 1024 else info(shown)
+    return warn(f"few files can be open: {shown}") if limit <= 1024 else info(shown)
 
 
 @check(
     "limit-stack",
     "host",
-    title="stack size limit",
+    topic="stack size limit",
     read=_LIMITS + ": Max stack size",
     expected="8 MiB or so, not unlimited",
     source="NCCL documentation, troubleshooting: an unlimited stack may make NCCL or its plugins hang or fail",
@@ -96,13 +96,13 @@ def open_files(machine: Machine) -> CheckOutcome:
 )
 def stack(machine: Machine) -> CheckOutcome:
     limit = machine.limit("Max stack size")
-    return warn("unlimited") if limit is None else ok(f"{limit >> 10:,} KiB")
+    return warn("the stack size is unlimited") if limit is None else ok(f"{limit >> 10:,} KiB")
 
 
 @check(
     "limit-processes",
     "host",
-    title="limit on processes and threads",
+    topic="limit on processes and threads",
     read=_LIMITS + ": Max processes; pids.max and pids.current of the control groups",
     expected="at least 1,024 left for each rank",
     source="proposal of this project, uncalibrated",
@@ -120,7 +120,7 @@ def processes(machine: Machine) -> CheckOutcome:
         return ok("unlimited")
     least, num_ranks = min(num_left), machine.num_ranks_here
     shown = f"{least:,} for {num_ranks} ranks"
-    return ok(shown) if least >= 1024 * num_ranks else warn(shown)
+    return ok(shown) if least >= 1024 * num_ranks else warn(f"few processes and threads are allowed: {shown}")
 
 
 def _num_left_in_groups(machine: Machine) -> list[int]:
@@ -136,7 +136,7 @@ def _num_left_in_groups(machine: Machine) -> list[int]:
 @check(
     "limit-shared-memory",
     "host",
-    title="size of /dev/shm",
+    topic="size of /dev/shm",
     read="/proc/mounts (size=) and `df -P -k` of /dev/shm",
     expected="at least 1 GiB; a loader needs workers x prefetch x bytes per batch",
     source="Docker's default is 64 MB; nccl issue 290; PyTorch issue 5040",
@@ -148,8 +148,8 @@ def shared_memory(machine: Machine) -> CheckOutcome:
     size = _shm_bytes(machine)
     shown = f"{size / (1 << 30):.2f} GiB"
     if size <= 64 << 20:
-        return fail(f"{shown}, Docker's default")
-    return warn(shown) if size < 1 << 30 else ok(shown)
+        return fail(f"/dev/shm is too small: {shown}, Docker's default")
+    return warn(f"/dev/shm is small: {shown}") if size < 1 << 30 else ok(shown)
 
 
 def _shm_bytes(machine: Machine) -> int:
@@ -173,7 +173,7 @@ def _shm_bytes(machine: Machine) -> int:
 @check(
     "limit-remove-ipc",
     "host",
-    title="removal of shared memory at logout",
+    topic="removal of shared memory at logout",
     read="/etc/systemd/logind.conf: RemoveIPC",
     expected="no, for users who leave jobs running",
     source="systemd documentation, logind.conf",

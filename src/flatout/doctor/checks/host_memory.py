@@ -14,7 +14,7 @@ _GIB = 1 << 30
 @check(
     "memory-available",
     "host",
-    title="available memory",
+    topic="available memory",
     read="/proc/meminfo: MemAvailable of MemTotal",
     expected="at least a quarter of the memory",
     source="proposal of this project, uncalibrated",
@@ -26,13 +26,13 @@ def available(machine: Machine) -> CheckOutcome:
     memory = machine.memory_bytes
     free, total = memory["MemAvailable"], memory["MemTotal"]
     shown = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB"
-    return warn(shown) if free < total / 4 else ok(shown)
+    return warn(f"little memory is available: {shown}") if free < total / 4 else ok(shown)
 
 
 @check(
     "memory-limit",
     "host",
-    title="memory limit of the container",
+    topic="memory limit of the container",
     read="memory.max or memory.limit_in_bytes of the control groups, against MemTotal",
     expected="any; plan the job with the memory that it can use",
     source="Linux kernel documentation, control groups",
@@ -50,7 +50,7 @@ def limit(machine: Machine) -> CheckOutcome:
 @check(
     "memory-swap",
     "host",
-    title="swapped memory",
+    topic="swapped memory",
     read="/proc/meminfo: SwapTotal, SwapFree",
     expected="none in use",
     source="proposal of this project",
@@ -64,14 +64,14 @@ def swap(machine: Machine) -> CheckOutcome:
     if not memory["SwapTotal"]:
         return ok("there is no swap")
     if used > memory["MemTotal"] // 100:
-        return warn(f"{used / _GIB:.1f} GiB in use")
+        return warn(f"memory is swapped out: {used / _GIB:.1f} GiB in use")
     return ok(f"{used >> 20} MiB in use")
 
 
 @check(
     "memory-huge-pages",
     "host",
-    title="transparent huge pages",
+    topic="transparent huge pages",
     read="sysfs: transparent_hugepage/enabled",
     expected="madvise or always",
     source="Linux kernel documentation, transhuge",
@@ -90,7 +90,7 @@ def huge_pages(machine: Machine) -> CheckOutcome:
 @check(
     "memory-oom",
     "host",
-    title="processes killed by the OOM killer",
+    topic="processes killed by the OOM killer",
     read="memory.events of the control groups (oom_kill), and the kernel log",
     expected="none",
     source="Linux kernel documentation, control groups",
@@ -102,7 +102,7 @@ def oom(machine: Machine) -> CheckOutcome:
     events = machine.matching("/sys/fs/cgroup*/memory.events").values()
     counts = [int(match[1]) for text in events for match in re.finditer(r"^oom_kill (\d+)", text, re.MULTILINE)]
     if any(counts):
-        return fail(f"{max(counts)} processes of this control group")
+        return fail(f"the OOM killer killed {max(counts)} processes of this control group")
     try:
         lines = machine.kernel_log.lines["oom"]
     except NotReadError as error:
@@ -110,14 +110,14 @@ def oom(machine: Machine) -> CheckOutcome:
             raise
         raise NotReadError(f"none in this control group, but unknown outside of it: {error}") from error
     if lines:
-        return warn(f"{len(lines)} lines of the kernel log: {lines[-1][:120]}")
+        return warn(f"the OOM killer killed processes, {len(lines)} lines of the kernel log: {lines[-1][:120]}")
     return none_in_log(machine)
 
 
 @check(
     "memory-numa-nodes",
     "host",
-    title="memory per NUMA node",
+    topic="memory per NUMA node",
     read="sysfs: node*/meminfo, MemTotal",
     expected="equal within 10 %",
     source="peers; proposal of this project",
@@ -132,7 +132,7 @@ def numa_nodes(machine: Machine) -> CheckOutcome:
         return info("there is one NUMA node with CPUs")
     least, most = min(sizes.values()), max(sizes.values())
     shown = named(f"{node}: {size / _GIB:.0f} GiB" for node, size in sizes.items())
-    return warn(shown) if least < 0.9 * most else ok(shown)
+    return warn(f"NUMA nodes have unequal memory: {shown}") if least < 0.9 * most else ok(shown)
 
 
 def _node_bytes(machine: Machine) -> dict[str, int]:

@@ -14,7 +14,7 @@ _NCCL = "NCCL documentation, troubleshooting: PCI access control services (ACS) 
 @check(
     "pci-iommu",
     "host",
-    title="IOMMU translation",
+    topic="IOMMU translation",
     read="sysfs: iommu_groups/*/type; /proc/cmdline: iommu=, intel_iommu=, amd_iommu=",
     expected="none, or type identity (iommu=pt), on bare metal",
     source=_NCCL,
@@ -37,13 +37,13 @@ def iommu(machine: Machine) -> CheckOutcome:
         return ok(f"identity for {len(groups)} groups")
     kinds = named(sorted(set(translated)))
     shown = f"{kinds} for {len(translated)} of {len(groups)} groups"
-    return warn(shown) if machine.num_gpus else info(shown)
+    return warn(f"IOMMU translation is on: {shown}") if machine.num_gpus else info(shown)
 
 
 @check(
     "pci-access-control",
     "host",
-    title="PCIe access control (ACS)",
+    topic="PCIe access control (ACS)",
     read="`lspci -vvv`: ACSCtl of bridges (most systems show it to root only)",
     expected="ReqRedir- on all bridges between GPUs and NICs, on bare metal",
     source=_NCCL,
@@ -65,13 +65,13 @@ def access_control(machine: Machine) -> CheckOutcome:
         return ok(f"{len(readable)} bridges redirect nothing")
     if machine.is_surely_virtual:
         return info(f"in this virtual machine, on {named(redirecting)}")
-    return warn(f"requests are redirected on {named(redirecting)}")
+    return warn(f"PCIe requests are redirected (ACS) on {named(redirecting)}")
 
 
 @check(
     "pci-read-request",
     "network",
-    title="PCIe read request size of the NICs",
+    topic="PCIe read request size of the NICs",
     read="`lspci -vvv`: DevCtl, MaxReadReq of InfiniBand and Ethernet controllers of NVIDIA (Mellanox)",
     expected="4096 bytes",
     source="NVIDIA networking documentation, PCIe tuning",

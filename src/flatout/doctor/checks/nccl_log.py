@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from flatout.catalog.nccl_messages import NcclMessage, nccl_message
 from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, ok, warn, with_missing
 from flatout.doctor.machine import NCCL_GRAPH, Machine
 from flatout.doctor.parse.cpu_list import cpu_list_text, parse_cpu_mask
@@ -30,8 +31,7 @@ _FLUSHED = 5
 _SOCKETS = frozenset({"Socket", "FastSocket"})
 _PLUGIN = re.compile(r"NET/(?:OFI|Plugin|FasTrak|gIB|GPUDirectTCPX)")
 _CONTAINER_INTERFACE = re.compile(r"docker|virbr|br-|veth|cni|flannel|cali")
-_SMALL_SHM = re.compile(r"posix_fallocate|/dev/shm|shared memory.*(?:fail|extend)")
-_UNREACHABLE = re.compile(r"ibv_modify_qp.*(?:unreachable|error 101)|Network is unreachable", re.IGNORECASE)
+_LONGEST = 160  # characters of a warning that a reason quotes
 _RING = 4  # NCCL's number for the ring pattern
 # Kinds of paths (NCCL source, graph/topo.h) that do not pass through a CPU, and those that do or leave the host.
 _NEAR_INSIDE = ("NVL", "NVB", "PIX", "LOC", "C2C")
@@ -65,7 +65,7 @@ def _none(machine: Machine) -> CheckOutcome:
 @check(
     "nccl-log-network",
     "network",
-    title="NCCL's network between hosts",
+    topic="NCCL's network between hosts",
     read=_READ + "`Using network`, NET/IB, NET/Socket",
     expected="IB (also for RoCE) or the vendor's plugin, on every host",
     source=_NCCL,
@@ -83,7 +83,7 @@ def network(machine: Machine) -> CheckOutcome:
     if not over_sockets:
         return ok(named(others))
     if others:
-        return fail(f"sockets for ranks on {named(over_sockets)}, but {named(others)} for others")
+        return fail(f"NCCL uses sockets for ranks on {named(over_sockets)}, but {named(others)} for others")
     return _only_sockets(log, over_sockets)
 
 
@@ -103,26 +103,25 @@ def _network_by_devices(log: NcclLog) -> CheckOutcome:
     if log.rdma_devices and not log.socket_interfaces:
         return info("devices of NET/IB are listed, but not which network is used")
     if log.socket_interfaces and not log.rdma_devices:
-        return warn(f"sockets over {named(_distinct(log.socket_interfaces))}")
+        return warn(f"NCCL uses sockets over {named(_distinct(log.socket_interfaces))}")
     raise NotReadError("no line says which network is used")
 
 
 def _only_sockets(log: NcclLog, hosts: list[str]) -> CheckOutcome:
-    is_network_used = any(channel.transport == "NET" for channel in log.channels)
-    if len(log.hosts) <= 1 and log.channels and not is_network_used:
-        return info("sockets, but all ranks are on one host and no channel uses the network")
+    if log.needs_network is False:
+        return info("the network is not used: all ranks are on one host")
     if log.rdma_devices:
-        return fail(f"sockets, although the log lists RDMA devices: {named(_distinct(log.rdma_devices))}")
+        return fail(f"NCCL uses sockets, although the log lists RDMA devices: {named(_distinct(log.rdma_devices))}")
     for warning in log.warnings:
         if _PLUGIN.search(warning.text):
-            return fail(f"sockets on {named(hosts)}, after the plugin failed: {warning.text[:140]}")
-    return warn(f"sockets on {named(hosts)}")
+            return fail(f"NCCL uses sockets on {named(hosts)}, after the plugin failed: {warning.text[:140]}")
+    return warn(f"NCCL uses sockets on {named(hosts)}")
 
 
 @check(
     "nccl-log-transport",
     "gpu",
-    title="NCCL's transport within a host",
+    topic="NCCL's transport within a host",
     read=_READ + "`Channel 00 : 0[0] -> 1[1] via ...`",
     expected="P2P for all pairs of one host; SHM goes through host memory",
     source=_NCCL,
@@ -138,11 +137,11 @@ def transport(machine: Machine) -> CheckOutcome:
     if log.p2p_off:
         return warn(f"{len(log.p2p_off)} connected pairs have peer-to-peer turned off; channels: {shown}")
     if transports["SHM"]:
-        return warn(f"through host memory; channels: {shown}")
+        return warn(f"NCCL communicates through host memory within a host; channels: {shown}")
     if transports["P2P"]:
         return ok(f"channels: {shown}")
     if transports["NET"] and len(log.hosts) == 1 and _has_all_ranks(log):
-        return warn(f"over the network within one host; channels: {shown}")
+        return warn(f"NCCL uses the network within one host; channels: {shown}")
     return info(f"channels: {shown}")
 
 
@@ -155,7 +154,7 @@ def _has_all_ranks(log: NcclLog) -> bool:
 @check(
     "nccl-log-gpu-direct",
     "network",
-    title="GPUDirect RDMA in NCCL's channels",
+    topic="GPUDirect RDMA in NCCL's channels",
     read=_READ + "`via NET/IB/0/GDRDMA` of [send] and [receive]; `GPU Direct RDMA Disabled for HCA`",
     expected="GDRDMA for sending and for receiving, on every host",
     source=_NCCL,
@@ -166,15 +165,15 @@ def _has_all_ranks(log: NcclLog) -> bool:
 def gpu_direct(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
     if log.gpu_direct_off:
-        return fail(f"turned off for {_by_host(log.gpu_direct_off)}")
+        return fail(f"GPUDirect RDMA is turned off for {_by_host(log.gpu_direct_off)}")
     is_direct = _gpu_direct_by_direction(log)
     if not is_direct:
         return _gpu_direct_without_channels(log)
     without = [f"{host} [{direction}]" for (host, direction), all_direct in is_direct.items() if not all_direct]
     if len(without) == len(is_direct):
-        return warn(f"on no host and in no direction: {named(without)}")
+        return warn(f"GPUDirect RDMA is not used by any channel in the log: {named(without)}")
     if without:
-        return fail(f"not for {named(without)}")
+        return fail(f"GPUDirect RDMA is not used on {named(without)}, but elsewhere")
     hosts = {host for host, _ in is_direct}
     directions = sorted({direction for _, direction in is_direct})
     outcome = ok(f"GDRDMA for {', '.join(directions)} on {len(hosts)} hosts")
@@ -206,7 +205,7 @@ def _gpu_direct_without_channels(log: NcclLog) -> CheckOutcome:
 @check(
     "nccl-log-interface",
     "network",
-    title="network interfaces that NCCL uses",
+    topic="network interfaces that NCCL uses",
     read=_READ + "`Bootstrap : Using`, `NET/Socket : Using`, `OOB`",
     expected="neither loopback nor a container's interface; the same name on all hosts",
     source=_NCCL,
@@ -220,10 +219,9 @@ def interface(machine: Machine) -> CheckOutcome:
     need(names, "no line names an interface")
     of_containers = [name for name in names if _CONTAINER_INTERFACE.match(name)]
     if of_containers:
-        return warn(f"interfaces of containers: {named(of_containers)}")
-    hosts = log.bootstrap.keys() | log.socket_interfaces.keys()
-    if "lo" in names and len(hosts) > 1:
-        return warn("loopback, with several hosts")
+        return warn(f"NCCL uses interfaces of containers: {named(of_containers)}")
+    if "lo" in names and log.needs_network:
+        return warn("NCCL uses loopback, with several hosts")
     odd = minority(log.bootstrap)
     if odd is not None:
         usual, odd_hosts = odd
@@ -238,7 +236,7 @@ def interface(machine: Machine) -> CheckOutcome:
 @check(
     "nccl-log-completion-error",
     "network",
-    title="RDMA completion errors",
+    topic="RDMA completion errors",
     read=_READ + "`Got completion ... with error` or `status=`: the first that is not a consequence (5)",
     expected="none",
     source="libibverbs, enum ibv_wc_status",
@@ -255,13 +253,13 @@ def completion_error(machine: Machine) -> CheckOutcome:
     circumstances = {"on": first.host, "at": first.device, "with": first.peer}
     where = "".join(f", {preposition} {name}" for preposition, name in circumstances.items() if name)
     meaning = _STATUS.get(first.status, "see ibv_wc_status")
-    return fail(f"status {first.status}: {meaning}{where} ({len(errors)} in total)")
+    return fail(f"RDMA completion error, status {first.status}: {meaning}{where} ({len(errors)} in total)")
 
 
 @check(
     "nccl-log-warnings",
     "software",
-    title="NCCL warnings",
+    topic="NCCL warnings",
     read=_READ + "lines of WARN; `Call to connect returned ..., retrying`",
     expected="none",
     source=_NCCL,
@@ -279,24 +277,30 @@ def warnings(machine: Machine) -> CheckOutcome:
 
 
 def _warnings_with_known_cause(log: NcclLog) -> CheckOutcome | None:
+    """Judge the warnings by the table of known ones; None if it has none of them."""
     if log.no_connection:
         return fail(_no_connection(log))
-    first_text = log.warnings[0].text[:140]
-    text = " ".join(warning.text for warning in log.warnings)
-    if _SMALL_SHM.search(text):
-        return fail(f"/dev/shm is too small: {first_text}")
-    if _UNREACHABLE.search(text):
-        return fail(f"RDMA connections fail; wrong GID or route: {first_text}")
-    if "Cuda failure 802" in text:
-        return fail("CUDA is not ready (802, system not yet initialized): see gpu-fabric and fabric-manager")
-    if any(_is_nvls_failure(warning) for warning in log.warnings):
-        return fail(
-            "NVLink SHARP setup failed: reset the GPUs after a restart of the fabric manager; "
-            "NCCL_NVLS_ENABLE=0 turns it off"
-        )
-    if all("libibverbs" in warning.text for warning in log.warnings):
-        return warn("libibverbs is not installed here: NCCL cannot use RDMA (NET/IB)")
-    return None
+    by_cause: dict[str, tuple[NcclMessage, LoggedWarning]] = {}
+    for warning in log.warnings:
+        message = nccl_message(f"{warning.source or ''} {warning.text}")
+        if message is not None:
+            by_cause.setdefault(message.cause, (message, warning))
+    if not by_cause:
+        return None
+    in_order = sorted(by_cause.values(), key=lambda known: (known[0].is_consequence, known[0].status != "fail"))
+    message, warning = in_order[0]
+    num_unknown = sum(nccl_message(f"{other.source or ''} {other.text}") is None for other in log.warnings)
+    if message.status != "fail" and num_unknown:
+        return None
+    return _known_cause(message, warning, [other.cause for other, _ in in_order[1:]])
+
+
+def _known_cause(message: NcclMessage, warning: LoggedWarning, other_causes: Sequence[str]) -> CheckOutcome:
+    host = f" on {warning.host}" if warning.host else ""
+    others = f"; also: {named(other_causes)}" if other_causes else ""
+    reason = f"{message.cause}{host}: {warning.text[:_LONGEST]}{others}"
+    outcome = fail if message.status == "fail" else warn
+    return outcome(reason, fix=message.fix, source=message.source)
 
 
 def _no_connection(log: NcclLog) -> str:
@@ -307,22 +311,18 @@ def _no_connection(log: NcclLog) -> str:
     return f"{reason}, over {named(interfaces)}: set NCCL_SOCKET_IFNAME to an interface that reaches them"
 
 
-def _is_nvls_failure(warning: LoggedWarning) -> bool:
-    return "Cuda failure" in warning.text and "nvls" in (warning.source or "")
-
-
 def _first_warning(warnings: Iterable[LoggedWarning]) -> CheckOutcome:
-    all_warnings = list(warnings)
-    first = next(warning for warning in all_warnings if "libibverbs" not in warning.text)
+    unknown = [warning for warning in warnings if nccl_message(f"{warning.source or ''} {warning.text}") is None]
+    first = unknown[0]
     host = f" on {first.host}" if first.host else ""
     source = f" ({first.source})" if first.source else ""
-    return warn(f"{len(all_warnings)}, the first{host}: {first.text[:160]}{source}")
+    return warn(f"{len(unknown)} NCCL warnings, the first{host}: {first.text[:_LONGEST]}{source}")
 
 
 @check(
     "nccl-log-version",
     "software",
-    title="NCCL versions of the ranks",
+    topic="NCCL versions of the ranks",
     read=_READ + "`NCCL version`",
     expected="one",
     source=_NCCL,
@@ -333,13 +333,13 @@ def _first_warning(warnings: Iterable[LoggedWarning]) -> CheckOutcome:
 def version(machine: Machine) -> CheckOutcome:
     versions = machine.nccl_log.versions
     need(versions, "no line gives the version")
-    return ok(versions[0]) if len(versions) == 1 else fail(f"several: {named(versions)}")
+    return ok(versions[0]) if len(versions) == 1 else fail(f"several NCCL versions: {named(versions)}")
 
 
 @check(
     "nccl-log-paths",
     "gpu",
-    title="NCCL's paths for rings and trees",
+    topic="NCCL's paths for rings and trees",
     read=_READ + "`Pattern 4, ..., nChannels 2, bw 24.0/24.0, type NVL/PIX`; else a graph XML (NCCL_GRAPH_DUMP_FILE)",
     expected="NVL or PIX within the host, at most PXB (PXN) to the NIC",
     source="NCCL source, graph/topo.h: path types",
@@ -352,14 +352,14 @@ def paths(machine: Machine) -> CheckOutcome:
     rings = [pattern for pattern in patterns if pattern.number == _RING] or patterns
     worst = min(rings, key=lambda pattern: pattern.channel_gb_per_s * pattern.num_channels)
     if not worst.num_channels:
-        return warn("no path was found for a ring: 0 channels")
+        return warn("NCCL found no path for a ring: 0 channels")
+    channels = "1 channel" if worst.num_channels == 1 else f"{worst.num_channels} channels"
     shown = (
-        f"{worst.num_channels} channels x {worst.channel_gb_per_s:g} GB/s, "
-        f"{worst.inside} within the host, {worst.between} to the network"
+        f"{channels} x {worst.channel_gb_per_s:g} GB/s, {worst.inside} within the host, {worst.between} to the network"
     )
     is_far_from_network = has_network and worst.between == "SYS"
     if worst.inside in _FAR_INSIDE or is_far_from_network:
-        return warn(shown)
+        return warn(f"NCCL's rings cross the CPU: {shown}")
     is_near_network = not has_network or worst.between in _NEAR_NETWORK
     if worst.inside in _NEAR_INSIDE and is_near_network:
         return ok(shown)
@@ -382,13 +382,13 @@ def _patterns(machine: Machine) -> tuple[list[Pattern], bool]:
         return patterns, any(graph.has_network for graph in graphs)
     if not log.patterns:
         raise NotReadError("no `Pattern` line: NCCL_DEBUG_SUBSYS needs GRAPH")
-    return list(log.patterns), len(log.hosts) > 1
+    return list(log.patterns), log.needs_network is not False
 
 
 @check(
     "nccl-log-choices",
     "software",
-    title="NCCL's algorithms and protocols",
+    topic="NCCL's algorithms and protocols",
     read=_READ + "`N Bytes -> Algo 1 proto 2` (NCCL_DEBUG_SUBSYS=TUNING)",
     expected="any",
     source="NCCL source, include/nccl_common.h",
@@ -407,7 +407,7 @@ def choices(machine: Machine) -> CheckOutcome:
 @check(
     "nccl-log-fabric",
     "gpu",
-    title="membership of GPUs in a multi-node NVLink fabric",
+    topic="membership of GPUs in a multi-node NVLink fabric",
     read=_READ + "MNNVL: fabric UUID, state and health mask",
     expected="state 3 (completed), one UUID and clique, for GPUs that have a fabric",
     source="NVML, nvmlGpuFabricInfo",
@@ -424,7 +424,7 @@ def fabric(machine: Machine) -> CheckOutcome:
         return info("these GPUs are on no fabric between hosts")
     incomplete = [gpu.bus for gpu in members if gpu.state != 3]
     if incomplete:
-        return fail(f"state is not 3 (completed) for {named(incomplete)}")
+        return fail(f"GPUs have not joined the NVLink fabric (state 3, completed): {named(incomplete)}")
     num_gpus = len({gpu.bus for gpu in members})
     num_cliques = len({(gpu.uuid, gpu.clique) for gpu in members})
     return ok(f"{num_gpus} GPUs in {num_cliques} clique{'s' if num_cliques > 1 else ''}")
@@ -433,7 +433,7 @@ def fabric(machine: Machine) -> CheckOutcome:
 @check(
     "nccl-log-affinity",
     "host",
-    title="CPU affinity that NCCL sets for the ranks",
+    topic="CPU affinity that NCCL sets for the ranks",
     read=_READ + "`Setting affinity for GPU 0 to ffff`",
     expected="several CPUs for each GPU",
     source=_NCCL,
@@ -448,5 +448,5 @@ def affinity(machine: Machine) -> CheckOutcome:
     gpu_cpus = [(gpu, parse_cpu_mask(mask)) for (_, gpu), mask in masks.items()]
     single = [f"GPU {gpu}: {cpu_list_text(cpus)}" for gpu, cpus in gpu_cpus if len(cpus) == 1]
     if single:
-        return warn(f"bound to one CPU: {named(single)}")
+        return warn(f"ranks are bound to one CPU: {named(single)}")
     return ok(named(f"GPU {gpu}: {cpu_list_text(cpus)}" for gpu, cpus in gpu_cpus))

@@ -49,7 +49,7 @@ def _counts(machine: Machine, name: str) -> dict[str, int]:
 @check(
     "rdma-port-state",
     "network",
-    title="state of the RDMA ports",
+    topic="state of the RDMA ports",
     read=f"{_BASE}/*/ports/*/state and phys_state",
     expected="ACTIVE and LinkUp",
     source=_SYSFS,
@@ -68,13 +68,15 @@ def port_state(machine: Machine) -> CheckOutcome:
         outcome = ok(f"{len(states)} ports are active")
         return with_missing(outcome, _num_missing(machine, states, physical), "ports gave no value")
     shown = named(f"{port} ({state})" for port, state in down.items())
-    return fail(f"not up: {shown}") if len(down) < len(states) else warn(f"none is up: {shown}")
+    if len(down) < len(states):
+        return fail(f"RDMA ports are not up: {shown}")
+    return warn(f"no RDMA port is up: {shown}")
 
 
 @check(
     "rdma-rate",
     "network",
-    title="rates of the RDMA ports",
+    topic="rates of the RDMA ports",
     read=f"{_BASE}/*/ports/*/rate, of ports of one link layer",
     expected="the usual rate of the host's ports",
     source="peers",
@@ -101,7 +103,7 @@ def rate(machine: Machine) -> CheckOutcome:
         slow += [f"{port} at {ports[port]} of {usual} Gb/s" for port in odd_ports if float(ports[port]) < float(usual)]
         usual_rates.append(f"most ports of {layer} at {usual} Gb/s")
     if slow:
-        return fail(f"slower than the others: {named(slow)}")
+        return fail(f"RDMA ports are slower than the others: {named(slow)}")
     num_missing = _num_missing(machine, _ports(machine, "rate"), layers)
     return with_missing(ok("; ".join(usual_rates)), num_missing, "ports gave no value")
 
@@ -121,7 +123,7 @@ def _rates(machine: Machine) -> dict[str, str]:
 @check(
     "rdma-link-downed",
     "network",
-    title="RDMA link flaps",
+    topic="RDMA link flaps",
     read=f"{_BASE}/*/ports/*/counters/link_downed",
     expected="fewer than 5 more than the median of the ports",
     source="peers; the limit is a proposal of this project",
@@ -135,7 +137,7 @@ def link_downed(machine: Machine) -> CheckOutcome:
     limit = statistics.median_low(counts.values()) + _MANY_FLAPS
     often = [f"{port}: {_flaps(count)}" for port, count in counts.items() if count >= limit]
     if often:
-        return warn(f"often down: {named(often)}")
+        return warn(f"RDMA links were often down: {named(often)}")
     most = max(counts.values())
     shown = f"at most {most} times on {len(counts)} ports"
     if most >= _MANY_FLAPS:
@@ -150,7 +152,7 @@ def _flaps(count: int) -> str:
 @check(
     "rdma-symbol-errors",
     "network",
-    title="RDMA link errors",
+    topic="RDMA link errors",
     read=f"{_BASE}/*/ports/*/counters: symbol_error, link_error_recovery, local_link_integrity_errors, port_rcv_errors",
     expected="0; some symbol errors over months are normal",
     source=_SYSFS,
@@ -175,7 +177,7 @@ def symbol_errors(machine: Machine) -> CheckOutcome:
             if count > 10 and port in ports_to_judge:
                 grave_errors.append(shown)
     if grave_errors:
-        return warn(named(grave_errors))
+        return warn(f"RDMA link errors: {named(grave_errors)}")
     if errors:
         return info(named(errors))
     num_ports = max(map(len, counts.values()))
@@ -185,7 +187,7 @@ def symbol_errors(machine: Machine) -> CheckOutcome:
 @check(
     "rdma-retransmission",
     "network",
-    title="RDMA retransmissions",
+    topic="RDMA retransmissions",
     read=f"{_BASE}/*/ports/*/hw_counters: rnr_nak_retry_err, packet_seq_err, local_ack_timeout_err, out_of_sequence, "
     "roce_adp_retrans",
     expected="0 on InfiniBand; on RoCE no port far above the others",
@@ -205,14 +207,16 @@ def retransmission(machine: Machine) -> CheckOutcome:
     excess = outliers(totals, share=1.0)
     high = [port for port, by in excess.items() if by > 0 and totals[port] > 1000]
     if high:
-        return warn(f"far above the other ports: {named(f'{port}: {totals[port]:,}' for port in high)}")
+        return warn(
+            f"RDMA retransmissions far above the other ports: {named(f'{port}: {totals[port]:,}' for port in high)}"
+        )
     return info(named(f"{port}: {count:,}" for port, count in totals.items() if count))
 
 
 @check(
     "rdma-gid",
     "network",
-    title="RoCE v2 addresses",
+    topic="RoCE v2 addresses",
     read=f"{_BASE}/*/ports/*/gid_attrs/types/* and gids/*",
     expected="a RoCE v2 GID with an IPv4 address on each RoCE port (index 3 usually)",
     source="NCCL documentation, NCCL_IB_GID_INDEX",
@@ -250,7 +254,7 @@ def _has_ipv4_gid(machine: Machine, port: str, entries: Iterable[str]) -> bool:
 @check(
     "rdma-firmware",
     "network",
-    title="NIC firmware versions",
+    topic="NIC firmware versions",
     read=f"{_BASE}/*/fw_ver, hca_type and board_id",
     expected="one version for each board",
     source="peers",
@@ -269,7 +273,7 @@ def firmware(machine: Machine) -> CheckOutcome:
     need(list(versions), "no firmware version was read")
     mixed = [f"{board}: {named(sorted(found))}" for board, found in versions.items() if len(found) > 1]
     if mixed:
-        return warn(f"several versions on {'; '.join(mixed)}")
+        return warn(f"NIC firmware of several versions on {'; '.join(mixed)}")
     outcome = ok(f"one on each of {len(versions)} kinds of board")
     return with_missing(outcome, len(machine.rdma_devices) - num_read, "devices gave no value")
 

@@ -19,7 +19,8 @@ _FAST_MBIT_PER_S = 100_000
 _MANY_CARRIER_LOSSES = 5
 
 
-def _physical(machine: Machine) -> list[str]:
+def physical_interfaces(machine: Machine) -> list[str]:
+    """Return the interfaces that are not a container's."""
     return [name for name in machine.names(_NET) if not _VIRTUAL.fullmatch(name)]
 
 
@@ -27,7 +28,7 @@ def _interfaces(machine: Machine) -> list[str]:
     """Return the interfaces that are neither a container's nor down."""
     if not machine.names(_NET):
         raise NotReadError(f"no interface (`{_NET}`) was read")
-    return [name for name in _physical(machine) if machine.optional(f"{_NET}/{name}/operstate") != "down"]
+    return [name for name in physical_interfaces(machine) if machine.optional(f"{_NET}/{name}/operstate") != "down"]
 
 
 def _number(machine: Machine, path: str) -> int | None:
@@ -37,7 +38,7 @@ def _number(machine: Machine, path: str) -> int | None:
 @check(
     "net-mtu",
     "network",
-    title="MTU of the network interfaces",
+    topic="MTU of the network interfaces",
     read="/sys/class/net/*/mtu, speed and operstate",
     expected="one value for interfaces whose names differ in a number only; 9000 at 100 Gb/s or more",
     source="peers; NVIDIA networking documentation, RoCE",
@@ -53,7 +54,7 @@ def mtu(machine: Machine) -> CheckOutcome:
         by_kind[re.sub(r"\d+", "#", name)][name] = size
     mixed = [_sizes(sizes) for sizes in by_kind.values() if len(set(sizes.values())) > 1]
     if mixed:
-        return warn("; ".join(mixed))
+        return warn(f"unequal MTUs: {'; '.join(mixed)}")
     small = []
     num_unknown_speeds = 0
     for name, size in mtus.items():
@@ -65,7 +66,7 @@ def mtu(machine: Machine) -> CheckOutcome:
         elif speed >= _FAST_MBIT_PER_S:
             small.append(f"{name}: {size} at {speed // 1000} Gb/s")
     if small:
-        return warn(f"small for their speed: {named(small)}")
+        return warn(f"MTUs are small for the speed: {named(small)}")
     return with_missing(ok(_sizes(mtus)), num_unknown_speeds, "of these do not give their speed")
 
 
@@ -76,7 +77,7 @@ def _sizes(mtus: dict[str, int]) -> str:
 @check(
     "net-default-interface",
     "network",
-    title="choice of the network interface",
+    topic="choice of the network interface",
     read="names of /sys/class/net that are up, and NCCL_SOCKET_IFNAME",
     expected="one, or NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) set on machines with several",
     source="NCCL documentation, NCCL_SOCKET_IFNAME",
@@ -99,7 +100,7 @@ def default_interface(machine: Machine) -> CheckOutcome:
 @check(
     "net-carrier-losses",
     "network",
-    title="carrier losses of the network interfaces",
+    topic="carrier losses of the network interfaces",
     read="/sys/class/net/*/carrier_down_count; kernel log: `lost carrier`, `Link is Down` and faults of cables",
     expected="at most 5 times",
     source="gpud and Imbue's published checks; the limit is a proposal of this project",
@@ -121,13 +122,13 @@ def carrier_losses(machine: Machine) -> CheckOutcome:
             counts[name] = max(num_losses, counts.get(name, 0))
     many = [f"{name}: {count}" for name, count in counts.items() if count > _MANY_CARRIER_LOSSES]
     if many:
-        return warn(f"carrier lost: {named(many)}")
+        return warn(f"interfaces lost their carrier: {named(many)}")
     lost = [f"{name}: {count}" for name, count in counts.items() if count]
     if lost:
         return info(f"carrier lost: {named(lost)}")
     if not counts:
         return none_in_log(machine)
-    num_missing = len(set(_physical(machine)) - counts.keys())
+    num_missing = len(set(physical_interfaces(machine)) - counts.keys())
     return with_missing(ok(f"0 on {len(counts)} interfaces"), num_missing, "interfaces gave no count")
 
 
@@ -143,7 +144,7 @@ def _carrier_down_counts(machine: Machine) -> dict[str, int]:
 @check(
     "net-tcp-buffers",
     "network",
-    title="TCP buffer sizes",
+    topic="TCP buffer sizes",
     read="/proc/sys/net/core/rmem_max and wmem_max, /proc/sys/net/ipv4/tcp_rmem and tcp_wmem",
     expected="at least 4 MiB",
     source="ESnet, host tuning, https://fasterdata.es.net/host-tuning/linux/",
@@ -164,7 +165,7 @@ def tcp_buffers(machine: Machine) -> CheckOutcome:
 @check(
     "net-port-range",
     "network",
-    title="ports for outgoing connections",
+    topic="ports for outgoing connections",
     read="/proc/sys/net/ipv4/ip_local_port_range",
     expected="at least 20,000 ports",
     source="NCCL documentation, troubleshooting",
@@ -177,4 +178,4 @@ def port_range(machine: Machine) -> CheckOutcome:
     num_ports = last - first + 1
     if num_ports >= 20_000:
         return ok(f"{num_ports:,}")
-    return warn(f"{num_ports:,} ({first} to {last})")
+    return warn(f"few ports for outgoing connections: {num_ports:,} ({first} to {last})")

@@ -15,7 +15,7 @@ from flatout.doctor.unknown import NotHereError, NotReadError
 @check(
     "nic-pcie-link",
     "network",
-    title="PCIe links of the NICs",
+    topic="PCIe links of the NICs",
     read="sysfs current_link_speed, current_link_width and their max, else `lspci -vvv` LnkSta and LnkCap",
     expected="current = max",
     source="vendor: the maximum that the NIC itself reports",
@@ -38,15 +38,20 @@ def pcie_link(machine: Machine) -> CheckOutcome:
     slow = named(f"{nic}: {speeds}" for nic, speeds in compared.slow.items())
     if compared.narrow:
         narrow = named(f"{nic}: {lanes}" for nic, lanes in compared.narrow.items())
-        return fail(f"fewer lanes: {narrow}; slower: {slow}" if slow else f"fewer lanes: {narrow}")
-    outcome = warn(f"slower: {slow}") if slow else ok(f"{compared.num_read} NICs at full speed")
+        slower = f"; slower: {slow}" if slow else ""
+        return fail(f"PCIe links of NICs have fewer lanes: {narrow}{slower}")
+    outcome = (
+        warn(f"PCIe links of NICs are slower than they can be: {slow}")
+        if slow
+        else ok(f"{compared.num_read} NICs at full speed")
+    )
     return with_missing(outcome, compared.num_missing, "NICs gave no value")
 
 
 @check(
     "nic-gpu-direct",
     "network",
-    title="kernel support for GPUDirect RDMA",
+    topic="kernel support for GPUDirect RDMA",
     read="/proc/modules: nvidia_peermem; /proc/driver/nvidia/version: open module; kernel version (DMA-BUF from 5.12)",
     expected="nvidia_peermem, or DMA-BUF: the open kernel module on Linux 5.12 or newer",
     source="NVIDIA GPUDirect RDMA documentation; NCCL documentation, GPUDirect",
@@ -71,8 +76,9 @@ def gpu_direct(machine: Machine) -> CheckOutcome:
 @check(
     "nic-health",
     "network",
-    title="NIC firmware health",
-    read="kernel log: mlx5_core, health compromised, Health issue observed",
+    topic="NIC firmware health",
+    read="kernel log: errors of the firmware and of commands of mlx5_core, bnxt_en, ice, ena, efa and others; "
+    "`NETDEV WATCHDOG`",
     expected="none",
     source="Linux kernel documentation, mlx5 devlink health reporters",
     cost="the port is down until the driver has reset it: NCCL's connections over it fail (completion status 12)",
@@ -86,7 +92,7 @@ def health(machine: Machine) -> CheckOutcome:
 @check(
     "nic-peermem-errors",
     "network",
-    title="errors of nvidia_peermem",
+    topic="errors of nvidia_peermem",
     read="kernel log: nvidia-peermem ERROR",
     expected="none",
     source="NVIDIA GPUDirect RDMA documentation",

@@ -84,7 +84,7 @@ def _matching(machine: Machine, **patterns: str) -> str:
 @check(
     "nccl-peer-to-peer",
     "software",
-    title="NCCL peer-to-peer setting",
+    topic="NCCL peer-to-peer setting",
     read=_READ + ": NCCL_P2P_DISABLE, NCCL_P2P_LEVEL",
     expected="not set",
     source=_NCCL + "; a public case: 220 GB/s once NCCL_P2P_LEVEL=LOC was removed",
@@ -94,14 +94,14 @@ def _matching(machine: Machine, **patterns: str) -> str:
 )
 def peer_to_peer(machine: Machine) -> CheckOutcome:
     if off := _matching(machine, NCCL_P2P_DISABLE="[1-9]", NCCL_P2P_LEVEL="LOC|0"):
-        return fail(f"turned off: {off}")
+        return fail(f"NCCL peer-to-peer is turned off: {off}")
     return _unset(machine, ok("not turned off"))
 
 
 @check(
     "nccl-shared-memory",
     "software",
-    title="NCCL shared-memory setting",
+    topic="NCCL shared-memory setting",
     read=_READ + ": NCCL_SHM_DISABLE",
     expected="not set",
     source=_NCCL,
@@ -111,14 +111,14 @@ def peer_to_peer(machine: Machine) -> CheckOutcome:
 )
 def shared_memory(machine: Machine) -> CheckOutcome:
     if off := _matching(machine, NCCL_SHM_DISABLE="[1-9]"):
-        return warn(f"turned off: {off}")
+        return warn(f"NCCL shared memory is turned off: {off}")
     return _unset(machine, ok("not turned off"))
 
 
 @check(
     "nccl-infiniband",
     "software",
-    title="NCCL RDMA setting",
+    topic="NCCL RDMA setting",
     read=_READ + ": NCCL_IB_DISABLE, NCCL_NET",
     expected="not set, on a machine with RDMA devices",
     source=_NCCL,
@@ -135,14 +135,14 @@ def infiniband(machine: Machine) -> CheckOutcome:
     except NotHereError:
         return info(f"turned off, and there is no RDMA device: {off}")
     except NotReadError as error:
-        return warn(f"turned off: {off}; {error}")
-    return fail(f"turned off, with {num_devices} RDMA devices: {off}")
+        return warn(f"RDMA is turned off for NCCL: {off}; {error}")
+    return fail(f"RDMA is turned off for NCCL, with {num_devices} RDMA devices: {off}")
 
 
 @check(
     "nccl-gpu-direct",
     "software",
-    title="NCCL GPUDirect RDMA setting",
+    topic="NCCL GPUDirect RDMA setting",
     read=_READ + ": NCCL_NET_GDR_LEVEL, NCCL_IB_GDR_LEVEL, NCCL_NET_GDR_READ, NCCL_DMABUF_ENABLE",
     expected="not set, or not lower than the path between GPU and NIC",
     source=_NCCL,
@@ -152,7 +152,7 @@ def infiniband(machine: Machine) -> CheckOutcome:
 )
 def gpu_direct(machine: Machine) -> CheckOutcome:
     if off := _matching(machine, NCCL_NET_GDR_LEVEL="LOC|0", NCCL_IB_GDR_LEVEL="LOC|0"):
-        return fail(f"turned off: {off}")
+        return fail(f"GPUDirect RDMA is turned off for NCCL: {off}")
     if partly_off := _matching(machine, NCCL_NET_GDR_READ="0", NCCL_DMABUF_ENABLE="0"):
         return info(f"partly turned off: {partly_off}")
     return _unset(machine, ok("not turned off"))
@@ -161,7 +161,7 @@ def gpu_direct(machine: Machine) -> CheckOutcome:
 @check(
     "nccl-forced-choice",
     "software",
-    title="forced NCCL algorithms, protocols and channels",
+    topic="forced NCCL algorithms, protocols and channels",
     read=_READ + ": NCCL_ALGO, NCCL_PROTO, NCCL_NTHREADS, NCCL_MIN_/MAX_NCHANNELS, NCCL_MIN_/MAX_CTAS, NCCL_BUFFSIZE",
     expected="not set, or measured on this machine with this version",
     source=_NCCL,
@@ -172,14 +172,14 @@ def gpu_direct(machine: Machine) -> CheckOutcome:
 def forced_choice(machine: Machine) -> CheckOutcome:
     names = ("ALGO", "PROTO", "NTHREADS", "MIN_NCHANNELS", "MAX_NCHANNELS", "MIN_CTAS", "MAX_CTAS", "BUFFSIZE")
     if forced := _matching(machine, **{f"NCCL_{name}": ".+" for name in names}):
-        return warn(f"forced: {forced}")
+        return warn(f"NCCL's choice is forced: {forced}")
     return _unset(machine, ok("none is forced"))
 
 
 @check(
     "nccl-unsafe-protocol",
     "software",
-    title="forced NCCL protocol LL128",
+    topic="forced NCCL protocol LL128",
     read=_READ + ": NCCL_PROTO",
     expected="LL128 only where NCCL itself would use it",
     source=_NCCL + ": forcing LL128 on a platform that does not support it can corrupt data",
@@ -189,14 +189,14 @@ def forced_choice(machine: Machine) -> CheckOutcome:
 )
 def unsafe_protocol(machine: Machine) -> CheckOutcome:
     if forced := _matching(machine, NCCL_PROTO="(?!\\^)(?:.*,)?LL128(?:,.*)?"):
-        return fail(f"forced: {forced}")
+        return fail(f"an unsafe NCCL protocol is forced: {forced}")
     return _unset(machine, ok("not forced"))
 
 
 @check(
     "nccl-debug-output",
     "software",
-    title="NCCL debug output",
+    topic="NCCL debug output",
     read=_READ + ": NCCL_DEBUG, NCCL_DEBUG_SUBSYS",
     expected="not set, VERSION, WARN or INFO",
     source=_NCCL,
@@ -213,14 +213,15 @@ def debug_output(machine: Machine) -> CheckOutcome:
         return _unset(machine, ok("not set"))
     writes_each_call = not systems.startswith("^") and re.search(r"COLL|ALL|P2P", systems)
     if level == "TRACE" or (level == "INFO" and writes_each_call):
-        return warn(f"NCCL_DEBUG={level} NCCL_DEBUG_SUBSYS={systems}" if systems else f"NCCL_DEBUG={level}")
+        level_and_systems = f"NCCL_DEBUG={level} NCCL_DEBUG_SUBSYS={systems}" if systems else f"NCCL_DEBUG={level}"
+        return warn(f"NCCL writes much debug output: {level_and_systems}")
     return ok(f"NCCL_DEBUG={level}")
 
 
 @check(
     "nccl-named-interface",
     "software",
-    title="interfaces of NCCL_SOCKET_IFNAME",
+    topic="interfaces of NCCL_SOCKET_IFNAME",
     read=_READ + "; /sys/class/net",
     expected="prefixes (or `=name`) of interfaces of this host, neither loopback nor of containers",
     source=_NCCL,
@@ -259,7 +260,7 @@ def _chosen(names: Iterable[str], wanted: Iterable[str], *, is_exact: bool) -> l
 @check(
     "nccl-named-device",
     "software",
-    title="devices of NCCL_IB_HCA",
+    topic="devices of NCCL_IB_HCA",
     read=_READ + "; /sys/class/infiniband",
     expected="prefixes (or `=name`) of devices of this host",
     source=_NCCL,
@@ -285,7 +286,7 @@ def named_device(machine: Machine) -> CheckOutcome:
 @check(
     "nccl-library-override",
     "software",
-    title="NCCL library overrides",
+    topic="NCCL library overrides",
     read="LD_PRELOAD and LD_LIBRARY_PATH of the environment",
     expected="no libnccl in LD_PRELOAD, no folder of NCCL in LD_LIBRARY_PATH",
     source="PyTorch loads nvidia-nccl's library, but the loader takes an earlier one",
@@ -298,7 +299,7 @@ def library_override(machine: Machine) -> CheckOutcome:
     for variable in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
         entries = re.split(r"[: ]", machine.environment.get(variable, ""))
         overrides += [f"{variable}: {entry}" for entry in entries if _is_nccl(entry.lower())]
-    return warn(named(overrides)) if overrides else ok("none")
+    return warn(f"another NCCL library may be loaded: {named(overrides)}") if overrides else ok("none")
 
 
 def _is_nccl(path: str) -> bool:
@@ -308,7 +309,7 @@ def _is_nccl(path: str) -> bool:
 @check(
     "nccl-network-plugin",
     "software",
-    title="NCCL network plugin",
+    topic="NCCL network plugin",
     read="NCCL_NET_PLUGIN and LD_LIBRARY_PATH; `NET/OFI` or `NET/Plugin` of an NCCL log; EFA devices of sysfs",
     expected="aws-ofi-nccl if there are EFA devices",
     source="AWS documentation, EFA and NCCL; https://github.com/aws/aws-ofi-nccl",

@@ -25,7 +25,7 @@ def _matching(machine: Machine, **values: tuple[str, ...]) -> str:
 @check(
     "driver-answers",
     "gpu",
-    title="GPU driver",
+    topic="GPU driver",
     read="`nvidia-smi -q`, and NVIDIA GPUs on the PCI bus",
     expected="the driver describes the GPUs",
     source="NVIDIA nvidia-smi manual",
@@ -45,7 +45,9 @@ def driver_answers(machine: Machine) -> CheckOutcome:
         if machine.num_gpus:
             if output.is_missing and machine.is_container:
                 return info(f"{machine.num_gpus} GPUs on the bus, but this container has no driver's tools")
-            return fail(f"{machine.num_gpus} NVIDIA GPUs on the bus, but {output.problem}")
+            return fail(
+                f"the GPU driver does not answer: {machine.num_gpus} NVIDIA GPUs on the bus, but {output.problem}"
+            )
         if output.is_missing:
             raise NotHereError("there is no NVIDIA GPU on the bus, and no driver")
         raise NotReadError(output.problem)
@@ -60,7 +62,7 @@ def _driver(machine: Machine) -> str:
 @check(
     "driver-kernel-module",
     "software",
-    title="versions of the driver's module and libraries",
+    topic="versions of the driver's module and libraries",
     read="/proc/driver/nvidia/version against `nvidia-smi -q`, Driver Version",
     expected="the same",
     source="NVIDIA driver installation guide",
@@ -75,13 +77,13 @@ def driver_kernel_module(machine: Machine) -> CheckOutcome:
     module = machine.file("/proc/driver/nvidia/version")
     if driver in module:
         return ok(driver)
-    return fail(f"libraries {driver}, module: {module.splitlines()[0][:120]}")
+    return fail(f"the driver has two versions: libraries {driver}, module: {module.splitlines()[0][:120]}")
 
 
 @check(
     "cuda-driver",
     "software",
-    title="CUDA versions of PyTorch and the driver",
+    topic="CUDA versions of PyTorch and the driver",
     read="torch/version.py (not imported) against `nvidia-smi -q`, CUDA Version",
     expected="the driver's CUDA is at least as new as PyTorch's; within one major version an older driver works partly",
     source=_CUDA,
@@ -106,7 +108,7 @@ def cuda_driver(machine: Machine) -> CheckOutcome:
         return ok(shown)
     if _version(supported)[0] == _version(built)[0]:
         return info(f"{shown}: minor version compatibility applies")
-    return fail(shown)
+    return fail(f"the driver is too old: {shown}")
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -116,7 +118,7 @@ def _version(text: str) -> tuple[int, ...]:
 @check(
     "cuda-blocking-launch",
     "software",
-    title="blocking kernel launches",
+    topic="blocking kernel launches",
     read=_ENVIRONMENT + ": CUDA_LAUNCH_BLOCKING",
     expected="not set, or 0",
     source=_CUDA,
@@ -126,13 +128,13 @@ def _version(text: str) -> tuple[int, ...]:
 )
 def blocking_launch(machine: Machine) -> CheckOutcome:
     bad = _matching(machine, CUDA_LAUNCH_BLOCKING=("1",))
-    return fail(bad) if bad else ok("not set")
+    return fail(f"kernel launches block: {bad}") if bad else ok("not set")
 
 
 @check(
     "cuda-tools-left",
     "software",
-    title="profilers and debuggers injected into CUDA",
+    topic="profilers and debuggers injected into CUDA",
     read=_ENVIRONMENT + ": CUDA_INJECTION64_PATH, COMPUTE_PROFILE, CUDA_PROFILE",
     expected="not set",
     source=_CUDA,
@@ -142,13 +144,13 @@ def blocking_launch(machine: Machine) -> CheckOutcome:
 )
 def tools_left(machine: Machine) -> CheckOutcome:
     bad = _matching(machine, CUDA_INJECTION64_PATH=(), COMPUTE_PROFILE=("1",), CUDA_PROFILE=("1",))
-    return warn(bad) if bad else ok("not set")
+    return warn(f"a profiler or debugger is injected into CUDA: {bad}") if bad else ok("not set")
 
 
 @check(
     "cuda-tf32-override",
     "software",
-    title="TF32 override",
+    topic="TF32 override",
     read=_ENVIRONMENT + ": NVIDIA_TF32_OVERRIDE",
     expected="not 0",
     source=_CUDA,
@@ -158,13 +160,13 @@ def tools_left(machine: Machine) -> CheckOutcome:
 )
 def tf32_override(machine: Machine) -> CheckOutcome:
     bad = _matching(machine, NVIDIA_TF32_OVERRIDE=("0",))
-    return warn(bad) if bad else ok("not set to 0")
+    return warn(f"TF32 is turned off: {bad}") if bad else ok("not set to 0")
 
 
 @check(
     "cuda-one-queue",
     "software",
-    title="number of CUDA hardware queues",
+    topic="number of CUDA hardware queues",
     read=_ENVIRONMENT + ": CUDA_DEVICE_MAX_CONNECTIONS",
     expected="not set; 1 only for Megatron's tensor parallelism",
     source="Megatron-LM documentation; PyTorch FSDP issues",
@@ -180,7 +182,7 @@ def one_queue(machine: Machine) -> CheckOutcome:
 @check(
     "cuda-visible-devices",
     "software",
-    title="GPUs visible to the job",
+    topic="GPUs visible to the job",
     read=_ENVIRONMENT + ": CUDA_VISIBLE_DEVICES, against `nvidia-smi -q`",
     expected="not set, or all GPUs of the host",
     source=_CUDA,
@@ -195,7 +197,7 @@ def visible_devices(machine: Machine) -> CheckOutcome:
     visible = [gpu for gpu in value.split(",") if gpu.strip() not in ("", "-1")]
     if not visible:
         hidden = f"CUDA_VISIBLE_DEVICES={value!r} hides all GPUs"
-        return warn(hidden) if machine.num_gpus else info(hidden)
+        return warn(f"no GPU is visible to the job: {hidden}") if machine.num_gpus else info(hidden)
     if len(set(visible)) < len(visible):
         return fail(f"CUDA_VISIBLE_DEVICES={value} names a GPU twice")
     if len(visible) < len(machine.gpus):
@@ -206,7 +208,7 @@ def visible_devices(machine: Machine) -> CheckOutcome:
 @check(
     "torch-debug-mode",
     "software",
-    title="PyTorch's distributed debugging",
+    topic="PyTorch's distributed debugging",
     read=_ENVIRONMENT
     + ": TORCH_DISTRIBUTED_DEBUG, TORCH_NCCL_BLOCKING_WAIT, NCCL_BLOCKING_WAIT, TORCH_NCCL_DESYNC_DEBUG, "
     "TORCH_SHOW_DISPATCH_TRACE",
@@ -225,13 +227,13 @@ def debug_mode(machine: Machine) -> CheckOutcome:
         TORCH_NCCL_DESYNC_DEBUG=("1",),
         TORCH_SHOW_DISPATCH_TRACE=("1",),
     )
-    return warn(bad) if bad else ok("not set")
+    return warn(f"PyTorch runs in a debug mode: {bad}") if bad else ok("not set")
 
 
 @check(
     "torch-allocator",
     "software",
-    title="PyTorch's caching allocator",
+    topic="PyTorch's caching allocator",
     read=_ENVIRONMENT + ": PYTORCH_NO_CUDA_MEMORY_CACHING",
     expected="not set",
     source=_TORCH + "notes/cuda.html#cuda-memory-management",
@@ -241,13 +243,13 @@ def debug_mode(machine: Machine) -> CheckOutcome:
 )
 def allocator(machine: Machine) -> CheckOutcome:
     bad = _matching(machine, PYTORCH_NO_CUDA_MEMORY_CACHING=())  # PyTorch checks only whether it is set
-    return fail(bad) if bad else ok("not set")
+    return fail(f"PyTorch's caching allocator is turned off: {bad}") if bad else ok("not set")
 
 
 @check(
     "torch-compile-disabled",
     "software",
-    title="switches that turn torch.compile off",
+    topic="switches that turn torch.compile off",
     read=_ENVIRONMENT + ": TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE",
     expected="not set",
     source=_TORCH + "torch.compiler.html",
@@ -257,13 +259,13 @@ def allocator(machine: Machine) -> CheckOutcome:
 )
 def compile_disabled(machine: Machine) -> CheckOutcome:
     bad = _matching(machine, TORCH_COMPILE_DISABLE=("1",), TORCHDYNAMO_DISABLE=("1",))
-    return warn(bad) if bad else ok("not set")
+    return warn(f"torch.compile is turned off: {bad}") if bad else ok("not set")
 
 
 @check(
     "omp-threads",
     "software",
-    title="CPU threads of the ranks",
+    topic="CPU threads of the ranks",
     read=_ENVIRONMENT
     + ": OMP_NUM_THREADS, against allowed CPUs, control groups and ranks (LOCAL_WORLD_SIZE, else GPUs)",
     expected="threads x ranks at most the cores; torchrun sets 1 thread by default",
@@ -280,4 +282,4 @@ def omp_threads(machine: Machine) -> CheckOutcome:
         return info(f"not set: torchrun sets 1, plain Python one per core of {cores:g}")
     num_threads = int(value.split(",")[0])
     shown = f"{num_threads} threads x {num_ranks} ranks on {cores:g} cores"
-    return warn(shown) if num_threads * num_ranks > cores else ok(shown)
+    return warn(f"more CPU threads than cores: {shown}") if num_threads * num_ranks > cores else ok(shown)

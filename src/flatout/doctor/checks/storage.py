@@ -44,7 +44,7 @@ def _named_free(rows: list[_FileSystem]) -> str:
 @check(
     "storage-free-space",
     "storage",
-    title="free disk space",
+    topic="free disk space",
     read="`df -P -k` of the working folder, /tmp and --data",
     expected="at least 15 % free; below 1 GiB is a fault",
     source="proposal of this project, uncalibrated",
@@ -57,18 +57,18 @@ def free_space(machine: Machine) -> CheckOutcome:
     need(rows, "`df -P -k` gives no file system with a size")
     full = [f"{row.path}: {row.free / _KIB_PER_GIB:.1f} GiB" for row in rows if row.free < _KIB_PER_GIB]
     if full:
-        return fail(f"almost full: {named(full)}")
+        return fail(f"disks are almost full: {named(full)}")
     low = [row for row in rows if row.free < 0.15 * row.size]
     if low:
         shown = named(f"{row.path}: {row.free / row.size:.0%} of {row.size / _KIB_PER_GIB:.0f} GiB" for row in low)
-        return warn(f"little is free: {shown}")
+        return warn(f"little disk space is free: {shown}")
     return ok(_named_free(rows))
 
 
 @check(
     "storage-inodes",
     "storage",
-    title="free inodes",
+    topic="free inodes",
     read="`df -P -i` of the working folder, /tmp and --data",
     expected="at least 5 % free",
     source="proposal of this project, uncalibrated",
@@ -82,14 +82,14 @@ def inodes(machine: Machine) -> CheckOutcome:
         raise NotHereError("these file systems make inodes as needed")
     low = [f"{row.path}: {row.free / row.size:.0%}" for row in rows if row.free < 0.05 * row.size]
     if low:
-        return warn(f"few are left: {named(low)}")
+        return warn(f"few inodes are left: {named(low)}")
     return ok(_named_free(rows))
 
 
 @check(
     "storage-mount-kind",
     "storage",
-    title="file systems of data and checkpoints",
+    topic="file systems of data and checkpoints",
     read="`df -P -k` and /proc/mounts",
     expected="local, or a parallel file system; overlay only for code",
     source="proposal of this project",
@@ -111,7 +111,7 @@ def mount_kind(machine: Machine) -> CheckOutcome:
 @check(
     "storage-read-only",
     "storage",
-    title="file systems remounted read-only",
+    topic="file systems remounted read-only",
     read="kernel log: Remounting filesystem read-only; /proc/mounts",
     expected="none",
     source=_KERNEL,
@@ -121,13 +121,15 @@ def mount_kind(machine: Machine) -> CheckOutcome:
 )
 def read_only(machine: Machine) -> CheckOutcome:
     lines = machine.kernel_log.lines["read_only"]
-    return fail(f"{len(lines)} times: {lines[-1][:140]}") if lines else none_in_log(machine)
+    if not lines:
+        return none_in_log(machine)
+    return fail(f"file systems were remounted read-only, {len(lines)} lines, the last: {lines[-1][:140]}")
 
 
 @check(
     "storage-io-errors",
     "storage",
-    title="disk errors",
+    topic="disk errors",
     read="kernel log: I/O error, EXT4-fs error, XFS corruption, nvme timeout",
     expected="none",
     source=_KERNEL,
@@ -142,7 +144,7 @@ def io_errors(machine: Machine) -> CheckOutcome:
 @check(
     "storage-nfs-hangs",
     "storage",
-    title="NFS server hangs",
+    topic="NFS server hangs",
     read="kernel log: nfs: server not responding",
     expected="none",
     source=_KERNEL,
@@ -157,7 +159,7 @@ def nfs_hangs(machine: Machine) -> CheckOutcome:
 @check(
     "storage-nvme-link",
     "storage",
-    title="PCIe links of the NVMe disks",
+    topic="PCIe links of the NVMe disks",
     read="sysfs: current_link_speed, current_link_width and their max of devices of class 0108, else `lspci -vvv`",
     expected="current = max",
     source="vendor: the maximum that the disk itself reports",
@@ -176,7 +178,11 @@ def nvme_link(machine: Machine) -> CheckOutcome:
         raise NotReadError(f"{len(links)} NVMe disks do not give their current and maximum link")
     below = compared.narrow | compared.slow
     shown = named(f"{disk}: {below[disk]}" for disk in links if disk in below)
-    outcome = warn(f"below their maximum: {shown}") if below else ok(f"{compared.num_read} disks at full speed")
+    outcome = (
+        warn(f"PCIe links of NVMe disks are below their maximum: {shown}")
+        if below
+        else ok(f"{compared.num_read} disks at full speed")
+    )
     return with_missing(outcome, compared.num_missing, "disks gave no value")
 
 
@@ -197,7 +203,7 @@ def _nvme_links(machine: Machine) -> dict[str, PcieLink | None]:
 @check(
     "storage-read-ahead",
     "storage",
-    title="read-ahead of the disks",
+    topic="read-ahead of the disks",
     read="sysfs: block/*/queue/read_ahead_kb",
     expected="at least 128 KiB",
     source=_KERNEL + ", block queue",

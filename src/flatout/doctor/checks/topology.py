@@ -52,7 +52,7 @@ def _gpus(topology: Topology) -> list[TopologyNode]:
 @check(
     "topology-shared-uplink",
     "gpu",
-    title="PCIe uplinks shared by GPUs",
+    topic="PCIe uplinks shared by GPUs",
     read=_READ,
     expected="one root port per GPU; behind a switch, GPUs share the switch's uplink",
     source="PCI-SIG base specification: bandwidth of a link by generation and lanes",
@@ -91,7 +91,7 @@ def _bandwidth(link: PcieLink | None) -> str:
 @check(
     "topology-chipset",
     "host",
-    title="devices behind the chipset",
+    topic="devices behind the chipset",
     read="sysfs: root ports at 0000:00:1b to 0000:00:1d of Intel, and switches 43xx and 57ad of AMD, are the chipset's",
     expected="GPUs, NICs of the fabric and NVMe disks are on the CPU's own ports",
     source="Intel chipset datasheets: the chipset's ports share one DMI link; https://pci-ids.ucw.cz for AMD's",
@@ -125,7 +125,7 @@ def chipset(machine: Machine) -> CheckOutcome:
 @check(
     "topology-narrow-path",
     "host",
-    title="PCIe lanes between devices and the CPU",
+    topic="PCIe lanes between devices and the CPU",
     read=_READ + ": lanes of each link, current and maximum (speed is not judged: an idle link is slow)",
     expected="each link of a GPU or NIC, up to the CPU, has all the lanes that both of its ends support",
     source="vendor: what both ends of the link report as their maximum",
@@ -155,7 +155,7 @@ def narrow_path(machine: Machine) -> CheckOutcome:
     if not num_read:
         raise NotReadError("no link of a GPU or NIC gives its current and maximum lanes")
     if narrow:
-        return warn(named(narrow.values()))
+        return warn(f"PCIe lanes are missing: {named(narrow.values())}")
     return with_missing(ok(f"{num_read} devices have all their lanes"), num_missing, "devices gave no value")
 
 
@@ -238,7 +238,7 @@ def _incomplete(machine: Machine, near: Nearness) -> set[str]:
 @check(
     "topology-nic-distance",
     "network",
-    title="distance between GPUs and NICs",
+    topic="distance between GPUs and NICs",
     read=_MATRIX,
     expected="PIX or PXB: behind one PCIe switch; SYS is across the link between sockets",
     source="NCCL documentation: NCCL_NET_GDR_LEVEL and NCCL's path types",
@@ -273,7 +273,7 @@ def _distance(machine: Machine, nearest: Mapping[str, str]) -> CheckOutcome:
             "whether sockets are between"
         )
     if across_sockets:
-        return warn(f"nearest NIC across sockets: {named(across_sockets)}")
+        return warn(f"the nearest NIC is across sockets: {named(across_sockets)}")
     return info(f"through the CPU: {named(through_cpu)}")
 
 
@@ -288,7 +288,7 @@ def _are_numa_nodes(machine: Machine, gpus: list[str]) -> bool:
 @check(
     "topology-nic-share",
     "network",
-    title="GPUs per NIC",
+    topic="GPUs per NIC",
     read=_MATRIX,
     expected="every NIC is nearest to the same number of GPUs",
     source="NCCL takes the nearest NIC of each GPU",
@@ -322,7 +322,7 @@ def _is_nearest(nic: str, relations: Mapping[str, str]) -> bool:
 @check(
     "topology-numa-known",
     "host",
-    title="NUMA nodes of the GPUs",
+    topic="NUMA nodes of the GPUs",
     read="sysfs numa_node of each GPU (-1: unknown), else `nvidia-smi topo -m`, NUMA Affinity",
     expected="a number for each GPU",
     source="Linux kernel documentation, sysfs-bus-pci",
@@ -349,7 +349,7 @@ def numa_known(machine: Machine) -> CheckOutcome:
         return ok("there is one NUMA node")
     unknown = named(gpu.id for gpu in without_node)
     if num_nodes:
-        return warn(f"unknown for {unknown} on a machine with {num_nodes} NUMA nodes")
+        return warn(f"the NUMA node is unknown for {unknown} on a machine with {num_nodes} NUMA nodes")
     if node_lists:
         raise NotReadError(f"which of the NUMA nodes {named(distinct_lists)} is the GPUs' is unknown")
     raise NotReadError(f"unknown for {unknown}, and the number of NUMA nodes was not read")
@@ -392,7 +392,7 @@ def _cpus_near(machine: Machine) -> dict[str, frozenset[int]]:
 @check(
     "topology-cpu-binding",
     "host",
-    title="CPUs near the GPUs",
+    topic="CPUs near the GPUs",
     read="/proc/self/status Cpus_allowed_list, against sysfs local_cpulist or `nvidia-smi topo -m`, CPU Affinity",
     expected="this process can use a CPU of each GPU's NUMA node; a rank (with LOCAL_RANK), a CPU near its GPU",
     source="NCCL and PyTorch tuning guides: bind ranks near their GPU",

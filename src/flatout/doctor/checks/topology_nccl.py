@@ -16,7 +16,7 @@ _STANDARD_FILE = "/var/run/nvidia-topologyd/virtualTopology.xml"
 @check(
     "topology-nccl-file",
     "software",
-    title="NCCL topology file",
+    topic="NCCL topology file",
     read="the XML of NCCL_TOPO_FILE, or the one given, against sysfs cpulist of each NUMA node",
     expected="a separate CPU mask per NUMA node, equal to the kernel's; no switch with a slower link than those below",
     source="known defects of published files: equal or swapped masks, links of virtual bridges",
@@ -31,7 +31,7 @@ def nccl_file(machine: Machine) -> CheckOutcome:
     cpus = {name: mask for name, mask in topology.affinity.items() if mask}
     problems = [*_shared_cpus(cpus), *_other_cpus(machine, cpus), *_narrow_uplinks(topology)]
     if problems:
-        return warn("; ".join(problems[:4]))
+        return warn(f"the NCCL topology file is wrong: {'; '.join(problems[:4])}")
     if topology.problems:
         first, *others = topology.problems
         more = f" (and {len(others)} more)" if others else ""
@@ -88,7 +88,7 @@ def _link_bytes_per_s(node: TopologyNode, *, least_width: int | None = None) -> 
 @check(
     "topology-nccl-file-missing",
     "software",
-    title="NCCL topology file in a virtual machine",
+    topic="NCCL topology file in a virtual machine",
     read="NCCL_TOPO_FILE; /var/run/nvidia-topologyd/virtualTopology.xml; whether this is a virtual machine",
     expected="a topology file, in a virtual machine with 4 or more GPUs and RDMA NICs",
     source="Azure and AWS image documentation; nccl issues (51 to 365 GB/s with the file)",

@@ -10,6 +10,9 @@ from collections import Counter
 
 import msgspec
 
+from flatout.doctor.parse.kernel_errors import OtherError, OtherErrors
+from flatout.doctor.parse.kernel_patterns import PATTERNS
+
 # The beginning of a line of dmesg (also -T, -d, -x, -r), /dev/kmsg, journalctl or syslog.
 STAMP = re.compile(
     r"(?:kern\s*:|(?:<\d+>)?\[ *\+?\d+\.\d+\] ?|\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\]|\d+,\d+,\d+,|"
@@ -33,37 +36,6 @@ _CARRIER = re.compile(
     re.IGNORECASE,
 )
 _MISSED = re.compile(r"Missed (\d+) kernel messages|Suppressed (\d+) messages from kernel", re.IGNORECASE)
-_PATTERNS: dict[str, re.Pattern[str]] = {
-    "aer_fatal": re.compile(r"(?:AER: .*|PCIe Bus Error: severity=)Uncorrect\w+ \(Fatal\)", re.IGNORECASE),
-    "aer_nonfatal": re.compile(
-        r"(?:AER: .*|PCIe Bus Error: severity=)Uncorrect\w+ (?:\(Non-Fatal\)|error)", re.IGNORECASE
-    ),
-    "slot_down": re.compile(r"pciehp.*Slot\(.*\): (?:Link Down|Card not present)"),
-    "aer_corrected": re.compile(r"AER: .*Correct(?:ed|able)|PCIe Bus Error: severity=Corrected"),
-    "machine_check": re.compile(
-        r"Machine Check Exception|Processor context corrupt|EDAC .* UE |Uncorrected (?:hardware memory )?error|"
-        r"\[Hardware Error\]: Uncorrected|Memory failure: 0x\w+: .*(?:Killing|corrupt)"
-    ),
-    # `events logged` is also printed for corrected errors, so it alone is not a fault.
-    "memory_corrected": re.compile(r"EDAC .* CE |Corrected error, no action required|Machine check events logged"),
-    "oom": re.compile(r"Out of memory: Killed process|oom-kill:|Memory cgroup out of memory"),
-    "hung_task": re.compile(r"INFO: task .* blocked for more than \d+ seconds"),
-    "thermal": re.compile(r"(?:temperature above threshold|cpu clock throttled)"),
-    "io_error": re.compile(
-        r"I/O error, dev|blk_update_request: .*error|EXT4-fs error|XFS .*[Cc]orruption|"
-        r"nvme\S*: (?:I/O \d+ .*timeout|queue \d+: timeout)"
-    ),
-    "nfs": re.compile(r"nfs: server \S+ not responding"),
-    "segfault_nccl": re.compile(r"segfault at .* in libnccl"),
-    "peermem": re.compile(r"nvidia[-_]peermem .*ERROR"),
-    "crash": re.compile(
-        r"Kernel panic - |BUG: (?:unable to handle|kernel NULL pointer)|Oops: \d|general protection fault.*\[#\d"
-    ),
-    "nic_health": re.compile(r"mlx\d_core .*(?:health compromised|Health issue observed|irisc not responding)"),
-    "cable": re.compile(r"Port module event\[error\]"),
-    "read_only": re.compile(r"Remounting filesystem read-only"),
-}
-
 _BANK = re.compile(r"\[Hardware Error\]: .*Bank \d+: ([0-9a-f]{16})")
 _UNCORRECTED = 1 << 61  # of MCi_STATUS; Intel SDM volume 3, 17.3.2.2, and AMD64 APM volume 2, 9.3.2.2
 # An error that the firmware reports takes several lines: its severity, then its section, then its device.
@@ -72,6 +44,8 @@ _FIRMWARE_SECTION = re.compile(r"\[Hardware Error\]: +section_type: (.+)")
 _FIRMWARE_DEVICE = re.compile(r"\[Hardware Error\]: +device_id: (\S+)")
 _FIRMWARE_PCIE_KINDS = {"fatal": "aer_fatal", "recoverable": "aer_nonfatal", "corrected": "aer_corrected"}
 _FIRMWARE_OTHER_KINDS = {"fatal": "machine_check", "recoverable": "machine_check", "corrected": "memory_corrected"}
+# Lines of faults that are read with their neighbours, or counted elsewhere.
+_KNOWN_OTHERWISE = re.compile(r"\[Hardware Error\]|fallen off the bus|NVRM: The NVIDIA GPU|Missed \d+ kernel|NVRM: Xid")
 _FEWEST_LINES = 200
 
 
@@ -87,6 +61,7 @@ class KernelLog(msgspec.Struct, frozen=True, kw_only=True):
     link_losses: dict[str, int]  # interface -> how often it lost its carrier
     lines: dict[str, tuple[str, ...]]  # kind of event -> its lines
     off_bus: tuple[str, ...]  # addresses of GPUs that have fallen off the bus, also without an Xid
+    other_errors: tuple[OtherError, ...]  # lines at error level that are of no kind, the gravest first
     num_lines: int  # lines of the log; text around it does not count
     num_missed: int  # messages that the journal reports as lost
     has_start: bool  # the kernel's first line is present
@@ -116,6 +91,7 @@ def parse_kernel_log(text: str) -> KernelLog:
         link_losses=dict(events.link_losses),
         lines={kind: tuple(matching) for kind, matching in events.lines.items()},
         off_bus=_off_bus(text),
+        other_errors=events.other_errors.in_order(),
         num_lines=sum(STAMP.match(line) is not None for line in lines),
         num_missed=sum(int(missed or suppressed) for missed, suppressed in _MISSED.findall(text)),
         has_start="Linux version " in text,
@@ -129,29 +105,44 @@ class _Events:
         self.xids: list[GpuEvent] = []
         self.sxids: list[GpuEvent] = []
         self.link_losses: Counter[str] = Counter()
-        self.lines: dict[str, list[str]] = {kind: [] for kind in _PATTERNS}
+        self.lines: dict[str, list[str]] = {kind: [] for kind in PATTERNS}
+        self.other_errors = OtherErrors()
         self._firmware_severity = ""
         self._firmware_kind: str | None = None
 
     def read(self, line: str) -> None:
-        if match := _XID.search(line):
-            self.xids.append(_gpu_event(match))
-        if match := _SXID.search(line):
-            self.sxids.append(_gpu_event(match))
-        self._read_carrier_loss(line)
-        for kind, pattern in _PATTERNS.items():
-            if pattern.search(line):
-                self.lines[kind].append(line.strip())
+        if not self._is_of_a_kind(line) and not _KNOWN_OTHERWISE.search(line):
+            self.other_errors.read(line)
+        self._read_firmware_error(line)
+
+    def _is_of_a_kind(self, line: str) -> bool:
+        """Read a line of a known kind; return whether it is one."""
+        xid, sxid = _XID.search(line), _SXID.search(line)
+        if xid:
+            self.xids.append(_gpu_event(xid))
+        if sxid:
+            self.sxids.append(_gpu_event(sxid))
+        kinds = [kind for kind, pattern in PATTERNS.items() if pattern.search(line)]
+        for kind in kinds:
+            self.lines[kind].append(line.strip())
+        is_carrier_loss = self._read_carrier_loss(line)
+        return bool(xid or sxid or kinds or is_carrier_loss or self._read_bank(line))
+
+    def _read_bank(self, line: str) -> bool:
+        """Read the bank of a machine check; return whether the line has one."""
         if match := _BANK.search(line):
             is_uncorrected = int(match[1], 16) & _UNCORRECTED
             self.lines["machine_check" if is_uncorrected else "memory_corrected"].append(line.strip())
-        self._read_firmware_error(line)
+            return True
+        return False
 
-    def _read_carrier_loss(self, line: str) -> None:
+    def _read_carrier_loss(self, line: str) -> bool:
         if not any(word in line for word in ("own", "carrier", "DOWN")):
-            return  # matching the pattern alone would be slow
-        if match := _CARRIER.search(line):
+            return False  # matching the pattern alone would be slow
+        match = _CARRIER.search(line)
+        if match:
             self.link_losses[match[1] or match[2]] += 1
+        return match is not None
 
     def _read_firmware_error(self, line: str) -> None:
         if match := _FIRMWARE_SEVERITY.search(line):

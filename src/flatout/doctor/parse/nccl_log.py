@@ -55,6 +55,8 @@ _COMPLETION_ERROR = re.compile(
 _FABRIC = re.compile(r"MNNVL busId (0x\w+) fabric UUID (\S+) cliqueId (0x\w+) state (\d+) healthMask (0x\w+)")
 _AFFINITY = re.compile(r"Setting affinity for GPU (\d+) to ([0-9a-f,]+)")
 _RANK = re.compile(r"rank (\d+) nranks (\d+)", re.IGNORECASE)
+_NUM_NODES = re.compile(r"\bnNodes (\d+)(?!\d|\Z)")
+_RING_OVER_NETWORK = re.compile(r"^\s*\d+ : NET/\S+ GPU/")  # of a graph: the ring begins at a NIC
 _P2P_OFF = re.compile(r"P2P is disabled between connected GPUs (\d+) and (\d+)")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -150,6 +152,7 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[LoggedWarning, ...]
     num_started: int  # ranks that report a complete start
     num_lines: int  # NCCL's lines in the text
+    needs_network: bool | None  # None if the log does not show whether ranks are on other hosts
 
 
 def parse_nccl_log(text: str) -> NcclLog:
@@ -172,6 +175,9 @@ class _LogReader:
         self.num_lines = 0
         self.num_started = 0
         self.num_ranks: int | None = None
+        self.num_nodes: int | None = None
+        self.ranks: defaultdict[int, set[int]] = defaultdict(set)  # by the size of their communicator
+        self.has_network_ring = False
         self.hosts: _Ordered = {}
         self.versions: _Ordered = {}
         self.networks: defaultdict[str, _Ordered] = defaultdict(dict)  # by host, as those below
@@ -239,6 +245,27 @@ class _LogReader:
         self.num_started += "Init COMPLETE" in text
         if match := _RANK.search(text):
             self.num_ranks = max(self.num_ranks or 0, int(match[2]))
+            self.ranks[int(match[2])].add(int(match[1]))
+        if match := _NUM_NODES.search(text):
+            self.num_nodes = max(self.num_nodes or 0, int(match[1]))
+        if _RING_OVER_NETWORK.match(text):
+            self.has_network_ring = True
+
+    @property
+    def needs_network(self) -> bool | None:
+        """Whether ranks communicate over the network: by the hosts of the job, or by its channels."""
+        if self.num_nodes is not None and self.num_nodes > 1:
+            return True
+        if len(self.hosts) > 1 or self.has_network_ring or any(channel.transport == "NET" for channel in self.channels):
+            return True
+        if self.num_nodes == 1:
+            return False
+        if self.num_ranks is None:
+            return None
+        started = self.ranks[self.num_ranks]
+        connected = {rank for channel in self.channels for rank in (channel.sender, channel.receiver)}
+        is_every_rank_here = max(len(started), len(connected)) >= self.num_ranks
+        return False if is_every_rank_here else None
 
     def _read_rdma(self, host: str, match: re.Match[str]) -> None:
         used, _, out_of_band = match.string.partition("; OOB ")
@@ -322,6 +349,7 @@ class _LogReader:
             warnings=tuple(self.warnings),
             num_started=self.num_started,
             num_lines=self.num_lines,
+            needs_network=self.needs_network,
         )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from flatout.doctor.parse.lspci import full_address
 from flatout.doctor.parse.number import count_in, number_at_start
+from flatout.doctor.parse.nvidia_smi_xml import is_smi_xml, smi_xml_values
 
 _MISSING = {"", "n/a", "[n/a]", "not supported", "[not supported]", "unknown error", "requested functionality", "none"}
 _GPU = re.compile(r"GPU ([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\s*")
@@ -52,7 +53,9 @@ class SmiQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_query(text: str) -> SmiQuery:
-    """Parse `nvidia-smi -q`, with or without `-d SECTION`."""
+    """Parse `nvidia-smi -q`, with or without `-d SECTION` or `-x`."""
+    if is_smi_xml(text):
+        return _parse_query_xml(text)
     head: dict[str, str] = {}
     gpus: list[SmiGpu] = []
     values = _Values(head)
@@ -70,6 +73,19 @@ def parse_query(text: str) -> SmiQuery:
         cuda=head.get("CUDA Version"),
         num_attached=count_in(head.get("Attached GPUs")),
         gpus=tuple(gpus),
+    )
+
+
+def _parse_query_xml(text: str) -> SmiQuery:
+    head, gpus = smi_xml_values(text)
+    return SmiQuery(
+        driver=head.get("Driver Version"),
+        cuda=head.get("CUDA Version"),
+        num_attached=count_in(head.get("Attached GPUs")),
+        gpus=tuple(
+            SmiGpu(address=full_address(address) if address else f"GPU {number}", values=values)
+            for number, (address, values) in enumerate(gpus)
+        ),
     )
 
 
