@@ -29,7 +29,7 @@ _OWN_PARAMETERS = re.compile(
     r"(?:BOOT_IMAGE|root|rootflags|initrd|resume|rd\.\S+|ip|BOOTIF|console|ks|inst\.\S+|hostname|systemd\.machine_id|"
     r"crashkernel|UUID)=|(?:ro|rw|quiet|splash|rhgb)$|\S*[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-"
 )
-# Variables that differ between hosts or ranks by their nature, or that a fact of its own has.
+# Variables that differ between hosts or ranks by their nature, or that have a separate fact.
 _OWN_VARIABLES = re.compile(
     r"NCCL_.*|(?:LOCAL_)?RANK|SLURM_.*|KUBERNETES_SERVICE_HOST|TMPDIR|NVIDIA_VISIBLE_DEVICES|.*_(?:HOST|ADDR|ADDRESS|"
     r"NODE_?ID|PID|UUID)"

@@ -135,8 +135,8 @@ def _name(tag: str) -> str:
     """Return the name in `nvidia-smi -q`: most are the tag's words with capitals."""
     if tag in _NAMES:
         return _NAMES[tag]
-    reason = _REASON.fullmatch(tag)
-    if reason:
-        return " ".join(_REASON_WORDS.get(word, word.capitalize()) for word in reason[1].split("_"))
+    clock = _REASON.fullmatch(tag)
+    if clock:
+        return " ".join(_REASON_WORDS.get(word, word.capitalize()) for word in clock[1].split("_"))
     histogram = tag.removeprefix("row_remapper_histogram_")
     return " ".join(word.capitalize() for word in histogram.split("_"))

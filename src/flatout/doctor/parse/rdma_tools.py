@@ -1,7 +1,7 @@
 """Parse `ibstat`, `ibv_devinfo` and `ibstatus` into the files of /sys/class/infiniband that say the same.
 
 The text may be a part of a longer one, such as a post, with quotation marks or without indentation. A device that comes
-again is another host's and keeps its values under a name of its own, so that no fault of it is hidden.
+again is another host's and keeps its values under a separate name, so that no fault of it is hidden.
 """
 
 from __future__ import annotations
