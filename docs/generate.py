@@ -21,6 +21,7 @@ import typer
 
 from flatout.catalog import all_gpu_facts, all_models, all_systems
 from flatout.catalog.carbon import all_grids
+from flatout.catalog.failures import known_failures
 from flatout.catalog.links import all_gpu_links, all_nics, all_pcie
 from flatout.catalog.prices import Price, Range, all_prices
 from flatout.change.catalogue import FAMILIES, KNOBS
@@ -49,6 +50,7 @@ from flatout.records.doctor import (
     TopologyPair,
 )
 from flatout.records.events import Quality
+from flatout.records.failure import FailureExplanation
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
 from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
 from flatout.records.machine import Xid
@@ -156,6 +158,22 @@ def diff_json() -> str:
 def explanation_json() -> str:
     """The contract `flatout/explanation`."""
     return _contract("flatout/explanation", (Explanations, Explanation))
+
+
+def failure_explanation_json() -> str:
+    """The contract `flatout/failure-explanation`."""
+    return _contract("flatout/failure-explanation", (FailureExplanation,))
+
+
+def known_failures_table() -> str:
+    """The failures that are known by their words: name, class, restart, meaning and way out."""
+    return table(
+        ["Name", "Class", "Restart", "What it means", "Way out"],
+        [
+            [f"`{known.name}`", known.failure_class, known.restart, known.means, known.way_out.replace("|", "\\|")]
+            for known in known_failures()
+        ],
+    )
 
 
 def tuning_json() -> str:
@@ -356,7 +374,7 @@ def _summary(record: type[msgspec.Struct]) -> str:
 def _fields(record: type[msgspec.Struct]) -> str:
     meanings = _field_comments(record)
     rows = [
-        [f"`{field.name}`", _type_name(field.type), meanings.get(field.name, "")]
+        [f"`{field.encode_name}`", _type_name(field.type), meanings.get(field.name, "")]
         for field in msgspec.structs.fields(record)
     ]
     return table(["Key", "Type", "Meaning"], rows)

@@ -15,6 +15,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: str
     fix: str
     is_job_fault: bool = False
+    has_no_effect: bool = False
 
 
 class _Xids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +43,12 @@ def xid_fix(number: int) -> str:
     """Return what to do about the Xid."""
     entry = _xids().xid.get(number)
     return entry.fix if entry is not None else _xids().fix_of_others
+
+
+def has_no_effect(number: int) -> bool:
+    """True if the driver only records something: the job and the GPU continue, and the host stays good."""
+    entry = _xids().xid.get(number)
+    return entry is not None and entry.has_no_effect
 
 
 @cache

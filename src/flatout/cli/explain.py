@@ -1,22 +1,100 @@
-"""`flatout explain`: explain a finding: what it means, why it costs, what to try, and when it is wrong."""
+"""`flatout explain`: explain a finding, or the error message of a failed job."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flatout.cli.output import print_json, text_style
+from flatout.cli.values import InvalidValue
+
+_MOST_BYTES = 64 * 2**20  # of a log, from its end
+
+
+def _parse_phase(text: str) -> str:
+    if text not in ("start", "training"):
+        raise InvalidValue("must be start or training")
+    return text
 
 
 def explain(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Finding name or code; omit to list all.")] = None,
+    error: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Explain this error message or log instead; - reads stdin."),
+    ] = None,
+    phase: Annotated[
+        str | None,
+        typer.Option(
+            metavar="start|training",
+            parser=_parse_phase,
+            help="Whether the error came before or after the first step, for --error. [default: unknown]",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON.")] = False,
 ) -> None:
-    """Explain a finding: what it means, why it costs time, what to try, and when it is wrong.
+    """Explain a finding, or with --error the failure of a job: what it means, what to do, and whether a restart helps.
 
     Example: flatout explain straggler
+
+    Example: flatout explain --error slurm-123.out
     """
+    from flatout.errors import UsageError
+
+    if error is None and phase is not None:
+        raise UsageError("`--phase` is about an error, but there is no `--error`", hint="flatout explain --error FILE")
+    if error is not None and name is not None:
+        raise UsageError(
+            "either a finding or an error is explained, but both a name and `--error` are given",
+            hint="flatout explain --error FILE",
+        )
+    if error is not None:
+        _explain_error(error, phase, json=json)
+    else:
+        _explain_finding(name, json=json)
+
+
+def _explain_error(file: Path, phase: str | None, *, json: bool) -> None:
+    import msgspec
+
+    from flatout.catalog.failures import Phase
+    from flatout.errors import InputError
+    from flatout.keep.explain_failure import explain_failure
+    from flatout.report.failure_text import failure_text
+
+    text = _text_of(file)
+    if not text.strip():
+        raise InputError(f"{_named(file)} has no text", hint="pass the last lines that the job wrote")
+    explanation = explain_failure(text, msgspec.convert(phase, Phase | None))
+    if json:
+        print_json("flatout/failure-explanation", explanation)
+    else:
+        print(failure_text(explanation, text_style()))
+
+
+def _text_of(file: Path) -> str:
+    from flatout.errors import InputError
+
+    if str(file) == "-":
+        return sys.stdin.buffer.read()[-_MOST_BYTES:].decode(errors="replace")
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(file.stat().st_size - _MOST_BYTES, 0))
+            return stream.read(_MOST_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise InputError(
+            f"{file} cannot be read: {(error.strerror or str(error)).lower()}", hint="pass a file, or - for stdin"
+        ) from None
+
+
+def _named(file: Path) -> str:
+    return "standard input" if str(file) == "-" else str(file)
+
+
+def _explain_finding(name: str | None, *, json: bool) -> None:
     from flatout.diagnose.explain import Explanations, explanation, listed
 
     summaries = dict(listed())

@@ -41,7 +41,8 @@ def enveloped_json(
         "tool_version": __version__,
         "command": list(masked_command(command)),
     }
-    content |= {field: getattr(record, field) for field in record.__struct_fields__}
+    names = zip(record.__struct_fields__, record.__struct_encode_fields__, strict=True)
+    content |= {key: getattr(record, field) for field, key in names}
     data = msgspec.json.encode(content, enc_hook=_plain)
     if not pretty:
         return data

@@ -1,0 +1,178 @@
+"""How failures of jobs are worded -> what each wording means, from `failures.toml`.
+
+In: the type of an exception and its message, or a line of a log. Out: the first entry of the table that fits; None if
+none does. Names of data, which are quoted strings, URLs and paths, must have been taken out of the message before.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+FailureClass = Literal[
+    "device-oom",
+    "disk-full",
+    "gpu",
+    "host",
+    "host-oom",
+    "job",
+    "mistake",
+    "network",
+    "preempted",
+    "secondary",
+    "shm-full",
+    "timeout",
+    "unknown",
+]
+Restart = Literal["yes", "no", "elsewhere"]
+Phase = Literal["start", "training"]
+CLASSES: tuple[FailureClass, ...] = get_args(FailureClass)
+
+_FILE = Path(__file__).with_name("failures.toml")
+_ANY_TYPE = "*"
+_DEFAULT_TYPES = ("@native",)
+_MAX_GAP = 200  # characters that a `*` stands for
+
+
+class _Override(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    failure_class: FailureClass | None = msgspec.field(name="class", default=None)
+    restart: Restart | None = None
+
+
+class KnownFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of the table. `failures.toml` describes its fields."""
+
+    name: str
+    failure_class: FailureClass = msgspec.field(name="class")
+    restart: Restart
+    means: str
+    way_out: str
+    source: str
+    types: tuple[str, ...] = _DEFAULT_TYPES
+    phrases: tuple[str, ...] = ()
+    exceeds: tuple[str, str] | None = None
+    of_peers: bool = False
+    at_start: _Override | None = None
+    in_training: _Override | None = None
+
+    def class_in(self, phase: Phase | None) -> FailureClass:
+        """Return the class before or after the first step; None: the phase is unknown."""
+        override = self._override(phase)
+        if override is None or override.failure_class is None:
+            return self.failure_class
+        return override.failure_class
+
+    def restart_in(self, phase: Phase | None) -> Restart:
+        """Return whether another start helps, before or after the first step."""
+        override = self._override(phase)
+        if override is None or override.restart is None:
+            return self.restart
+        return override.restart
+
+    def _override(self, phase: Phase | None) -> _Override | None:
+        if phase == "start":
+            return self.at_start
+        return self.in_training if phase == "training" else None
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    date: str
+    groups: dict[str, tuple[str, ...]]
+    failure: tuple[KnownFailure, ...]
+
+
+class _Matcher(msgspec.Struct, frozen=True, kw_only=True):
+    failure: KnownFailure
+    types: frozenset[str]
+    phrases: re.Pattern[str] | None  # None: the type alone decides
+
+    def find(self, exception: str, message: str) -> str | None:
+        """Return the words of the message that fit, which are empty if the type alone decides; None if none fit."""
+        if exception not in self.types and _ANY_TYPE not in self.types:
+            return None
+        if _ANY_TYPE in self.types and not exception:
+            return None
+        if self.failure.exceeds is not None and not _exceeds(message, *self.failure.exceeds):
+            return None
+        if self.phrases is None:
+            return ""
+        match = self.phrases.search(message)
+        return match[0].strip() if match is not None else None
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry that fits, and the words by which it does."""
+
+    failure: KnownFailure
+    words: str
+
+    @property
+    def is_by_type(self) -> bool:
+        """Whether only the type of the exception fits: its text says nothing that is known."""
+        return not self.words
+
+
+def known_failures() -> tuple[KnownFailure, ...]:
+    """Return all entries, in the order in which they are tried."""
+    return tuple(matcher.failure for matcher in _matchers())
+
+
+def fit(exception: str, message: str) -> Fit | None:
+    """Return the first entry that fits this type, without its module, and this message. The type can be empty."""
+    for matcher in _matchers():
+        words = matcher.find(exception, message)
+        if words is not None:
+            return Fit(failure=matcher.failure, words=words)
+    return None
+
+
+def phrase_pattern(phrase: str) -> str:
+    """Translate a phrase of the table to a regular expression."""
+    is_at_line_start = phrase.startswith("^")
+    words = phrase.removeprefix("^")
+    pattern = "".join(_translated(part) for part in re.split(r"(\*|#|\s+)", words))
+    if is_at_line_start:
+        begin = r"(?:^\s*)"
+    else:
+        begin = r"(?<![\w./-])" if _is_word(words[0]) else ""
+    end = r"(?![\w-]|/\w)" if _is_word(words[-1]) else ""
+    return f"{begin}{pattern}{end}"
+
+
+def _translated(part: str) -> str:
+    if part == "*":
+        return rf"[^\n]{{0,{_MAX_GAP}}}?"
+    if part == "#":
+        return r"\d+"
+    return r"\s+" if part.isspace() else re.escape(part)
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character in "_#"
+
+
+def _exceeds(message: str, larger: str, smaller: str) -> bool:
+    values = [re.search(rf"\b{re.escape(name)}\W+(\d+)", message) for name in (larger, smaller)]
+    if values[0] is None or values[1] is None:
+        return False
+    return int(values[0][1]) > int(values[1][1])
+
+
+@cache
+def _matchers() -> tuple[_Matcher, ...]:
+    table = msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8")), _Table)
+    return tuple(_matcher(failure, table.groups) for failure in table.failure)
+
+
+def _matcher(failure: KnownFailure, groups: dict[str, tuple[str, ...]]) -> _Matcher:
+    types: set[str] = set()
+    for name in failure.types:
+        types.update(groups[name[1:]] if name.startswith("@") else (name,))
+    patterns = "|".join(phrase_pattern(phrase) for phrase in failure.phrases)
+    compiled = re.compile(patterns, re.IGNORECASE | re.MULTILINE) if patterns else None
+    return _Matcher(failure=failure, types=frozenset(types), phrases=compiled)

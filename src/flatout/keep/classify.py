@@ -1,0 +1,87 @@
+"""Classify a failure by its words: exceptions and lines of logs -> the entry of `failures.toml` that explains them.
+
+In: the chain of a failure, the original cause first, and whether a step was made before it. Out: a `Classification`.
+What only the outside shows (exit codes, kills, hangs, counters) is judged by `rules`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from flatout.catalog.failures import FailureClass, Fit, KnownFailure, Phase, Restart, fit
+from flatout.catalog.xids import has_no_effect, is_job_fault
+from flatout.keep.error_text import RaisedError, without_names
+
+_XID = re.compile(r"\bXid \([^)]*\): (\d+)\b")
+# Pseudo-types under which the table has the Xids of the kernel's log.
+_XID_OF_JOB, _XID_OF_GPU, _XID_RECORDED = "Xid of the job", "Xid of the GPU", "Xid without effect"
+_PHYSICAL = {"gpu", "host", "host-oom", "shm-full", "disk-full"}  # classes that a line of a log can prove
+_SAYS_LITTLE = {"exception", "launcher", "files", "communication", "own-exit-text"}
+
+
+class Classification(msgspec.Struct, frozen=True, kw_only=True):
+    """What the words of a failure say."""
+
+    known: KnownFailure
+    failure_class: FailureClass
+    restart: Restart
+    error: RaisedError  # the one that decides
+    words: str  # that fit; empty if only the type does
+
+    @property
+    def says_little(self) -> bool:
+        """Whether the words are of no known failure, so that everything else that is known comes first."""
+        return self.known.name in _SAYS_LITTLE
+
+    @property
+    def is_by_words(self) -> bool:
+        return bool(self.words)
+
+
+def classify(errors: Sequence[RaisedError], phase: Phase | None) -> Classification | None:
+    """Classify a chain of exceptions, or the lines of a log; None if nothing in it is known.
+
+    An error that explains the others comes before those that only follow from it, see `_rank`; of two equal ones, the
+    first.
+    """
+    candidates = [(error, found) for error in errors if (found := _fit(error)) is not None]
+    if not candidates:
+        return None
+    error, best = min(candidates, key=lambda candidate: _rank(*candidate))
+    return Classification(
+        known=best.failure,
+        failure_class=best.failure.class_in(phase),
+        restart=best.failure.restart_in(phase),
+        error=error,
+        words=best.words,
+    )
+
+
+def _fit(error: RaisedError) -> Fit | None:
+    xid = _XID.search(error.message) if not error.exception else None
+    if xid is not None:
+        return fit(_type_of_xid(int(xid[1])), error.message)
+    return fit(error.exception, without_names(error.message))
+
+
+def _type_of_xid(number: int) -> str:
+    if is_job_fault(number):
+        return _XID_OF_JOB
+    return _XID_RECORDED if has_no_effect(number) else _XID_OF_GPU
+
+
+def _rank(error: RaisedError, found: Fit) -> int:
+    """Return the place of an error in the order of explanations: 0 explains best."""
+    failure = found.failure
+    if failure.name in _SAYS_LITTLE:
+        return 5
+    if failure.of_peers:
+        return 4
+    if error.exception and not found.is_by_type and failure.failure_class != "unknown":
+        return 0
+    if failure.failure_class in _PHYSICAL:
+        return 1
+    return 2 if error.exception and found.is_by_type else 3

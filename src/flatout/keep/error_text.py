@@ -1,0 +1,168 @@
+"""Take the text of a failure apart: a traceback, a log, or one message -> `RaisedError`s, the original cause first.
+
+Texts of several ranks are separated by the prefixes that launchers write. Before a text is compared with the table of
+known failures, `without_names` takes out what the job calls its data: quoted strings, URLs and paths. Nothing here
+judges.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from flatout.catalog.failures import Phase
+
+_MAX_LINES = 20_000  # of a log, from its end
+_MAX_MESSAGE_LINES = 60
+
+# What launchers write before each line of a rank: torchrun, srun -l, Horovod, Ray.
+_RANK_PREFIX = re.compile(
+    r"^(?:\[(?:rank|default)\d+\]:\s?|\d{1,5}:\s|\[\d+(?:,\d+)?\]<std(?:err|out)>:\s?"
+    r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\)\s)+"
+)
+_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_TRACEBACK = re.compile(r"^\s*(?:Original )?Traceback \(most recent call last\):")
+_CHAINED = re.compile(r"^\s*(?:During handling of the above exception|The above exception was the direct cause)")
+_EXCEPTION = re.compile(
+    r"^\s*(?:[A-Za-z_]\w*\.)*"
+    r"(_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Refused|Failure|Unavailable|Disconnected|NoSuchKey|NoSuchBucket)"
+    r"|ReadTimeout|Timeout|IncompleteRead|RayTaskError|gaierror|herror|BadZipFile|BrokenProcessPool|SSLError|Exception)"
+    r"(?:\(\w+\))?(?::(?:\s+(.*))?|\s*)$"
+)
+# Lines of programs around the job, which do not belong to the message above them.
+_LOG_LINE = re.compile(
+    r"^\s*(?:srun:|slurmstepd|NVRM:|\[\s*\d+\.\d+\]|\[?[EWIF]\d{4} |\[[EWI] |\[?\d{4}-\d\d-\d\d|terminate called)"
+)
+# Words after which another error's own message follows on the same line.
+_INTRODUCES = re.compile(r"(terminated with exception|failure was|Original exception|raised|Last error)\s*:\s*(?=\S)")
+_WRITTEN_OUT = ("\\n", "\n"), ("\\t", "\t")
+
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>)]+")
+_KEPT = r"(?!/dev/)"  # a device's path says something in quotes too
+_QUOTED = re.compile(rf"(?<!\w)'{_KEPT}[^'\n]*'(?!\w)|\"{_KEPT}[^\"\n]*\"|`[^`\n]*`")
+_CUDA_QUOTE = re.compile(r"((?:Cuda|CUDA) (?:failure|error)(?: \d+)?) '([^'\n]*)'")
+_NATIVE_SOURCE = re.compile(r"\S*?([\w.-]*gloo[\w.-]*/)?(?:\S*/)?([\w.-]+\.(?:cc|cpp|hpp|cu|cuh|h)):(\d+)")
+_SYSTEM_PATHS = ("/dev/shm", "/dev/infiniband", "/dev/nvidia")
+_ABSOLUTE_PATH = re.compile(r"(?<![\w/])(?:~|\.{1,2})?/[^\s'\",;:()\[\]<>|]+")
+_RELATIVE_PATH = re.compile(r"(?<![\w/<])[\w.-]+/[\w./-]*\.\w{1,12}\b|(?<![\w/<])[\w.-]+(?:/[\w.-]+){2,}")
+
+_TRAINING_FRAME = re.compile(
+    r"\bin (?:backward|training_step|train_step|train_one_epoch|train_epoch|_inner_training_loop|optimizer_step)\b"
+    r"|\.backward\(|\b(?:optimizer|optim|opt)\.step\("
+)
+_START_FRAME = re.compile(
+    r"\bin (?:init_process_group|from_pretrained|load_state_dict|parse_args|_load_from_checkpoint"
+    r"|initialize_distributed)\b"
+)
+
+
+class RaisedError(msgspec.Struct, frozen=True, kw_only=True):
+    """One exception, or one line of a log, whose `exception` is empty."""
+
+    exception: str  # the type, without its module
+    message: str
+
+
+def errors_in(text: str) -> list[RaisedError]:
+    """Return the exceptions in a text, the first one first, then its other lines."""
+    streams = _by_rank(_plain(text))
+    exceptions: list[RaisedError] = []
+    lines: list[str] = []
+    for stream in streams:
+        of_stream, others = _exceptions_in(stream)
+        exceptions += of_stream
+        lines += others
+    distinct_lines = dict.fromkeys(line.strip() for line in lines if line.strip())
+    return exceptions + [RaisedError(exception="", message=line) for line in distinct_lines]
+
+
+def phase_in(text: str) -> Phase | None:
+    """Return the phase that the frames of a traceback show; None if they show none."""
+    if _TRAINING_FRAME.search(text):
+        return "training"
+    return "start" if _START_FRAME.search(text) else None
+
+
+def without_names(message: str) -> str:
+    """Return the message without quoted strings, URLs and paths, which can contain any word."""
+    text = _CUDA_QUOTE.sub(r"\1 \2", message)
+    text = _URL.sub("<url>", text)
+    text = _QUOTED.sub("<name>", text)
+    text = _NATIVE_SOURCE.sub(_short_source, text)
+    text = _ABSOLUTE_PATH.sub(_short_path, text)
+    text = _RELATIVE_PATH.sub("<path>", text)
+    return _INTRODUCES.sub("\\1:\n", text)
+
+
+def _plain(text: str) -> list[str]:
+    """Return the last lines of a text, without a terminal's codes."""
+    if "\n" not in text.strip():  # as a table or a JSON string has it
+        for written_out, character in _WRITTEN_OUT:
+            text = text.replace(written_out, character)
+    lines = _TERMINAL.sub("", text).replace("\r", "\n").splitlines()
+    return lines[-_MAX_LINES:]
+
+
+def _by_rank(lines: Iterable[str]) -> list[list[str]]:
+    """Separate the lines of ranks by their prefix, which is removed."""
+    streams: dict[str, list[str]] = {}
+    for line in lines:
+        prefix = _RANK_PREFIX.match(line)
+        name = prefix[0].strip() if prefix is not None else ""
+        streams.setdefault(name, []).append(line[prefix.end() :] if prefix is not None else line)
+    return list(streams.values())
+
+
+def _exceptions_in(lines: list[str]) -> tuple[list[RaisedError], list[str]]:
+    """Return the exceptions, each with the lines that belong to its message, and the lines that belong to none."""
+    exceptions: list[RaisedError] = []
+    others: list[str] = []
+    message: list[str] | None = None  # of the exception that was read last
+    exception = ""
+    is_in_frames = False
+
+    def finish() -> None:
+        if message is not None:
+            exceptions.append(RaisedError(exception=exception, message="\n".join(message).strip()))
+
+    for line in lines:
+        if _TRACEBACK.match(line):
+            is_in_frames = True
+            continue
+        match = _EXCEPTION.match(line)
+        if is_in_frames and match is None and (line[:1].isspace() or not line):
+            continue  # a frame, or a line of source code
+        if match is not None:
+            finish()
+            exception, message = match[1], [match[2] or ""]
+            is_in_frames = False
+            continue
+        is_in_frames = False
+        if message is not None and _continues(line, message):
+            message.append(line)
+            continue
+        finish()
+        message = None
+        others.append(line)
+    finish()
+    return exceptions, others
+
+
+def _continues(line: str, message: list[str]) -> bool:
+    is_another = _LOG_LINE.match(line) is not None or _CHAINED.match(line) is not None
+    return not is_another and len(message) < _MAX_MESSAGE_LINES
+
+
+def _short_source(match: re.Match[str]) -> str:
+    """Keep the file and line of native code: they say which library speaks."""
+    library = "gloo " if "gloo" in match[0] else ""
+    return f"<{library}{match[2]}:{match[3]}>"
+
+
+def _short_path(match: re.Match[str]) -> str:
+    system = next((path for path in _SYSTEM_PATHS if match[0].startswith(path)), None)
+    if system is not None:
+        return system
+    return match[0] if match[0].startswith("/torch_") else "<path>"
