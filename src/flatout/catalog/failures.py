@@ -86,23 +86,32 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     failure: tuple[KnownFailure, ...]
 
 
+class _Phrase(msgspec.Struct, frozen=True, kw_only=True):
+    """A phrase, and its longest literal part, in lower case: a text without it need not be searched."""
+
+    pattern: re.Pattern[str]
+    literal: str
+
+
 class _Matcher(msgspec.Struct, frozen=True, kw_only=True):
     failure: KnownFailure
     types: frozenset[str]
-    phrases: re.Pattern[str] | None  # None: the type alone decides
+    phrases: tuple[_Phrase, ...]  # empty: the type alone decides
 
-    def find(self, exception: str, message: str) -> str | None:
+    def find(self, exception: str, message: str, lowered: str) -> str | None:
         """Return the words of the message that fit, which are empty if the type alone decides; None if none fit."""
-        if exception not in self.types and _ANY_TYPE not in self.types:
-            return None
-        if _ANY_TYPE in self.types and not exception:
+        fits_type = exception in self.types or (_ANY_TYPE in self.types and exception != "")
+        if not fits_type:
             return None
         if self.failure.exceeds is not None and not _exceeds(message, *self.failure.exceeds):
             return None
-        if self.phrases is None:
+        if not self.phrases:
             return ""
-        match = self.phrases.search(message)
-        return match[0].strip() if match is not None else None
+        for phrase in self.phrases:
+            match = phrase.pattern.search(message) if phrase.literal in lowered else None
+            if match is not None:
+                return match[0].strip()
+        return None
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,8 +133,9 @@ def known_failures() -> tuple[KnownFailure, ...]:
 
 def fit(exception: str, message: str) -> Fit | None:
     """Return the first entry that fits this type, without its module, and this message. The type can be empty."""
+    lowered = " ".join(message.lower().split())
     for matcher in _matchers():
-        words = matcher.find(exception, message)
+        words = matcher.find(exception, message, lowered)
         if words is not None:
             return Fit(failure=matcher.failure, words=words)
     return None
@@ -173,6 +183,14 @@ def _matcher(failure: KnownFailure, groups: dict[str, tuple[str, ...]]) -> _Matc
     types: set[str] = set()
     for name in failure.types:
         types.update(groups[name[1:]] if name.startswith("@") else (name,))
-    patterns = "|".join(phrase_pattern(phrase) for phrase in failure.phrases)
-    compiled = re.compile(patterns, re.IGNORECASE | re.MULTILINE) if patterns else None
-    return _Matcher(failure=failure, types=frozenset(types), phrases=compiled)
+    return _Matcher(
+        failure=failure, types=frozenset(types), phrases=tuple(_compiled(phrase) for phrase in failure.phrases)
+    )
+
+
+def _compiled(phrase: str) -> _Phrase:
+    literals = re.split(r"[*#]", phrase.removeprefix("^").lower())
+    return _Phrase(
+        pattern=re.compile(phrase_pattern(phrase), re.IGNORECASE | re.MULTILINE),
+        literal=max((" ".join(literal.split()) for literal in literals), key=len),
+    )
