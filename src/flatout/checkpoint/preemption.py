@@ -93,9 +93,7 @@ class PreemptionHandler:
             self._forget()
 
     def _hear(self, number: int, _: object) -> None:
-        """Handle the signal on the main thread, possibly late. An event loop that took the descriptor would not notice
-        it.
-        """
+        """Handle the signal on the main thread, possibly late. An event loop that took the descriptor would miss it."""
         ends = self._ends
         if ends is not None:
             with suppress(OSError):
@@ -183,9 +181,7 @@ def _call(function: Callable[[], None] | None) -> None:
 
 
 def die() -> None:
-    """End this process by the signal's default action, from any thread: Python's `signal` works only on the main
-    thread.
-    """
+    """End this process by the signal's default action. Python's `signal` works only on the main thread, C's on any."""
     ctypes.CDLL(None).signal(int(NUMBER), None)
     os.kill(os.getpid(), NUMBER)
     time.sleep(1.0)

@@ -120,7 +120,10 @@ def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Sharing:
-    """What the ranks have agreed on. Each save checks it; the ranks compare again when any rank's tensors differ."""
+    """The ranks' agreement on who writes what.
+
+    Each save checks it; the ranks compare again when any rank's tensors differ.
+    """
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -159,9 +162,7 @@ class Sharing:
         return item.is_own or item.name in self._own
 
     def is_written_here(self, item: Item, *, is_local: bool = False) -> bool:
-        """Whether this rank writes the item. `is_local`: to its host's folder, which must have all that its ranks
-        need.
-        """
+        """Whether this rank writes the item. `is_local`: to its host's folder, which must have all its ranks' parts."""
         if self.own(item) or self._peers.world_size == 1:
             return True
         if item.is_sharded:

@@ -137,9 +137,7 @@ class Store:
         return manifest
 
     def discard(self, step: int, token: str, *, late_s: float) -> None:
-        """On the leader: remove a partial checkpoint once no rank writes to it, because a write would create it
-        again.
-        """
+        """On the leader: remove a partial checkpoint once no rank writes to it; a write would create it again."""
         folder = self.partial(step, token)
         until = time.monotonic() + late_s
         with suppress(OSError):
@@ -233,9 +231,7 @@ class Store:
             time.sleep(_POLL_S)
 
     def _put_back(self, replaced: Path) -> None:
-        """Clean up an interrupted replacement: remove the old checkpoint if the new one exists, else restore its
-        name.
-        """
+        """Clean up an interrupted replacement: remove the old checkpoint if the new one exists, else rename it back."""
         target = self.folder / replaced.name.removeprefix(".replaced-")
         if target.exists():
             shutil.rmtree(replaced, ignore_errors=True)

@@ -77,9 +77,7 @@ def _marked(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[str
 
 
 def _placed(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """Return the tensor on the kind of device that it was saved from, if possible, e.g. a CUDA graph's learning
-    rate.
-    """
+    """Return the tensor on the kind of device that it was saved from, if possible, e.g. a CUDA graph's rate."""
     return tensor.cuda() if device == "cuda" and torch.cuda.is_available() else tensor
 
 

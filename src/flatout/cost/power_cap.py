@@ -4,11 +4,11 @@ All ratios are relative to the highest limit measured, for each configuration. A
 
     time x (USD per GPU-hour + (power of the GPU + its share of the host) x PUE x USD per kWh)
 
-with the host's share taken without a cap, because capping a GPU does not lower its host's power. A renter pays for
-time, whatever the GPU draws.
+with the host's share taken without a cap, because capping a GPU does not lower its host's power. A renter pays only for
+time, regardless of power.
 
-Intervals resample whole workloads, 1,000 times from a fixed seed, since batch sizes of one network are not independent
-evidence.
+Intervals resample complete workloads, 1,000 times from a fixed seed, because batch sizes of one network are not
+independent evidence.
 """
 
 from __future__ import annotations

@@ -97,8 +97,7 @@ class Account:
         return found
 
     def take_known(self) -> tuple[int, dict[str, dict[str, int]], dict[str, str]]:
-        """Return the time of steps since the last call, in ns, the part of it that is known, and why the rest is
-        unknown.
+        """Return the time of steps since the last call, in ns, the part that is known, and why the rest is unknown.
 
         The known part is in ns by class of `within` and by source; the reasons are by class.
         """

@@ -1,8 +1,8 @@
-"""The goodput ledger: JSON lines, only ever added to, each by one write; and its totals.
+"""The goodput ledger: JSON lines, each appended by one write; and its totals.
 
-A line of `seconds` has the devices' time since the one before, in nanoseconds by class; of `steps_ns`, the time of
-steps, each class of `within` was looked for in `known_ns`. What was written stays true if the writer is killed at any
-time: a truncated line is skipped, and the next writer begins a new one.
+A `seconds` line has the devices' time since the previous one, in nanoseconds by class. `steps_ns` is the time of steps,
+and `known_ns` is the part of it in which each class of `within` was measured. The file stays valid if the writer is
+killed at any time: a truncated line is skipped, and the next writer begins a new line.
 
     {"schema": "flatout/ledger", "version": 1, "event": "run", "unix_s": .., "command": "..", "num_devices": 2 | null,
      "gpu": ".." | null, "node": "n1", "process": [7, 812], "job": "slurm-7" | null, "start": 1 | null,

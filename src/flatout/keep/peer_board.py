@@ -172,9 +172,7 @@ class PeerBoard:
             partial.replace(path)
 
     def _is_of_job(self, status: PeerStatus) -> bool:
-        """Whether a status belongs to this job. Without names, any in the folder does, unless it is of the same
-        host.
-        """
+        """Whether a status belongs to this job. Without names, it does unless it is of the same host."""
         if status.job != self._own.job:
             return False
         if status.job is not None:

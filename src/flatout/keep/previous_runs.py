@@ -32,7 +32,7 @@ class JobStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreviousRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """What the previous runs left. `failures` are keys of judgements, each with its step."""
+    """The state that previous runs left. `failures` are keys of judgements, each with its step."""
 
     num_starts: int
     num_restarts: int  # restarts within the runs, plus runs that have no end line

@@ -147,9 +147,7 @@ class StepProgress:
         self.is_known = True
 
     def base(self, pulse: HeartbeatSample) -> int | None:
-        """Return the steps made before this process: from its optimizer's count, else from the steps saved and
-        loaded.
-        """
+        """Return the steps made before this process: from its optimizer's count, else from the steps loaded."""
         if pulse.base_step is not None:
             return pulse.base_step
         return self.saved if pulse.has_loaded else 0

@@ -20,9 +20,7 @@ class Launcher(Protocol):
         """Return the seconds that commands have waited for machines so far; these count toward no limit or budget."""
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
-        """Run a command. `limit_s` starts when the command has its machines. Raise InputError if it can't be
-        started.
-        """
+        """Run a command. `limit_s` starts when the command has machines. Raise InputError if it can't be started."""
 
 
 class LocalLauncher:

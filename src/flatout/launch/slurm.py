@@ -54,7 +54,7 @@ _NODES_ARE_GONE = re.compile(r"UnavailableNodes|DOWN|DRAIN")
 
 
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm reports about a job."""
+    """The state of a job, as Slurm reports it."""
 
     state: str
     reason: str

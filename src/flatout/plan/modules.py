@@ -116,9 +116,7 @@ class _Transformer:
         return max((width for width in widths if width > self._hidden), default=4 * self._hidden)
 
     def _num_up_matrices(self, ffn: int) -> int:
-        """Return the number of matrices from the hidden width to the feed-forward width; a fused matrix counts as
-        two.
-        """
+        """Return the number of matrices from the hidden to the feed-forward width; a fused matrix counts as two."""
         widths = [int(linear.out_features) for linear in self._linears if linear.in_features == self._hidden]
         widths = [width for width in widths if width > self._hidden]
         return widths.count(ffn) + 2 * widths.count(2 * ffn)

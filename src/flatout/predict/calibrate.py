@@ -160,7 +160,7 @@ def _shift(scores: Sequence[_Score], family: str, change: str, log_predicted: fl
     if not by_tuning:
         return 0.0
     means = np.array([_mean(values) for values in by_tuning.values()])
-    # A tuning counts once, however many changes it tried; less where all of its records are noisy.
+    # A tuning counts once, however many changes it tried, and less if all of its records are noisy.
     weights = np.array([max(weight for _, weight in values) for values in by_tuning.values()])
     count, middle = float(weights.sum()), float(np.average(means, weights=weights))
     # A few tunings show little of how much jobs differ, so the prior counts as some more of them.

@@ -18,7 +18,7 @@ from flatout.records.prediction import NoPrediction, Prediction
 UNSURE_EFFECT = 0.15  # share of the log speedup: durations that depend on concurrent work are not replayed
 UNSURE = 0.03  # share of the speedup: normal variation between steps
 MAX_SAVED_SHARE = 0.99  # share of the step
-UNKNOWN_DILATION = 0.1  # added where the recorder's cost is unknown
+UNKNOWN_DILATION = 0.1  # added if the recorder's cost is unknown
 
 
 def situation_of(

@@ -16,13 +16,13 @@ from flatout.records.track import GpuWorkKind, Node, RankTrack, Spent
 
 MIN_HOST_SCALE = 0.3  # host time without the recorder relative to host time with it; the lowest observed is 0.55
 HALVINGS = 8
-# Where the GPU, the network or loader workers set the pace, the step does not show the recorder's cost: the median of
-# twelve jobs that do, and about the least and the most of them (0.48 to 0.80).
+# If the GPU, the network or loader workers set the pace, the step does not show the recorder's cost. These are the
+# median of twelve jobs whose step does show it, and about their minimum and maximum (0.48 to 0.80).
 HIDDEN_HOST_SCALE = 0.68
 HIDDEN_RANGE = {"likely": HIDDEN_HOST_SCALE, "worst": 0.80, "best": 0.50}
 SAME_STEPS = 0.1  # traced and untraced steps that differ by more than the recorder can explain are other steps
-# Of the step, waiting for loader workers: less does not set the pace. Between the two, it does where the recorder does
-# not prolong the step: a step that waits for a worker anyway hides the recorder's cost.
+# Shares of the step spent waiting for loader workers. Below the first, workers do not set the pace. Between the two
+# they do if the recorder does not prolong the step: a step that waits for a worker anyway hides the recorder's cost.
 MIN_WAIT_SHARE, CLEAR_WAIT_SHARE = 0.02, 0.1
 SINGLE_PROCESS = "_SingleProcess"
 
@@ -52,12 +52,12 @@ class Situation:
         self.seen_step_s = self.replay.seen_step_s(job)
         self.num_steps = max(min(track.num_steps for track in self.tracks.values()), 1)
         known_s = untraced_step_s if untraced_step_s is not None else self.seen_step_s
-        # A step takes at least this long, whatever else changes, while the same workers make the batches.
+        # The minimum step time while the same workers load the batches, whatever else changes.
         self.pace_s = known_s if self._is_paced_by_workers(known_s) else 0.0
         self.is_untraced_known = untraced_step_s is not None
         found = self._host_scale(untraced_step_s)
         self.is_dilation_hidden = found is None
-        # By scenario: what is hidden is another number in each.
+        # By scenario, because each scenario hides a different amount.
         self.host_scales = HIDDEN_RANGE if found is None else dict.fromkeys(HIDDEN_RANGE, found)
         self._steps_s: dict[float, float] = {}
         self.step_s = self.step_in("likely")

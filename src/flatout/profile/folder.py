@@ -1,21 +1,21 @@
 """The folder of a recording: created, joined by the other hosts of the same run, or refused.
 
-    recording.json                 that this is one, and of which run
-    host-<hostname>.json           the command on that host: how it ended
-    host-<hostname>.samples.jsonl  what that host did meanwhile
+    recording.json                 marks the folder as a recording, and identifies the run
+    host-<hostname>.json           the command on that host, and how it ended
+    host-<hostname>.samples.jsonl  samples of that host's activity
     rank<R>.steps.jsonl            the steps of a rank
     rank<R>.json.gz                its trace
-    facts-rank<R>.json             what the job is: its wrapper, loaders, optimizer
-    patches-<hostname>-<pid>.jsonl what patches did, where some were asked for
-    diverted-<hostname>-<pid>.jsonl what a trial wrote, and where it went
-    data-check-rank<R>.json        whether collectives gave known answers, where a trial asked
+    facts-rank<R>.json             facts about the job: its wrapper, loaders, optimizer
+    patches-<hostname>-<pid>.jsonl the effects of patches, if some were requested
+    diverted-<hostname>-<pid>.jsonl the files that a trial wrote, and where they went
+    data-check-rank<R>.json        whether collectives returned known answers, if a trial asked
     failure-<hostname>-<pid>.json  how a rank failed, if it did
     attempts/<N>/                  steps and traces of ranks that were restarted N times
     inside-<hostname>.log          errors of the recorder, if any
-    .state/                        how processes communicate while the job runs
+    .state/                        communication between processes while the job runs
 
-A host joins a folder whose run is its own (by the ID from Slurm or torchrun), or to which another host's run is still
-writing. Anything else that exists already is refused without `force`, and with it only a recording is replaced.
+A host joins a folder of the same run (by the ID from Slurm or torchrun), or a folder to which another host's run is
+still writing. Any other existing path is refused without `force`; with it, only a recording is replaced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is charged for which GPU time: the lines of each team and project, their sums, and budgets."""
+"""Charges for GPU time: the lines of each team and project, their sums, and budgets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CostLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TeamCost(msgspec.Struct, frozen=True, kw_only=True):
-    """A team (Slurm's account) and a project. None: the accounting names none."""
+    """A team (Slurm's account) and a project. None: the accounting has no name."""
 
     team: str | None
     project: str | None
@@ -34,31 +34,34 @@ class TeamCost(msgspec.Struct, frozen=True, kw_only=True):
     num_attempts: int
     total: CostLine
     used: CostLine
-    idle_held: CostLine | None  # None: no use was measured, so it is in `unsplit`
-    unsplit: CostLine  # used or idle-held: no use was measured
+    idle_held: CostLine | None  # None: utilization was not measured, so the time is in `unsplit`
+    unsplit: CostLine  # used or idle-held: utilization was not measured
     lost: CostLine
     lost_gpu_hours_by_cause: dict[str, float]
     gpu_hours_by_state: dict[str, float]
 
 
 class BudgetState(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a team's budget is spent. `over`: its typical cost is above; `will be over`: at its pace so far it is
-    by the period's end; `may be over`: its highest cost is above.
+    """The state of a team's budget.
+
+    `over`: the typical cost is above the budget; `will be over`: it is above by the end of the period, at the current
+    pace; `may be over`: the highest cost is above it.
     """
 
     team: str
     budget_usd: float
     spent_usd: Estimate
-    expected_usd: float | None  # by the end of the budget's period at this pace; None: no period was given
+    expected_usd: float | None  # by the end of the budget's period, at the current pace; None: no period was given
     status: Literal["over", "will be over", "may be over", "within", "unknown", "no jobs"]
 
 
 class Chargeback(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...]
-    teams: tuple[TeamCost, ...]  # by GPU time
+    teams: tuple[TeamCost, ...]  # by GPU time, most first
     total: TeamCost
     budgets: tuple[BudgetState, ...]
-    measured_share: float | None  # of the GPU time that was not lost, with measured use; None: there is none
+    # share of the GPU time that was not lost for which utilization was measured; None: all was lost
+    measured_share: float | None
     from_s: float | None  # first start and last end, by the cluster's clocks
     to_s: float | None
     terms: str

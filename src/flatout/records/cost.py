@@ -1,4 +1,4 @@
-"""What computing cost: estimates that say how they are known, and what a job, a team or a plan is charged."""
+"""The cost of computing: estimates with their provenance, and the bills of a job, a team or a plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Provenance = Literal["measured", "vendor", "assumed", "predicted"]
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A number with its extremes. `low` and `high` bound it where every factor is at its own bound: no probability.
+    """A number with its extremes: `low` and `high` result if every factor is at its bound. They are not quantiles.
 
     `provenance` is that of the weakest factor. Unknown is None with a reason, never 0.
     """
@@ -19,14 +19,14 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     provenance: Provenance | None = None
-    reason: str = ""  # why it is unknown
+    reason: str = ""  # why the value is unknown
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
-    """What GPU time costs. Rent has the electricity in it: who rents pays `rent_usd` and no more."""
+    """The cost of GPU time. Rent includes electricity: whoever rents pays only `rent_usd`."""
 
     gpu_hours: float
     rent_usd: Estimate
     kwh: Estimate  # at the meter: GPUs, their hosts and the data centre
-    electricity_usd: Estimate  # what those kWh cost who pays for them himself
+    electricity_usd: Estimate  # the price of those kWh for an owner
     kg_co2: Estimate

@@ -11,7 +11,7 @@ Status = Literal["ok", "info", "warn", "fail", "unknown"]
 NodeKind = Literal["cpu", "root_port", "chipset_port", "switch", "bridge", "gpu", "nvswitch", "nic", "storage", "other"]
 
 FAMILIES: tuple[Family, ...] = ("gpu", "software", "host", "network", "storage")
-STATUSES: tuple[Status, ...] = ("fail", "warn", "unknown", "info", "ok")  # the most pressing first
+STATUSES: tuple[Status, ...] = ("fail", "warn", "unknown", "info", "ok")  # the most urgent first
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,13 +20,13 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     family: Family
     status: Status  # `unknown` if it could not be judged, with the reason; never `ok` then
-    topic: str  # what is checked
-    title: str  # what was found: `Xid 119 on 0000:9b:00`; the topic stands before it if nothing is at fault
-    read: str  # what is read, and how
-    reason: str  # what was found, or why the check could not judge
+    topic: str  # subject of the check
+    title: str  # the finding: `Xid 119 on 0000:9b:00`; if nothing is at fault, the topic followed by the result
+    read: str  # data that is read, and its source
+    reason: str  # details of the finding, or why the check could not judge
     expected: str
-    source: str  # of the expectation
-    cost: str  # what it costs a training job
+    source: str  # source of the expected value
+    cost: str  # effect on a training job
     fix: str
     when_wrong: str
 
@@ -61,11 +61,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...]
     nodes: tuple[TopologyNode, ...] = ()
     pairs: tuple[TopologyPair, ...] = ()
-    problems: tuple[str, ...] = ()  # what is missing in the sources
+    problems: tuple[str, ...] = ()  # information missing in the sources
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found on one machine."""
+    """The results for one machine."""
 
     host: str | None
     taken_at: str | None  # when it was read; UTC, ISO 8601
@@ -78,10 +78,10 @@ class HostDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A fact in which some hosts differ from the others."""
 
     fact: str
-    check: str | None = None  # its id, where the fact is how a check of each host ended
+    check: str | None = None  # the check's id, if the fact is the status of a check on each host
     status: Status
-    hosts: tuple[str, ...]  # those that differ
-    usual: str  # what most have
+    hosts: tuple[str, ...]  # hosts that differ
+    usual: str  # value of most hosts
     found: dict[str, str]  # by host
     reason: str
 
@@ -90,8 +90,8 @@ class ComparedFact(msgspec.Struct, frozen=True, kw_only=True):
     """A fact that was compared between hosts, whether they differ in it or not."""
 
     fact: str
-    num_hosts: int  # that give it
-    usual: str  # what most have; for a number, the median and the range
+    num_hosts: int  # hosts with a value
+    usual: str  # value of most hosts; for a number, the median and the range
     unlike: dict[str, str] = {}  # by host
 
 

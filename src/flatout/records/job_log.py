@@ -1,8 +1,8 @@
-"""The steps of all ranks of a recorded job, aligned by number: what a regular step takes, and which steps stalled.
+"""The steps of all ranks of a recorded job, aligned by number: the regular step time, and the steps that stalled.
 
 A *stall* is the time of a step beyond the regular step. Its cause is the rank whose own columns (loader start,
-checkpoint, garbage collection, ...) explain it; the other ranks wait for that rank. The first step and the steps in
-which the recorder counted or traced are not regular: of these, only what the columns themselves measured is a stall.
+checkpoint, garbage collection, ...) explain it; the other ranks wait for that rank. The first step, and the steps in
+which the recorder counted or traced, are not regular: in these, only the time that the columns measured is a stall.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Matrix = NDArray[np.float64]  # ranks x steps
 
 
 class StallCause(StrEnum):
-    """What a rank did in a step that took longer than the regular step."""
+    """The activity of a rank in a step that took longer than the regular step."""
 
     LOADER_START = "loader start"  # a loader's iterator was made, and its first batch awaited
     LOADER = "data loading"  # a batch of a running loader came late
@@ -26,18 +26,18 @@ class StallCause(StrEnum):
     LOGGING = "logging"
     COMPILATION = "compilation"
     GARBAGE_COLLECTION = "garbage collection"
-    ALLOCATOR = "allocator"  # the CUDA caching allocator emptied its cache and tried again
+    ALLOCATOR = "allocator"  # the CUDA caching allocator emptied its cache and retried
     UNKNOWN = "unknown"
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of one step that one cause explains."""
+    """The part of one step that is explained by one cause."""
 
     step: int  # its number
     cause: StallCause
     rank: int | None  # the rank that has the cause; None: unknown
     excess_s: float  # beyond the regular step, the mean over all ranks, including those that waited
-    is_regular_step: bool = True  # False: the first step, or one in which the recorder worked
+    is_regular_step: bool = True  # False: the first step, or a step in which the recorder counted or traced
     waiting_ranks: tuple[int, ...] = ()
 
 
@@ -51,8 +51,8 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     spent_s: dict[StallCause, Matrix]  # the rank's own time, of causes that the recorder measures
     num_batches_ended: Matrix | None  # how often a loader was exhausted; None: not recorded
     kind: tuple[str, ...]  # of each step, see `StepKind`; that of any rank that has one
-    baseline_s: Matrix  # what a step without a stall took at that time of the job
-    excess_s: Matrix  # beyond the baseline, where it is more than noise or has a known cause
+    baseline_s: Matrix  # time of a step without a stall at that point of the job
+    excess_s: Matrix  # time beyond the baseline, if it exceeds the noise or has a known cause
     regular_s: float  # median step without stalls, mean over ranks
     spread_s: float  # standard deviation of regular steps, without outliers, mean over ranks
     step_s: float  # mean over steps and ranks, with stalls and without the recorder's own work
@@ -68,10 +68,7 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return len(self.number)
 
     def per_step_s(self, stalls: tuple[Stall, ...]) -> float:
-        """Return what the stalls cost per step of the job.
-
-        A known cause is measured in all steps, an unknown one only in ordinary steps.
-        """
+        """Return the cost of the stalls per step of the job."""
         known = sum(stall.excess_s for stall in stalls if stall.cause != StallCause.UNKNOWN)
         unknown = sum(stall.excess_s for stall in stalls if stall.cause == StallCause.UNKNOWN)
         num_ordinary = int(self.is_ordinary.sum())

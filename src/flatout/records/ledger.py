@@ -1,4 +1,4 @@
-"""What a goodput ledger adds up to: `flatout ledger FILE --json` prints it."""
+"""The totals of a goodput ledger, as `flatout ledger FILE --json` prints them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class LedgerClass(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of the devices' time. Null: unknown, `reason` says why; it is then included in another class.
+    """One class of the devices' time. Null: unknown, for the `reason`; the time is then included in another class.
 
-    Communication, waiting and throttling are looked for within steps: in `known_share` of their time they were, by what
-    `basis` names; in the rest they are inside `productive` and `recomputed`, and `reason` says why.
+    Communication, waiting and throttling are parts of steps. They were measured in `known_share` of the steps' time, by
+    the sources in `basis`; in the rest they are inside `productive` and `recomputed`, and `reason` says why.
     """
 
     name: str
@@ -18,35 +18,35 @@ class LedgerClass(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None  # in the currency of the price
     energy_kwh: float | None
     reason: str | None = None
-    known_share: float | None = None  # null for the classes of which all is known
+    known_share: float | None = None  # null for classes that are always known
     basis: tuple[str, ...] = ()  # "ddp": DDP's own timing; "recording": shares of a recording; "nvml": the clocks
 
 
 class LedgerLever(msgspec.Struct, frozen=True, kw_only=True):
-    """What halving one cost of failures would bring in 30 days, with the checkpoint interval chosen again."""
+    """The gain in 30 days from halving one cost of failures, with the checkpoint interval chosen again."""
 
     name: str  # "write time", "detection time", "restart time" or "failure rate"
-    value: float  # now; seconds, or failures per 1,000 node-days
+    value: float  # current value in seconds, or in failures per 1,000 node-days
     is_assumed: bool  # not measured yet
     gain_device_h: float
     gain_cost: float | None  # null without a price
 
 
 class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The classes with a time sum to `allocated_device_s`: each second of each device is in one."""
+    """The totals of a ledger. The times of the classes sum to `allocated_device_s`, without overlap."""
 
     runs: int
     attempts: int
-    failures: int  # attempts that failed, hangs not counted
+    failures: int  # failed attempts, without hangs
     hangs: int
-    unfinished_runs: int  # without an end: they still run, or `flatout run` itself was killed
+    unfinished_runs: int  # runs without an end line: still running, or `flatout run` itself was killed
     damaged_lines: int  # skipped
-    num_devices: int | None  # of the last run
+    num_devices: int | None  # in the last run
     steps: int
-    nodes: int  # whose ledgers were added up
-    away_s: float  # between starts of one job by its scheduler, as after a preemption: in no class
+    nodes: int  # nodes whose ledgers were added up
+    away_s: float  # between starts of the job by its scheduler, e.g. after a preemption: in no class
     allocated_device_s: float
-    goodput: float | None  # share of `productive`; null where no time is known
+    goodput: float | None  # share of `productive`; null if no time is known
     price_per_device_h: float | None
     price_source: str | None
     watts_per_device: float | None
@@ -55,4 +55,4 @@ class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
     energy_kwh: float | None
     classes: tuple[LedgerClass, ...]
     what_failed: tuple[str, ...]
-    levers: tuple[LedgerLever, ...] = ()  # the most worthwhile first; empty without `--checkpoint-folder`
+    levers: tuple[LedgerLever, ...] = ()  # the largest gain first; empty without `--checkpoint-folder`

@@ -1,4 +1,4 @@
-"""What a page shows of a planned layout beyond the plan itself, and what is emitted for other tools."""
+"""Details of a planned layout for the page, beyond the plan itself, and the input for files of other tools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flatout.records.plan import Cluster, Layout, PlannedLayout, Workload
 
 
 class PipelineInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation of a stage. `weights`: the gradients of weights, where the schedule defers them."""
+    """One operation of a stage. `weights` are the gradients of weights, if the schedule defers them."""
 
     kind: str  # forward, backward, weights
     chunk: int
@@ -18,7 +18,7 @@ class PipelineInterval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank of a pipeline stage holds."""
+    """The memory use of one rank of a pipeline stage."""
 
     stage: int
     num_layers: int
@@ -32,12 +32,12 @@ class PlanDetails(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     gpu_memory_bytes: int
     stages: tuple[StageMemory, ...]
-    pipeline: tuple[tuple[PipelineInterval, ...], ...]  # by stage; ends where the pipeline's part of the step ends
+    pipeline: tuple[tuple[PipelineInterval, ...], ...]  # by stage; ends with the pipeline's part of the step
     front: tuple[PlannedLayout, ...]  # no other layout is both faster and smaller; fastest first
 
 
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A chosen layout with what is trained where: the input of what is emitted for other tools."""
+    """A chosen layout with its training job and machines: the input of `emit`."""
 
     workload: Workload
     cluster: Cluster

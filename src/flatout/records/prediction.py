@@ -33,7 +33,7 @@ class NoPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PredictionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A prediction and what a trial measured: one line of the history."""
+    """A prediction and the result of a trial: one line of the history."""
 
     family: str
     change: str

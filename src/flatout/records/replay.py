@@ -6,7 +6,7 @@ import msgspec
 
 
 class SizeWait(msgspec.Struct, frozen=True, kw_only=True):
-    """Waiting of the jobs of one range of sizes: all the time from submission to the end without GPUs."""
+    """Waiting of the jobs in one range of sizes: all time without GPUs from submission to the end."""
 
     gpus: str  # "1", "2-4", ...
     num_jobs: int
@@ -15,7 +15,7 @@ class SizeWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TeamUse(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU-hours that a team held, by what they went into, and the money where a price is known."""
+    """GPU-hours that a team held, by use, and their price if it is known."""
 
     team: str
     num_jobs: int
@@ -30,7 +30,7 @@ class ReplaySeries(msgspec.Struct, frozen=True, kw_only=True):
     """Means over equal spans of time, and samples of the GPUs in use on each node."""
 
     start_s: float  # in the time of the history
-    span_s: float  # of one value
+    span_s: float  # duration covered by one value
     allocated: tuple[float, ...]  # GPUs
     useful: tuple[float, ...]
     queued_jobs: tuple[float, ...]
@@ -75,30 +75,35 @@ class PolicyReplay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasureDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """One measure of a policy against the first one's, over all seeds. Without an interval, `reason` says why."""
+    """The difference of one measure between a policy and the first policy, over all seeds.
+
+    Without an interval, `reason` says why.
+    """
 
     measure: str  # "jct_mean", "jct_p99", "wait_mean", "goodput" or "lost"
-    unit: str  # "ratio" (baseline over policy), or of policy less baseline: "s", "share" or "GPU-hours"
+    unit: str  # "ratio" (baseline / policy), or for policy minus baseline: "s", "share" or "GPU-hours"
     value: float | None
     low: float | None  # of the 95 % interval
     high: float | None
-    windows_of: str  # "submissions": jobs count where they were submitted; "time": by when it happened
+    # "submissions": jobs count in the window of their submission; "time": events count when they happened
+    windows_of: str
     reason: str | None = None
 
 
 class PolicyDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy against the first one: how many times shorter, with a 95 % interval over seeds and windows."""
+    """A policy compared with the first: how many times shorter, with a 95 % interval over seeds and windows."""
 
     policy: str
     baseline: str
     measure: str
-    ratio: float  # baseline over policy: 2 is twice as good
+    ratio: float  # baseline / policy: 2 is twice as good
     low: float | None  # None: too few windows for an interval
     high: float | None
     verdict: str  # better, worse, equivalent or undecided
     num_seeds: int
     num_windows: int
-    measures: tuple[MeasureDifference, ...] = ()  # this one too; goodput is from the first to the last submission
+    # including this one; goodput is measured from the first to the last submission
+    measures: tuple[MeasureDifference, ...] = ()
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +113,8 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: int
     num_nodes: int
     span_s: float  # from the first to the last submission
-    load: float | None  # GPU-seconds of the jobs over those of the cluster in `span_s`; None: all came at once
+    # GPU-seconds of the jobs divided by those of the cluster in `span_s`; None: all were submitted at once
+    load: float | None
     checkpoint_s: float
     restart_s: float
     starved_after_s: float

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command printed, or why there is no output."""
+    """The output of a command, or the reason why there is none."""
 
     text: str | None = None
     problem: str = ""  # why `text` is missing or incomplete

@@ -15,8 +15,8 @@ HEAD_NODE = "{head_node}"  # placeholder in a command that runs as a Slurm job: 
 TriedOutcome = Literal[
     "adopted", "not better", "unsafe", "failed", "out of memory", "not applied", "not confirmed", "not reached"
 ]
-# What ended a tuning: one of its two budgets, the most rounds that it may make, no candidate that is worth a trial, or
-# the applied changes, of which no profile could be made.
+# What ended a tuning: one of its two budgets, the maximum number of rounds, no candidate worth a trial, or a failed
+# profile of the applied changes.
 EndedBy = Literal["time_budget", "trial_budget", "max_rounds", "no_candidates", "not_profiled"]
 TuningStage = Literal["noise_floor", "confirmation"]
 
@@ -88,7 +88,7 @@ class TriedSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Screened(msgspec.Struct, frozen=True, kw_only=True):
-    """A change in a separate trial next to a baseline, whatever its result: predictions learn from all of them."""
+    """A change in a separate trial next to a baseline, whatever its result: predictions learn from all such trials."""
 
     prediction: Prediction
     speedup: float
@@ -111,7 +111,7 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A complete tuning: what won, what was tried, and the noise floor it was judged by."""
+    """The result of a tuning: accepted changes, tried changes, and the noise floor used for verdicts."""
 
     tuning: Tuning
     objective: Objective
@@ -130,7 +130,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
     end: TuningEnd
     request: TuneRequest | None = None
-    notes: tuple[str, ...] = ()  # what a reader must know: redirected outputs, missing checks
+    notes: tuple[str, ...] = ()  # information for the reader: redirected outputs, missing checks
 
     @property
     def is_cut_short(self) -> bool:
@@ -139,12 +139,12 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prediction_errors(self) -> tuple[float, ...]:
-        """The relative error of the predicted speedup of each change with pairs."""
+        """Return the relative error of the predicted speedup of each change with pairs."""
         return tuple(abs(said.speedup / speedup - 1) for said, speedup in self.predicted_and_measured)
 
     @property
     def prediction_errors_without_history(self) -> tuple[float, ...]:
-        """The errors of the predictions as replayed; empty if history corrected none of them."""
+        """Return the errors of the predictions as replayed; empty if history corrected none of them."""
         found = self.predicted_and_measured
         if all(said.correction == 1.0 for said, _ in found):
             return ()
@@ -152,7 +152,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def screened_alone(self) -> tuple[Screened, ...]:
-        """The last trial of each change without pairs; an unsafe change has no speed."""
+        """Return the last trial of each change without pairs; an unsafe change has no speed."""
         if self.objective not in TIMES:
             return ()
         known = {said.change for said, _ in self.predicted_and_measured}
@@ -163,7 +163,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def predicted_and_measured(self) -> tuple[tuple[Prediction, float], ...]:
-        """The prediction of each change with pairs, and the plain mean of its pairs, whatever the verdict.
+        """Return the prediction of each change with pairs, and the plain mean of its pairs, whatever the verdict.
 
         Predictions are of time, so other objectives have none; an unsafe change has no speed.
         """

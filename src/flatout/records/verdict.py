@@ -63,14 +63,14 @@ class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How to see an effect: the cheapest length and number of trials that find it often enough."""
+    """How to detect an effect: the cheapest length and number of trials with enough power."""
 
-    effect: float  # relative gain that is to be seen: 0.03 is 3 %
-    num_steps: int  # settled steps a trial
-    num_pairs: int | None  # the look by which it is found with `power`; None: no plan finds it
-    expected_pairs: float | None  # on average, if the effect is there
+    effect: float  # relative gain to be detected: 0.03 is 3 %
+    num_steps: int  # measured steps per trial
+    num_pairs: int | None  # pairs at the interim analysis with this `power`; None: no plan detects the effect
+    expected_pairs: float | None  # mean number of pairs, if the effect exists
     power: float
-    expected_s: float | None  # time on average; None where the time of a start is unknown
+    expected_s: float | None  # mean time; None if the time before the first step is unknown
     reason: str
 
 

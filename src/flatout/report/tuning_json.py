@@ -28,24 +28,24 @@ class AdoptedChange(msgspec.Struct, frozen=True, kw_only=True):
     safety: Safety
     family: str  # of the [catalogue](changes.md)
     summary: str
-    bound: float | None  # the most that the findings allow
-    predicted_speedup: float | None  # of a step's time; null where nothing was predicted
+    bound: float | None  # the maximum that the findings allow
+    predicted_speedup: float | None  # for the step time; null if nothing was predicted
     predicted_interval: tuple[float, float] | None
-    verdict: VerdictName | None  # against the changes applied before it, in separate pairs
+    verdict: VerdictName | None  # compared with the changes applied before it, on separate pairs
     speedup: float | None
     mean_speedup: float | None
     interval: tuple[float, float] | None
     num_pairs: int | None
-    measured_in: str | None  # the name in `tried` of the changes that it was measured together with; null: alone
-    is_shown_alone: bool  # false: looked no better than noise in its own trial, and was measured only with others
+    measured_in: str | None  # the name in `tried` of the set that it was measured in; null: measured alone
+    is_shown_alone: bool  # false: no better than noise in its own trial, and measured only with others
     environment: dict[str, str]
     launch: dict[str, tuple[str, ...]]  # by launcher, additional arguments for it
-    patch: Patch | None  # what is set inside the training processes
+    patch: Patch | None  # the modification inside the training processes
     arguments: tuple[tuple[str, ...], ...]  # of the script
 
 
 class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change, or several together, as it was tried. An unsafe one has no speed: it computes something else."""
+    """A change that was tried, or several together. An unsafe change has no speed: it computes something else."""
 
     name: str  # names of changes joined by ` + `
     changes: tuple[str, ...]
@@ -53,11 +53,11 @@ class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     outcome: TriedOutcome
     reason: str
-    bound: float | None  # the most that the findings allow
+    bound: float | None  # the maximum that the findings allow
     predicted_speedup: float | None
     predicted_interval: tuple[float, float] | None
     screened_speedup: float | None  # an estimate from one trial, not a claim
-    verdict: VerdictName | None  # null where no pairs were run, and where it is unsafe
+    verdict: VerdictName | None  # null if no pairs were run, or if the change is unsafe
     speedup: float | None
     mean_speedup: float | None
     interval: tuple[float, float] | None  # null before the first interim analysis
@@ -67,27 +67,27 @@ class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
 
 class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     verdict: VerdictName  # all changes together against the baseline; `undecided` if that was not measured
-    speedup: float | None  # the baseline cost over the cost with the changes; null if not measured
+    speedup: float | None  # baseline cost / cost with the changes; null if not measured
     mean_speedup: float | None  # the plain mean of the pairs
     interval: tuple[float, float] | None  # null if not measured, or before the first interim analysis
     changes: tuple[AdoptedChange, ...]  # empty: no change was accepted
     num_trials: int
-    num_resumed: int  # of them, from the journal of an interrupted tuning
+    num_resumed: int  # of these, read from the journal of an interrupted tuning
     took_s: float
     ended_by: EndedBy
     why_ended: str  # the same as a sentence
     is_cut_short: bool  # a budget of time or trials ended it; the same command with a larger budget resumes
-    budget_s: float | None  # that it was given
-    max_trials: int | None  # that it was given; null: any number
+    budget_s: float | None  # as given by the user
+    max_trials: int | None  # as given by the user; null: no limit
     objective: Objective  # the cost that verdicts are on
     allowed_safety: Safety
-    num_pairs: int | None  # that `verdict` rests on
+    num_pairs: int | None  # pairs behind `verdict`
     num_void: int | None  # invalid pairs
     void_reasons: tuple[str, ...]
     order: str | None  # in which the pairs ran: `AB BA AB BA`, A the baseline
-    error_rate: float | None  # of `interval`, over all interim analyses
+    error_rate: float | None  # of `interval`, over all interim analyses together
     min_effect: float | None  # a smaller gain or loss is not called better or worse
-    reason: str | None  # why the verdict is what it is
+    reason: str | None  # why the verdict was given
     job_command: tuple[str, ...]  # the user's command; values that look like secrets are masked
     baseline_step_s: float | None
     tuned_step_s: float | None  # null if no change was accepted or it was not measured
@@ -97,12 +97,13 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     tried: tuple[TriedChange, ...]  # in the order in which they were tried, adopted ones too
     bounds: tuple[Bound, ...]
     noise_floor: NoiseFloor | None
-    median_prediction_error: float | None  # relative; null where no prediction has a measurement
-    median_prediction_error_without_history: float | None  # of the same as replayed; null where no history changed them
-    num_predictions: int  # that have a measurement
+    median_prediction_error: float | None  # relative; null if no prediction has a measurement
+    # the same for predictions as replayed; null if history changed none
+    median_prediction_error_without_history: float | None
+    num_predictions: int  # predictions with a measurement
     median_screening_error: float | None  # of predictions without pairs, against one trial each, its noise included
     num_screening_predictions: int
-    num_in_predicted_interval: int  # measured values that are in it
+    num_in_predicted_interval: int  # measured values within their predicted interval
     machine: dict[str, str]
     versions: dict[str, str]
     date: str

@@ -33,9 +33,9 @@ def round_order(arms: Sequence[str], *, is_reversed: bool = False) -> tuple[str,
 
 
 def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") -> tuple[Screened, ...]:
-    """Return each candidate's speedup over the baselines nearest before and after it, best first.
+    """Return each candidate's speedup relative to the nearest baselines before and after it, best first.
 
-    Baselines from before an interruption say little about the machine's speed now: they count only if there are none
+    Baselines from before an interruption say little about the machine's speed now, so they count only if there are none
     of the same session. Candidates without a complete trial are excluded; several trials of one candidate are averaged.
     """
     usable = sorted((t for t in trials if missing(t, objective) is None), key=lambda t: t.index)

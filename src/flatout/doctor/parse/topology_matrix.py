@@ -66,7 +66,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class _Affinity(msgspec.Struct, frozen=True):
-    """The columns after the cells; None where a column says `N/A` or is absent."""
+    """The columns after the cells; None if a column says `N/A` or is missing."""
 
     cpus: str | None = None
     numa: str | None = None

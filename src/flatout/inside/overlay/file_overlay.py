@@ -93,9 +93,7 @@ class FileOverlay:
         return self._where(path, absolute)
 
     def name_of(self, path: Any, *, is_followed: bool = False) -> str:
-        """Return the absolute name of a file with links resolved in its folders; with `is_followed`, also the last
-        part.
-        """
+        """Return a file's absolute name with links resolved in its folders; with `is_followed`, also the last part."""
         absolute = os.path.abspath(os.fsdecode(path))
         folder, name = os.path.split(absolute)
         if name:
@@ -132,9 +130,7 @@ class FileOverlay:
         return real
 
     def _followed(self, absolute: str) -> str:
-        """Return the name with a link in its last part followed: a link of the script's can lead to a redirected
-        file.
-        """
+        """Return the name with a link in its last part followed: a link of the script's can lead to a redirection."""
         for _ in range(_MAX_LINKS):
             link = self._link(absolute)
             if link is None:
