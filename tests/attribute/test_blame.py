@@ -346,7 +346,7 @@ def test_the_root_of_a_broadcast_is_never_charged_with_waiting() -> None:
 
 
 def test_only_the_exposed_part_of_a_wait_is_charged() -> None:
-    """Of 300 us of waiting 120 are hidden under a kernel."""
+    """The wait lasts 300 us, of which 120 us are hidden under a kernel."""
     early, late = (TraceBuilder(rank).step(1, 0, 600) for rank in (0, 1))
     early.launch("gemm", 0, 5, 5, 95).collective("allreduce", 6, 100, 350).launch("gemm", 7, 5, 150, 120)
     late.launch("gemm", 0, 5, 5, 395).collective("allreduce", 6, 400, 50)

@@ -34,7 +34,7 @@ class Done:
 
     @property
     def losses(self) -> dict[int, str]:
-        """Of rank 0, by step."""
+        """The losses of rank 0, by step."""
         lines = [line.split() for line in self.outputs[0].splitlines() if line.startswith("step ")]
         return {int(step): loss for _, step, loss in lines}
 

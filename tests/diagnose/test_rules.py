@@ -218,7 +218,7 @@ def late_by_launching(num_ranks: int) -> list[TraceBuilder]:
 def test_evidence_is_by_rank_up_to_sixteen_of_them(
     make: Callable[[int], list[TraceBuilder]], name: str, keys: set[str]
 ) -> None:
-    """Of more ranks it is one number, or left away: a page of a thousand numbers tells nobody anything."""
+    """With more ranks the evidence is one number or absent: a page of a thousand numbers helps nobody."""
     for num_ranks in (8, 18):
         evidence = found(free_of_recorder_cost(*make(num_ranks)), name).evidence
         for key in keys:

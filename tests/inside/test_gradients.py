@@ -45,7 +45,9 @@ def made(folder: Path, how: str, fault: str = "", patches: Any = ()) -> TrialRes
 
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Of a script with a seed, once for each way: repeated, it is the same to the bit."""
+    """Return the baseline trial of a seeded script, made once for each way of training; repeats are equal to the
+    bit.
+    """
 
     @cache
     def of(how: str) -> TrialResult:

@@ -127,7 +127,7 @@ def test_what_a_script_spends_is_found_in_its_class(tmp_path: Path, monkeypatch:
 def test_steps_that_were_made_before_are_recomputed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: int, expected: dict[str, int]
 ) -> None:
-    """Of the steps after the first one, which is the restart's; five had been made."""
+    """The first step belongs to the restart; of the three after it, those up to step 5 are recomputed."""
     clock = Clock()
     account = Account(clock.ns)
     rank = Rank(tmp_path / "0", 0, 1, clock, monkeypatch)

@@ -28,7 +28,9 @@ def spent(
     world_size: int | None = None,
     num_ranks: int | None = None,
 ) -> tuple[dict[str, int], int, dict[str, dict[str, int]], dict[str, str]]:
-    """Of a job of one step of 1 s, then one of 1 s for each sample: `exposed_ms` of each rank."""
+    """Account for a job with one step of 1 s, and another of 1 s for each sample; `exposed_ms` is by rank and
+    sample.
+    """
     clock = Clock()
     begin = clock.ns
     account = Account(begin, within=within)

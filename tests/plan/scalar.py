@@ -117,7 +117,7 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
 
 
 def memory_bytes(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
-    """Of the fullest rank of a dense model; `c` MemoryConstants."""
+    """Return the memory of the rank that uses the most, for a dense model; `c` is MemoryConstants."""
     t, p, v, h = lay.tp, lay.pp, lay.vpp, w.hidden
     a, d, kv, f = w.num_heads, w.head_dim, w.num_kv_heads, w.ffn
     mats = 3 if w.is_gated else 2

@@ -124,7 +124,7 @@ def test_the_fit_finds_constants_that_made_the_runs(runs: list[MeasuredRun]) -> 
 
 
 def test_an_offset_of_one_gpu_is_not_taken_for_anothers(runs: list[MeasuredRun]) -> None:
-    """Of a source with two kinds of GPU, one is 20 % slower than predicted: a run of each tells which."""
+    """One of a source's two kinds of GPU is 20 % slower than predicted: two runs of each kind show which."""
     from dataclasses import replace
 
     own = [run for run in runs if run.source == "SC21" and run.columns["zero"] == 0][:6]

@@ -143,7 +143,9 @@ def test_zero_bubble_leaves_forward_of_forward_and_backward() -> None:
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("num_micro", [1, 2, 4, 8, 16])
 def test_zero_bubble_leaves_what_its_schedule_leaves(num_micro: int, recompute: str) -> None:
-    """Of full recomputation, and of fewer micro-batches than stages: as `simulate` plays it, in units of forward."""
+    """With full recomputation, and with fewer micro-batches than stages, idle time is as `simulate` finds, in
+    forwards.
+    """
     p, full = 8, recompute == "full"
     layout: Any = {"pp": p, "num_micro_batches": num_micro, "recompute": recompute}
     _, plain = pure_pipeline(**layout)
@@ -242,7 +244,7 @@ def test_collectives_have_the_bus_bandwidth_of_nccl_tests() -> None:
 
 
 def test_a_token_crosses_to_a_node_once() -> None:
-    """Of four nodes, two experts are on 4 (1 - (3/4)^2) = 1.75 different ones, three quarters of them elsewhere."""
+    """With four nodes, two experts are on 4 (1 - (3/4)^2) = 1.75 different nodes, three quarters of them remote."""
     inputs = one_case(all_models()["mixtral-8x7b"], machine_of("h100x32", "bf16"), Layout(), 2048, Software())
     free = Constants(latency=1e-30, link=1.0, nic=1.0)
     near = 1e6 * 2 * 7 / 8 / 450e9

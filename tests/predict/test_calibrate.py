@@ -250,7 +250,7 @@ def test_trials_of_their_own_take_out_a_familys_bias_of_predictions_that_they_ha
 
 @pytest.mark.parametrize("sd", [0.0, 0.05, 0.15])
 def test_intervals_hold_also_where_the_history_is_noisy_and_are_not_as_wide_as_its_noise(sd: float) -> None:
-    """Of what pairs would measure: true values without that noise."""
+    """The intervals must contain what pairs would measure: true values without that noise."""
     rng = np.random.default_rng(6)
     history = [one for name in range(200) for one in noisy(job(rng, {"nccl": 0.0}, str(name)), rng, sd)]
     told, clean = calibrate(history, reference=()), calibrate([replace(one, sd=0.0) for one in history], reference=())

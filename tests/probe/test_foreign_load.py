@@ -44,7 +44,7 @@ def running(code: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def used_s(process: subprocess.Popen[bytes]) -> float:
-    """Of a core, by the kernel's own count, with its children."""
+    """Return the CPU seconds of a process and its children, as the kernel counts them."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 

@@ -112,7 +112,7 @@ def test_a_job_whose_warm_up_was_not_over_has_no_totals() -> None:
 
 
 def test_rates_are_totals_and_the_regular_step_has_its_own() -> None:
-    """Of two ranks: 32 samples in 60 ms on average, and in 10 ms of a regular step."""
+    """Two ranks process 32 samples in 60 ms on average, and in 10 ms in a regular step."""
     late = dict.fromkeys(range(0, 100, 20), 1.0)
     measured = measure([job_rank(0, loader_s=late), job_rank(1, longer_s=late)])
     assert measured.samples_per_step == 32

@@ -36,7 +36,7 @@ def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 
 
 def command(printed: str) -> list[str]:
-    """Of the container, as Kubernetes would read it."""
+    """Return the container's command, as Kubernetes would read it."""
     lines = printed[printed.index("apiVersion") :].splitlines()
     found = yaml.safe_load(
         "\n".join(line for line in lines if line.startswith((" ", "-")) or line.partition(":")[0] in KEYS)

@@ -362,7 +362,7 @@ def test_a_job_that_clips_or_differs_from_run_to_run_is_told_what_the_gate_does_
     ],
 )
 def test_norms_that_are_alike_in_three_steps_are_clipped_ones(norms: tuple[float, ...], is_told: bool) -> None:
-    """Of a batch each, gradients of two steps may have about the same norm; of three to a thousandth they do not."""
+    """By chance, the norms of two steps can agree to a thousandth, but not those of three."""
     assert (gradient_note([of_norms(*norms)] * 3) is not None) == is_told
 
 

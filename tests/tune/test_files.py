@@ -180,7 +180,9 @@ def test_a_tuning_that_goes_on_is_learned_from_once_and_not_by_itself(tmp_path: 
 
 
 def test_pairs_count_as_much_as_their_noise_and_their_number_allow() -> None:
-    """Of the same noise a trial, four pairs are half as uncertain as one; two pairs, before any look, count as well."""
+    """With the same noise per trial, four pairs are half as uncertain as one; two pairs count before any analysis
+    too.
+    """
     made = builder.better()
     assert made.floor is not None
     of_one = made.floor.pair_sd(made.num_steps)

@@ -453,7 +453,7 @@ def test_a_change_that_brings_nothing_does_not_ride_along() -> None:
 
 
 def test_what_is_confirmed_only_together_with_others_and_was_no_better_than_noise_is_marked() -> None:
-    """Of two changes of 3.5 % each neither is beyond the noise by itself; together they may be."""
+    """Neither of two changes of 3.5 % each is beyond the noise alone; together they can be."""
     marked = 0
     for seed in range(40):
         runner = SimulatedRunner({WORKERS: 1.04, SOCKETS: 1.04}, seed=seed, between_sd=0.012)
@@ -467,7 +467,7 @@ def test_what_is_confirmed_only_together_with_others_and_was_no_better_than_nois
 
 
 def test_what_a_second_confirmation_adopts_is_held_against_the_job_again() -> None:
-    """Of several confirmations one may succeed by chance: only the verdict of the first stands for the whole."""
+    """One of several confirmations can succeed by chance: only the verdict of the first holds for the complete set."""
 
     def ends(index: int, changes: ChangeSet) -> dict[str, object]:
         """Looks good while it is screened, and brings nothing in its pairs."""
@@ -640,7 +640,7 @@ def test_a_change_whose_first_pair_the_budget_cut_is_not_reached_rather_than_not
 
 
 def test_files_for_several_hosts_ask_for_the_gpus_of_one() -> None:
-    """Of two hosts with two ranks each: what a real tuning knows of its machine is enough for the files made of it."""
+    """The job has two hosts with two ranks each: what a real tuning knows of its machine is enough for its files."""
     job = msgspec.structs.replace(FACTS, device="cuda", num_ranks=4, num_hosts=2, ranks_per_host=2)
     made = tuned(SimulatedRunner({SOCKETS: 1.5}, job=job)).tuning
     made = msgspec.structs.replace(made, machine={**made.machine, "device": "NVIDIA H200"})

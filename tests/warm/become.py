@@ -103,7 +103,7 @@ class Process:
         return self._start_server()
 
     def _start_server(self) -> socket.socket | None:
-        """Of this process; it is told by `serve` and `main` to go on."""
+        """Fork a server from this process. In the server, return its socket, with which `main` calls `serve`."""
         mine, its = socket.socketpair()
         if os.fork() == 0:
             mine.close()

@@ -64,7 +64,7 @@ def _look_up_callers_without_their_source() -> None:
 
 
 def _is_for_others(name: str) -> bool:
-    """Of modules of the job's side, and of those that import torch, which is to be imported when they are."""
+    """Whether a module belongs to the job's side, or imports torch and so must be imported together with it."""
     if name.startswith(("flatout.inside", "flatout.__main__")):
         return True
     file = Path(*name.split("."))

@@ -156,7 +156,7 @@ def test_a_recorder_cost_below_the_noise_of_the_steps_is_a_bound(untraced: float
 
 
 def test_the_bound_of_the_recorders_cost_holds_for_nineteen_of_twenty_recordings() -> None:
-    """Of jobs whose recorder costs 1 % of a step that varies by 3 %, what is told holds the truth."""
+    """The recorder costs 1 % of a step that varies by 3 %; the reported bound must contain that cost."""
     random = np.random.default_rng(7)
     num_right = num_bounds = 0
     facts = attributed(host_bound(4000)).timelines[0].facts

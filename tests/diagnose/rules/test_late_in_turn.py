@@ -82,7 +82,7 @@ def test_one_rank_late_in_one_of_three_steps_is_inconclusive() -> None:
 
 @pytest.mark.parametrize(("num_late", "confidence"), [(1, "inconclusive"), (2, "medium"), (3, "high")])
 def test_the_more_steps_a_rank_is_late_in_the_surer_it_is(num_late: int, confidence: str) -> None:
-    """Of six steps: once is no recurrence, and half of them are enough."""
+    """The trace has six steps: one late step is not a recurrence, and three are enough."""
     steps = [(0, 3000 if number < num_late else 0) for number in range(6)]
     assert found(free_of_recorder_cost(*in_turn(*steps)), "straggler").confidence == confidence
 
