@@ -157,7 +157,7 @@ def current_values(user_knob: UserKnob, command: Sequence[str]) -> tuple[str, ..
 
 
 class _Place(NamedTuple):
-    """Where an argument is in the command."""
+    """The position of an argument in the command."""
 
     position: int
     num_words: int  # 1: a flag alone, or with `=` and a value

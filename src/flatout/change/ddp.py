@@ -111,7 +111,7 @@ def changes(facts: JobFacts) -> Iterator[Change]:
 
 
 def bucket_sizes(facts: JobFacts) -> tuple[int, ...]:
-    """Return the bucket sizes to try; of those that hold all gradients, if their size is known, only the smallest."""
+    """Return the bucket sizes to try. Of those that hold all gradients, only the smallest is included."""
     if facts.gradient_bytes is None:
         return BUCKETS_MIB
     holding = [size for size in sorted(BUCKETS_MIB) if size * MIB >= facts.gradient_bytes]

@@ -189,7 +189,7 @@ def die() -> None:
 
 
 def _store() -> Any:
-    """Return a separate connection to the job's store, which outlives its ranks where an agent has it; else None."""
+    """Return a separate connection to the job's store if an agent hosts it and it outlives the ranks; else None."""
     with suppress(Exception):
         store = torch.distributed.distributed_c10d._get_default_store()
         store = store.clone() if hasattr(store, "clone") else store

@@ -100,7 +100,7 @@ def run_check(one: Check, machine: Machine) -> CheckResult:
 
 
 def _title(one: Check, outcome: CheckOutcome) -> str:
-    """Return what was found; where nothing is at fault, what is checked stands before it."""
+    """Return the finding; if nothing is at fault, the topic precedes it."""
     if outcome.status in ("fail", "warn"):
         return outcome.reason
     return f"{one.topic}: {outcome.reason}"

@@ -39,7 +39,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     unix_s: float
     kind: str
-    where: str | None  # which memory was exhausted
+    where: str | None  # the memory that was exhausted
     exception: str
     message: str
     line: str | None = None
@@ -176,7 +176,7 @@ def evidence_of(
     failures = tuple(one for one in failures_of(folder, pulses) if _ended_it(one, ended))
     before, after = oom_kills
     killed = killed_ranks(pulses, failures, deaths) if ended.code != 0 and hang is None else ()
-    # Where the failing rank was: the others may have come a step further, or not.
+    # Use the failing rank's own step: the others may have come a step further, or not.
     where = {failures[0].rank} if failures else set(hang.late if hang is not None else killed)
     ranks = [pulse for pulse in pulses if not where or pulse.rank in where]
     return Evidence(

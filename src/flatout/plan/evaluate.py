@@ -48,8 +48,8 @@ def evaluate(
     """Return the errors by source and the regrets by group.
 
     If `shipped` is given, all predictions use these constants. Otherwise each source is predicted with constants that
-    were not fitted to it: those of this version if possible, else a fit to all other sources in the file.
-    InputError: no row can be replayed, or all rows are from one source and no other constants are available.
+    were not fitted to it: those of this version if possible, else a fit to all other sources in the file. Raise
+    InputError if no row can be replayed, or if all rows are from one source and no other constants are available.
     """
     if not runs:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The probability that a layout runs out of memory."""
+"""Estimate the probability that a layout runs out of memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAFE = 0.10
 def out_of_memory_probability(
     inputs: CostModelInputs, constants: MemoryConstants, total: Column | None = None
 ) -> npt.NDArray[np.float64]:
-    """Return the probability for each row; `total`: its bytes, where they are known already."""
+    """Return the probability for each row; `total` is the bytes of each row, if already computed."""
     if total is None:
         total = memory(inputs, constants).total
     fill = total / (USABLE * inputs.memory)

@@ -87,7 +87,7 @@ def numbers_of_gpus(of_cluster: int, per_node: int) -> list[int]:
 def candidate(
     context: SearchContext, goal: Goal, rates: Interruptions, num_gpus: int, fixed: tuple[str, ...] = ()
 ) -> GoalCandidate:
-    """Return the candidate for this number of GPUs. InputError: no valid layout fits on them."""
+    """Return the candidate for this number of GPUs. Raise InputError if no valid layout fits on them."""
     spec = context.spec
     resized = replace(spec, cluster=msgspec.structs.replace(spec.cluster, num_gpus=num_gpus))
     best = search(replace(context, spec=resized), num_layouts=1, fixed=fixed).layouts[0]

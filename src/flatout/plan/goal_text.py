@@ -1,4 +1,4 @@
-"""The text of a goal, such as "100B tokens in 30 days" -> a `Goal`."""
+"""Parse the text of a goal, such as "100B tokens in 30 days", into a `Goal`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARTS = (("work", _WORK), ("time", _TIME), ("money", _MONEY), ("time", _TIME))
 
 
 def parse_goal(text: str, *, global_batch: int, seq: int) -> Goal:
-    """Return the goal. UsageError: the text is not a goal."""
+    """Return the goal. Raise UsageError if the text is not a goal."""
     words = " ".join(text.split())
     parts, rest = _split(words.lower())
     if "work" not in parts or rest:
@@ -40,7 +40,7 @@ def parse_goal(text: str, *, global_batch: int, seq: int) -> Goal:
 
 
 def _split(text: str) -> tuple[dict[str, re.Match[str]], str]:
-    """Return the parts that the text begins with, and the rest of it."""
+    """Return the parts at the start of the text, and the rest of it."""
     parts: dict[str, re.Match[str]] = {}
     for name, pattern in _PARTS:
         match = pattern.match(text)

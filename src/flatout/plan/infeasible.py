@@ -1,4 +1,4 @@
-"""Why there is no plan: no layout is valid, or none fits into memory; and the nearest number of GPUs that works."""
+"""Explain why no layout is valid or none fits into memory, and find the nearest number of GPUs that works."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _has_valid_layout(spec: TrainingSpec, num_gpus: int) -> bool:
 
 
 def too_large(context: SearchContext, totals: Array, fixed: tuple[str, ...]) -> InputError:
-    """Return the error for layouts of which none fits. `totals`: bytes of each one's rank that uses the most."""
+    """Return the error if no layout fits. `totals`: per layout, the bytes of the rank that uses the most."""
     spec = context.spec
     num_gpus = spec.cluster.num_gpus
     return InputError(
@@ -73,7 +73,7 @@ def _hint_for_room(context: SearchContext, fixed: tuple[str, ...]) -> str:
 def _fitting_num_gpus(context: SearchContext) -> int | None:
     """Return the smallest number of GPUs, by doublings of the cluster's, on which a layout fits.
 
-    As in a plan for them, the optimizer is in the host's memory if nothing else fits.
+    As in a plan for those GPUs, the optimizer is in the host's memory if nothing else fits.
     """
     spec = context.spec
     for doublings in range(1, MOST_DOUBLINGS + 1):

@@ -1,4 +1,6 @@
-"""A workload from what the user names: a preset, a Hugging Face `config.json`, a Python file's module, or widths."""
+"""Build a workload from a user's argument: a preset, a Hugging Face `config.json`, a Python file's module, or
+widths.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from flatout.records.plan import Workload
 
 
 def workload(name: str) -> Workload:
-    """Return the model with a preset's name, a path to config.json, `FILE.py:NAME`, or widths. InputError: none."""
+    """Return the model for a preset's name, a path to config.json, `FILE.py:NAME`, or widths, else raise InputError."""
     presets = all_models()
     preset = {_plain(known): shape for known, shape in presets.items()}.get(_plain(name))
     if preset is not None:
@@ -38,12 +40,12 @@ def workload(name: str) -> Workload:
 
 
 def _plain(name: str) -> str:
-    """Return the name without its owner, punctuation and case: `meta-llama/Llama-3.1-8B` is `llama3.18b`."""
+    """Return the name without owner and punctuation, in lower case: `meta-llama/Llama-3.1-8B` is `llama3.18b`."""
     return re.sub(r"[^a-z0-9.]", "", name.lower().rsplit("/", 1)[-1])
 
 
 def _checked(name: str, shape: Workload) -> Workload:
-    """Return the shape. InputError: no transformer has its widths."""
+    """Return the shape. Raise InputError if no transformer has these widths."""
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     if kv_heads <= 0 or heads % kv_heads:
         raise InputError(f"the key-value heads of `{name}` must divide the heads, but there are {kv_heads} of {heads}")

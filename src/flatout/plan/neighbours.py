@@ -1,4 +1,4 @@
-"""The layouts around the best one: those that differ in one parameter, why each is slower, and what would help most."""
+"""Find layouts that differ from the best in one parameter, why each is slower, and which property would help most."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from flatout.plan.step_time import step_time
 from flatout.records.plan import PlannedLayout
 from flatout.units import num_bytes, percent, seconds
 
-# Sequence parallelism needs TP, and interleaving a pipeline: they may change along with it.
+# Sequence parallelism requires TP, and interleaving requires a pipeline, so these may change together.
 _FOLLOWERS = {"tp": "sp", "pp": "vpp"}
-AS_FAST = 0.005  # a smaller difference in step time is none
+AS_FAST = 0.005  # smaller differences in step time do not count
 
 
 def neighbours(columns: Columns, best: int, times: Array) -> Rows:
-    """Return the rows that differ from the best in one parameter, for degrees by the next value up or down; DP follows.
+    """Return the rows that differ from the best in one parameter; degrees change to the next value, and DP follows.
 
-    Of several such rows, the fastest is taken.
+    If several rows differ in the same way, the fastest is returned.
     """
     differs = {name: columns[name] != columns[name][best] for name in LAYOUT_PARAMETERS}
     num_different = np.sum(list(differs.values()), axis=0)
@@ -42,7 +42,7 @@ def neighbours(columns: Columns, best: int, times: Array) -> Rows:
 
 
 def why_worse(neighbour: PlannedLayout, best: PlannedLayout) -> str:
-    """Say what a neighbour pays more for than the best layout, or that it does not fit."""
+    """Say on which parts of the step a neighbour spends more time than the best layout, or that it does not fit."""
     if neighbour.out_of_memory_probability >= SAFE:
         return (
             f"runs out of memory with a probability of {percent(neighbour.out_of_memory_probability)} "
@@ -57,7 +57,7 @@ def why_worse(neighbour: PlannedLayout, best: PlannedLayout) -> str:
 
 
 def sensitivity(context: SearchContext, columns: Columns, best: int) -> dict[str, float]:
-    """Return what the best layout's step time is multiplied by if one property of the machine doubles."""
+    """Return, for each property of the machine, the factor on the best layout's step time if the property doubles."""
     constants = from_logs(context.calibration.logs)
     inputs = context.inputs(columns, np.array([best], dtype=np.intp))
     fields = {name: getattr(inputs, name) for name in FIELDS}

@@ -1,6 +1,6 @@
-"""Constants fitted to measured runs, and corrected by them.
+"""Fit constants to measured runs, and correct them with measured runs.
 
-In: the runs of a CSV. Out: a `Calibration`, or a file of constants as Flatout ships one.
+In: the runs of a CSV. Out: a `Calibration`, or a file of constants in the format that Flatout ships.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from flatout.plan.constants import NAMES
 from flatout.plan.runs import MeasuredRun, as_inputs, read_runs
 from flatout.plan.shipped import StoredConstants
 
-# No published run is off by a fifth as much: beyond it, the file means other units, another batch or another model.
+# No published run is off by a fifth of this. Beyond it, the file has other units, another batch or another model.
 MOST_OFF = 20.0
 
 
 def fit_and_write(runs: list[MeasuredRun], path: Path, *, force: bool = False) -> Calibration:
-    """Fit all timed runs and store the result. OutputError: the file exists and `force` is not given."""
+    """Fit all timed runs and store the result. Raise OutputError if the file exists and `force` is not given."""
     if path.exists() and not force:
         raise OutputError(f"`{path}` exists already", hint="give another name, or --force")
     timed = [run for run in runs if run.step_time_s is not None]
@@ -38,7 +38,7 @@ def fit_and_write(runs: list[MeasuredRun], path: Path, *, force: bool = False) -
 
 
 def timed_of_rows(path: Path) -> tuple[list[MeasuredRun], int]:
-    """Return the runs of a CSV that have a step time, and how many rows the CSV has. InputError: none has."""
+    """Return the runs of a CSV that have a step time, and the number of rows. Raise InputError if none has one."""
     runs, rows_read = read_runs(path)
     timed = [run for run in runs if run.step_time_s is not None]
     if not timed:
@@ -52,7 +52,7 @@ def timed_of_rows(path: Path) -> tuple[list[MeasuredRun], int]:
 def corrected_by(timed: list[MeasuredRun], constants: Calibration) -> Calibration:
     """Return the constants corrected by runs that have a step time.
 
-    InputError: a step time is too far from its prediction for any run of this kind.
+    Raise InputError if a step time is too far from its prediction for any run of this kind.
     """
     inputs, seconds = as_inputs(timed), _seconds(timed)
     predicted = np.exp(predict_logs(inputs, constants)[0])

@@ -1,4 +1,4 @@
-"""A row of a table of measured runs -> the software that trained, and the layout."""
+"""Read the training software and the layout from a row of a table of measured runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from flatout.catalog.run_spellings import number_in, run_spellings, value_of
 from flatout.plan.run_row import RunRow
 from flatout.records.plan import Layout, Software
 
-GPUS_PER_NODE = 8  # where a row that shards within nodes does not say how large they are
-# What a row's `sequence_parallel` begins with where it is on.
+GPUS_PER_NODE = 8  # assumed if a row that shards within nodes does not give their size
+# The beginning of a row's `sequence_parallel` if it is enabled.
 _ON = ("yes", "recipe", "true")
 
 
 def software_of(row: RunRow) -> Software:
-    """Return what the row's framework does, by the catalogue's entries of its name and of the row's other columns."""
+    """Return the behaviour of the row's software, from the catalogue's entries for its framework and columns."""
     columns = row.all_lower()
     settings: dict[str, bool | float] = {}
     for entry in (*frameworks_named(row.text("framework")), *options_of(columns)):
@@ -22,7 +22,7 @@ def software_of(row: RunRow) -> Software:
 
 
 def layout_of(row: RunRow, software: Software) -> Layout | None:
-    """Return the layout; None: its degrees do not divide the GPUs."""
+    """Return the layout; None if its degrees do not divide the GPUs."""
     tp, pp, cp = row.whole("tp", 1), row.whole("pp", 1), row.whole("cp", 1)
     num_gpus, micro_batch = row.whole("num_gpus", 1), row.whole("micro_batch", 1)
     if num_gpus % (tp * pp * cp):
@@ -59,7 +59,7 @@ def _recompute(row: RunRow) -> str:
 
 
 def _chunks(row: RunRow, pp: int) -> int:
-    """Return the chunks of a pipeline rank: the row's, or where it has none, as many as its framework's recipes use."""
+    """Return the chunks per pipeline rank: the row's, else as many as its framework's recipes use."""
     if pp == 1:
         return 1
     if row.text("vpp"):
@@ -72,7 +72,7 @@ def _chunks(row: RunRow, pp: int) -> int:
 
 
 def _shard_group(row: RunRow, replicas: int) -> int:
-    """Return over how many ranks ZeRO shards; 0: over all replicas."""
+    """Return the number of ranks over which ZeRO shards; 0: all replicas."""
     sharding = row.lower("sharding")
     size = number_in(run_spellings().patterns.shard_group, sharding)
     if size is None and value_of(run_spellings().sharded_in_node, sharding):

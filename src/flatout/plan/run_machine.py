@@ -1,4 +1,4 @@
-"""A row of a table of measured runs -> the cluster that it ran on, and the type that its GPUs multiplied in."""
+"""Read the cluster, and the data type of matrix multiplications, from a row of a table of measured runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from flatout.plan import clusters
 from flatout.plan.run_row import RunRow
 from flatout.records.plan import Cluster
 
-# One stack of HBM2e.
+# Memory and rate of one HBM2e stack.
 HBM2E_GB, HBM2E_BYTES_PER_S = 16, 408e9
 
 
 def cluster_of(row: RunRow) -> tuple[Cluster, dict[str, float]] | None:
-    """Return the cluster, and the measured share of each peak; None: the GPU is unknown."""
+    """Return the cluster, and the measured share of each peak; None if the GPU is unknown."""
     spellings = run_spellings()
     gpu = spellings.gpu_named(row.text("gpu"))
     if gpu is None:
@@ -35,9 +35,9 @@ def cluster_of(row: RunRow) -> tuple[Cluster, dict[str, float]] | None:
 
 
 def _variant(cluster: Cluster, gpu: GpuSpelling, gpu_text: str) -> Cluster:
-    """Return the cluster with what the GPU's name says beyond the catalogue: its links, HBM2e memory, a power limit.
+    """Return the cluster with the details in the GPU's name that the catalogue lacks: links, HBM2e memory, power limit.
 
-    Under a limit below the data sheet's, clocks are taken to follow the square root of the power.
+    If a limit is below the data sheet's, clocks are assumed to follow the square root of the power.
     """
     patterns = run_spellings().patterns
     if gpu.link_gb_per_s is not None:

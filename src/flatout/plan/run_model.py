@@ -1,4 +1,4 @@
-"""A row of a table of measured runs -> the model that was trained."""
+"""Read the model that was trained from a row of a table of measured runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from flatout.records.plan import Workload
 
 
 def model_of(row: RunRow) -> Workload | None:
-    """Return the model's shape; None: it has experts whose shape is unknown.
+    """Return the model's shape; None if it has experts of unknown shape.
 
-    A model of the catalogue with the same layers, width, heads and experts is taken, with the row's vocabulary.
+    If a model of the catalogue has the same layers, width, heads and experts, it is used with the row's vocabulary.
     """
     layers, hidden = row.whole("layers"), row.whole("hidden")
     ffn = row.whole("ffn", 4 * hidden)
     vocab = row.whole("vocab") or value_of(run_spellings().vocabulary, row.text("model"))
-    # A gate's third matrix is paid for with narrower ones: 8/3 of the hidden width, or 3.5; never 4 or more.
+    # Models with a gate have a third matrix and narrower ones: 8/3 or 3.5 times the hidden width, never 4 or more.
     is_gated = ffn < 4 * hidden
     preset = _same_shape(row)
     if preset is not None and (preset.num_experts or preset.is_gated == is_gated):
@@ -45,7 +45,7 @@ def model_of(row: RunRow) -> Workload | None:
 
 
 def _same_shape(row: RunRow) -> Workload | None:
-    """Return the causal model of the catalogue that has the row's layers, width, heads and experts."""
+    """Return the catalogue's causal model with the row's layers, width, heads and experts."""
     shape = tuple(row.whole(column) for column in ("layers", "hidden", "heads", "experts"))
     for model in all_models().values():
         if model.is_causal and (model.num_layers, model.hidden, model.num_heads, model.num_experts) == shape:
@@ -54,5 +54,5 @@ def _same_shape(row: RunRow) -> Workload | None:
 
 
 def document_tokens_of(row: RunRow) -> int:
-    """Return the tokens of a document, where several are packed into one sequence; 0 where they are not."""
+    """Return the tokens per document if several documents are packed into a sequence; otherwise 0."""
     return value_of(run_spellings().document, row.text("notes"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class RunRow:
-    """One row. A cell that is empty or absent is an empty text, and no number."""
+    """One row. An empty or missing cell is an empty text, and has no number."""
 
     def __init__(self, cells: Mapping[str, str | None]) -> None:
         self._cells = {column: (cell or "").strip() for column, cell in cells.items()}
@@ -23,7 +23,7 @@ class RunRow:
         return {column: cell.lower() for column, cell in self._cells.items()}
 
     def number(self, column: str) -> float | None:
-        """Return the number in a cell, if it is finite and above 0."""
+        """Return the number in a cell if it is finite and above 0; otherwise None."""
         try:
             value = float(self.text(column).replace(",", ""))
         except ValueError:
@@ -31,5 +31,5 @@ class RunRow:
         return value if math.isfinite(value) and value > 0 else None
 
     def whole(self, column: str, default: int = 0) -> int:
-        """Return the number in a cell without its fraction, or the default where that is not at least 1."""
+        """Return the number in a cell without its fraction, or the default if it is below 1."""
         return int(self.number(column) or 0) or default

@@ -1,8 +1,7 @@
-"""A CSV of measured runs -> the inputs of the cost model, one row a run: the format of the published runs.
+"""Read a CSV of measured runs, in the format of the published runs, into the inputs of the cost model, one row per run.
 
-A row is used for time when its shape, layout, micro-batch, global batch and step time are known, and for memory when
-its peak is. What the file leaves open is filled in by the catalogue's rules for frameworks, never from the measured
-value.
+A row is used for time if its shape, layout, micro-batch, global batch and step time are known, and for memory if its
+peak is known. Missing values are filled in by the catalogue's rules for frameworks, never from the measured value.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _YES = ("1", "true", "yes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """One row that can be replayed."""
+    """A row that can be replayed."""
 
     source: str
     group: str
@@ -48,9 +47,9 @@ class MeasuredRun:
 
 
 def read_runs(path: Path) -> tuple[list[MeasuredRun], int]:
-    """Return the runs that can be replayed, and how many rows the file has.
+    """Return the runs that can be replayed, and the number of rows in the file.
 
-    InputError: the file is unreadable, or not of this format.
+    Raise InputError if the file is unreadable or has another format.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -77,12 +76,12 @@ def as_inputs(runs: Sequence[MeasuredRun]) -> CostModelInputs:
 
 
 def usual_software(runs: list[MeasuredRun]) -> Software:
-    """Return the software of most of the runs."""
+    """Return the software that most of the runs used."""
     return Counter(run.software for run in runs).most_common(1)[0][0]
 
 
 def _run(row: RunRow) -> MeasuredRun | None:
-    """Return the row's run; None: something that the model needs is unknown."""
+    """Return the row's run; None if a value that the model needs is unknown."""
     if not _has_what_is_needed(row):
         return None
     software = software_of(row)
@@ -94,7 +93,7 @@ def _run(row: RunRow) -> MeasuredRun | None:
     ran_out_of_memory = row.lower("oom") in _YES
     if step_time_s is None and peak_gb is None and not ran_out_of_memory:
         return None
-    if layout.offload:  # host memory and its link are not in the file
+    if layout.offload:  # the file has no data on host memory and its link
         step_time_s, peak_gb = None, None
     cluster, shares = machine
     columns = {
@@ -115,7 +114,7 @@ def _run(row: RunRow) -> MeasuredRun | None:
 
 
 def _has_what_is_needed(row: RunRow) -> bool:
-    """Whether the row trains a whole model, and its numbers are there."""
+    """Whether the row trains a complete model and has the necessary numbers."""
     task = row.text("task") or "pretrain"
     numbers = [row.number(name) for name in NEEDED if name != "gpu"]
     return task.startswith(_TRAINING) and all(number is not None and number >= 1 for number in numbers)

@@ -1,6 +1,6 @@
-"""The constants that Flatout ships, fitted to published runs, with their covariance: `constants.json`.
+"""Load the constants that Flatout ships, fitted to published runs, with their covariance: `constants.json`.
 
-Written by `flatout plan evaluate RUNS.csv --fit FILE`; the file says from how many runs of which sources.
+`flatout plan evaluate RUNS.csv --fit FILE` writes the file, which records the number of runs of each source.
 """
 
 from __future__ import annotations

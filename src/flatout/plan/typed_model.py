@@ -9,7 +9,7 @@ _NEEDED = ("layers", "hidden", "heads")
 _OPTIONAL = ("kv_heads", "head_dim", "ffn", "vocab", "experts", "topk", "expert_ffn", "shared_ffn", "moe_layers")
 _WIDTHS = (*_NEEDED, *_OPTIONAL)
 _WORDS = ("gelu", "tied", "bidirectional")
-VOCAB = 128256  # Llama 3's, where none is typed
+VOCAB = 128256  # Llama 3's, used if the user gives none
 
 
 def typed_model(text: str) -> Workload:

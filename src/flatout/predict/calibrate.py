@@ -1,17 +1,19 @@
 """Learn corrections and interval widths from a history of predicted and measured speedups.
 
 A record's score is log(measured / predicted), divided by the half width of the replayed interval on that side: a score
-of 1 is its end. So the error learned for a family shifts an uncertain prediction more than a certain one.
+of 1 is the end of the interval. So the error learned for a family shifts an uncertain prediction more than a certain
+one.
 
 *Correction*: a family's mean score over tunings, shrunk toward 0 (empirical Bayes, a normal prior): one tuning counts
-for less than a third, and tunings that contradict each other for little. A record of the same change with about the
-same prediction is most likely the same job, tuned again: its error beyond its family's counts by n / (n + 1). A record
-of a single trial is noisy, so it counts less: by the weight of a measurement with a known variance against the prior's.
+for less than a third, and tunings that contradict each other count for little. A record of the same change with about
+the same prediction is most likely the same job, tuned again: its error beyond its family's counts by n / (n + 1). A
+record of a single trial is noisy, so it counts less: by the weight of a measurement with a known variance against the
+prior's.
 
 *Width*: split conformal prediction (Vovk et al., 2005; Angelopoulos and Bates, arXiv:2107.07511): the interval is
-scaled by the score that `NOMINAL` of the reference pairs and of the history stay within, corrected by the others. It
-holds `NOMINAL` of new records where those are like the old ones. A record's own noise is taken out of its score by the
-variances: where both are normal, that leaves the score at `NOMINAL` a little too large, never too small.
+scaled so that it contains the share `NOMINAL` of the reference pairs and of the history, each corrected by the others.
+It then contains this share of new records, if these are like the old ones. A record's own noise is removed from its
+score by the variances: if both are normal, the scaled interval is slightly too wide, never too narrow.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class PowerSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """A ratio to no cap: the median over configurations, with a 95 % bootstrap interval over workloads."""
+    """A ratio relative to no cap: the median over configurations, with a 95 % bootstrap interval over workloads."""
 
     value: float
     low: float

@@ -247,7 +247,7 @@ def _mean_sd(groups: Sequence[NDArray[np.float64]]) -> float:
 
 
 def _has_other_parameters(mine: GradientNorms, base: Sequence[GradientNorms], changes: ChangeSet) -> bool:
-    """Whether an argument of the user's, called safe by the user, changed the number of parameters, as by sharding."""
+    """Whether a user's argument, declared safe by the user, changed the number of parameters, e.g. by sharding."""
     counts = {one.num_parameters for one in base}
     is_other = None not in {mine.num_parameters, *counts} and mine.num_parameters not in counts
     return is_other and any(change.argument is not None for change in changes.changes)

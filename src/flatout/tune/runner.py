@@ -202,7 +202,7 @@ class Runner:
         variables: Mapping[str, str],
         limit_s: float | None = None,
     ) -> tuple[Recording | None, Ended, Path]:
-        """Run the job, and run it again if the cluster ended the run, as by preemption. Raises FlatoutError."""
+        """Run the job; run it again if the cluster ended the run, e.g. by preemption. Raises FlatoutError."""
         num_ended_by_cluster = 0
         while True:
             recorded = self._record_once(changes, folder, options, variables, limit_s or self._limit_s())

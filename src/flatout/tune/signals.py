@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class EndedBySignal(BaseException):
-    """A signal, as of a scheduler, asked this process to end."""
+    """A signal, e.g. from a scheduler, asked this process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -17,7 +17,7 @@ class EndedBySignal(BaseException):
 
 @contextmanager
 def signals_raised() -> Iterator[None]:
-    """Raise EndedBySignal on SIGTERM and SIGHUP inside the `with` block, unless they are ignored, as under `nohup`."""
+    """Raise EndedBySignal on SIGTERM and SIGHUP inside the `with` block, unless they are ignored (`nohup`)."""
 
     def end(number: int, _: object) -> None:
         raise EndedBySignal(number)

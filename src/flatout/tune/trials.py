@@ -130,10 +130,10 @@ def _other_work(state: TuningState, result: TrialResult) -> str | None:
 
 
 def check_gates(state: TuningState, result: TrialResult, changes: ChangeSet) -> GateResult:
-    """Check a trial against the unchanged job, and the changes it adds against the applied changes too.
+    """Check a trial against the unchanged job; check the changes that it adds against the applied changes too.
 
-    The applied changes may have made the first check lenient: other workers draw other samples, bf16 rounds. What an
-    exact change adds to them must still be exact.
+    The applied changes may have made the first check lenient: other workers draw other samples, and bf16 rounds. An
+    exact change added to them must still be exact.
     """
     if not result.is_complete:
         return GateResult(is_passed=True, reason=result.problem)

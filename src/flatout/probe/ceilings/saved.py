@@ -1,4 +1,4 @@
-"""Where ceilings are saved, and functions that read them back."""
+"""Choose where ceilings are saved, and read them back."""
 
 from __future__ import annotations
 
