@@ -36,8 +36,9 @@ def rank_facts(
     steps: Sequence[StepSpan],
     segments: Segments,
     communication: CommunicationKernels,
+    num_devices: int,
 ) -> RankFacts:
-    """Collect the facts about one rank."""
+    """Collect the facts about one rank that drives `num_devices` GPUs: GPU times are the mean over them."""
     in_step = _in_host_steps(table, marks)
     launching = states.launching_threads[table.thread]
     on_host = table.is_kind(Kind.CPU_OP, Kind.USER_ANNOTATION, Kind.RUNTIME, Kind.PYTHON) & in_step & launching
@@ -73,9 +74,9 @@ def rank_facts(
         num_launches=len(launches),
         num_kernels=int(kernels.sum()),
         num_short_kernels=num_short,
-        short_kernel_saving_s=saving_ns / 1e9,
-        matmul_s=_seconds(work, matmul),
-        plain_matmul_s=_seconds(work, plain),
+        short_kernel_saving_s=saving_ns / num_devices / 1e9,
+        matmul_s=_busy_s(table, work, matmul) / num_devices,
+        plain_matmul_s=_busy_s(table, work, plain) / num_devices,
         plain_matmul_names=_top_names(table, work, plain),
         sync_calls=_by_operator(table, np.flatnonzero(syncs)),
         allocator_calls=_by_name(table, np.flatnonzero(allocations)),
@@ -86,7 +87,7 @@ def rank_facts(
         loader_name=_most_common_name(table, np.flatnonzero(loading)),
         checkpoint_copy_s=_checkpoint_copies(table, work, states, segments, low) / 1e9,
         optimizer_s=int(table.duration_ns[optimizer].sum()) / 1e9,
-        optimizer_gpu_s=_launched_inside_s(table, work, kernels, optimizer),
+        optimizer_gpu_s=_launched_inside_s(table, work, kernels, optimizer) / num_devices,
         num_optimizer_steps=int(optimizer.sum()),
         num_optimizer_launches=_num_inside(table, launches, optimizer),
         num_passes=len(passes),
@@ -159,8 +160,15 @@ def _matmuls(table: EventTable, work: GpuWork, kernels: Flags) -> tuple[Flags, F
     return matmul, matmul & ~has_tensor_cores[name]
 
 
-def _seconds(work: GpuWork, rows: Flags) -> float:
-    return int((work.end_ns[rows] - work.start_ns[rows]).sum()) / 1e9
+def _busy_s(table: EventTable, work: GpuWork, rows: Flags) -> float:
+    """Return the time in which a device does any of this work, summed over the devices."""
+    device = table.device[work.event]
+    total_ns = 0
+    for number in np.unique(device[rows]):
+        of_device = rows & (device == number)
+        start, end = union(work.start_ns[of_device], work.end_ns[of_device])
+        total_ns += int((end - start).sum())
+    return total_ns / 1e9
 
 
 def _top_names(table: EventTable, work: GpuWork, rows: Flags) -> tuple[str, ...]:
@@ -240,7 +248,7 @@ def _launched_inside_s(table: EventTable, work: GpuWork, kernels: Flags, spans: 
     """Return the GPU time of the kernels that were launched inside the spans."""
     start, end = union(table.start_ns[spans], table.end_ns[spans])
     inside = covered_before(start, end, work.launched_ns + 1) > covered_before(start, end, work.launched_ns)
-    return _seconds(work, kernels & work.is_linked & inside)
+    return _busy_s(table, work, kernels & work.is_linked & inside)
 
 
 def _pass_starts(table: EventTable, on_host: Flags) -> Times:

@@ -10,13 +10,14 @@ import numpy as np
 
 from flatout.attribute.blame import BlameBook
 from flatout.attribute.clock import clock_offsets, without_impossible
+from flatout.attribute.devices import device_segments
 from flatout.attribute.intervals import Times
 from flatout.attribute.match import match_kernels, world_size_of
 from flatout.attribute.split import arrivals, cap_bubbles, exposed_ns, pipelines, split_segments
 from flatout.records.diagnosis import Part
 from flatout.records.events import Quality
 from flatout.records.job import Arrivals, BlameSlice, JobAttribution, Pipeline
-from flatout.records.timeline import BEFORE_RECORDING, RankTimeline, Segments, StepSpan
+from flatout.records.timeline import BEFORE_RECORDING, DeviceWork, RankTimeline, Segments, StepSpan
 from flatout.units import percent
 
 MIN_UNSPLIT_SHARE = 0.01  # of the steps; a smaller share changes no finding
@@ -32,6 +33,7 @@ def attribute_job(timelines: Sequence[RankTimeline]) -> JobAttribution:
     arrival = arrivals(timelines, matches)
     shapes = pipelines(timelines, matches)
     segments = _split(timelines, arrival, shapes)
+    of_devices = {t.rank: device_segments(segments[t.rank], t.devices) for t in timelines if t.devices}
     book = BlameBook(timelines, segments, matches, arrival, shapes)
     world_size = world_size_of(timelines)
     job_notes = _job_quality(timelines, segments, arrival, world_size)
@@ -47,6 +49,7 @@ def attribute_job(timelines: Sequence[RankTimeline]) -> JobAttribution:
         exposed_unsplit_ns={t.rank: _exposed_unsplit_ns(t, segments[t.rank]) for t in timelines},
         world_size=world_size,
         missing_ranks=_missing_ranks(timelines, world_size),
+        device_segments=of_devices,
         quality=(*match_notes, *clock_notes, *impossible_notes, *job_notes),
     )
 
@@ -168,10 +171,10 @@ def _shifted(timeline: RankTimeline, offset_ns: int) -> RankTimeline:
             StepSpan(number=s.number, start_ns=s.start_ns + offset_ns, end_ns=s.end_ns + offset_ns)
             for s in timeline.steps
         ),
-        segments=Segments(
-            start_ns=timeline.segments.start_ns + offset_ns,
-            end_ns=timeline.segments.end_ns + offset_ns,
-            part=timeline.segments.part,
+        segments=_shifted_segments(timeline.segments, offset_ns),
+        devices=tuple(
+            DeviceWork(device=one.device, segments=_shifted_segments(one.segments, offset_ns))
+            for one in timeline.devices
         ),
         communication=msgspec.structs.replace(
             kernels,
@@ -181,3 +184,7 @@ def _shifted(timeline: RankTimeline, offset_ns: int) -> RankTimeline:
         ),
         track=track,
     )
+
+
+def _shifted_segments(segments: Segments, offset_ns: int) -> Segments:
+    return Segments(start_ns=segments.start_ns + offset_ns, end_ns=segments.end_ns + offset_ns, part=segments.part)

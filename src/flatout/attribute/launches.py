@@ -1,4 +1,8 @@
-"""Join GPU work with the host calls that launched it, by correlation and by stream."""
+"""Join GPU work with the host calls that launched it, by correlation and by stream; find launches without work.
+
+A launch without a kernel means that the profiler lost the kernel's record: what the GPU did is then unknown wherever
+the kernel can have run.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.attribute.intervals import Flags, Times
+from flatout.attribute import names
+from flatout.attribute.intervals import Flags, ThreadTimes, Times, covers, gaps, union
 from flatout.records.events import GPU_WORK, NULL, EventTable, Kind
 from flatout.records.timeline import BEFORE_RECORDING
 
@@ -77,3 +82,57 @@ def _last_linked_on_stream(device: NDArray[np.int32], stream: Times, linked: Fla
     valid = latest >= first_of_stream
     result[order[valid]] = order[latest[valid]]
     return result
+
+
+def lost_launches(table: EventTable, work: GpuWork) -> NDArray[np.int64]:
+    """Return the events that launched a kernel of which the trace has no record.
+
+    A launch during the capture of a graph starts no kernel, and a launch call inside another one starts the same.
+    """
+    is_launch = names.matching(table.names, names.LAUNCH)[table.name] & (table.kind == Kind.RUNTIME)
+    is_launch &= table.correlation != NULL
+    has_work = np.zeros(table.num_events, dtype=np.bool_)
+    has_work[work.launch[work.is_linked]] = True
+    lost = np.flatnonzero(is_launch & ~has_work)
+    if len(lost) == 0:
+        return lost
+    axis = ThreadTimes(int(table.start_ns[0]), int(table.end_ns.max()))
+    at = axis(table.thread[lost], table.start_ns[lost])
+    end = axis(table.thread[lost], table.end_ns[lost])
+    launched = np.flatnonzero(is_launch & has_work)
+    launched_at = np.sort(axis(table.thread[launched], table.start_ns[launched]))
+    encloses_a_launch = np.searchsorted(launched_at, end) > np.searchsorted(launched_at, at)
+    calls = union(launched_at, axis(table.thread[launched], table.end_ns[launched]))
+    return lost[~encloses_a_launch & ~covers(*calls, at) & ~covers(*_captures(table, axis), at)]
+
+
+def _captures(table: EventTable, axis: ThreadTimes) -> tuple[Times, Times]:
+    """Return the intervals in which a thread captures a graph, on the axis of its thread."""
+    calls = table.kind == Kind.RUNTIME
+    begin = np.flatnonzero(calls & names.matching(table.names, names.BEGIN_CAPTURE)[table.name])
+    end = np.flatnonzero(calls & names.matching(table.names, names.END_CAPTURE)[table.name])
+    begin_at = np.sort(axis(table.thread[begin], table.start_ns[begin]))
+    end_at = np.sort(axis(table.thread[end], table.end_ns[end]))
+    following = np.searchsorted(end_at, begin_at)
+    has_end = following < len(end_at)
+    return union(begin_at[has_end], end_at[following[has_end]])
+
+
+def unknown_idle_time(work: GpuWork, lost_ns: Times, busy: tuple[Times, Times], high: int) -> tuple[Times, Times]:
+    """Return the intervals without recorded GPU work before `high` in which lost kernels can have run.
+
+    `lost_ns` are the times of their launches, sorted. Work starts in the order of its launches: what was launched before
+    other work that has started by the begin of a gap ran before it.
+    """
+    if len(lost_ns) == 0:
+        return lost_ns, lost_ns
+    gap_start, gap_end = gaps(*busy, int(lost_ns[0]), high)
+    by_start = np.argsort(work.start_ns, kind="stable")
+    last_launch = np.maximum.accumulate(work.launched_ns[by_start])
+    num_started = np.searchsorted(work.start_ns[by_start], gap_start, side="left")
+    started_launch = np.append(BEFORE_RECORDING, last_launch)[num_started]
+    first_lost = np.searchsorted(lost_ns, started_launch, side="right")
+    never = np.iinfo(np.int64).max
+    since = np.maximum(np.append(lost_ns, never)[first_lost], gap_start)
+    is_unknown = since < gap_end
+    return since[is_unknown], gap_end[is_unknown]

@@ -73,12 +73,17 @@ def match_kernels(timelines: Sequence[RankTimeline]) -> tuple[list[Match], list[
 
 
 def world_size_of(timelines: Sequence[RankTimeline]) -> int | None:
-    """Return the world size from the metadata, else the size that the largest recorded group implies."""
+    """Return the world size from the metadata, else the size that the largest recorded group implies.
+
+    A process that drives several GPUs and records neither is a job by itself: its collectives are among its GPUs.
+    """
     recorded = [t.meta.world_size for t in timelines if t.meta.world_size]
     if recorded:
         return max(recorded)
     groups = {(call.group_size, call.ranks) for t in timelines for call in t.communication.calls}
     implied = [max(size or 0, max(ranks or (0,)) + 1) for size, ranks in groups if size or ranks]
+    if not implied and len(timelines) == 1 and timelines[0].devices:
+        return 1
     return max(implied, default=None)
 
 

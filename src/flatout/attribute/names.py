@@ -51,6 +51,8 @@ WRAPPERS = {
 }
 STEP = re.compile(r"^ProfilerStep\s*#\s*(\d+)$")
 LAUNCH = re.compile(r"^(?:cuda|hip)(?:Ext)?(?:Module)?Launch|^cuLaunchKernel|^hipGraphLaunch|^urEnqueueKernelLaunch")
+BEGIN_CAPTURE = re.compile(r"^(?:cuda|hip|cu)StreamBeginCapture")
+END_CAPTURE = re.compile(r"^(?:cuda|hip|cu)StreamEndCapture")
 COMMAND_BUFFER_FULL = "Command Buffer Full"
 BACKWARD_PREFIX = "autograd::engine::evaluate_function"
 

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from flatout.attribute import names
 from flatout.attribute.communication import communication_kernels, is_communication
 from flatout.attribute.cpu import cpu_parts
+from flatout.attribute.device import no_communication, of_unknown_device, sign_of_unseen_gpu
+from flatout.attribute.devices import driven_devices
 from flatout.attribute.facts import rank_facts
 from flatout.attribute.host import HostStates, host_states
 from flatout.attribute.intervals import Flags, Times, clip, covers, distinct, gaps, union
-from flatout.attribute.launches import GpuWork, link_launches
+from flatout.attribute.launches import GpuWork, link_launches, lost_launches, unknown_idle_time
+from flatout.attribute.notes import rank_notes
 from flatout.attribute.segments import merged_segments
 from flatout.attribute.steps import HostSteps, host_steps, step_spans, window_of
 from flatout.attribute.track import cpu_track, rank_track
 from flatout.records.diagnosis import Part
-from flatout.records.events import EventTable, Kind, Quality
-from flatout.records.timeline import CommunicationKernels, RankTimeline, Segments
+from flatout.records.events import EventTable, Kind
+from flatout.records.timeline import CommunicationKernels, DeviceWork, RankTimeline, Segments
 from flatout.records.track import RankTrack
-
-MIN_UNLINKED_SHARE = 0.25  # reached by a host that runs one step ahead, with three steps recorded
 
 
 def attribute_rank(table: EventTable, rank: int | None = None, *, with_track: bool = False) -> RankTimeline:
@@ -36,28 +36,41 @@ def attribute_rank(table: EventTable, rank: int | None = None, *, with_track: bo
     steps = step_spans(marks, work, window_end)
     states = host_states(table, work, marks)
     has_gpu = len(work) > 0
+    devices: tuple[DeviceWork, ...] = ()
+    lost = lost_launches(table, work)
+    sign_of_gpu = sign_of_unseen_gpu(table, work, len(lost))
     is_comm = is_communication(table, work)
     if has_gpu:
         lead_in_end = steps[0].start_ns if steps else window_start
-        segments = _gpu_parts(table, work, is_comm, states, (window_start, lead_in_end, window_end))
+        lost_ns = np.sort(table.start_ns[lost])
+        segments = _gpu_parts(table, work, is_comm, states, lost_ns, (window_start, lead_in_end, window_end))
+        communication = communication_kernels(table, work, is_comm)
+        devices = driven_devices(table, work, is_comm, (window_start, window_end))
+    elif sign_of_gpu is not None:
+        segments = of_unknown_device(cpu_parts(table, marks, states, (window_start, window_end)))
+        communication = no_communication()
     else:
         segments = cpu_parts(table, marks, states, (window_start, window_end))
-    quality = list(table.quality)
-    quality += _quality(work, has_steps=bool(steps), has_gpu=has_gpu, has_launches=_has_launches(table))
-    communication = communication_kernels(table, work, is_comm)
+        communication = communication_kernels(table, work, is_comm)
+    track = None
+    if with_track and sign_of_gpu is None:
+        track = _track(table, work, is_comm, states, marks, segments, communication)
+    notes = rank_notes(work, has_steps=bool(steps), num_lost=len(lost), sign_of_gpu=sign_of_gpu)
     return RankTimeline(
         meta=table.meta,
         rank=rank if rank is not None else (table.meta.rank or 0),
         has_gpu=has_gpu,
+        devices=devices,
+        is_device_known=sign_of_gpu is None,
         first_event_ns=int(table.start_ns[0]) if table.num_events else window_start,
         window_start_ns=window_start,
         window_end_ns=window_end,
         steps=steps,
         segments=segments,
         communication=communication,
-        quality=tuple(quality),
-        facts=rank_facts(table, work, is_comm, states, marks, steps, segments, communication),
-        track=_track(table, work, is_comm, states, marks, segments, communication) if with_track else None,
+        quality=(*table.quality, *notes),
+        facts=rank_facts(table, work, is_comm, states, marks, steps, segments, communication, len(devices) or 1),
+        track=track,
     )
 
 
@@ -76,9 +89,17 @@ def _track(
 
 
 def _gpu_parts(
-    table: EventTable, work: GpuWork, is_comm: Flags, states: HostStates, bounds: tuple[int, int, int]
+    table: EventTable,
+    work: GpuWork,
+    is_comm: Flags,
+    states: HostStates,
+    lost_ns: Times,
+    bounds: tuple[int, int, int],
 ) -> Segments:
-    """Assign times with GPU work first (compute, communication, copies), then the gaps by the host's activity."""
+    """Assign times with GPU work first (compute, communication, copies), then the gaps by the host's activity.
+
+    Gaps in which kernels without a record (launched at `lost_ns`) can have run are unattributed.
+    """
     low, lead_in_end, high = bounds
     start, end = clip(work.start_ns, work.end_ns, low, high)
     is_kernel = table.kind[work.event] == Kind.KERNEL
@@ -89,7 +110,8 @@ def _gpu_parts(
     gap_start, gap_end = gaps(*busy, low, high)
     ready, drained = _gap_ends(work, states, gap_start, gap_end, high)
     host = (states.checkpoint, states.data_loading, states.allocator, states.command_buffer_full, states.active)
-    cuts = [compute, comm, copies, (gap_start, gap_end), *host]
+    unknown = unknown_idle_time(work, lost_ns, union(work.start_ns, work.end_ns), high)
+    cuts = [compute, comm, copies, (gap_start, gap_end), unknown, *host]
     marks = np.asarray([low, lead_in_end, high], dtype=np.int64)
     points = np.concatenate([marks, ready, *(times for cut in cuts for times in cut)])
     points = distinct(points[(points >= low) & (points <= high)])
@@ -112,6 +134,7 @@ def _gpu_parts(
         (states.checkpoint, Part.CHECKPOINT),
     ):
         part[before_ready & covers(*intervals, at)] = claimed
+    part[covers(*unknown, at)] = Part.UNATTRIBUTED
     part[at < lead_in_end] = Part.UNATTRIBUTED
     part[covers(*copies, at)] = Part.MEMORY_COPY
     part[covers(*comm, at)] = Part.COMMUNICATION_UNSPLIT
@@ -136,46 +159,3 @@ def _gap_ends(
 
 def _take(start: Times, end: Times, rows: Flags) -> tuple[Times, Times]:
     return start[rows], end[rows]
-
-
-def _has_launches(table: EventTable) -> bool:
-    """Whether the host launched kernels, even if the profiler did not record the kernels."""
-    is_launch = names.matching(table.names, names.LAUNCH)
-    return bool((is_launch[table.name] & (table.kind == Kind.RUNTIME)).any())
-
-
-def _quality(work: GpuWork, *, has_steps: bool, has_gpu: bool, has_launches: bool) -> list[Quality]:
-    found = []
-    if not has_steps:
-        found.append(
-            Quality(
-                problem="the trace has no ProfilerStep marks",
-                effect="costs are of the recording, not per step; the time before the first step cannot be separated",
-            )
-        )
-    if not has_gpu and has_launches:
-        found.append(
-            Quality(
-                problem="the host launched GPU work, but the trace has no GPU events: the profiler lost them",
-                effect="only the host's side is known; nothing that is said of compute or idle time is of the GPU",
-            )
-        )
-    elif not has_gpu:
-        found.append(Quality(problem="the trace has no GPU events", effect="parts are those of a job on the CPU"))
-    elif not work.is_linked.any():
-        found.append(
-            Quality(
-                problem="no GPU event has a launching call in the trace",
-                effect="idle time cannot be told apart into host work and launch latency",
-            )
-        )
-    elif not work.is_linked.all():
-        unlinked = int((~work.is_linked).sum())
-        if unlinked >= MIN_UNLINKED_SHARE * len(work):
-            found.append(
-                Quality(
-                    problem=f"{unlinked:,} of {len(work):,} GPU events were launched before the recording",
-                    effect="they are counted as work; what launched them is unknown",
-                )
-            )
-    return found

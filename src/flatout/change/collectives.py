@@ -31,9 +31,10 @@ def with_collectives(facts: JobFacts, job: JobAttribution) -> JobFacts:
 
 
 def _device(job: JobAttribution) -> str | None:
-    if not job.timelines:
-        return None
-    return "cuda" if any(timeline.has_gpu for timeline in job.timelines) else "cpu"
+    if any(timeline.has_gpu for timeline in job.timelines):
+        return "cuda"
+    is_known = job.timelines and all(timeline.is_device_known for timeline in job.timelines)
+    return "cpu" if is_known else None
 
 
 def _gradient_bytes(reductions: Sequence[CommunicationCall], job: JobAttribution) -> int | None:

@@ -171,7 +171,7 @@ class DiagnosisContext:
         return sum(self.claim(part, self.available(part) * wanted / left) for part in HOST_PARTS)
 
     def _own(self, timeline: RankTimeline) -> NDArray[np.float64]:
-        total = self.job.segments[timeline.rank].between_ns(timeline.first_step_ns, timeline.window_end_ns)
+        total = self.job.parts_between_ns(timeline.rank, timeline.first_step_ns, timeline.window_end_ns)
         return total / 1e9 / (len(timeline.steps) or 1)
 
     def _blamed(self) -> dict[tuple[int, int, str], float]:
@@ -189,6 +189,17 @@ class DiagnosisContext:
                 charged[row[waiting], PART_NAMES.index(part)] += seconds
                 charged[row[waiting], Part.WAIT] -= seconds
         return charged if len(charged) else np.zeros((1, NUM_PARTS))
+
+    def waits_for_own_devices_s(self, rank: int) -> float:
+        """Return the seconds per step in which a GPU of the rank idles while another GPU of the rank works.
+
+        The mean over its GPUs; 0 for a rank with one GPU.
+        """
+        timeline = self.ranks[self.row[rank]]
+        if not timeline.devices:
+            return 0.0
+        of_rank = self.job.segments[rank].between_ns(timeline.first_step_ns, timeline.window_end_ns)[Part.WAIT]
+        return max(float(self.own[self.row[rank], Part.WAIT]) - self.per_step(int(of_rank) / 1e9), 0.0)
 
     def is_straggling(self, part: str) -> bool:
         """Whether lateness in this part is claimed by no other finding.

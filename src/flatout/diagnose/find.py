@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.diagnose.confidence import limited
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.recorder import Untraced
 from flatout.diagnose.rules import RULES
 from flatout.records.ceilings import Ceilings
-from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, JobSummary, Part, RankDiagnosis, StepDiagnosis
+from flatout.records.diagnosis import (
+    PART_NAMES,
+    DeviceDiagnosis,
+    Diagnosis,
+    Finding,
+    JobSummary,
+    Part,
+    RankDiagnosis,
+    StepDiagnosis,
+)
 from flatout.records.events import Quality
 from flatout.records.job import JobAttribution
 from flatout.records.timeline import RankTimeline, Segments
@@ -16,8 +30,8 @@ from flatout.units import percent
 
 MIN_UNEXPLAINED_SHARE = 0.1
 WITHOUT_RULE = {
-    Part.LAUNCH_LATENCY: "work was launched but had not begun (launch latency)",
-    Part.UNATTRIBUTED: "the trace does not show what the host did (unattributed)",
+    Part.LAUNCH_LATENCY: "is idle: work was launched but had not begun (launch latency)",
+    Part.UNATTRIBUTED: "is unattributed: the trace does not show what the device or the host did",
 }
 
 
@@ -30,10 +44,12 @@ def diagnose(
 ) -> Diagnosis:
     """Return the findings of a job with its parts, blame and data quality. `ceilings`: measured rates by host."""
     context = DiagnosisContext(job, untraced, _measured_peaks(job, ceilings or {}))
+    quality = tuple(quality)
     findings: list[Finding] = []
     if context.step_s > 0:
         for rule in RULES:
             findings += rule.find(context)
+    findings = limited(findings, job, quality)
     findings.sort(key=lambda f: (-f.cost_s_per_step, f.code))
     origin = min((t.window_start_ns for t in job.timelines), default=0)
     return Diagnosis(
@@ -42,11 +58,12 @@ def diagnose(
             world_size=job.world_size,
             missing_ranks=job.missing_ranks,
             device=_device(job),
+            ranks_of_unknown_device=tuple(t.rank for t in job.timelines if not t.is_device_known),
             num_steps=context.num_steps,
             step_s=context.step_s if context.num_steps else None,
             untraced_step_s=untraced.step_s if untraced is not None else None,
         ),
-        ranks=tuple(_rank(t, job.segments[t.rank], origin) for t in job.timelines),
+        ranks=tuple(_rank(t, job, origin) for t in job.timelines),
         blame=job.blame,
         findings=tuple(findings),
         data_quality=(*quality, *_gathered(job), *job.quality, *_missing(job), *_unexplained(context)),
@@ -67,13 +84,13 @@ def _device(job: JobAttribution) -> str | None:
     return ", ".join(sorted(names)) if names else None
 
 
-def _rank(timeline: RankTimeline, segments: Segments, origin_ns: int) -> RankDiagnosis:
+def _rank(timeline: RankTimeline, job: JobAttribution, origin_ns: int) -> RankDiagnosis:
     steps = tuple(
         StepDiagnosis(
             step=step.number,
             start_s=(step.start_ns - origin_ns) / 1e9,
             window_s=(step.end_ns - step.start_ns) / 1e9,
-            parts_s=_parts(segments, step.start_ns, step.end_ns),
+            parts_s=_seconds_by_part(job.parts_between_ns(timeline.rank, step.start_ns, step.end_ns)),
         )
         for step in timeline.steps
     )
@@ -81,31 +98,40 @@ def _rank(timeline: RankTimeline, segments: Segments, origin_ns: int) -> RankDia
         rank=timeline.rank,
         window_s=(timeline.window_end_ns - timeline.window_start_ns) / 1e9,
         num_steps=len(steps),
-        parts_s=_parts(segments, timeline.window_start_ns, timeline.window_end_ns),
+        parts_s=_seconds_by_part(job.parts_between_ns(timeline.rank, timeline.window_start_ns, timeline.window_end_ns)),
         lead_in_s=(timeline.first_step_ns - timeline.window_start_ns) / 1e9,
         steps=steps,
         step_s=sum(s.window_s for s in steps) / len(steps) if steps else None,
+        devices=tuple(
+            _device_parts(device, segments, timeline)
+            for device, segments in job.device_segments.get(timeline.rank, {}).items()
+        ),
     )
 
 
-def _parts(segments: Segments, start_ns: int, end_ns: int) -> dict[str, float]:
-    return {name: int(ns) / 1e9 for name, ns in zip(PART_NAMES, segments.between_ns(start_ns, end_ns), strict=True)}
+def _device_parts(device: int, segments: Segments, timeline: RankTimeline) -> DeviceDiagnosis:
+    total_ns = segments.between_ns(timeline.first_step_ns, timeline.window_end_ns)
+    return DeviceDiagnosis(device=device, parts_s=_seconds_by_part(total_ns / (len(timeline.steps) or 1)))
+
+
+def _seconds_by_part(parts_ns: NDArray[np.float64]) -> dict[str, float]:
+    return {name: float(ns) / 1e9 for name, ns in zip(PART_NAMES, parts_ns, strict=True)}
 
 
 def _gathered(job: JobAttribution) -> list[Quality]:
     """Merge the notes that several ranks share."""
-    ranks: dict[tuple[str, str], list[int]] = {}
+    ranks_of_note: dict[Quality, list[int]] = {}
     for timeline in job.timelines:
         for note in timeline.quality:
-            ranks.setdefault((note.problem, note.effect), []).append(timeline.rank)
+            ranks_of_note.setdefault(note, []).append(timeline.rank)
     num_ranks = len(job.timelines)
     result = []
-    for (problem, effect), found in ranks.items():
-        if len(found) == 1:
-            result.append(Quality(rank=found[0] if num_ranks > 1 else None, problem=problem, effect=effect))
+    for note, ranks in ranks_of_note.items():
+        if len(ranks) == 1:
+            result.append(msgspec.structs.replace(note, rank=ranks[0] if num_ranks > 1 else None))
         else:
-            where = "all ranks" if len(found) == num_ranks else f"{len(found)} ranks"
-            result.append(Quality(problem=f"{problem} ({where})", effect=effect))
+            where = "all ranks" if len(ranks) == num_ranks else f"{len(ranks)} ranks"
+            result.append(msgspec.structs.replace(note, problem=f"{note.problem} ({where})"))
     return result
 
 
@@ -114,7 +140,7 @@ def _unexplained(context: DiagnosisContext) -> list[Quality]:
     share = {part: context.available(part) / context.step_s if context.step_s > 0 else 0.0 for part in WITHOUT_RULE}
     return [
         Quality(
-            problem=f"{percent(share[part])} of the {'step' if context.num_steps else 'recording'} is idle: {why}",
+            problem=f"{percent(share[part])} of the {'step' if context.num_steps else 'recording'} {why}",
             effect="no finding covers it",
         )
         for part, why in WITHOUT_RULE.items()

@@ -1,9 +1,10 @@
 """Repair impossible durations.
 
 In: the columns of a table, sorted by time. Out: durations that are neither negative nor absurd, and the number of
-changes. Overlap on one stream alone is not an error (programmatic dependent launch, CUDA graphs). Repaired are
-durations out of proportion to everything around them, such as those that overflowing counters cause (ROCm: TraceLens
-issue 669).
+changes. Repaired are durations out of proportion to everything around them, such as those that overflowing counters
+cause (ROCm: TraceLens issue 669), and GPU work that outlasts later work of its stream, which runs in order. Not
+repaired is what may overlap on one stream: the kernels of one CUDA graph, and a kernel that starts before its
+predecessor has ended (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.read.schema import is_kind
-from flatout.records.events import GPU_WORK
+from flatout.records.events import GPU_WORK, NULL, Kind
 from flatout.units import NS_PER_S
 
 # Absurd: longer than a hundred times the distance to the next start on its stream, and than half of the trace.
@@ -30,6 +31,9 @@ _MIN_HOST_NS = 24 * 3600 * NS_PER_S
 _MIN_MARK_OVERLAP_NS = 1_000_000
 # The last mark can outlast the recording, but not by more than ten steps.
 _MIN_MARK_MEDIANS = 10
+# Dependent launches overlap by microseconds: by at most 3.7 us in public traces, none of which has a kernel that
+# outlasts a later one of its stream.
+_MIN_OUTLASTING_NS = 10_000
 
 
 class Repairs(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +42,13 @@ class Repairs(msgspec.Struct, frozen=True, kw_only=True):
     clipped_ns: int = 0  # total time removed by clipping
     num_marks: int = 0  # number of step marks that were cut
     marks_ns: int = 0  # total time removed from step marks
+    num_outlasting: int = 0  # number of pieces of GPU work that outlast later work of their stream
+    outlasting_ns: int = 0  # total time removed from them
+    span_ns: int = 0  # from the first to the last start of the trace
 
     @property
     def any(self) -> bool:
-        return bool(self.num_negative or self.num_clipped or self.num_marks)
+        return bool(self.num_negative or self.num_clipped or self.num_marks or self.num_outlasting)
 
 
 def repair_durations(columns: dict[str, NDArray[Any]], is_mark: NDArray[np.bool_]) -> Repairs:
@@ -69,6 +76,7 @@ def repair_durations(columns: dict[str, NDArray[Any]], is_mark: NDArray[np.bool_
     clipped = end_ns[absurd] - start_ns[absurd]
     clipped_ns = int(np.minimum((duration_ns[absurd] - clipped).astype(np.float64).sum(), 2**62))
     duration_ns[absurd] = clipped
+    num_outlasting, outlasting_ns = _cut_outlasting(columns, np.flatnonzero(is_work))
     num_marks, marks_ns = _cut_marks(columns, np.flatnonzero(is_mark))
     return Repairs(
         num_negative=int(negative.sum()),
@@ -76,7 +84,47 @@ def repair_durations(columns: dict[str, NDArray[Any]], is_mark: NDArray[np.bool_
         clipped_ns=clipped_ns,
         num_marks=num_marks,
         marks_ns=marks_ns,
+        num_outlasting=num_outlasting,
+        outlasting_ns=outlasting_ns,
+        span_ns=span_ns,
     )
+
+
+def _cut_outlasting(columns: dict[str, NDArray[Any]], work: NDArray[np.int64]) -> tuple[int, int]:
+    """End GPU work that outlasts later work of its stream where that begins; return the number and the time removed.
+
+    A copy or memory set must also not run into the next work of its stream: only kernels can overlap their successor.
+    """
+    device, stream = columns["device"][work], columns["stream"][work]
+    order = np.lexsort((columns["start_ns"][work], stream, device))
+    ordered = work[order]
+    is_first = np.ones(len(ordered), np.bool_)
+    is_first[1:] = (np.diff(device[order]) != 0) | (np.diff(stream[order]) != 0)
+    num_cut, cut_ns = 0, 0
+    for rows in np.split(ordered, np.flatnonzero(is_first)[1:]):
+        removed_ns = _excess_on_stream(columns, rows)
+        columns["duration_ns"][rows] -= removed_ns
+        num_cut += int((removed_ns > 0).sum())
+        cut_ns += int(removed_ns.sum())
+    return num_cut, cut_ns
+
+
+def _excess_on_stream(columns: dict[str, NDArray[Any]], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the time by which each piece of work of one stream, in the order of start, lasts impossibly long."""
+    start_ns, correlation = columns["start_ns"][rows], columns["correlation"][rows]
+    end_ns = start_ns + columns["duration_ns"][rows]
+    # The work that one call launched (a graph) may overlap: each piece is compared with what follows all of it.
+    is_last = np.ones(len(rows), np.bool_)
+    is_last[:-1] = (correlation[1:] != correlation[:-1]) | (correlation[1:] == NULL)
+    lasts = np.flatnonzero(is_last)
+    following = lasts[np.searchsorted(lasts, np.arange(len(rows)))] + 1
+    never = np.iinfo(np.int64).max
+    next_start_ns = np.append(start_ns, never)[following]
+    earliest_end_ns = np.append(np.minimum.accumulate(end_ns[::-1])[::-1], never)[following]
+    is_kernel = columns["kind"][rows] == Kind.KERNEL
+    limit_ns = np.where(is_kernel, earliest_end_ns, next_start_ns)
+    is_outlasting = end_ns - _MIN_OUTLASTING_NS > limit_ns
+    return np.where(is_outlasting, end_ns - np.maximum(next_start_ns, start_ns), 0)
 
 
 def _cut_marks(columns: dict[str, NDArray[Any]], marks: NDArray[np.int64]) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from flatout import units
 from flatout.read.durations import Repairs
 from flatout.records.events import Quality
 
+_MUCH_OF_SPAN = 0.01  # repaired time above this share of the trace makes its findings less sure
 _TIME_IS_IDLE = "their time shows as idle or unattributed"
 
 # for each damage counted while decoding: the problem ({} is the number) and its effect
@@ -60,6 +61,19 @@ def duration_quality(repairs: Repairs) -> list[Quality]:
                 f"{units.seconds(repairs.marks_ns / units.NS_PER_S)} less in total",
             )
         )
+    if repairs.num_outlasting:
+        is_much = repairs.outlasting_ns >= _MUCH_OF_SPAN * repairs.span_ns
+        notes.append(
+            Quality(
+                problem=_count(
+                    "{} pieces of GPU work outlast later work of their stream, which is impossible",
+                    repairs.num_outlasting,
+                ),
+                effect="they were cut where the next work of the stream begins: "
+                f"{units.seconds(repairs.outlasting_ns / units.NS_PER_S)} less in total",
+                max_confidence="medium" if is_much else None,
+            )
+        )
     if repairs.num_clipped:
         notes.append(
             Quality(
@@ -86,6 +100,8 @@ _SINGULAR = {
     "events have": "event has",
     "marks of steps (ProfilerStep) last": "mark of a step (ProfilerStep) lasts",
     "follows them": "follows it",
+    "pieces of GPU work outlast": "piece of GPU work outlasts",
+    "of their stream": "of its stream",
     "events": "event",
     "entries": "entry",
     "are not events": "is not an event",

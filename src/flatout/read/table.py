@@ -209,6 +209,7 @@ def _meta(metadata: FileMetadata, path: str, base_ns: int, columns: dict[str, ND
         world_size=metadata.world_size,
         backend=metadata.backend,
         device_name=metadata.device_names.get(int(devices[counts.argmax()])) if devices.size else None,
+        num_devices=len(metadata.device_names),
         base_ns=base_ns,
         hostname=metadata.hostname,
         fingerprint=f"{len(columns['start_ns'])}-{_checksum(columns['start_ns'])}-{_checksum(columns['duration_ns'])}",

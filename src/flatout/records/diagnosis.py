@@ -41,14 +41,22 @@ class StepDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     parts_s: dict[str, float]
 
 
+class DeviceDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a rank that drives several. `wait` includes the time in which it idles while another of them works."""
+
+    device: int
+    parts_s: dict[str, float]  # of a mean step; of the whole window if there are no steps
+
+
 class RankDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     window_s: float  # the time before the first step, and all steps
     num_steps: int
-    parts_s: dict[str, float]  # of the whole window
+    parts_s: dict[str, float]  # of the whole window; the mean over `devices` if the rank drives several GPUs
     lead_in_s: float  # from the start of the window to the first step
     steps: tuple[StepDiagnosis, ...]
     step_s: float | None  # mean step; None without steps
+    devices: tuple[DeviceDiagnosis, ...] = ()  # the GPUs of a rank that drives several; empty for one GPU or none
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +85,10 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int
     world_size: int | None
     missing_ranks: tuple[int, ...]
-    device: str | None
+    device: str | None  # None: the CPU, or unknown
     num_steps: int
     step_s: float | None  # mean over ranks and complete steps
+    ranks_of_unknown_device: tuple[int, ...] = ()  # their traces have no GPU events, but they can have used GPUs
     untraced_step_s: float | None = None  # from a recording; None for a plain trace
     hosts: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # if known, and more than one
     # For a recording only: null if missing, and `reasons` says why. A plain trace has none of these keys: all its

@@ -55,6 +55,8 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     effect: str
     rank: int | None = None
+    # The highest confidence (medium or inconclusive) that findings about these ranks can have; None: no limit.
+    max_confidence: str | None = None
 
 
 class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +67,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     backend: str | None = None
     device_name: str | None = None  # of the device that this rank ran on; None for the CPU
+    num_devices: int = 0  # GPUs of the machine that the trace lists
     base_ns: int = 0  # baseTimeNanoseconds, already added to start_ns
     hostname: str | None = None
     fingerprint: str | None = None  # of the times of all events: equal for copies of a trace

@@ -77,6 +77,12 @@ class JobAttribution(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     world_size: int | None
     missing_ranks: tuple[int, ...]
     quality: tuple[Quality, ...]
+    device_segments: dict[int, dict[int, Segments]] = {}  # by rank and GPU, for the ranks that drive several GPUs
+
+    def parts_between_ns(self, rank: int, start_ns: int, end_ns: int) -> NDArray[np.float64]:
+        """Return the rank's nanoseconds by part between two times: the mean over its GPUs; shape (NUM_PARTS,)."""
+        timelines = list(self.device_segments.get(rank, {}).values()) or [self.segments[rank]]
+        return np.asarray(np.mean([segments.between_ns(start_ns, end_ns) for segments in timelines], axis=0))
 
     @property
     def blame(self) -> tuple[Blame, ...]:

@@ -139,12 +139,24 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     wrappers: tuple[str, ...] = ()  # what distributes the model, as event names show: ddp, fsdp, deepspeed
 
 
+class DeviceWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The work of one GPU of a rank that drives several."""
+
+    device: int
+    segments: Segments  # of the rank's window: compute, communication_unsplit, memory_copy, or unattributed while idle
+
+    @property
+    def busy_ns(self) -> int:
+        is_busy = self.segments.part != Part.UNATTRIBUTED
+        return int((self.segments.end_ns - self.segments.start_ns)[is_busy].sum())
+
+
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One rank, attributed without the other ranks: exposed communication is still unsplit."""
 
     meta: TraceMeta
     rank: int
-    has_gpu: bool
+    has_gpu: bool  # the trace has GPU events
     first_event_ns: int
     window_start_ns: int
     window_end_ns: int
@@ -154,6 +166,8 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     quality: tuple[Quality, ...]
     facts: RankFacts | None = None
     track: RankTrack | None = None  # None without steps
+    devices: tuple[DeviceWork, ...] = ()  # of a process that drives several GPUs; empty for one GPU or none
+    is_device_known: bool = True  # False: the trace has no GPU events, but shows that the rank can have used a GPU
 
     @property
     def first_step_ns(self) -> int:

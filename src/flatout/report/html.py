@@ -76,7 +76,7 @@ def page_content(diagnosis: Diagnosis, command: Sequence[str], explain: Mapping[
         "num_more_findings": max(0, len(findings) - MOST_FINDINGS),
         "all_findings": _all_findings(diagnosis),
         "mean": _mean(rows),
-        "rows": [_row(row, diagnosis, rows) for row in rows.rows],
+        "rows": [_row(row, diagnosis, rows) for row in rows.by_device()],
         "groups": [{"label": row.label, "ranks": units.rank_ranges(row.ranks, 40)} for row in rows.groups],
         "tolerance": None if rows.tolerance is None else f"{rows.tolerance * 100:.3g} %",
         "part_columns": [{"part": part, "label": PART_LABELS[PART_NAMES[part]]} for part in _used_parts(rows)],

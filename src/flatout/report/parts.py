@@ -35,7 +35,7 @@ PART_MEANINGS: Mapping[str, str] = {
     "host_sync": "The device idles because a synchronising call let its queue run empty.",
     "host_launch": "The device idles while the host prepares its next work (Python, operators, launch calls).",
     "launch_latency": "The device idles although its next work has been launched: the time a launch takes to arrive.",
-    "unattributed": "The device idles, and the trace does not show why.",
+    "unattributed": "The trace does not show what the device or the host did.",
 }
 
 SAFETY_MEANINGS: Mapping[str, str] = {

@@ -26,6 +26,8 @@ def job_summary(diagnosis: Diagnosis) -> list[str]:
     facts = [num_ranks]
     if job.device:
         facts.append(job.device)
+    elif job.ranks_of_unknown_device:
+        facts.append("device unknown")
     return facts + recorded_facts(job) + _traced(diagnosis)
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.records.diagnosis import Diagnosis, RankDiagnosis
+from flatout.records.diagnosis import DeviceDiagnosis, Diagnosis, RankDiagnosis
 from flatout.report.parts import part_values
 
 FIRST_TOLERANCE = 0.02  # of the median step: as large as the smallest finding
@@ -28,6 +28,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     shown: RankDiagnosis  # the rank, or the rank nearest to the group's centre
     duration_s: float  # of a mean step, or of the window if there are no steps
     parts_s: tuple[float, ...]  # in the order of PART_NAMES
+    device: int | None = None  # the row is of one GPU of a rank that drives several
 
     @property
     def is_group(self) -> bool:
@@ -35,7 +36,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        return f"{len(self.ranks):,} ranks" if self.is_group else f"rank {self.ranks[0]}"
+        if self.is_group:
+            return f"{len(self.ranks):,} ranks"
+        return f"rank {self.ranks[0]}" if self.device is None else f"rank {self.ranks[0]}, GPU {self.device}"
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,12 +49,24 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     def groups(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.is_group)
 
+    def by_device(self) -> tuple[Row, ...]:
+        """Return the rows with one for each GPU in place of the row of a rank that drives several."""
+        rows: list[Row] = []
+        for row in self.rows:
+            devices = () if row.is_group else row.shown.devices
+            rows += [_device_row(row, device) for device in devices] or [row]
+        return tuple(rows)
+
     def mean_parts_s(self) -> tuple[float, ...]:
         """Return the mean seconds of each part over all ranks; a group counts once for each of its ranks."""
         sizes = [len(row.ranks) for row in self.rows]
         num_ranks = max(1, sum(sizes))
         columns = zip(*(row.parts_s for row in self.rows), strict=True)
         return tuple(sum(s * size for s, size in zip(column, sizes, strict=True)) / num_ranks for column in columns)
+
+
+def _device_row(row: Row, device: DeviceDiagnosis) -> Row:
+    return msgspec.structs.replace(row, parts_s=part_values(device.parts_s), device=device.device)
 
 
 def mean_parts(rank: RankDiagnosis) -> tuple[float, ...]:

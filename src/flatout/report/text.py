@@ -74,9 +74,10 @@ def _parts_table(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
     rows = rank_rows(diagnosis, most_ranks=MOST_RANKS, most_rows=MOST_ROWS)
     if not rows.rows:
         return []
-    labels = [row.label if row.is_group else str(row.ranks[0]) for row in rows.rows]
-    durations = [units.seconds(row.duration_s) for row in rows.rows]
-    values = [row.parts_s for row in rows.rows]
+    drawn = rows.by_device()
+    labels = [row.label if row.is_group else row.label.removeprefix("rank ") for row in drawn]
+    durations = [units.seconds(row.duration_s) for row in drawn]
+    values = [row.parts_s for row in drawn]
     if len(values) > 1:
         mean = rows.mean_parts_s()
         labels.append("mean")

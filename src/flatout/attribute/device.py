@@ -1,0 +1,62 @@
+"""Decide on which kind of device a rank ran: a GPU, the CPU, or one that its trace does not show.
+
+A trace without GPU events is that of a job on the CPU only if nothing in it speaks of a GPU: the profiler may have lost
+the GPU's events, or may not have recorded them.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from flatout.attribute import names
+from flatout.attribute.launches import GpuWork
+from flatout.records.diagnosis import Part
+from flatout.records.events import EventTable, Kind
+from flatout.records.timeline import CommunicationKernels, Segments
+
+_DEVICE_BACKENDS = frozenset({"nccl", "rccl", "xccl", "hccl"})
+_DEVICE_COLLECTIVE = re.compile(r"^(?:nccl|rccl|xccl|hccl):")
+_HOST_COLLECTIVE = re.compile(r"^(?:gloo|mpi):")
+_DEVICE_OPERATOR = re.compile(r"^aten::_?(?:cudnn|miopen)_")
+# What the host of a rank without GPU events is certain to have done, whatever its device did meanwhile.
+_HOST_PARTS = (Part.DATA_LOADING, Part.CHECKPOINT)
+
+
+def sign_of_unseen_gpu(table: EventTable, work: GpuWork, num_lost_launches: int) -> str | None:
+    """Return what shows that the rank used, or can have used, a GPU whose events its trace lacks; None otherwise."""
+    if len(work):
+        return None
+    if num_lost_launches:
+        return f"the host launched {num_lost_launches:,} kernels: the profiler lost them"
+    is_annotation = table.kind == Kind.USER_ANNOTATION
+    if _has(table, _DEVICE_COLLECTIVE, is_annotation):
+        return "its collectives are those of a GPU's library"
+    if _has(table, _HOST_COLLECTIVE, is_annotation):
+        return None
+    if _has(table, _DEVICE_OPERATOR, table.kind == Kind.CPU_OP):
+        return "it has operators that only a GPU runs"
+    backends = set(re.split(r"[:,]", table.meta.backend or "")) - {"", "cuda", "xpu", "hpu"}
+    if backends and backends <= _DEVICE_BACKENDS:
+        return f"its backend is {table.meta.backend}"
+    if table.meta.num_devices:
+        return "its machine has GPUs"
+    return None
+
+
+def _has(table: EventTable, pattern: re.Pattern[str], rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> bool:
+    return bool((names.matching(table.names, pattern)[table.name] & rows).any())
+
+
+def of_unknown_device(segments: Segments) -> Segments:
+    """Return a host's segments with all time unattributed in which an unseen device may have worked."""
+    is_kept = np.isin(segments.part, _HOST_PARTS)
+    part = np.where(is_kept, segments.part, Part.UNATTRIBUTED).astype(np.uint8)
+    return Segments(start_ns=segments.start_ns, end_ns=segments.end_ns, part=part)
+
+
+def no_communication() -> CommunicationKernels:
+    """Return the communication of a device that the trace does not show."""
+    none = np.zeros(0, dtype=np.int64)
+    return CommunicationKernels(start_ns=none, end_ns=none, launched_ns=none, stream=none, calls=())

@@ -1,0 +1,79 @@
+"""Describe what a rank's trace lacks, and what that means for its parts.
+
+In: counts from the attribution of one rank. Out: `Quality` notes.
+"""
+
+from __future__ import annotations
+
+from flatout.attribute.launches import GpuWork
+from flatout.records.events import Quality
+from flatout.units import percent
+
+MIN_UNLINKED_SHARE = 0.25  # reached by a host that runs one step ahead, with three steps recorded
+# Launches without a kernel, as a share of all: public traces have none.
+MEDIUM_LOST_SHARE = 0.01
+INCONCLUSIVE_LOST_SHARE = 0.05
+
+
+def rank_notes(work: GpuWork, *, has_steps: bool, num_lost: int, sign_of_gpu: str | None) -> list[Quality]:
+    """Return the notes on one rank; `num_lost` launches have no kernel, `sign_of_gpu` shows a GPU without events."""
+    notes = []
+    if not has_steps:
+        notes.append(
+            Quality(
+                problem="the trace has no ProfilerStep marks",
+                effect="costs are of the recording, not per step; the time before the first step cannot be separated",
+            )
+        )
+    if sign_of_gpu is not None:
+        notes.append(
+            Quality(
+                problem=f"the trace has no GPU events, but {sign_of_gpu}",
+                effect="what the device did is unknown, and only the host's data loading and checkpoints are attributed;"
+                " record with ProfilerActivity.CUDA",
+                max_confidence="inconclusive",
+            )
+        )
+    elif not len(work):
+        notes.append(Quality(problem="the trace has no GPU events", effect="parts are those of a job on the CPU"))
+    else:
+        notes += _launch_notes(work, num_lost)
+    return notes
+
+
+def _launch_notes(work: GpuWork, num_lost: int) -> list[Quality]:
+    notes = []
+    if num_lost:
+        notes.append(_lost_note(work, num_lost))
+    num_unlinked = int((~work.is_linked).sum())
+    if num_unlinked == len(work):
+        notes.append(
+            Quality(
+                problem="no GPU event has a launching call in the trace",
+                effect="idle time cannot be told apart into host work and launch latency",
+            )
+        )
+    elif num_unlinked >= MIN_UNLINKED_SHARE * len(work):
+        notes.append(
+            Quality(
+                problem=f"{num_unlinked:,} of {len(work):,} GPU events were launched before the recording",
+                effect="they are counted as work; what launched them is unknown",
+            )
+        )
+    return notes
+
+
+def _lost_note(work: GpuWork, num_lost: int) -> Quality:
+    num_launches = num_lost + len(set(work.launch[work.is_linked].tolist()))
+    share = num_lost / num_launches
+    limit = None
+    if share >= INCONCLUSIVE_LOST_SHARE:
+        limit = "inconclusive"
+    elif share >= MEDIUM_LOST_SHARE:
+        limit = "medium"
+    return Quality(
+        problem=f"{num_lost:,} of {num_launches:,} launches ({percent(share)}) have no kernel in the trace:"
+        " the profiler lost them",
+        effect="compute and communication are understated; time in which the lost kernels can have run is unattributed",
+        max_confidence=limit,
+    )
