@@ -39,7 +39,7 @@ def driven_devices(table: EventTable, work: GpuWork, is_comm: Flags, window: tup
     )
     of_devices = [_device_work(work, device == number, claims, window, number) for number in numbers]
     busiest_ns = max(of_device.busy_ns for of_device in of_devices)
-    driven = tuple(one for one in of_devices if one.busy_ns > MIN_SHARE_OF_BUSIEST * busiest_ns)
+    driven = tuple(each for each in of_devices if each.busy_ns > MIN_SHARE_OF_BUSIEST * busiest_ns)
     return driven if len(driven) > 1 else ()
 
 
@@ -51,9 +51,9 @@ def _device_work(
     number: int,
 ) -> DeviceWork:
     unions = []
-    for rows, part in claims:
+    for rows, claimed in claims:
         chosen = is_here & rows
-        unions.append((union(*clip(work.start_ns[chosen], work.end_ns[chosen], *window)), part))
+        unions.append((union(*clip(work.start_ns[chosen], work.end_ns[chosen], *window)), claimed))
     edges = [times for intervals, _ in unions for times in intervals]
     points = distinct(np.concatenate([np.asarray(window, dtype=np.int64), *edges]))
     part = np.full(len(points) - 1, Part.UNATTRIBUTED, dtype=np.uint8)

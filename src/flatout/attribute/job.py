@@ -172,10 +172,7 @@ def _shifted(timeline: RankTimeline, offset_ns: int) -> RankTimeline:
             for s in timeline.steps
         ),
         segments=_shifted_segments(timeline.segments, offset_ns),
-        devices=tuple(
-            DeviceWork(device=one.device, segments=_shifted_segments(one.segments, offset_ns))
-            for one in timeline.devices
-        ),
+        devices=tuple(_shifted_device(work, offset_ns) for work in timeline.devices),
         communication=msgspec.structs.replace(
             kernels,
             start_ns=kernels.start_ns + offset_ns,
@@ -188,3 +185,7 @@ def _shifted(timeline: RankTimeline, offset_ns: int) -> RankTimeline:
 
 def _shifted_segments(segments: Segments, offset_ns: int) -> Segments:
     return Segments(start_ns=segments.start_ns + offset_ns, end_ns=segments.end_ns + offset_ns, part=segments.part)
+
+
+def _shifted_device(work: DeviceWork, offset_ns: int) -> DeviceWork:
+    return DeviceWork(device=work.device, segments=_shifted_segments(work.segments, offset_ns))

@@ -121,8 +121,8 @@ def _captures(table: EventTable, axis: ThreadTimes) -> tuple[Times, Times]:
 def unknown_idle_time(work: GpuWork, lost_ns: Times, busy: tuple[Times, Times], high: int) -> tuple[Times, Times]:
     """Return the intervals without recorded GPU work before `high` in which lost kernels can have run.
 
-    `lost_ns` are the times of their launches, sorted. Work starts in the order of its launches: what was launched before
-    other work that has started by the begin of a gap ran before it.
+    `lost_ns` are the times of their launches, sorted. Work starts in the order of its launches: what was launched
+    before work that started before a gap ran before that gap.
     """
     if len(lost_ns) == 0:
         return lost_ns, lost_ns

@@ -16,7 +16,7 @@ INCONCLUSIVE_LOST_SHARE = 0.05
 
 
 def rank_notes(work: GpuWork, *, has_steps: bool, num_lost: int, sign_of_gpu: str | None) -> list[Quality]:
-    """Return the notes on one rank; `num_lost` launches have no kernel, `sign_of_gpu` shows a GPU without events."""
+    """Return the notes on one rank; `num_lost` launches have no kernel, and `sign_of_gpu` shows an unseen GPU."""
     notes = []
     if not has_steps:
         notes.append(

@@ -24,8 +24,6 @@ def limited(findings: Iterable[Finding], job: JobAttribution, notes: Iterable[Qu
 
 
 def _limited(finding: Finding, limits: Sequence[Quality]) -> Finding:
-    confidences = [finding.confidence]
-    for note in limits:
-        if note.max_confidence is not None and (note.rank is None or note.rank in finding.ranks):
-            confidences.append(note.max_confidence)
+    concerned = [note for note in limits if note.rank is None or note.rank in finding.ranks]
+    confidences = [finding.confidence, *(note.max_confidence or "high" for note in concerned)]
     return msgspec.structs.replace(finding, confidence=max(confidences, key=_FROM_SURE_TO_UNSURE.index))
