@@ -107,6 +107,10 @@ def is_copy_to_pageable_host(event: Event) -> bool:
     return event.kind == Kind.MEMCPY and "DtoH" in event.name and "Pageable" in event.name
 
 
+def is_launch_call(event: Event) -> bool:
+    return event.kind == Kind.RUNTIME and event.name in ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch")
+
+
 def step_number(event: Event) -> int | None:
     if event.kind not in (Kind.USER_ANNOTATION, Kind.CPU_OP) or not event.name.startswith("ProfilerStep#"):
         return None
@@ -141,6 +145,8 @@ class Rank:
         self.work = [event for event in self.events if event.kind in GPU_WORK]
         self.is_cpu_job = not self.work
         self.find_launches()
+        self.lost_launches = [call for call in self.events if self.has_lost_its_kernel(call)]
+        self.has_unseen_gpu = self.is_cpu_job and self.shows_a_gpu(table.meta.backend)
         self.find_host_steps()
         self.find_window()
         self.find_launching_threads()
@@ -176,6 +182,34 @@ class Rank:
             if (other.device, other.stream) == (work.device, work.stream) and other in self.launch:
                 last = self.launch[other]
         return last
+
+    def has_lost_its_kernel(self, call: Event) -> bool:
+        """A launch of which there is no kernel; launches in or around another one are the same launch."""
+        started = {work.correlation for work in self.work}
+        if not is_launch_call(call) or call.correlation == NULL or call.correlation in started:
+            return False
+        return not any(
+            is_launch_call(other)
+            and other.correlation in started
+            and other.thread == call.thread
+            and (other.is_open_at(call.start) or call.is_open_at(other.start))
+            for other in self.events
+        )
+
+    def shows_a_gpu(self, backend: str | None) -> bool:
+        """Whether a trace without GPU work is that of a GPU all the same."""
+        if self.lost_launches or any(event.kind in (Kind.GPU_ANNOTATION, Kind.SYNC) for event in self.events):
+            return True
+        annotations = [event.name for event in self.events if event.kind == Kind.USER_ANNOTATION]
+        if any(name.startswith("nccl:") for name in annotations):
+            return True
+        return backend == "nccl" and not any(name.startswith("gloo:") for name in annotations)
+
+    def lost_kernel_can_run(self, time: int) -> bool:
+        """Whether a kernel that was lost can run at an idle instant: launched before it, and after all that ran."""
+        begin = self.gap_around(time)[0]
+        last = max((self.launched[work] for work in self.work if work.start < begin), default=BEFORE_THE_RECORDING)
+        return any(last < call.start <= time for call in self.lost_launches)
 
     # Steps and window
 
@@ -336,6 +370,8 @@ class Rank:
     def idle_part(self, time: int) -> str:
         if self.lead_in[0] <= time < self.lead_in[1]:
             return "unattributed"
+        if self.lost_kernel_can_run(time):
+            return "unattributed"
         gap = self.gap_around(time)
         is_before_launch = time < self.ready(gap)
         if is_before_launch:
@@ -375,6 +411,8 @@ class Rank:
             return "checkpoint"
         if any(is_data_loading(event) for event in on_training_thread):
             return "data_loading"
+        if self.has_unseen_gpu:
+            return "unattributed"
         for event in on_training_thread:
             if event.kind == Kind.CPU_OP and not is_collective_operation(event.name) and step_number(event) is None:
                 return "compute"

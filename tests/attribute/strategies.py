@@ -74,6 +74,11 @@ class Script:
         op = self.draw(st.sampled_from((None, "aten::mm")))
         self.trace.launch("gemm", begin, duration, start, length, stream=stream, thread=thread, op=op)
 
+    def lose(self, thread: int) -> None:
+        """A launch of which the profiler lost the kernel."""
+        duration = self.draw(lengths)
+        self.trace.runtime("cudaLaunchKernel", self.spend(thread, duration), duration, thread=thread)
+
     def launch_graph(self, thread: int) -> None:
         duration = self.draw(lengths)
         begin = self.spend(thread, duration)
@@ -199,7 +204,8 @@ class Script:
         return [
             self.rest, self.operate, self.launch, self.launch, self.launch, self.launch_graph, self.unlinked, self.copy,
             self.save, self.set_memory, self.collective, self.copy_of_collective, self.synchronise, self.synchronise,
-            self.call, self.call, self.load_data, self.load_data, self.checkpoint, self.fill_buffer, self.mark_device,
+            self.call, self.call, self.load_data, self.load_data, self.checkpoint,
+            self.lose, self.fill_buffer, self.mark_device,
         ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from tests.attribute.oracle import Step, Timeline, split_communication
 from tests.attribute.strategies import MIB, PYTHON_LOADER, group_traces, traces
 
 from flatout.records.diagnosis import PART_NAMES, Part
-from flatout.records.events import COLUMNS, CollectiveArgs, EventTable, Kind
+from flatout.records.events import COLUMNS, GPU_WORK, CollectiveArgs, EventTable, Kind
 from flatout.testing import TraceBuilder
 
 AUTOGRAD, OTHER = 2, 3  # host threads
@@ -840,6 +840,8 @@ def test_the_order_of_events_and_names_does_not_matter(attribute: Attribute, tra
 def test_events_that_are_no_work_change_nothing(
     attribute: Attribute, trace: TraceBuilder, marks: list[tuple[bool, int, int]]
 ) -> None:
+    if not trace.to_table().is_kind(*GPU_WORK).any():
+        trace.gpu_sync(0, 0)  # the first mark shows that there is a GPU
     before = attribute(trace.to_table())
     for is_sync, start, duration in marks:
         if is_sync:

@@ -30,6 +30,8 @@ def sign_of_unseen_gpu(table: EventTable, work: GpuWork, num_lost_launches: int)
         return None
     if num_lost_launches:
         return f"the host launched {num_lost_launches:,} kernels: the profiler lost them"
+    if table.is_kind(Kind.GPU_ANNOTATION, Kind.SYNC).any():
+        return "it has marks on a GPU's timeline"
     is_annotation = table.kind == Kind.USER_ANNOTATION
     if _has(table, _DEVICE_COLLECTIVE, is_annotation):
         return "its collectives are those of a GPU's library"

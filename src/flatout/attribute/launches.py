@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.attribute import names
-from flatout.attribute.intervals import Flags, ThreadTimes, Times, covers, gaps, union
+from flatout.attribute.intervals import Flags, ThreadTimes, Times, covers, union
 from flatout.records.events import GPU_WORK, NULL, EventTable, Kind
 from flatout.records.timeline import BEFORE_RECORDING
 
@@ -91,8 +91,7 @@ def lost_launches(table: EventTable, work: GpuWork) -> NDArray[np.int64]:
     """
     is_launch = names.matching(table.names, names.LAUNCH)[table.name] & (table.kind == Kind.RUNTIME)
     is_launch &= table.correlation != NULL
-    has_work = np.zeros(table.num_events, dtype=np.bool_)
-    has_work[work.launch[work.is_linked]] = True
+    has_work = np.isin(table.correlation, table.correlation[work.event])
     lost = np.flatnonzero(is_launch & ~has_work)
     if len(lost) == 0:
         return lost
@@ -118,15 +117,14 @@ def _captures(table: EventTable, axis: ThreadTimes) -> tuple[Times, Times]:
     return union(begin_at[has_end], end_at[following[has_end]])
 
 
-def unknown_idle_time(work: GpuWork, lost_ns: Times, busy: tuple[Times, Times], high: int) -> tuple[Times, Times]:
-    """Return the intervals without recorded GPU work before `high` in which lost kernels can have run.
+def unknown_idle_time(work: GpuWork, lost_ns: Times, gap_start: Times, gap_end: Times) -> tuple[Times, Times]:
+    """Return the parts of the gaps between recorded GPU work in which lost kernels can have run.
 
     `lost_ns` are the times of their launches, sorted. Work starts in the order of its launches: what was launched
     before work that started before a gap ran before that gap.
     """
     if len(lost_ns) == 0:
         return lost_ns, lost_ns
-    gap_start, gap_end = gaps(*busy, int(lost_ns[0]), high)
     by_start = np.argsort(work.start_ns, kind="stable")
     last_launch = np.maximum.accumulate(work.launched_ns[by_start])
     num_started = np.searchsorted(work.start_ns[by_start], gap_start, side="left")

@@ -29,8 +29,8 @@ def rank_notes(work: GpuWork, *, has_steps: bool, num_lost: int, sign_of_gpu: st
         notes.append(
             Quality(
                 problem=f"the trace has no GPU events, but {sign_of_gpu}",
-                effect="what the device did is unknown, and only the host's data loading and checkpoints are attributed;"
-                " record with ProfilerActivity.CUDA",
+                effect="what the device did is unknown; of the host's time, only loading data and checkpoints are"
+                " attributed: record again with ProfilerActivity.CUDA",
                 max_confidence="inconclusive",
             )
         )

@@ -110,7 +110,7 @@ def _gpu_parts(
     gap_start, gap_end = gaps(*busy, low, high)
     ready, drained = _gap_ends(work, states, gap_start, gap_end, high)
     host = (states.checkpoint, states.data_loading, states.allocator, states.command_buffer_full, states.active)
-    unknown = unknown_idle_time(work, lost_ns, union(work.start_ns, work.end_ns), high)
+    unknown = unknown_idle_time(work, lost_ns, gap_start, gap_end)
     cuts = [compute, comm, copies, (gap_start, gap_end), unknown, *host]
     marks = np.asarray([low, lead_in_end, high], dtype=np.int64)
     points = np.concatenate([marks, ready, *(times for cut in cuts for times in cut)])

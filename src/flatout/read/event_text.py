@@ -29,8 +29,12 @@ TRACE_OF_OURS = re.compile(rb'"otherData"\s*:\s*\{\s*"flatout"\s*:')
 # First bytes of zip, bzip2, 7-Zip, Zstandard and rar files.
 _OTHER_ARCHIVES = (b"PK\x03\x04", b"BZh", b"7z\xbc\xaf", b"\x28\xb5\x2f\xfd", b"Rar!")
 _EVENTS_END = re.compile(rb"\}\s*,?\s*\]")
+# Two top-level lists, one after the other; valid JSON has a comma between such brackets.
+_SECOND_LIST = re.compile(rb"\}\s*\]\s*\[\s*\{")
+_MAX_MARK_BYTES = 64  # of the text that shows the begin of a second trace
 _EMPTY_LIST = re.compile(rb"\A\s*\]")
 EXPORT_HINT = "give a trace that torch.profiler wrote (`export_chrome_trace` or `tensorboard_trace_handler`)"
+_SEVERAL_HINT = "give one file per rank: split it where each trace begins"
 _MAX_END_CANDIDATES = 16
 
 
@@ -51,9 +55,11 @@ class EventText:
         """Yield the events, about `BLOCK_BYTES` at a time."""
         pending = self._pending
         self._pending = b""
+        self._refuse_second_trace(pending)
         num_wanted = max(BLOCK_BYTES - len(pending), BLOCK_BYTES // 4)
         while data := self._stream.read(num_wanted):
             self.num_bytes += len(data)
+            self._refuse_second_trace(pending[-_MAX_MARK_BYTES:] + data)
             pending += data
             boundary = last_boundary(pending)
             if boundary is not None:
@@ -69,6 +75,16 @@ class EventText:
         if last.strip():
             yield last
 
+    def _refuse_second_trace(self, text: bytes) -> None:
+        """Raise InputError if another trace begins in `text`, which follows the begin of the events."""
+        is_second = _TRACE_EVENTS.search(text) or (not self.head and _SECOND_LIST.search(text))
+        if is_second:
+            raise InputError(
+                f"{self._name} must hold one trace, but holds several: another one begins within its first"
+                f" {units.num_bytes(self.num_bytes)}",
+                hint=_SEVERAL_HINT,
+            )
+
     def _find_events(self) -> bytes:
         """Read up to the first event and set `head`; return the text read beyond it."""
         text = b""
@@ -78,6 +94,8 @@ class EventText:
             start = text[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
             if start == b"[":
                 return text[text.index(b"[") + 1 :]
+            if start not in (b"{", b""):
+                break
             match = _TRACE_EVENTS.search(text, max(0, len(text) - len(data) - 64))
             if match is not None:
                 self.head = text[: match.end()].removeprefix(b"\xef\xbb\xbf")
@@ -87,7 +105,7 @@ class EventText:
                         hint="give the original traces, which torch.profiler wrote",
                     )
                 return text[match.end() :]
-            if start != b"{" or len(text) > _MAX_HEAD_BYTES:
+            if len(text) > _MAX_HEAD_BYTES:
                 break
         raise self._no_trace(text)
 

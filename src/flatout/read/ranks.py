@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
 from flatout.errors import InputError
 from flatout.records.events import Quality, TraceMeta
+from flatout.units import NS_PER_S, seconds
 
 # rank-3, rank3_, rank_3, worker3_step, Rank 3
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_. ]?(\d+)(?!\d)", re.IGNORECASE)
 # trace_3.json: such a number is only used if it distinguishes all files of a job
 _NUMBER_AT_END = re.compile(r"(?:^|\D)(\d+)(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 _MAX_RANK = 1 << 20
+_SESSION_HINT = "diagnose one session at a time: give only its traces"
 _HINT = "give one recording a rank, or say which is which: --rank FILE=N"
 
 
@@ -56,6 +59,7 @@ def assign_ranks(metas: Sequence[TraceMeta], *, given: Mapping[str, int] | None 
         _use_names(metas, ranks, open_files, given or {}, quality)
     missing = [index for index in open_files if ranks[index] is None]
     if missing:
+        _refuse_sessions([metas[index] for index in missing])
         _guess(metas, ranks, missing, quality)
     by_rank: dict[int, TraceMeta] = {}
     for index in open_files:
@@ -63,13 +67,39 @@ def assign_ranks(metas: Sequence[TraceMeta], *, given: Mapping[str, int] | None 
         assert rank is not None
         other = by_rank.setdefault(rank, metas[index])
         if other is not metas[index]:
-            raise InputError(
-                f"each rank must have one trace, but {other.path} and {metas[index].path} both say rank {rank}",
-                hint=_HINT,
-            )
+            raise _two_of_a_rank(other, metas[index], rank)
     return RankAssignment(
         ranks=tuple(None if index in copies else rank for index, rank in enumerate(ranks)), quality=tuple(quality)
     )
+
+
+def _two_of_a_rank(first: TraceMeta, second: TraceMeta, rank: int) -> InputError:
+    problem = f"each rank must have one trace, but {first.path} and {second.path} both say rank {rank}"
+    pause_s = _pause_s(first, second)
+    if pause_s is None:
+        return InputError(problem, hint=_HINT)
+    return InputError(f"{problem}: they are two sessions, {seconds(pause_s)} apart", hint=_SESSION_HINT)
+
+
+def _refuse_sessions(metas: Sequence[TraceMeta]) -> None:
+    """Raise InputError if files without a rank were recorded one after the other: ranks are recorded together."""
+    in_time = sorted((meta for meta in metas if meta.start_ns is not None), key=lambda meta: meta.start_ns or 0)
+    for first, second in pairwise(in_time):
+        pause_s = _pause_s(first, second)
+        if pause_s is not None:
+            raise InputError(
+                f"traces of one job must be recorded at the same time, but {second.path} begins {seconds(pause_s)}"
+                f" after the end of {first.path}, and neither says its rank: they are two sessions",
+                hint=f"{_SESSION_HINT}; if they are two ranks, say so: --rank FILE=N",
+            )
+
+
+def _pause_s(meta: TraceMeta, other: TraceMeta) -> float | None:
+    """Return the time between the two recordings; None if they overlap, or if their times are unknown."""
+    if meta.start_ns is None or meta.end_ns is None or other.start_ns is None or other.end_ns is None:
+        return None
+    pause_ns = max(meta.start_ns, other.start_ns) - min(meta.end_ns, other.end_ns)
+    return pause_ns / NS_PER_S if pause_ns >= 0 else None
 
 
 def _stated_rank(meta: TraceMeta, given: Mapping[str, int]) -> int | None:

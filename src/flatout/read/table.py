@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from flatout.read.decoded import Columns, Decoded
 from flatout.read.durations import repair_durations
 from flatout.read.metadata import FileMetadata
+from flatout.read.processes import process_of
 from flatout.read.quality import damage_quality, duration_quality
 from flatout.read.schema import MTIA_DEVICE, OPERATOR, is_kind
 from flatout.records.events import COLUMNS, GPU_WORK, NULL, CollectiveArgs, EventTable, Kind, Quality, TraceMeta
@@ -61,7 +62,7 @@ def build_table(decoded: Decoded, metadata: FileMetadata, path: str, quality: Se
         int((columns["name"] == c).sum()) for c, name in enumerate(dictionaries["names"]) if not name
     )
     return EventTable(
-        meta=_meta(metadata, path, base_ns, columns),
+        meta=_meta(metadata, path, base_ns, columns, process_of(columns, dictionaries["threads"], path)),
         names=tuple(name or NO_NAME for name in dictionaries["names"]),
         threads=tuple((str(pid), str(tid)) for pid, tid in dictionaries["threads"]),
         shapes=tuple(_compact(text) for text in dictionaries["shapes"]),
@@ -200,9 +201,12 @@ def _compact(text: bytes) -> str:
     return msgspec.json.format(text, indent=-1).decode("utf-8", errors="replace")
 
 
-def _meta(metadata: FileMetadata, path: str, base_ns: int, columns: dict[str, NDArray[Any]]) -> TraceMeta:
+def _meta(
+    metadata: FileMetadata, path: str, base_ns: int, columns: dict[str, NDArray[Any]], process: str | None
+) -> TraceMeta:
     device_of_work = columns["device"][is_kind(columns["kind"], *GPU_WORK)]
     devices, counts = np.unique(device_of_work[device_of_work != NULL], return_counts=True)
+    has_events = len(columns["start_ns"]) > 0
     return TraceMeta(
         path=path,
         rank=metadata.rank,
@@ -212,6 +216,9 @@ def _meta(metadata: FileMetadata, path: str, base_ns: int, columns: dict[str, ND
         num_devices=len(metadata.device_names),
         base_ns=base_ns,
         hostname=metadata.hostname,
+        process=process,
+        start_ns=int(columns["start_ns"][0]) if has_events else None,
+        end_ns=int((columns["start_ns"] + columns["duration_ns"]).max()) if has_events else None,
         fingerprint=f"{len(columns['start_ns'])}-{_checksum(columns['start_ns'])}-{_checksum(columns['duration_ns'])}",
     )
 

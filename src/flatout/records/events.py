@@ -70,6 +70,9 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     num_devices: int = 0  # GPUs of the machine that the trace lists
     base_ns: int = 0  # baseTimeNanoseconds, already added to start_ns
     hostname: str | None = None
+    process: str | None = None  # the id of the process whose operators these are; None without operators
+    start_ns: int | None = None  # of the first event
+    end_ns: int | None = None  # of the last event
     fingerprint: str | None = None  # of the times of all events: equal for copies of a trace
 
 

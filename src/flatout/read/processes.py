@@ -1,0 +1,50 @@
+"""Find the process that a trace was recorded in, and refuse a file with the events of several ranks.
+
+In: the columns of a table, and its threads. Out: the process id, or InputError. Such a file arises when traces are
+merged for a viewer. The correlations that join launches with kernels are then no longer unique, so it cannot be split
+again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.errors import InputError
+from flatout.read.schema import is_kind
+from flatout.records.events import Kind
+
+MIN_SHARE_OF_OPERATORS = 0.1  # of a process that is a rank
+_MAX_SHOWN = 4
+
+
+def process_of(
+    columns: dict[str, NDArray[Any]], threads: Sequence[tuple[int | str, int | str]], path: str
+) -> str | None:
+    """Return the process whose operators (without any: runtime calls) the file has; None without both.
+
+    Raises InputError if at least two processes have a large share of them.
+    """
+    is_operator = is_kind(columns["kind"], Kind.CPU_OP)
+    if not is_operator.any():
+        is_operator = is_kind(columns["kind"], Kind.RUNTIME)
+    thread = columns["thread"][is_operator]
+    num_operators: Counter[str] = Counter()
+    for code, count in zip(*np.unique(thread, return_counts=True), strict=True):
+        num_operators[str(threads[code][0])] += int(count)
+    if not num_operators:
+        return None
+    limit = MIN_SHARE_OF_OPERATORS * num_operators.total()
+    ranks = [process for process, count in num_operators.most_common() if count >= limit]
+    if len(ranks) > 1:
+        shown = ", ".join(sorted(ranks)[:_MAX_SHOWN]) + (", ..." if len(ranks) > _MAX_SHOWN else "")
+        raise InputError(
+            f"{path} must be the trace of one process, but has the events of {len(ranks)} (pid {shown}):"
+            " traces of several ranks were merged",
+            hint="give the traces as the profiler wrote them, one file per rank",
+        )
+    return ranks[0]
