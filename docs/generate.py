@@ -36,7 +36,15 @@ from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measur
 from flatout.records.change import Knob, Patch, ValidRange
 from flatout.records.chargeback import BudgetState, Chargeback, CostLine, TeamCost
 from flatout.records.cost import Estimate
-from flatout.records.diagnosis import Blame, Diagnosis, Finding, JobSummary, RankDiagnosis, StepDiagnosis
+from flatout.records.diagnosis import (
+    Blame,
+    DeviceDiagnosis,
+    Diagnosis,
+    Finding,
+    JobSummary,
+    RankDiagnosis,
+    StepDiagnosis,
+)
 from flatout.records.doctor import FAMILIES as CHECK_FAMILIES
 from flatout.records.doctor import (
     CheckResult,
@@ -146,7 +154,7 @@ def findings() -> str:
 
 def json() -> str:
     """The contract `flatout/diagnosis`, from the records that are written."""
-    records = (Diagnosis, JobSummary, RankDiagnosis, StepDiagnosis, Blame, Finding, Quality)
+    records = (Diagnosis, JobSummary, RankDiagnosis, DeviceDiagnosis, StepDiagnosis, Blame, Finding, Quality)
     return _contract("flatout/diagnosis", records, version=2)
 
 

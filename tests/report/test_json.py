@@ -42,7 +42,7 @@ def test_keys_are_those_of_the_contract_in_its_order() -> None:
         *("evidence", "changes", "safety", "confidence"),
     ]
     quality = json.loads(diagnosis_json(builder.no_steps(), COMMAND))["data_quality"]
-    assert [set(note) for note in quality] == [{"rank", "problem", "effect"}] * 2
+    assert [set(note) for note in quality] == [{"rank", "problem", "effect", "max_confidence"}] * 2
 
 
 def test_parts_sum_to_the_window(diagnosis: Diagnosis) -> None:

@@ -75,7 +75,7 @@ def match_kernels(timelines: Sequence[RankTimeline]) -> tuple[list[Match], list[
 def world_size_of(timelines: Sequence[RankTimeline]) -> int | None:
     """Return the world size from the metadata, else the size that the largest recorded group implies.
 
-    A process that drives several GPUs and records neither is a job by itself: its collectives are among its GPUs.
+    A process that drives several GPUs and records neither is a complete job: its collectives are among its GPUs.
     """
     recorded = [t.meta.world_size for t in timelines if t.meta.world_size]
     if recorded:
