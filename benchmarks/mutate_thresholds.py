@@ -4,8 +4,8 @@
 
 In: the sources of `ROOMS`. A number decides if it is in a constant of a module or a class, in a default argument, in a
 comparison, or in the arguments of `min` and `max`; it is tripled and divided by three, or, of a small integer, one is
-added and taken away. Out: a line for each mutant, with the test that failed, or SURVIVED; the exit code is 1 if any
-survived that is not in `EQUIVALENT`, where the reason is.
+added and taken away. Out: a line for each mutant, with the test that failed, or SURVIVED, or NOT TRIED if no test could be
+collected; the exit code is 1 if any survived that is not in `EQUIVALENT`, where the reason is.
 
 Third-party packages are imported once; each mutant then is a forked process that imports Flatout with the changed
 source and runs the tests in itself, until the first one fails. Tests that start processes would not see the mutant:
@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "trial": (("trial/*.py",), ("tests/trial",)),
     "blame": (("attribute/blame.py",), ("tests/attribute/test_blame.py", "tests/attribute/test_job.py")),
-    "hang": (("keep/hang.py", "keep/patience.py"), ("tests/keep/test_hang.py",)),
+    "hang": (("keep/hang.py", "keep/hang_timeout.py"), ("tests/keep/test_hang.py",)),
     "rules": (
         ("diagnose/rules/*.py", "diagnose/finding.py"),
         ("tests/diagnose/rules", "tests/diagnose/test_rules.py"),
@@ -75,6 +75,7 @@ SMALL_INTEGER = 10  # below it, one more and one less
 DECIDING_CALLS = {"max", "min", "maximum", "minimum", "clip"}
 TIMES_SLOWER = 5  # a mutant that takes as many times as long as the tests is killed by that
 STARTING_S = 20.0
+COLLECTING = "collecting"
 
 
 class Mutant(NamedTuple):
@@ -92,8 +93,9 @@ class Mutant(NamedTuple):
 
 class Outcome(NamedTuple):
     is_killed: bool
-    by: str
+    by: str  # the test that failed first
     seconds: float
+    problem: str = ""  # why no test ran: the outcome says nothing about the tests
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
@@ -209,7 +211,7 @@ class _FirstFailure:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            os.write(self._descriptor, f"collecting {report.nodeid}\n".encode())
+            os.write(self._descriptor, f"{COLLECTING} {report.nodeid}\n".encode())
 
 
 def run(mutant: Mutant | None, tests: tuple[str, ...], limit_s: float) -> Outcome:
@@ -245,8 +247,14 @@ def run(mutant: Mutant | None, tests: tuple[str, ...], limit_s: float) -> Outcom
     seconds = time.monotonic() - began
     if status == 0:
         return Outcome(False, "", seconds)
-    first = failed.decode().splitlines()[:1]
-    return Outcome(True, first[0] if first else "no end" if status is None else f"pytest exits with {status}", seconds)
+    failures = failed.decode().splitlines()
+    if failures and failures[0].startswith(COLLECTING):
+        return Outcome(False, "", seconds, problem=failures[0])
+    if failures:
+        return Outcome(True, failures[0], seconds)
+    if status is None:
+        return Outcome(True, "no end", seconds)
+    return Outcome(False, "", seconds, problem=f"pytest exits with {status}")
 
 
 def reason_of(mutant: Mutant) -> str | None:
@@ -268,9 +276,10 @@ def run_room(room: str, only: str, killed: dict[tuple[object, ...], dict[str, ob
     assert paths, f"no source of the room {room}"
     mutants = [mutant for path in paths for mutant in mutants_of(path)]
     whole = run(None, tests, 600.0)
-    if whole.is_killed:
-        sys.exit(f"error: without a mutant, the tests of {room} fail: {whole.by}")
+    if whole.is_killed or whole.problem:
+        sys.exit(f"error: without a mutant, the tests of {room} fail: {whole.by or whole.problem}")
     entries = []
+    num_not_tried = 0
     for mutant in mutants:
         if only not in f"{mutant.name} {mutant.source}":
             continue
@@ -285,10 +294,16 @@ def run_room(room: str, only: str, killed: dict[tuple[object, ...], dict[str, ob
             entries.append(killed[key_of(entry)])
             continue
         outcome = run(mutant, tests, STARTING_S + TIMES_SLOWER * whole.seconds)
+        if outcome.problem:
+            num_not_tried += 1
+            print(f"{mutant.name:50} {outcome.seconds:5.1f} s  NOT TRIED: {outcome.problem}", flush=True)
+            continue
         reason = None if outcome.is_killed else reason_of(mutant)
         entries.append(entry | {"is_killed": outcome.is_killed, "by": outcome.by or reason})
         words = f"killed by {outcome.by}" if outcome.is_killed else f"SURVIVED: {reason or mutant.source}"
         print(f"{mutant.name:50} {outcome.seconds:5.1f} s  {words}", flush=True)
+    if num_not_tried:
+        print(f"error: {num_not_tried} mutants of {room} were not tried, because their tests could not be collected")
     return entries
 
 
