@@ -4,8 +4,8 @@
 
 In: the sources of `ROOMS`. A number decides if it is in a constant of a module or a class, in a default argument, in a
 comparison, or in the arguments of `min` and `max`; it is tripled and divided by three, or, of a small integer, one is
-added and taken away. Out: a line for each mutant, with the test that failed, or SURVIVED, or NOT TRIED if no test could be
-collected; the exit code is 1 if any survived that is not in `EQUIVALENT`, where the reason is.
+added and taken away. Out: a line for each mutant, with the test that failed, or SURVIVED, or NOT TRIED if no test could
+be collected; the exit code is 1 if any survived that is not in `EQUIVALENT`, where the reason is.
 
 Third-party packages are imported once; each mutant then is a forked process that imports Flatout with the changed
 source and runs the tests in itself, until the first one fails. Tests that start processes would not see the mutant:
@@ -20,12 +20,11 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import resource
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -214,14 +213,17 @@ class _FirstFailure:
             os.write(self._descriptor, f"{COLLECTING} {report.nodeid}\n".encode())
 
 
-def run(mutant: Mutant | None, tests: tuple[str, ...], limit_s: float) -> Outcome:
-    """The tests in a forked process, with the mutated source or with none."""
-    began = time.monotonic()
+def run(mutant: Mutant | None, tests: tuple[str, ...], limit_s: int) -> Outcome:
+    """Run the tests in a forked process, with the mutated source or with none, for up to `limit_s` seconds of CPU time.
+
+    Wall time would take a mutant for an endless loop whenever other work keeps the cores busy.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 1))
         with tempfile.TemporaryFile() as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
@@ -231,28 +233,18 @@ def run(mutant: Mutant | None, tests: tuple[str, ...], limit_s: float) -> Outcom
             code = pytest.main([*options, *tests], plugins=[_FirstFailure(writing)])
             os._exit(int(code))
     os.close(writing)
-    os.set_blocking(reading, False)
-    status = None
-    while status is None and time.monotonic() - began < limit_s:
-        pid, code = os.waitpid(child, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(code) if pid else None
-        time.sleep(0.02)
-    if status is None:
-        os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    failed = b""
-    with suppress(BlockingIOError):
-        failed = os.read(reading, 65536)
-    os.close(reading)
-    seconds = time.monotonic() - began
+    _, wait_status, used = os.wait4(child, 0)
+    status = os.waitstatus_to_exitcode(wait_status)
+    with open(reading, "rb") as file:
+        failures = file.read().decode().splitlines()
+    seconds = used.ru_utime + used.ru_stime
     if status == 0:
         return Outcome(False, "", seconds)
-    failures = failed.decode().splitlines()
     if failures and failures[0].startswith(COLLECTING):
         return Outcome(False, "", seconds, problem=failures[0])
     if failures:
         return Outcome(True, failures[0], seconds)
-    if status is None:
+    if status == -signal.SIGXCPU:
         return Outcome(True, "no end", seconds)
     return Outcome(False, "", seconds, problem=f"pytest exits with {status}")
 
@@ -275,7 +267,7 @@ def run_room(room: str, only: str, killed: dict[tuple[object, ...], dict[str, ob
     paths = sorted(path for pattern in patterns for path in SOURCES.glob(pattern))
     assert paths, f"no source of the room {room}"
     mutants = [mutant for path in paths for mutant in mutants_of(path)]
-    whole = run(None, tests, 600.0)
+    whole = run(None, tests, 600)
     if whole.is_killed or whole.problem:
         sys.exit(f"error: without a mutant, the tests of {room} fail: {whole.by or whole.problem}")
     entries = []
@@ -293,7 +285,7 @@ def run_room(room: str, only: str, killed: dict[tuple[object, ...], dict[str, ob
         if key_of(entry) in killed:
             entries.append(killed[key_of(entry)])
             continue
-        outcome = run(mutant, tests, STARTING_S + TIMES_SLOWER * whole.seconds)
+        outcome = run(mutant, tests, round(STARTING_S + TIMES_SLOWER * whole.seconds))
         if outcome.problem:
             num_not_tried += 1
             print(f"{mutant.name:50} {outcome.seconds:5.1f} s  NOT TRIED: {outcome.problem}", flush=True)
