@@ -67,7 +67,7 @@ def files_of_a_user(folder: Path) -> Path:
 def test_everything_that_a_cpu_has_is_measured_and_saved(tmp_path: Path) -> None:
     data, out = files_of_a_user(tmp_path), tmp_path / "out.json"
     before = {path: path.stat().st_mtime_ns for path in [data, *data.iterdir()]}
-    done = bench("--ranks", "2", "--time", "20s", "--path", data, "--out", out, "--json")
+    done = bench("--ranks", "2", "--time", "10s", "--path", data, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     found = content(done)
     assert json.loads(out.read_text()) == found
@@ -99,7 +99,7 @@ def test_everything_that_a_cpu_has_is_measured_and_saved(tmp_path: Path) -> None
 def test_writing_is_done_in_a_folder_of_our_own_that_is_gone_afterwards(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     names = [f"--only=storage_{what}" for what in ("sequential_write", "sequential_read", "random_read", "small_files")]
-    done = bench("--ranks", "1", "--time", "20s", "--path", tmp_path, "--allow-write", "--json", *names)
+    done = bench("--ranks", "1", "--time", "10s", "--path", tmp_path, "--allow-write", "--json", *names)
     found = content(done)
     assert {one["name"] for one in found["measurements"]} == {name.removeprefix("--only=") for name in names}
     assert all(one["note"] for one in found["measurements"])
@@ -126,7 +126,7 @@ def test_a_collective_that_does_nothing_is_a_failure(tmp_path: Path) -> None:
 
 def test_a_quick_and_wrong_decoder_is_a_failure_and_is_not_saved(tmp_path: Path) -> None:
     done = bench(
-        *("--ranks", "1", "--time", "12s", "--only", "decode_zlib"),
+        *("--ranks", "1", "--time", "10s", "--only", "decode_zlib"),
         inject="import zlib\nreal = zlib.decompress\n"
         "zlib.decompress = lambda d, *a: b'' if len(d) > 100_000 else real(d, *a)\n",
         folder=tmp_path,
@@ -143,7 +143,7 @@ def test_without_torch_numpy_measures_and_says_so(tmp_path: Path) -> None:
         "importlib.util.find_spec = lambda name, *a: None if name == 'torch' else real(name, *a)\n"
         "sys.modules['torch'] = None\n"
     )
-    found = content(bench("--time", "12s", "--json", inject=hide, folder=tmp_path))
+    found = content(bench("--time", "10s", "--json", inject=hide, folder=tmp_path))
     products = [one for one in found["measurements"] if one["name"] == "matmul"]
     assert products
     assert {one["backend"] for one in products} == {"numpy"}
@@ -154,9 +154,9 @@ def test_without_torch_numpy_measures_and_says_so(tmp_path: Path) -> None:
 def test_a_slow_rank_is_found_among_four(tmp_path: Path) -> None:
     slow = (
         "import os\nif os.environ.get('RANK') == '2':\n    import time, torch\n    real = torch.add\n"
-        "    torch.add = lambda *a, **k: (time.sleep(1), real(*a, **k))[1]\n"
+        "    torch.add = lambda *a, **k: (time.sleep(0.3), real(*a, **k))[1]\n"
     )
-    done = bench("--ranks", "4", "--time", "40s", "--only", "memory_triad", "--json", inject=slow, folder=tmp_path)
+    done = bench("--ranks", "4", "--time", "12s", "--only", "memory_triad", "--json", inject=slow, folder=tmp_path)
     found = content(done)
     assert [(one["name"], one["peer"]) for one in found["peers"]] == [("memory_triad fp32", "rank 2")]
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_saved_is_told_all_the_same() -> None:
 
 def test_over_two_nodes_of_a_real_slurm_the_first_rank_reports(slurm: SlurmLab) -> None:
     srun = ("srun", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", sys.executable)
-    done = bench("--time", "20s", "--only", "broadcast", "--json", prefix=srun)
+    done = bench("--time", "10s", "--only", "broadcast", "--json", prefix=srun)
     assert done.returncode == 0, done.stderr
     found = content(done)
     assert found["num_devices"] == 4
@@ -261,7 +261,8 @@ def test_over_two_nodes_of_a_real_slurm_the_first_rank_reports(slurm: SlurmLab) 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "flatout", "bench", "--ranks", "2", "--time", "120s", "--path", str(tmp_path)]
+    command = [sys.executable, "-m", "flatout", "bench", "--ranks", "2", "--time", "120s", "--path", str(tmp_path),
+               "--only", "storage_sequential_write"]  # fmt: skip
     process = subprocess.Popen(
         [*command, "--allow-write"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )

@@ -52,7 +52,7 @@ def measured(
     """Name -> ranks of what was measured, and what was not, with the reason."""
     inject = INJECT.format(what=what, in_function=in_function, fails=fails, after=after)
     names = [f"--only={name}" for name in ("memory_triad", "memory_copy", "all_reduce", "broadcast")]
-    done = bench("--ranks", "2", "--time", "100s", "--json", *names, inject=inject, folder=folder)
+    done = bench("--ranks", "2", "--time", "40s", "--json", *names, inject=inject, folder=folder)
     assert done.returncode == 0, done.stderr
     found = content(done)
     ranks: dict[str, set[int]] = {}

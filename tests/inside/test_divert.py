@@ -13,6 +13,8 @@ import pytest
 import flatout
 from flatout.trial.outputs import Outputs, output_notes, settle_outputs
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SCRIPT = Path(__file__).with_name("writes.py")
 STARTUP = Path(flatout.__file__).parent / "inside" / "startup"
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
@@ -122,6 +124,7 @@ def test_what_one_rank_saves_another_finds(tmp_path: Path) -> None:
     assert done.stdout.split() == ["1", "2", "False"]
 
 
+@pytest.mark.usefixtures("cold")
 def test_before_torch_is_imported_files_are_the_users_too(tmp_path: Path) -> None:
     """Modules are imported in the order of the alphabet: names out of `os` and `shutil` come before torch."""
     folder = filled(tmp_path / "work")
@@ -235,28 +238,6 @@ def test_a_file_that_may_not_be_written_is_an_error_as_ever(tmp_path: Path) -> N
     done = in_trial(["-c", code], folder, tmp_path / "trial")
     assert done.returncode == 1
     assert "IsADirectoryError" in done.stderr
-
-
-def test_opening_and_looking_cost_microseconds(tmp_path: Path) -> None:
-    """Beside 10 ms steps, a look or an `open` more costs nothing that could be measured."""
-    folder = filled(tmp_path / "work")
-    code = """if True:
-        import torch, os, time, json
-        torch.save(1, "model.pt")
-        def cost(call):
-            best = 1e9
-            for _ in range(20):
-                began = time.perf_counter()
-                for _ in range(200): call()
-                best = min(best, (time.perf_counter() - began) / 200)
-            return best
-        original = os.stat.__wrapped__
-        print(json.dumps([cost(lambda: os.stat("c.txt")) - cost(lambda: original("c.txt")),
-            cost(lambda: open("c.txt").close()) - cost(lambda: open.__wrapped__("c.txt").close())]))
-    """
-    done = in_trial(["-c", code], folder, tmp_path / "trial")
-    assert done.returncode == 0, done.stderr
-    assert max(json.loads(done.stdout)) < 50e-6
 
 
 def test_a_killed_line_is_no_error(tmp_path: Path) -> None:

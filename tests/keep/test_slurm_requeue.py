@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "tests" / "jobs" / "checkpointed_job.py"
+WARM = ROOT / "tests" / "warm" / "run.py"  # in the batch job, where the fixture's server cannot be asked
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ class Queued:
         self.ledger = folder / "ledger.jsonl"
         kept = [sys.executable, "-m", "flatout", "run", "--max-restarts=2", f"--ledger={self.ledger}"]
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        words = shlex.join([*kept, "--", *before, *launcher, str(JOB), str(folder), *job])
+        words = shlex.join([sys.executable, str(WARM), *kept, "--", *before, *launcher, str(JOB), str(folder), *job])
         script = folder / "job.sbatch"
         script.write_text(f"#!/bin/sh\n{words}\ncode=$?\necho $code > {folder}/code\nexit $code\n")
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}

@@ -18,7 +18,7 @@ _SERVER = Path(__file__).with_name("serve.py")
 
 
 @cache
-def _warm_starts() -> WarmStarts:
+def warm_starts() -> WarmStarts:
     """One for all modules of this process; its server ends with this process."""
     ours, its = socket.socketpair()
     left_out = ("FLATOUT_", "PYTHON", "OMP_", "COV_")
@@ -44,7 +44,7 @@ def _end(server: subprocess.Popen[bytes], connection: socket.socket) -> None:
 @pytest.fixture(scope="module")
 def warm() -> Iterator[None]:
     """Not for tests of how a process starts, of what it imports, or of what ends with all of its memory."""
-    starts = _warm_starts()
+    starts = warm_starts()
     starts.put_in()
     yield
     starts.take_out()
@@ -53,7 +53,7 @@ def warm() -> Iterator[None]:
 @pytest.fixture
 def cold(warm: None) -> Iterator[None]:
     """In a module of warm starts, a test whose processes are started as users start them."""
-    starts = _warm_starts()
+    starts = warm_starts()
     starts.take_out()
     yield
     starts.put_in()
