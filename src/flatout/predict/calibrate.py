@@ -98,8 +98,11 @@ def calibrate(history: Iterable[PredictionRecord], reference: Iterable[Predictio
     scores = tuple(map(_score, [each for each in history if each.predicted > 0 and each.measured > 0][-MAX_OUTCOMES:]))
     shipped = tuple(map(_score, reference if reference is not None else reference_outcomes()))
     residuals = [(score.family, abs(score.value)) for score in shipped]
-    for place, score in enumerate(scores):
-        others = scores[:place] + scores[place + 1 :]
+    by_family: dict[str, list[_Score]] = defaultdict(list)
+    for score in scores:
+        by_family[score.family].append(score)
+    for score in scores:
+        others = [other for other in by_family[score.family] if other is not score]
         shift = _shift(others, score.family, score.change, score.log_predicted)
         residuals.append((score.family, math.sqrt(max((score.value - shift) ** 2 - score.noise**2, 0.0))))
     return Calibration(scores=scores, residuals=tuple(residuals))
@@ -176,4 +179,5 @@ def _shift(scores: Sequence[_Score], family: str, change: str, log_predicted: fl
 
 
 def _mean(values: Sequence[tuple[float, float]]) -> float:
-    return float(np.average([value for value, _ in values], weights=[weight for _, weight in values]))
+    """Return the weighted mean; plain sums, because numpy takes ten times as long for the usual one to three values."""
+    return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
