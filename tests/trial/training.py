@@ -63,7 +63,7 @@ def train(
     found: list[float] = []
     used: list[np.ndarray] = []
     unclipped: list[np.ndarray] = []
-    for _ in range(num_steps):
+    for step in range(num_steps):
         inputs = data.normal(size=(NUM_RANKS, BATCH, WIDTH))
         targets = inputs @ truth + data.normal(scale=0.5, size=(NUM_RANKS, BATCH))
         errors = np.einsum("rbw,rw->rb", inputs, weights) - targets
@@ -71,27 +71,41 @@ def train(
         own = 2 * np.einsum("rb,rbw->rw", errors, inputs) / BATCH
         own *= 1 + float_noise * noise.normal(size=own.shape)
         mean = own.mean(axis=0, keepdims=True)
-        gradient = {
-            "none": mean,
-            "no sync": own,
-            "one rank left out": own[:-1].mean(axis=0, keepdims=True),
-            "sum for mean": NUM_RANKS * mean,
-            "twice": 2 * mean,
-            "half": 0.5 * mean,
-            "stale": before,
-            "frozen": 0 * mean,
-            "wrong sign": -mean,
-        }[fault]
+        gradient = np.broadcast_to(_applied(fault, own, mean, before), weights.shape)
         before = mean
-        gradient = np.broadcast_to(gradient, weights.shape)
-        of_ranks = np.linalg.norm(gradient, axis=1)
-        unclipped.append(of_ranks)
-        if max_norm is not None:
-            gradient = gradient * np.minimum(1.0, max_norm / (of_ranks + 1e-6))[:, None]
-        used.append(np.linalg.norm(gradient, axis=1))
+        if max_norm is not None or step < NUM_CHECKED:
+            of_ranks = np.linalg.norm(gradient, axis=1)
+            unclipped.append(of_ranks)
+            if max_norm is not None:
+                gradient = gradient * np.minimum(1.0, max_norm / (of_ranks + 1e-6))[:, None]
+            used.append(np.linalg.norm(gradient, axis=1))
         weights = weights - rate * gradient
     first = np.array(used[:NUM_CHECKED])
     return Trained(tuple(found), (_norms(first, np.array(unclipped[:NUM_CHECKED]) if max_norm is not None else None),))
+
+
+def _applied(fault: Fault, own: np.ndarray, mean: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """The gradient that each rank's step applies: `own` has one row a rank, `mean` and `before` have one row."""
+    match fault:
+        case "none":
+            return mean
+        case "no sync":
+            return own
+        case "one rank left out":
+            left: np.ndarray = own[:-1].mean(axis=0, keepdims=True)
+            return left
+        case "sum for mean":
+            return NUM_RANKS * mean
+        case "twice":
+            return 2 * mean
+        case "half":
+            return 0.5 * mean
+        case "stale":
+            return before
+        case "frozen":
+            return 0 * mean
+        case "wrong sign":
+            return -mean
 
 
 def _norms(of_ranks: np.ndarray, unclipped: np.ndarray | None) -> GradientNorms:
