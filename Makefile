@@ -6,7 +6,7 @@
 # Another interpreter: make test PYTHON=/usr/bin/python3.12
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint compiled docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,6 +14,7 @@ USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c '$(USABLE)' 2>/dev/null && { echo $$python; break; }; done)
 
+KEEP_BYTECODE := env -u PYTHONDONTWRITEBYTECODE
 DEMO_JOB := $(BIN)/torchrun --standalone --nproc-per-node 2 examples/jobs/train_slow.py
 
 demo: $(VENV)/torch.stamp
@@ -30,11 +31,16 @@ demo: $(VENV)/torch.stamp
 	@echo "Its report: build/tuning/report.html"
 	@echo "On your own job:   docs/how-to/tune.md"
 
-# The tests start many Pythons, each of which would compile Flatout where PYTHONDONTWRITEBYTECODE is set.
-test: lint
-	@$(BIN)/python -m compileall -q src tests/jobs
+test: $(VENV)/test.stamp
+	@$(MAKE) --no-print-directory -j 2 lint compiled
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 	$(MAKE) --no-print-directory docs
+
+# While mypy runs on one core: the tests start many Pythons, each of which would compile Flatout, and each worker of pytest
+# would rewrite the assertions of all test files for itself, which takes longer than to import them.
+compiled: $(VENV)/test.stamp
+	@$(KEEP_BYTECODE) $(BIN)/python -m compileall -q src tests/jobs
+	@$(KEEP_BYTECODE) $(BIN)/python -m pytest --collect-only -q -n 0 >/dev/null || true
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check
