@@ -12,7 +12,7 @@ _MAX_CHARACTERS = 500
 
 
 def explain_failure(text: str, phase: Phase | None = None) -> FailureExplanation:
-    """Explain the first cause in a text. Without a phase, the frames of a traceback may show it."""
+    """Explain the first cause in a text. Without a phase, it is derived from a traceback's frames if possible."""
     if phase is None:
         phase = phase_in(text)
     errors = errors_in(text)

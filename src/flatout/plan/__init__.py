@@ -1,5 +1,5 @@
-"""Which parallel layout to use, before a thousand GPUs start: a time and memory model, and a search over all layouts.
+"""Choose a parallel layout before a thousand GPUs start: a time and memory model, and a search over all layouts.
 
-`search.plan` ranks the layouts of a workload on a cluster; `evaluate.evaluate` shows how wrong the model is on runs
-that were measured; `calibrate.update` corrects it with a handful of them.
+`search.plan` ranks the layouts of a workload on a cluster. `evaluate.evaluate` determines the model's errors on
+measured runs. `calibrate.update` corrects the model with a few of them.
 """

@@ -117,12 +117,12 @@ def _score_bytes_per_token(inputs: CostModelInputs) -> Column:
 
 
 def _layer_bytes_per_token(inputs: CostModelInputs) -> Column:
-    """Return the bytes of one layer's activations.
+    """Return the bytes of one layer's activations per token.
 
-    For all tokens, or with sequence parallelism this rank's share: 10 h for the inputs of two norms and two matmuls,
-    and two dropout masks. Split by TP: queries, keys and values, attention's output, and the feed-forward network's
-    inner widths (the outputs of each up projection and of the activation). Experts also keep each token's copy, in and
-    out.
+    For all tokens, or with sequence parallelism for this rank's share: 10 h for the inputs of two norms and two
+    matmuls, and two dropout masks. Split by TP: queries, keys and values, attention's output, and the feed-forward
+    network's inner widths (the outputs of each up projection and of the activation). Experts also keep a copy of each
+    token, in and out.
     """
     shared = 10.0 * inputs.hidden / np.where(inputs.sp > 0, inputs.tp, 1.0)
     share_moe = inputs.moe_layers / inputs.layers

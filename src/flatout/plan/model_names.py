@@ -1,6 +1,4 @@
-"""Build a workload from a user's argument: a preset, a Hugging Face `config.json`, a Python file's module, or
-widths.
-"""
+"""Build a workload from the user's argument: a preset, a Hugging Face `config.json`, a Python module, or widths."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ In: the number of stages, micro-batches and chunks, and how long a stage's forwa
 Every stage executes its operations in a fixed order, as in the frameworks' schedules; an operation begins when its
 stage is free and its inputs have arrived. Sends take no time here: the cost model accounts for them separately.
 
-Orders: GPipe (Huang et al., arXiv 1811.06965); 1F1B and interleaved 1F1B (Narayanan et al., arXiv 2104.04473, 2.2, as
-Megatron-LM's `schedules.py` deals the micro-batches); zero-bubble H1 (Qi et al., arXiv 2401.10241, 2.2), in which the
-weight gradients are delayed by as many micro-batches as the stage's index.
+Orders: GPipe (Huang et al., arXiv 1811.06965); 1F1B and interleaved 1F1B (Narayanan et al., arXiv 2104.04473, 2.2, with
+the order of micro-batches in Megatron-LM's `schedules.py`); zero-bubble H1 (Qi et al., arXiv 2401.10241, 2.2), in which
+the weight gradients are delayed by as many micro-batches as the stage's index.
 """
 
 from __future__ import annotations

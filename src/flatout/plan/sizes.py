@@ -15,15 +15,15 @@ def moe_share(inputs: CostModelInputs) -> Column:
 def layers_of_largest_stage(inputs: CostModelInputs) -> Column:
     """Return the layers of the stage that has the most.
 
-    Chunks hold complete layers: those that do not divide leave some stage one more per chunk.
+    Chunks hold complete layers: if the layers do not divide evenly, some stage has one more layer per chunk.
     """
     return np.ceil(inputs.layers / (inputs.pp * inputs.vpp)) * inputs.vpp
 
 
 def layers_of_last_stage(inputs: CostModelInputs) -> Column:
-    """Return what the other stages leave, or an even share.
+    """Return the layers that the other stages leave to the last one, or an even share.
 
-    Frameworks take layers from the last stage, which has the logits.
+    Frameworks take layers from the last stage, because it has the logits.
     """
     of_others = (inputs.pp - 1.0) * layers_of_largest_stage(inputs)
     return np.maximum(inputs.layers - of_others, 0.0)
@@ -54,7 +54,7 @@ def expert_parameters(inputs: CostModelInputs) -> Column:
 
 
 def expert_replicas(inputs: CostModelInputs) -> Column:
-    """Return how many ranks of a stage have the same experts."""
+    """Return the number of ranks of a stage that have the same experts."""
     return np.maximum(inputs.tp * inputs.cp * inputs.dp / inputs.ep, 1.0)
 
 

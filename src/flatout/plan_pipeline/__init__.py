@@ -1,4 +1,4 @@
-"""`flatout plan` from its options to its files: readers, search, measured corrections, prices, and what is written.
+"""Run `flatout plan` from its options to its files: readers, search, measured corrections, prices, and output.
 
 `search_context` makes the context of a search from a `PlanRequest`, `calibrated` corrects it by measurements,
 `with_goal` answers a goal with prices and carbon, and `PlanFiles` writes the page and the settings for other tools.

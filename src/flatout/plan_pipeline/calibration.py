@@ -1,4 +1,4 @@
-"""`flatout plan --calibrate FILE`: a search context corrected by measured runs, a recording, or ceilings."""
+"""Apply `flatout plan --calibrate FILE`: correct a search context by measured runs, a recording, or ceilings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def calibrated(
 ) -> SearchContext:
     """Return the context corrected by the measurements in the file.
 
-    Raises InputError for a file that is none of the three, and for a recording whose layout `fixed` does not say.
+    Raises InputError for a file of another kind, and for a recording whose layout is not given by `fixed`.
     """
     if path.is_dir():
         run = _recorded_run(context, path, fixed)

@@ -48,7 +48,7 @@ class PlanFiles:
 
 
 def planned_files(html: Path | None, emit: Sequence[str], out: Path, *, force: bool) -> PlanFiles:
-    """Check before the search that the files can be written after it. `emit` has targets, also several as `a,b`."""
+    """Check before the search that the files can be written after it. `emit` has targets; `a,b` names two."""
     if html is not None:
         check_new(html, force=force)
     targets = [target for text in emit for target in text.split(",") if target]

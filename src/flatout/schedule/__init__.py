@@ -1,1 +1,1 @@
-"""Many jobs on one cluster: a simulator of policies over job histories, and what acts on real schedulers."""
+"""Schedule many jobs on one cluster: a simulator of policies over job histories, and control of real schedulers."""

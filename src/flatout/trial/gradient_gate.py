@@ -30,15 +30,16 @@ from flatout.units import percent
 BAND = {"exact": 0.05, "rounding": 0.2}  # relative, of the mean over the steps
 FIRST_BAND = {"exact": 0.01, "rounding": 0.1}  # of the first step, if the baselines agree
 REPEATABLE = 0.01  # relative: baselines that differ by no more in any step are runs of a script with a seed
-# For unseeded runs, because three runs can be alike by chance; half or twice the gradient is far outside the band.
+# A wider band for unseeded runs, because three runs can be alike by chance. Half or twice the gradient is far outside
+# it.
 UNSEEDED_BAND = 0.25
 SPREADS = 4.0
-# In standard deviations of a run's mean. In small trainings without a seed, compared with three others, at most
-# three in a thousand were further off (benchmarks/gradient_gate.py).
+# In standard deviations of a run's mean. In small unseeded trainings, compared with three others, at most three in a
+# thousand runs were further off (benchmarks/gradient_gate.py).
 MEAN_SPREADS = 5.0
 BLUNT = 1.5  # a note says so if the gate lets the norm differ by a larger factor
 RANKS_AGREE = 1e-3  # relative: reduced gradients are bitwise equal, unless different devices took their norms
-RANKS_DIFFER = 0.01  # more than that in the baseline: each of its ranks trains or holds something else
+RANKS_DIFFER = 0.01  # if the ranks differ by more in the baseline, each trains or holds something else
 RANK_SPREADS = 10.0
 MIN_CLIPPED = 3  # steps with the same norm
 CLIPPED = 1e-3
@@ -147,12 +148,12 @@ def _whole(
 
 
 def _num_changing(runs: Sequence[GradientNorms], *, is_resampled: bool) -> int:
-    """Count parameters that have a gradient in each step of one run of the job, and not of another run.
+    """Count parameters that have a gradient in each step of one run of the job, but not of another run.
 
-    Examples are experts that a router seldom chooses and layers that are skipped by chance, in scripts without a seed:
-    each run may lack other gradients. If each run lacks the same ones, as those before a weight that starts at 0, it
-    is not chance. If other samples may be drawn, each run is one draw: then parameters that lack a gradient in some of
-    its steps are counted.
+    Examples in scripts without a seed are experts that a router seldom chooses, and layers that are skipped by chance:
+    the missing gradients differ by run. If the same gradients are missing in each run, e.g. those before a weight that
+    starts at 0, the cause is not chance. If other samples may be drawn, each run counts as one draw, so parameters that
+    lack a gradient in some of its steps are counted.
     """
     if not runs:
         return 0

@@ -65,7 +65,8 @@ def _together(ranks: Sequence[_Optimizer]) -> GradientNorms:
     finite = [step for step in steps if step is not None and np.isfinite(step.norms).all()]
     is_zero = [step.norms == 0 for step in finite]
     is_faint = [step.norms <= FAINT * step.norm for step in finite]
-    # If each layer is clipped separately, its norm after clipping may be the same on all ranks whatever it was.
+    # If each layer is clipped separately, a parameter's norm after clipping can be equal on all ranks by clipping
+    # alone.
     spreads = [step.spread for step in (*steps, *before) if step is not None and step.spread is not None]
     return GradientNorms(
         num_parameters=num_parameters,

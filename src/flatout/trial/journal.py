@@ -1,8 +1,8 @@
-"""The journal of a tuning: one line per trial, from which an interrupted tuning is resumed.
+"""Keep the journal of a tuning: one line per trial, so that an interrupted tuning can be resumed.
 
-A line is written when its trial ends, so a trial that was interrupted is run again. The first line identifies the
-tuning: one of another command, options or version is not resumed. The journal of another tuning is replaced if it has
-no conclusive trial, as after a typo in the command.
+A line is written when its trial ends, so an interrupted trial is run again. The first line identifies the tuning: a
+tuning of another command, options or version is not resumed. The journal of another tuning is replaced if it has no
+conclusive trial, e.g. after a typo in the command.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class JournaledTrial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
-    """A profile that succeeded: a resumed tuning starts from the same findings, and so tries the same changes."""
+    """A successful profile, so that a resumed tuning starts from the same findings and tries the same changes."""
 
     key: str
     folder: str  # its name, in the folder of the trials
     took_s: float
 
 
-# The options of a heading that users write in another way.
+# The heading's options that users write in another form.
 _WORDS = {
     "allowed_safety": "--allow",
     "knobs": "--knob",
@@ -47,12 +47,12 @@ _WORDS = {
     "sbatch_options": "--sbatch-options",
     "uses_history": "--no-history",
 }
-# Losses and norms may be infinite or not a number, which JSON cannot express: these are written as texts.
+# Losses and norms can be infinite or NaN, which JSON cannot express, so these are written as texts.
 _LINE = msgspec.json.Decoder(Heading | JournaledTrial | Profile, strict=False)
 
 
 def _is_conclusive(result: TrialResult) -> bool:
-    """Whether the trial need not be run again: a failure may have had a cause that is fixed by now."""
+    """Whether the trial need not be run again. A failure is not conclusive: its cause may have been fixed since."""
     return result.is_complete or result.outcome == "out_of_memory"
 
 
@@ -65,7 +65,7 @@ def _as_texts(numbers: Sequence[float]) -> list[float | str]:
 
 
 def _difference(before: Heading, now: Heading) -> str:
-    """Say how the two headings differ, without values of options, which may be secrets."""
+    """Return how the two headings differ, without the values of options, which may be secrets."""
     if before.command != now.command:
         return f": its command is {shlex.join(before.command)}"
     if before.tool_version != now.tool_version:

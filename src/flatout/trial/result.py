@@ -78,7 +78,7 @@ def trial_result(
 
 
 def _lack_of_steps(num_steps: int | None, recording: Recording | None) -> str:
-    """Say how many settled steps a trial made (None: no step at all), and the first problem of its recording."""
+    """Say how many measured steps a trial made (None: not even one step), and the first problem of its recording."""
     if num_steps is None:
         problem = "no training step was seen in it"
     else:

@@ -83,7 +83,7 @@ def _aer_counts(machine: Machine, kind: str) -> dict[str, int]:
 
 
 def _total(text: str) -> int:
-    """Sum `NAME count` lines; the last line, TOTAL_ERR_..., is already the sum."""
+    """Sum `NAME count` lines. If there is a last line TOTAL_ERR_..., it already is the sum."""
     rows = [line.split() for line in text.splitlines()]
     counts = {row[0]: int(row[1]) for row in rows if len(row) == 2}
     for name, count in counts.items():

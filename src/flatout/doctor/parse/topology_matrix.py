@@ -148,7 +148,7 @@ def _parse(text: str) -> TopologyMatrix:
 
 
 class _Collected:
-    """The cells and affinities that are certain, and the problems of the text."""
+    """Collects the cells and affinities that are certain, and the problems of the text."""
 
     def __init__(self, header: _Header | None, rows: Sequence[_Row], *, is_wrapped: bool) -> None:
         self.cells: dict[tuple[str, str], str] = {}

@@ -37,7 +37,10 @@ class LoggedAction(msgspec.Struct, kw_only=True):
 
 
 class LogFile:
-    """Use in a `with` block. Raises OutputError if another controller has it open, InputError if it is not a log."""
+    """The open undo log; use it in a `with` block.
+
+    Raises OutputError if another controller has it open, and InputError if it is not a log.
+    """
 
     def __init__(self, path: Path, *, cluster: str, command: Sequence[str]) -> None:
         self.path = path

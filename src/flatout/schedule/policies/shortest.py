@@ -4,7 +4,7 @@ Rule: of the waiting jobs that fit, the one with the least predicted duration (`
 (`qssf`) starts.
 Source: QSSF, quasi-shortest-service-first: Hu et al., Characterization and prediction of deep learning workloads in
 large-scale GPU datacenters, SC'21 (Helios).
-When wrong: with poor predictions; a long job that started keeps its GPUs; wide and long jobs can wait for ever while
+When wrong: with poor predictions; a long job that started keeps its GPUs; wide and long jobs can wait forever while
 short ones keep coming.
 """
 

@@ -2,7 +2,7 @@
 
 Rule: of the waiting jobs that fit, the earliest starts.
 Source: the usual list scheduling; Kubernetes without gang quotas.
-When wrong: a wide job can wait for ever behind small ones, because no GPUs are kept free for it.
+When wrong: a wide job can wait forever behind small ones, because no GPUs are kept free for it.
 """
 
 from __future__ import annotations
