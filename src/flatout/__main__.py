@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> int:
-    """As `flatout.cli.main`, and quiet about Ctrl-C while that is still being imported."""
+    """Call `flatout.cli.main`, without a traceback for Ctrl-C while it is still being imported."""
     try:
         from flatout.cli import main as run
 

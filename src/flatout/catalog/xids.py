@@ -46,7 +46,7 @@ def xid_fix(number: int) -> str:
 
 
 def has_no_effect(number: int) -> bool:
-    """True if the driver only records something: the job and the GPU continue, and the host stays good."""
+    """Whether the driver only records something: the job and the GPU continue, and the host stays good."""
     entry = _xids().xid.get(number)
     return entry is not None and entry.has_no_effect
 

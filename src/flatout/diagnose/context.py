@@ -78,7 +78,7 @@ class DiagnosisContext:
 
     @property
     def period(self) -> str:
-        """The period that a cost refers to, for titles: a step, or the entire recording if it has no steps."""
+        """Return the period that a cost refers to, for titles: a step, or the entire recording if it has no steps."""
         return "per step" if self.num_steps else "in total"
 
     def per_step(self, total: float) -> float:

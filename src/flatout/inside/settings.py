@@ -32,14 +32,16 @@ class RecorderSettings:
 
     @property
     def folder(self) -> Path:
-        """The folder where the ranks of this attempt write; for the first attempt, the recording itself."""
+        """Return the folder where the ranks of this attempt write; for the first attempt, the recording itself."""
         if not self.attempt:
             return self.recording
         return self.recording / File.ATTEMPTS / str(self.attempt)
 
     @property
     def state(self) -> Path:
-        """The folder where the processes of this attempt communicate while the job runs; not needed afterwards."""
+        """Return the folder where the attempt's processes communicate while the job runs; it is not needed
+        afterwards.
+        """
         state = self.recording / File.STATE
         if not self.attempt:
             return state

@@ -40,7 +40,7 @@ class Costs:
 
     @property
     def after_failure_s(self) -> float:
-        """The part of a failure's cost that does not depend on the interval, in seconds."""
+        """Return the part of a failure's cost that does not depend on the interval, in seconds."""
         return self.detect_s + self.restart_s + max(self.write_s - self.stall_s, 0.0)
 
 

@@ -86,7 +86,9 @@ class JobAttribution(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def blame(self) -> tuple[Blame, ...]:
-        """The waits of complete steps (without steps, of the window), by waiting rank and cause, largest first."""
+        """Return the waits of complete steps (without steps, of the window), by waiting rank and cause, largest
+        first.
+        """
         has_steps = any(t.steps for t in self.timelines)
         sums: dict[tuple[int, int, str], float] = defaultdict(float)
         for piece in self.slices:

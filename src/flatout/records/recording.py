@@ -168,7 +168,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def traces_path(self) -> str:
-        """The folder with the traces of the attempt."""
+        """Return the folder with the traces of the attempt."""
         return f"{self.path}/{File.ATTEMPTS}/{self.attempt}" if self.attempt else self.path
 
     @property

@@ -171,5 +171,5 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def first_step_ns(self) -> int:
-        """The start of the first step, or of the window if there are no steps."""
+        """Return the start of the first step, or of the window if there are no steps."""
         return self.steps[0].start_ns if self.steps else self.window_start_ns

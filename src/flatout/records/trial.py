@@ -87,5 +87,5 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> str:
-        """`AB`: the baseline ran first; `BA`: the candidate."""
+        """Return `AB` if the baseline ran first, `BA` if the candidate did."""
         return "AB" if self.baseline.index < self.candidate.index else "BA"

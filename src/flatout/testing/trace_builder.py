@@ -56,7 +56,10 @@ class TraceBuilder:
     def __init__(
         self, rank: int = 0, world_size: int = 2, *, device_name: str = "NVIDIA H200", base_ns: int = 0
     ) -> None:
-        """`base_ns` (`baseTimeNanoseconds` of the file) is added to the table's times, but not to those in the JSON."""
+        """Begin an empty trace.
+
+        `base_ns` (`baseTimeNanoseconds` of the file) is added to the table's times, but not to those in the JSON.
+        """
         self.rank = rank
         self.world_size = world_size
         self.base_ns = base_ns

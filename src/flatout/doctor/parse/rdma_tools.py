@@ -123,7 +123,7 @@ class _Reader:
 
 
 def _state(value: str) -> str | None:
-    """Return the state as sysfs writes it; `PORT_ACTIVE (4)`, `Active` and `4: ACTIVE` are one."""
+    """Return the state as sysfs writes it; `PORT_ACTIVE (4)` and `Active` both mean `4: ACTIVE`."""
     word = re.sub(r"^\d+:\s*|^PORT_|\s*\(.*", "", value, flags=re.IGNORECASE).lower()
     return _STATES.get(word)
 

@@ -43,7 +43,7 @@ class WarmupDetector:
 
     @property
     def step_s(self) -> float:
-        """The median time of the last steps; 0 before the first step."""
+        """Return the median time of the last steps; 0 before the first step."""
         return median(list(self._last)[-_HALF:]) if self._last else 0.0
 
     def is_over(self, source: StepSource, *, is_training: bool) -> bool:
