@@ -15,6 +15,7 @@ from flatout.records.recording import Recording
 
 pytest.importorskip("torch")
 SCRIPT = [sys.executable, str(Path(__file__).parents[1] / "jobs" / "srun_job.py")]
+WARM = Path(__file__).parents[1] / "warm" / "run.py"  # in the batch job, where the fixture's server cannot be asked
 JOB = [*SCRIPT, "400"]
 LONG_JOB = [*SCRIPT, "1600"]  # ranks on several nodes agree on what to trace seconds ahead
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
@@ -67,7 +68,8 @@ def test_a_flatout_for_each_task_of_two_nodes(slurm: SlurmLab, tmp_path: Path) -
 
 def test_a_batch_script_may_record_one_run_after_the_other(slurm: SlurmLab, tmp_path: Path) -> None:
     """Both without --out: a batch script is no step whose tasks share one recording."""
-    one = shlex.join([sys.executable, "-m", "flatout", "profile", "--light", "--", *torchrun("--steps", 30)])
+    recorded_run = [sys.executable, "-m", "flatout", "profile", "--light", "--", *torchrun("--steps", 30)]
+    one = shlex.join([sys.executable, str(WARM), *recorded_run])
     (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{one}\n{one}\n")
     options = ["--wait", "--ntasks=2", f"--chdir={tmp_path}", f"--output={tmp_path}/output"]
     slurm.run("sbatch", *options, str(tmp_path / "job.sh"), env=environment(**LOOPBACK))
