@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 
+from flatout.catalog.failures import known_failures
 from flatout.change.launchers import launch_value
-from flatout.keep.evidence import Evidence, Failure, read_failures
+from flatout.keep.error_text import RaisedError
+from flatout.keep.evidence import Evidence, Failure, FreeSpace, read_failures
+from flatout.keep.exits import RankExit
 from flatout.keep.hosts import goes_on_without_host, without_host
 from flatout.keep.previous_runs import PreviousRuns
 from flatout.keep.redact import redactor
 from flatout.keep.rules import RULES, Judgement, judge
-from flatout.keep.supervise import Restarts
+from flatout.keep.stacks import Frame, Stack
+from flatout.keep.supervise import Restarts, SuspectedHosts
 
 
 def failed(exception: str, message: str, **changes: Any) -> Failure:
@@ -24,16 +28,30 @@ def evidence(**changes: Any) -> Evidence:
     return Evidence(**{"code": 1, "signal": None, "num_ranks": 2, "num_steps": 10, "step": 10, **changes})
 
 
+def left(**changes: Any) -> RankExit:
+    return RankExit(**{"rank": 1, "hostname": "host", "at_s": 1.0, "step": 12, "is_orderly": True, **changes})
+
+
+PEER_GONE = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:33692."
+WORKER_GONE = "DataLoader worker (pid(s) 10306) exited unexpectedly"
+DUPLICATE_GPU = (
+    "NCCL error in: NCCLUtils.hpp:268, invalid usage\nncclInvalidUsage: This usually reflects invalid usage of NCCL.\n"
+    "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+)
+IN_BROADCAST = Stack(
+    pid=9,
+    frames=(
+        Frame("/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 2730, "broadcast"),
+        Frame("/home/me/train.py", 47, "fault"),
+    ),
+    text="",
+)
+ABORTED = left(signal=6, is_orderly=False, stack=IN_BROADCAST)
 CASES = [
     ("asked-to-end", False, "nobody", evidence(was_asked_to_end=True, code=None, signal=15)),
     ("done", False, "nobody", evidence(code=0)),
     ("gpu-failure", True, "machine", evidence(xids=(79,))),
-    (
-        "gpu-failure",
-        True,
-        "machine",
-        evidence(failures=(failed("RuntimeError", "CUDA error: uncorrectable ECC error"),)),
-    ),
+    ("gpu-ecc", True, "machine", evidence(failures=(failed("RuntimeError", "CUDA error: uncorrectable ECC error"),))),
     ("lost-node", True, "machine", evidence(cause="void", reason="a node failed")),
     ("host-out-of-memory", True, "user", evidence(num_oom_kills=1, killed=(1,))),
     ("host-out-of-memory", True, "user", evidence(cause="out_of_memory")),
@@ -54,37 +72,65 @@ CASES = [
     ("exception", True, "user", evidence(failures=(failed("RuntimeError", "permission denied by the fabric"),))),
     ("locked", False, "user", evidence(failures=(failed("LockedError", "ckpt is written to by another job"),))),
     ("refused-checkpoint", False, "user", evidence(num_steps=0, failures=(failed("CheckpointError", "no `model`"),))),
-    ("exception", True, "user", evidence(failures=(failed("CheckpointError", "rank 1 could not write its part"),))),
+    ("files", True, "user", evidence(failures=(failed("CheckpointError", "rank 1 could not write its part"),))),
     ("arguments", False, "user", evidence(num_steps=0, failures=(failed("SystemExit", "train.py: no --steps"),))),
-    ("exception", True, "user", evidence(num_steps=0, failures=(failed("SystemExit", "no data", kind="exit"),))),
+    ("own-exit-text", True, "user", evidence(num_steps=0, failures=(failed("SystemExit", "no data", kind="exit"),))),
     ("gpu-fault", True, "user", evidence(xids=(31,))),
+    ("gpu-fault", True, "user", evidence(failures=(failed("RuntimeError", "CUDA error: misaligned address"),))),
+    # An index or a label that is out of range is so in the next attempt too.
     (
-        "gpu-fault",
-        True,
+        "gpu-assert",
+        False,
         "user",
         evidence(failures=(failed("RuntimeError", "CUDA error: device-side assert triggered"),)),
     ),
-    ("mistake", False, "user", evidence(num_steps=0, failures=(failed("ImportError", "no"),))),
+    ("imports", False, "user", evidence(num_steps=0, failures=(failed("ImportError", "no"),))),
     (
-        "mistake",
+        "imports",
         False,
         "user",
         evidence(num_steps=0, failures=(failed("TabError", "no", has_torch=False, age_s=99.0),)),
     ),
     ("mistake", False, "user", evidence(num_steps=0, failures=(failed("KeyError", "no", has_torch=False, age_s=9.0),))),
     (
-        "exception",
+        "mistake",
         True,
         "user",
         evidence(num_steps=0, failures=(failed("KeyError", "no", has_torch=False, age_s=99.0),)),
     ),
-    ("exception", True, "user", evidence(num_steps=0, failures=(failed("KeyError", "no", has_torch=False),))),
-    ("exception", True, "user", evidence(failures=(failed("ImportError", "no"),))),
-    ("exception", True, "user", evidence(num_steps=0, failures=(failed("OSError", "stale file handle"),))),
+    ("mistake", True, "user", evidence(num_steps=0, failures=(failed("KeyError", "no", has_torch=False),))),
+    ("imports", True, "user", evidence(failures=(failed("ImportError", "no"),))),
+    ("storage-server", True, "network", evidence(num_steps=0, failures=(failed("OSError", "stale file handle"),))),
+    ("files", True, "unknown", evidence(num_steps=0, failures=(failed("OSError", "odd"),))),
+    ("exception", False, "user", evidence(num_steps=0, failures=(failed("RuntimeError", "odd"),))),
+    (
+        "loader-timeout",
+        True,
+        "unknown",
+        evidence(failures=(failed("RuntimeError", "DataLoader timed out after 5 seconds"),)),
+    ),
     ("killed", True, "unknown", evidence(killed=(1,))),
     ("killed", True, "unknown", evidence(killed=(1,), failures=(failed("RuntimeError", "Connection closed by peer"),))),
-    ("communication", True, "network", evidence(failures=(failed("DistBackendError", "Socket Timeout"),))),
-    ("rendezvous", True, "network", evidence(num_steps=0, failures=(failed("RendezvousClosedError", ""),))),
+    ("peers-did-not-come", True, "unknown", evidence(failures=(failed("DistBackendError", "Socket Timeout"),))),
+    ("gloo-peer-gone", True, "unknown", evidence(failures=(failed("RuntimeError", PEER_GONE),))),
+    ("rendezvous", True, "network", evidence(num_steps=0, failures=(failed("RendezvousConnectionError", ""),))),
+    ("rendezvous-closed", True, "unknown", evidence(num_steps=0, failures=(failed("RendezvousClosedError", ""),))),
+    ("duplicate-gpu", False, "user", evidence(num_steps=0, failures=(failed("DistBackendError", DUPLICATE_GPU),))),
+    (
+        "gpu-out-of-memory",
+        True,
+        "user",
+        evidence(failures=(failed("Custom", "x", kind="out_of_memory", where="device"),)),
+    ),
+    ("left-early", False, "user", evidence(failures=(failed("RuntimeError", PEER_GONE),), left=left(code=0))),
+    ("rank-exit", True, "unknown", evidence(failures=(failed("RuntimeError", PEER_GONE),), left=left(code=3))),
+    ("rank-exit", True, "unknown", evidence(left=left(code=3, is_orderly=False))),
+    ("crash", True, "unknown", evidence(left=left(signal=11, is_orderly=False))),
+    ("shared-memory-full", False, "user", evidence(left=left(signal=7, is_orderly=False))),
+    ("mismatched-collectives", False, "user", evidence(failures=(failed("RuntimeError", PEER_GONE),), left=ABORTED)),
+    ("host-out-of-memory", True, "user", evidence(num_oom_kills=1, failures=(failed("RuntimeError", WORKER_GONE),))),
+    ("crash", True, "unknown", evidence(num_oom_kills=0, failures=(failed("RuntimeError", WORKER_GONE),))),
+    ("asked-to-end", False, "nobody", evidence(was_warned=True, code=None, signal=10)),
     ("usage", False, "user", evidence(num_steps=0, code=2)),
     ("signal", True, "unknown", evidence(code=None, signal=11)),
     ("exit-code", True, "unknown", evidence(code=3)),
@@ -101,7 +147,9 @@ def test_each_failure_is_taken_for_what_it_is(rule: str, restarts: bool, fault: 
 
 
 def test_every_rule_has_a_case_here_but_that_of_hangs() -> None:
-    assert {rule.name for rule in RULES} == {rule for rule, *_ in CASES} | {"hang"}
+    by_words = {known.name for known in known_failures()}
+    assert {rule.name for rule in RULES} - {rule for rule, *_ in CASES} == {"hang"}
+    assert {rule for rule, *_ in CASES} - {rule.name for rule in RULES} <= by_words
 
 
 def test_what_ranks_say_of_a_peer_that_went_away_comes_after_the_cause(tmp_path: Any) -> None:
@@ -246,3 +294,79 @@ def test_a_machine_at_fault_is_told_to_the_scheduler_where_that_is_asked_for() -
     assert not told.restarts and told.goes_on and "code 75" in told.why
     assert Restarts(3, machine_code=75).decide(killed, 10).restarts
     assert Restarts(3).decide(broken, 10).restarts
+
+
+def test_a_rank_that_ended_itself_comes_before_the_complaints_of_its_peers_and_after_a_real_error() -> None:
+    complaint = failed("RuntimeError", PEER_GONE, rank=0)
+    said = judge(evidence(failures=(complaint,), left=left(code=3)))
+    assert said.says == "rank 1 left first, after 12 steps: its script ended itself with exit code 3"
+    bug = failed("ValueError", "a bad batch", rank=0)
+    assert judge(evidence(failures=(bug,), left=left(code=3))).rule == "mistake"
+    early = judge(evidence(failures=(complaint,), left=left(code=0)))
+    assert "rank 1 left first, after 12 steps: its script ended with exit code 0 while other ranks still" in early.says
+    at_once = judge(evidence(left=left(code=3, is_orderly=False, last_lines=("bye",))))
+    assert "at once with exit code 3" in at_once.says and at_once.says.endswith("standard error: bye")
+
+
+def test_the_last_lines_of_a_rank_that_ends_without_a_word_are_its_words() -> None:
+    aborted = left(signal=6, is_orderly=False, last_lines=("CUDA error: uncorrectable ECC error encountered",))
+    assert judge(evidence(left=aborted)).rule == "gpu-ecc"
+    printed = left(code=1, last_lines=("Loss is nan, stopping training",))
+    assert (judge(evidence(left=printed)).failure_class, judge(evidence(left=printed)).restart) == ("job", "no")
+    native = ("terminate called after throwing an instance", "op.preamble.length <= op.nbytes. 512 vs 12.")
+    assert judge(evidence(left=left(signal=6, is_orderly=False), last_lines=native)).rule == "mismatched-collectives"
+    regular = left(code=0, last_lines=("No space left on device",))
+    assert judge(evidence(failures=(failed("RuntimeError", PEER_GONE),), left=regular)).rule == "left-early"
+
+
+def test_the_whole_chain_of_an_exception_counts_and_the_space_that_was_left_is_told() -> None:
+    full = failed(
+        "RuntimeError",
+        "the checkpoint is incomplete",
+        chain=(RaisedError(exception="OSError", message="[Errno 28] No space left on device"),),
+        space=FreeSpace(folder="/ckpt", free_bytes=4096, shm_free_bytes=2**30),
+    )
+    judgement = judge(evidence(failures=(full,)))
+    assert (judgement.rule, judgement.restart) == ("full-disk", "no")
+    assert judgement.says == (
+        "the disk is full: rank 1 raised RuntimeError at train.py:7: the checkpoint is incomplete; the cause: OSError: "
+        "[Errno 28] No space left on device; 4.00 KiB free in /ckpt"
+    )
+    assert judgement.way_out is not None
+
+
+def test_what_nccl_says_of_its_last_error_is_told() -> None:
+    judgement = judge(evidence(num_steps=0, failures=(failed("DistBackendError", DUPLICATE_GPU),)))
+    assert "(NCCL's last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000)" in judgement.says
+
+
+def test_with_room_in_shared_memory_a_bus_error_is_something_else() -> None:
+    def judged(shm_free_bytes: int) -> str:
+        space = FreeSpace(folder="/", free_bytes=0, shm_free_bytes=shm_free_bytes)
+        complaint = failed("RuntimeError", PEER_GONE, rank=0, space=space)
+        return judge(evidence(failures=(complaint,), left=left(signal=7, is_orderly=False))).rule
+
+    assert judged(64 * 2**20 - 1) == "shared-memory-full"
+    assert judged(64 * 2**20) == "crash"
+
+
+def test_an_xid_that_only_records_something_blames_nobody() -> None:
+    assert judge(evidence(xids=(63,), code=3)).rule == "exit-code"
+    assert judge(evidence(xids=(63, 79))).rule == "gpu-failure"
+
+
+@pytest.mark.parametrize(
+    ("judgement", "is_bad"),
+    [
+        (judge(evidence(killed=(1,))), True),
+        (judge(evidence(failures=(failed("ValueError", "a bad batch"),))), False),
+        (judge(evidence(num_oom_kills=1, killed=(1,))), False),
+        (judge(evidence(failures=(failed("RuntimeError", PEER_GONE),))), False),
+    ],
+)
+def test_a_host_is_suspected_at_the_second_failure_unless_the_job_is_at_fault(
+    judgement: Judgement, is_bad: bool
+) -> None:
+    hosts = SuspectedHosts()
+    assert hosts.bad("n1", judgement) is None
+    assert (hosts.bad("n1", judgement) is not None) is is_bad

@@ -104,6 +104,9 @@ class File:
     # Files of a folder for heartbeats.
     HEARTBEAT = FileName("beat-", "")  # by process, see HEARTBEAT_FIELDS
     STACKS = FileName("stacks-", "")  # by process
+    CRASH = FileName("crash-", "")  # by process: the stacks when a signal such as SIGSEGV ended it; empty if none did
+    STDERR = FileName("stderr-", "")  # by process: the end of what Python wrote to standard error, see STDERR_BYTES
+    CHILDREN = FileName("children-", ".json")  # by launcher: how its ranks ended
     FLIGHT_REQUEST = "flight-request"  # asks the ranks for the records of torch's flight recorder
     FLIGHT = FileName("flight-", ".json")  # by process: the answer
 
@@ -188,6 +191,9 @@ class MemoryKind:
     HOST = "host"
 
 
+STDERR_BYTES = 4096  # size of STDERR: the number of bytes written so far, then the last ones, as a ring
+STDERR_COUNT_BYTES = 8
+
 REFUSED = "SystemExit"  # the exception in FAILURE if argparse refused the arguments
 
 
@@ -232,7 +238,7 @@ HEARTBEAT_FIELDS = (
     ("checkpoint_step", 1),  # num_steps when the last checkpoint was complete; -1: none
     ("main_thread", 1),
     ("gives_stacks", 1),  # the signal handler is still ours
-    ("has_ended", 1),  # the process has ended without an exception
+    ("has_ended", 1),  # the time at which the process ended without an exception; 0: it has not
     ("has_gpu", 1),
     ("gpu", 2),  # the two halves of the GPU's UUID; 0: unknown
     ("exchange", 4),  # see `Beat.exchanged`; all 0: unknown

@@ -17,11 +17,13 @@ import psutil
 
 from flatout.inside.protocol import Variable
 from flatout.keep.busy import work_of
-from flatout.keep.evidence import Death, Evidence, count_oom_kills, evidence_of, failures_of
+from flatout.keep.evidence import Evidence, count_oom_kills, evidence_of, failures_of
+from flatout.keep.exits import Death, StderrFile
 from flatout.keep.flight import ask_flight, dumps_since
 from flatout.keep.hang import Hang, HangWatch
 from flatout.keep.hang_timeout import HangTimeout
 from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
+from flatout.keep.pass_on import WARNINGS, PassOn
 from flatout.keep.peer_board import PeerBoard
 from flatout.keep.stacks import ask_stacks, loader_stacks
 from flatout.launch import Ended, end_marked, run_local, with_environment
@@ -31,6 +33,7 @@ _LOOK_EVERY_S = 0.25
 _GRACE_S = 5.0  # between SIGTERM and SIGKILL of a job that hangs
 _SHOWN = 120  # maximum characters of a command in messages
 _LINGER_S = 2.0  # time that helpers of an ended job have to exit
+_LAST_LINES = 40  # of standard error
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +79,8 @@ class AttemptRunner:
         beats = HeartbeatReader(folder)
         deaths = _Deaths()
         began_unix_s = time.time()
+        stderr = StderrFile()
+        pass_on = PassOn(folder)
         watch = HangWatch(
             HangTimeout(self._hang_after_s),
             lambda pulses: ask_stacks(folder, pulses),
@@ -123,7 +128,13 @@ class AttemptRunner:
         def asked(number: int) -> None:
             self.was_asked_to_end = self.was_asked_to_end or number in _ENDS
 
-        ended = run_local(words, {**environment, Variable.HEARTBEAT: str(folder)}, watch=look, on_signal=asked)
+        ended = run_local(
+            words,
+            {**environment, Variable.HEARTBEAT: str(folder)},
+            watch=look,
+            on_signal=asked,
+            pass_on=dict.fromkeys(WARNINGS, pass_on),
+        )
         pulses = beats.read()
         deaths.follow(pulses)
         deaths.look()
@@ -149,6 +160,8 @@ class AttemptRunner:
                 xids=tuple(xids),
                 flight_records=tuple(str(path) for path in dumps_since(began_unix_s, environment)),
                 step_of=reached,
+                last_lines=tuple(stderr.lines()[-_LAST_LINES:]),
+                was_warned=pass_on.was_recent(),
             ),
         )
 
@@ -192,18 +205,19 @@ class _Deaths:
     def look(self) -> None:
         now = time.monotonic()
         for name, pid in list(self._alive.items()):
-            is_gone, number = _end_of(pid)
-            if is_gone:
+            end = _end_of(pid, now)
+            if end is not None:
                 del self._alive[name]
-                self.found[name] = Death(now, number)
+                self.found[name] = end
 
 
-def _end_of(pid: int) -> tuple[bool, int | None]:
-    """Return whether the process has ended and by which signal, which the kernel keeps until the parent reaps it."""
+def _end_of(pid: int, now: float) -> Death | None:
+    """Return how the process has ended, which the kernel keeps until the parent reaps it; None if it has not."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
-        return True, None
+        return Death(now, None)
     if fields[0] not in "ZX":
-        return False, None
-    return True, int(fields[49]) & 0x7F
+        return None
+    status = int(fields[49])
+    return Death(now, status & 0x7F, status >> 8 & 0xFF)

@@ -43,7 +43,7 @@ _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>)]+")
 _KEPT = r"(?!/dev/)"  # a device's path says something in quotes too
 _QUOTED = re.compile(rf"(?<!\w)'{_KEPT}[^'\n]*'(?!\w)|\"{_KEPT}[^\"\n]*\"|`[^`\n]*`")
 _CUDA_QUOTE = re.compile(r"((?:Cuda|CUDA) (?:failure|error)(?: \d+)?) '([^'\n]*)'")
-_NATIVE_SOURCE = re.compile(r"(?:[^\s\[\](]*/)?([\w.-]+\.(?:cc|cpp|hpp|cu|cuh|h)):(\d+)")
+_NATIVE_SOURCE = re.compile(r"(?:[^\s\[\](]*/)?([\w.-]+\.(?:cc|cpp|hpp|cu|cuh|h)(?::\d+)?)(?![\w/])")
 _SYSTEM_PATHS = ("/dev/shm", "/dev/infiniband", "/dev/nvidia")
 _ABSOLUTE_PATH = re.compile(r"(?<![\w/])(?:~|\.{1,2})?/[^\s'\",;:()\[\]<>|]+")
 _RELATIVE_PATH = re.compile(r"(?<![\w/<])[\w.-]+/[\w./-]*\.\w{1,12}\b|(?<![\w/<])[\w.-]+(?:/[\w.-]+){2,}")
@@ -158,7 +158,7 @@ def _continues(line: str, message: list[str]) -> bool:
 def _short_source(match: re.Match[str]) -> str:
     """Keep the file and line of native code: they say which library speaks."""
     library = "gloo " if "gloo" in match[0] else ""
-    return f"<{library}{match[1]}:{match[2]}>"
+    return f"<{library}{match[1]}>"
 
 
 def _short_path(match: re.Match[str]) -> str:

@@ -10,25 +10,28 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from flatout.inside.protocol import REFUSED, FailureKind, File
+from flatout.keep.classify import Classification, classify
+from flatout.keep.error_text import RaisedError
+from flatout.keep.exits import Death, RankExit, as_monotonic_s, killed_ranks, left_first, rank_exits
 from flatout.keep.hang import Hang
 from flatout.keep.heartbeats import HeartbeatSample
 from flatout.launch import Ended
 
 _CGROUP = Path("/sys/fs/cgroup")
-_TAKES_DOWN = 15  # SIGTERM, which launchers send to the remaining ranks
 _VMSTAT = Path("/proc/vmstat")
 _CODE_2 = (REFUSED, "FileNotFoundError")  # Python exits with code 2 for these; the second: the script does not exist
-# Errors that a rank reports because a peer is gone: never the cause if there is another error.
-_OF_PEERS = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|socket timeout|timed out|remote process exited"
-    r"|failed to recv|read error|write error|NCCL communicator was aborted|unhandled system error|heartbeat",
-    re.I,
-)
+
+
+class FreeSpace(msgspec.Struct, frozen=True, kw_only=True):
+    """How much space was left when a write failed."""
+
+    folder: str
+    free_bytes: int | None
+    shm_free_bytes: int | None
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +48,18 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     line: str | None = None
     has_torch: bool = True  # the process had imported torch; otherwise its steps cannot be seen
     age_s: float | None = None  # age of its process
+    chain: tuple[RaisedError, ...] = ()  # the exceptions that led to this one, the original one first
+    space: FreeSpace | None = None
+
+    @property
+    def errors(self) -> tuple[RaisedError, ...]:
+        """The whole chain, this exception last."""
+        return (*self.chain, RaisedError(exception=self.exception, message=self.message))
+
+    @property
+    def words(self) -> Classification | None:
+        """What its words say; at which phase it was raised plays no part in who is blamed."""
+        return classify(self.errors, None)
 
     @property
     def is_refusal(self) -> bool:
@@ -52,8 +67,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_peers(self) -> bool:
-        is_communication = self.exception in ("DistBackendError", "DistNetworkError", "ConnectionError", "RuntimeError")
-        return is_communication and bool(_OF_PEERS.search(self.message))
+        """Whether it only says that a peer is gone: never the cause if there is another error."""
+        words = self.words
+        return words is not None and words.known.of_peers
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +88,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None  # step of the whole training; None: unknown
     host: str | None = None  # on which the failure happened
     flight_records: tuple[str, ...] = ()  # files that NCCL's watchdog wrote
+    left: RankExit | None = None  # the rank that left first without an error
+    last_lines: tuple[str, ...] = ()  # of standard error of the whole command, if it is a file
+    was_warned: bool = False  # by a SIGUSR1 or SIGUSR2, shortly before it ended
 
     @property
     def root(self) -> Failure | None:
@@ -105,37 +124,6 @@ def _ended_it(failure: Failure, ended: Ended) -> bool:
     """Whether this failure ended the job; a process that never imported torch might not be a rank."""
     codes = (1, 2) if failure.exception in _CODE_2 else (1,)  # Python's code, and a launcher's code for any failed rank
     return failure.has_torch or ended.code in codes
-
-
-class Death(NamedTuple):
-    """The end of a rank's process, as observed from outside."""
-
-    at: float  # when it was first seen to have ended, in seconds of any one clock
-    signal: int | None  # 0: no signal; None: unknown, because its parent had already reaped it
-
-
-def killed_ranks(
-    pulses: Sequence[HeartbeatSample], failures: Sequence[Failure], deaths: Mapping[str, Death]
-) -> tuple[int, ...]:
-    """Return the first ranks that ended without an error message; the launcher then kills the others.
-
-    If anything but the launcher's own signal ended a rank, ranks that the launcher may have ended are skipped.
-    `deaths` is by process name.
-    """
-    told = {(failure.hostname, failure.pid) for failure in failures}
-    silent = [
-        (deaths[pulse.name], pulse.rank)
-        for pulse in pulses
-        if pulse.name in deaths
-        and pulse.rank is not None
-        and not pulse.has_ended
-        and (pulse.hostname, pulse.pid) not in told
-    ]
-    sure = [one for one in silent if one[0].signal not in (None, _TAKES_DOWN)]
-    unknown = [one for one in silent if one[0].signal is None]
-    causes = sure or unknown or silent
-    first = min((death.at for death, _ in causes), default=0.0)
-    return tuple(sorted(rank for death, rank in causes if death.at <= first))
 
 
 def count_oom_kills() -> int | None:
@@ -172,12 +160,20 @@ def evidence_of(
     xids: tuple[int, ...] = (),
     step_of: Callable[[HeartbeatSample], int | None] = lambda pulse: None,
     flight_records: tuple[str, ...] = (),
+    last_lines: tuple[str, ...] = (),
+    was_warned: bool = False,
 ) -> Evidence:
     failures = tuple(one for one in failures_of(folder, pulses) if _ended_it(one, ended))
     before, after = oom_kills
-    killed = killed_ranks(pulses, failures, deaths) if ended.code != 0 and hang is None else ()
+    has_failed = ended.code != 0 and hang is None
+    noted = {(failure.hostname, failure.pid) for failure in failures}
+    killed = killed_ranks(pulses, noted, deaths) if has_failed else ()
+    exits = rank_exits(folder, pulses, deaths, noted) if has_failed else ()
+    left = left_first(exits, _first_complaint_s(failures))
     # Use the failing rank's own step: the others may have come a step further, or not.
     where = {failures[0].rank} if failures else set(hang.late if hang is not None else killed)
+    if left is not None and (not failures or failures[0].is_of_peers):
+        where = {left.rank}
     ranks = [pulse for pulse in pulses if not where or pulse.rank in where]
     return Evidence(
         code=ended.code,
@@ -195,7 +191,15 @@ def evidence_of(
         step=max((step for pulse in ranks if (step := step_of(pulse)) is not None), default=None),
         host=_host(failures, killed or (hang.late if hang is not None else ()), pulses, xids),
         flight_records=flight_records,
+        left=left,
+        last_lines=last_lines,
+        was_warned=was_warned,
     )
+
+
+def _first_complaint_s(failures: Sequence[Failure]) -> float | None:
+    """Return when a rank first reported that a peer is gone, in seconds of CLOCK_MONOTONIC."""
+    return min((as_monotonic_s(failure.unix_s) for failure in failures if failure.is_of_peers), default=None)
 
 
 def _host(

@@ -53,6 +53,7 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     is_local: bool  # its PID is valid on this host and in this PID namespace
     is_alive: bool  # unknown, and therefore assumed, for processes that are not local
     has_ended: bool  # on its own, not killed
+    ended_s: float | None  # when it did
     num_events: int
     num_steps: int
     base_step: int | None  # steps made before this process, by the optimizer's count
@@ -140,6 +141,7 @@ def _read(name: str, map: mmap.mmap) -> HeartbeatSample | None:
         is_local=is_local,
         is_alive=not is_local or is_alive(header.pid, header.ticks),
         has_ended=bool(one["has_ended"]),
+        ended_s=one["has_ended"] / 1e9 if one["has_ended"] else None,
         num_events=one["num_events"],
         num_steps=one["num_steps"],
         base_step=_known(one["base_step"]),

@@ -1,305 +1,367 @@
-"""Classify a failure, its fault and whether to restart: `Evidence` -> `Judgement`, by one table.
+"""Classify a failure, its fault and whether to restart: `Evidence` -> `Judgement`, by two tables.
 
-The first rule that fits decides. `restart` is the answer for the failure alone. The supervisor decides about the
-budget, and about a failure that repeats at the same step: whatever its kind, that is the user's bug.
+The first rule that fits decides. What is observed from outside comes first (signals, the kernel's counters, the driver,
+hangs), then the words of the first error (`catalog/failures.toml`), then how the first rank ended, then what the
+type of the error alone says. `restart` is what the failure alone calls for; the budget, and the same failure at the
+same step for the second time, which is the user's bug whatever it is, are the supervisor's.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import signal
 from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
-from flatout.catalog.xids import is_job_fault, xid_name
+from flatout.catalog.failures import FailureClass, Phase, Restart
+from flatout.catalog.xids import has_no_effect, is_job_fault
 from flatout.inside.protocol import FailureKind, MemoryKind
+from flatout.keep import judgement_words as words
+from flatout.keep.classify import Classification, classify
+from flatout.keep.error_text import RaisedError
 from flatout.keep.evidence import Evidence, Failure
+from flatout.keep.exits import RankExit
 
 Fault = Literal["nobody", "user", "machine", "network", "unknown"]
-START_UP_S = 30.0  # by then a launcher's ranks have reached `import torch`, unless the job does not use torch
+START_UP_S = 30.0  # a launcher with its ranks has come to `import torch` by then, or the job has none of it
+ASKED = words.ASKED
+
+_FAULTS: dict[FailureClass, Fault] = {
+    "device-oom": "user",
+    "disk-full": "user",
+    "gpu": "machine",
+    "host": "machine",
+    "host-oom": "user",
+    "job": "user",
+    "mistake": "user",
+    "network": "network",
+    "preempted": "nobody",
+    "secondary": "unknown",
+    "shm-full": "user",
+    "timeout": "unknown",
+    "unknown": "unknown",
+}
+_LOADER_WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal: Killed|exited unexpectedly)")
 _PLAIN_MISTAKES = {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"}
-# A mistake in the script. Before the first step, the next attempt would end the same way.
-_MISTAKES = _PLAIN_MISTAKES | {
-    *("NameError", "AttributeError"),
-    *(
-        "TypeError",
-        "ValueError",
-        "KeyError",
-        "IndexError",
-        "AssertionError",
-        "NotImplementedError",
-        "UnboundLocalError",
-    ),
-    "FileNotFoundError",
-}
-_GPU_ERRORS = re.compile(
-    r"illegal memory access|device-side assert|misaligned address|unspecified launch failure", re.I
-)
-_FULL = re.compile(r"no space left on device|disk quota exceeded", re.I)
-_UNWRITABLE = re.compile(r"read-only file system|permission denied", re.I)
-_OF_FILES = {"OSError", "PermissionError", "CheckpointError"}
-_SHELL_CODES = {
-    2: "its arguments or its environment",
-    126: "a program in it is not executable",
-    127: "a program in it was not found",
-}
-_DEVICE_LOST = re.compile(r"ECC|fallen off the bus|no CUDA-capable device|device\(s\) is/are busy or unavailable", re.I)
-
-
-ASKED = "it was asked to end by a signal"
-_HAS_WAITED = "RendezvousTimeoutError"  # raised after torchrun's own timeout
+_ROOM_IN_SHM_BYTES = 64 * 2**20  # with more than this left, a bus error has another cause than a full /dev/shm
+_SIGBUS, _SIGABRT, _SIGKILL = 7, 6, 9
+_SHELL_CODES = (2, 126, 127)
+_COLLECTIVES = re.compile(r"torch/distributed/distributed_c10d\.py$")
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     fault: Fault
-    restarts: bool
-    says: str  # one line for the user
-    leaves_host: bool = False  # this host should not be used again
-    # its ranks lost those of other nodes; a cause, if there is one, is reported on those nodes
-    is_of_peers: bool = False
-    awaits_peers: bool = False  # the launcher's agents on other nodes have not arrived yet, or not left yet
-    key: str = ""  # equal for equal failures
+    restart: Restart
+    says: str  # one line
+    failure_class: FailureClass = "unknown"
+    way_out: str | None = None
+    is_of_peers: bool = False  # its ranks lost those of other nodes: the cause, if there is another, is reported there
+    awaits_peers: bool = False  # the launcher's agents on other nodes are not there yet, or not gone yet
+    key: str = ""  # the same for the same failure
+
+    @property
+    def restarts(self) -> bool:
+        return self.restart != "no"
+
+    @property
+    def leaves_host(self) -> bool:
+        """Whether this host should not be used again."""
+        return self.restart == "elsewhere"
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     fits: Callable[[Evidence], bool]
-    fault: Fault
-    restarts: bool
+    failure_class: FailureClass
+    restart: Restart
     says: Callable[[Evidence], str]
-    leaves_host: bool = False
+    way_out: str | None = None
 
 
 def judge(evidence: Evidence) -> Judgement:
-    rule = next(rule for rule in RULES if rule.fits(evidence))
+    """Return the first judgement that fits: from outside, by words, by how ranks ended, by the error's type."""
+    for rule in OBSERVED:
+        if rule.fits(evidence):
+            return _judgement(rule, evidence)
+    by_words = _words_of(evidence)
+    if by_words is not None and not by_words.says_little and not by_words.known.of_peers:
+        return _by_words(by_words, evidence)
+    for rule in ENDS:
+        if rule.fits(evidence):
+            return _judgement(rule, evidence)
+    if by_words is not None:
+        return _by_words(by_words, evidence)
+    return _judgement(next(rule for rule in LAST if rule.fits(evidence)), evidence)
+
+
+def phase_of(evidence: Evidence, failure: Failure) -> Phase | None:
+    """Return the phase of a failure. Without torch, no step is ever seen: a process may have trained for long."""
+    if evidence.num_steps:
+        return "training"
+    is_at_start = failure.has_torch or (failure.age_s is not None and failure.age_s < START_UP_S)
+    if is_at_start:
+        return "start"
+    return None if failure.exception in _PLAIN_MISTAKES else "training"
+
+
+def _words_of(evidence: Evidence) -> Classification | None:
+    """Return what the words of the first error say; of a rank that ended without one, what its last lines say."""
+    root = evidence.root
+    from_error = classify(root.errors, phase_of(evidence, root)) if root is not None else None
+    if from_error is not None and not from_error.known.of_peers:
+        return from_error
+    from_lines = _words_of_lines(evidence)
+    return from_lines if from_lines is not None else from_error
+
+
+def _words_of_lines(evidence: Evidence) -> Classification | None:
+    """Return what the last lines of a rank that crashed or ended itself say, where they are of a known failure."""
+    left = evidence.left
+    is_silent = left is not None and (left.is_crash or bool(left.code))
+    if left is None or not is_silent:
+        return None
+    lines = [RaisedError(exception="", message=line) for line in (*left.last_lines, *evidence.last_lines)]
+    classification = classify(lines, "training" if evidence.num_steps else "start")
+    if classification is None or classification.known.of_peers or classification.failure_class == "unknown":
+        return None
+    return classification
+
+
+def _judgement(rule: Rule, evidence: Evidence) -> Judgement:
     return Judgement(
         rule=rule.name,
-        fault=rule.fault,
-        restarts=rule.restarts,
+        fault=_FAULTS[rule.failure_class],
+        restart=rule.restart,
         says=rule.says(evidence),
-        leaves_host=rule.leaves_host,
-        is_of_peers=rule.name in ("communication", "rendezvous"),
-        awaits_peers=rule.name == "rendezvous" and not _root(evidence, lambda f: f.exception == _HAS_WAITED),
+        failure_class=rule.failure_class,
+        way_out=rule.way_out,
         key=_key(rule.name, evidence),
+    )
+
+
+def _by_words(by_words: Classification, evidence: Evidence) -> Judgement:
+    known = by_words.known
+    root = evidence.root
+    is_rendezvous = root is not None and root.exception.startswith("Rendezvous")
+    return Judgement(
+        rule=known.name,
+        fault=_FAULTS[by_words.failure_class],
+        restart=by_words.restart,
+        says=words.says_known(by_words, evidence),
+        failure_class=by_words.failure_class,
+        way_out=known.way_out,
+        is_of_peers=known.of_peers,
+        awaits_peers=is_rendezvous and root is not None and root.exception != words.HAS_WAITED,
+        key=_key(known.name, evidence),
     )
 
 
 def _key(name: str, evidence: Evidence) -> str:
     root = evidence.root
+    left = evidence.left
     parts: list[object] = [name, evidence.code, evidence.signal]
     if root is not None:
         parts += [root.exception, root.line, re.sub(r"0x[0-9a-f]+|\d+", "#", root.message)]
-    if root is None or root.is_of_peers:  # otherwise the launcher may have ended its ranks itself
+    if root is None or root.is_of_peers:  # else they may have been ended by the launcher, or not
         parts.append(evidence.killed)
+        parts.append((left.rank, left.code, left.signal) if left is not None else None)
     if evidence.hang is not None:
         parts += [evidence.hang.late, [state.frame for state in evidence.hang.ranks]]
-    # hashed, because it is written to the ledger, which has no texts of the job
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]  # the ledger has it, and no texts of the job
 
 
 def _machine_xids(evidence: Evidence) -> tuple[int, ...]:
-    return tuple(number for number in evidence.xids if not is_job_fault(number))
+    return tuple(number for number in evidence.xids if not is_job_fault(number) and not has_no_effect(number))
 
 
-def _says_xids(evidence: Evidence, numbers: tuple[int, ...]) -> str:
-    return ", ".join(f"Xid {number} ({xid_name(number) or 'no name is known'})" for number in sorted(set(numbers)))
+def _job_xids(evidence: Evidence) -> tuple[int, ...]:
+    return tuple(number for number in evidence.xids if is_job_fault(number))
 
 
-def _says_failure(evidence: Evidence) -> str:
-    root = evidence.root
-    assert root is not None
-    if root.kind == FailureKind.EXIT:
-        return f"rank {root.rank} ended itself: {_message(evidence)}"
-    where = f" at {root.line}" if root.line else ""
-    return f"rank {root.rank} raised {root.exception}{where}: {_message(evidence)}"
-
-
-def _message(evidence: Evidence) -> str:
-    """Return the first line of the failure's message."""
-    assert evidence.root is not None
-    message = evidence.root.message.strip().splitlines()
-    return "".join(one if one.isprintable() else "?" for one in message[0][:200]) if message else ""
-
-
-def _says_agent(evidence: Evidence) -> str:
-    root = evidence.root
-    assert root is not None
-    return f"{root.exception} {' '.join(root.message.split())[:200]}".strip()
+def _is_oom_kill(evidence: Evidence) -> bool:
+    """Whether the kernel killed for lack of memory, and a rank, a loader's worker or the launcher was killed."""
+    if evidence.cause == "out_of_memory":
+        return True
+    if not evidence.num_oom_kills:
+        return False
+    is_worker = _root(evidence, lambda f: bool(_LOADER_WORKER_ENDED.search(f.message)))
+    return bool(evidence.killed) or evidence.signal == _SIGKILL or is_worker
 
 
 def _root(evidence: Evidence, fits: Callable[[Failure], bool]) -> bool:
     return evidence.root is not None and fits(evidence.root)
 
 
-def _is_mistake(failure: Failure) -> bool:
-    """Whether an exception is a mistake in the script.
-
-    Without torch no step is ever seen, so a process that ran longer than a start takes may have trained for long.
-    """
-    is_at_start = failure.has_torch or (failure.age_s is not None and failure.age_s < START_UP_S)
-    return failure.exception in (_MISTAKES if is_at_start else _PLAIN_MISTAKES)
+def _left(evidence: Evidence, fits: Callable[[RankExit], bool]) -> bool:
+    """Whether a rank that ended without a word is the cause: no other rank has an error of its own."""
+    has_own_error = evidence.root is not None and not evidence.root.is_of_peers
+    return not has_own_error and evidence.left is not None and fits(evidence.left)
 
 
-def _before_what(evidence: Evidence) -> str:
-    return "the first step" if _root(evidence, lambda f: f.has_torch) else "`import torch`, or without it,"
+def _is_shm_bus_error(evidence: Evidence) -> bool:
+    root = evidence.root
+    free_bytes = root.space.shm_free_bytes if root is not None and root.space is not None else None
+    is_full = free_bytes is None or free_bytes < _ROOM_IN_SHM_BYTES
+    return is_full and _left(evidence, lambda left: left.signal == _SIGBUS)
 
 
-def _says_killed(evidence: Evidence) -> str:
-    if evidence.killed:
-        ranks = ", ".join(str(rank) for rank in evidence.killed)
-        return (
-            f"rank{'s' * (len(evidence.killed) > 1)} {ranks} ended without an error message, as by a SIGKILL or a crash"
-        )
-    return f"the command was ended by {_signal_name(evidence.signal)}"
+def _is_aborted_collective(evidence: Evidence) -> bool:
+    """Whether a rank was aborted in a collective while another was in one at another line: gloo refuses the data."""
+    left = evidence.left
+    if left is None or left.signal != _SIGABRT or left.stack is None:
+        return False
+    is_in_collective = any(_COLLECTIVES.search(frame.file) for frame in left.stack.frames[:6])
+    own = left.stack.user_frame()
+    other = evidence.root.line if evidence.root is not None and evidence.root.is_of_peers else None
+    return is_in_collective and own is not None and other is not None and not str(own).startswith(f"{other} ")
 
 
-def _signal_name(number: int | None) -> str:
-    try:
-        return signal.Signals(number or 0).name
-    except ValueError:
-        return f"signal {number}"
-
-
-RULES: tuple[Rule, ...] = (
+OBSERVED: tuple[Rule, ...] = (
     Rule(
         name="asked-to-end",
-        fits=lambda e: e.was_asked_to_end,
-        fault="nobody",
-        restarts=False,
-        says=lambda e: ASKED,
+        fits=lambda e: e.was_asked_to_end or (e.was_warned and e.code != 0 and e.root is None and e.hang is None),
+        failure_class="preempted",
+        restart="no",
+        says=lambda e: words.ASKED if e.was_asked_to_end else words.WARNED,
     ),
     Rule(
         name="done",
         fits=lambda e: e.code == 0 and e.hang is None,
-        fault="nobody",
-        restarts=False,
+        failure_class="preempted",
+        restart="no",
         says=lambda e: "done",
     ),
     Rule(
         name="gpu-failure",
-        fits=lambda e: bool(_machine_xids(e)) or _root(e, lambda f: bool(_DEVICE_LOST.search(f.message))),
-        fault="machine",
-        restarts=True,
-        leaves_host=True,
-        says=lambda e: _says_xids(e, _machine_xids(e)) or _says_failure(e),
+        fits=lambda e: bool(_machine_xids(e)),
+        failure_class="gpu",
+        restart="elsewhere",
+        says=lambda e: words.says_xids(_machine_xids(e)),
     ),
     Rule(
         name="lost-node",
         fits=lambda e: e.cause == "void",
-        fault="machine",
-        restarts=True,
+        failure_class="host",
+        restart="yes",
         says=lambda e: e.reason or "a node was lost",
     ),
     Rule(
         name="host-out-of-memory",
-        fits=lambda e: bool(e.num_oom_kills and (e.killed or e.signal == signal.SIGKILL)) or e.cause == "out_of_memory",
-        fault="user",
-        restarts=True,
+        fits=_is_oom_kill,
+        failure_class="host-oom",
+        restart="yes",
         says=lambda e: "the OOM killer ended a process: use fewer loader workers or more host memory",
     ),
     Rule(
         name="hang",
         fits=lambda e: e.hang is not None,
-        fault="unknown",
-        restarts=True,
+        failure_class="unknown",
+        restart="yes",
         says=lambda e: e.hang.describe() if e.hang is not None else "",
     ),
     Rule(
-        name="gpu-out-of-memory",
-        fits=lambda e: _root(e, lambda f: f.kind == FailureKind.OUT_OF_MEMORY and f.where == MemoryKind.DEVICE),
-        fault="user",
-        restarts=True,
-        says=lambda e: f"out of GPU memory: {_says_failure(e)}",
-    ),
-    Rule(
-        name="full-disk",
-        fits=lambda e: _root(e, lambda f: bool(_FULL.search(f.message))),
-        fault="user",
-        restarts=False,
-        says=lambda e: f"the disk is full: {_says_failure(e)}",
-    ),
-    Rule(
-        name="unwritable",
-        fits=lambda e: _root(e, lambda f: f.exception in _OF_FILES and bool(_UNWRITABLE.search(f.message))),
-        fault="user",
-        restarts=False,
-        says=lambda e: f"a file cannot be read or written: {_says_failure(e)}",
-    ),
-    Rule(
-        name="locked",
-        fits=lambda e: _root(e, lambda f: f.exception == "LockedError"),
-        fault="user",
-        restarts=False,
-        says=lambda e: f"its checkpoints are another job's: {_says_failure(e)}",
-    ),
-    Rule(
         name="refused-checkpoint",
-        # Also at the first step: a script that did not call `resume` sees the existing checkpoints only when it saves.
-        fits=lambda e: e.num_steps <= 1 and _root(e, lambda f: f.exception in ("CheckpointError", "DamagedError")),
-        fault="user",
-        restarts=False,
-        says=lambda e: f"its checkpoints are refused: {_says_failure(e)}",
-    ),
-    Rule(
-        name="gpu-fault",
-        fits=lambda e: bool(e.xids) or _root(e, lambda f: bool(_GPU_ERRORS.search(f.message))),
-        fault="user",
-        restarts=True,
-        says=lambda e: _says_failure(e) if e.root is not None else _says_xids(e, e.xids),
+        # At the first step too: it is then seen that others are there, and `resume` was not called.
+        fits=lambda e: e.num_steps <= 1 and _root(e, words.is_refused_checkpoint),
+        failure_class="mistake",
+        restart="no",
+        says=lambda e: f"its checkpoints are refused: {words.says_failure(e)}",
     ),
     Rule(
         name="arguments",
         fits=lambda e: not e.num_steps and _root(e, lambda f: f.is_refusal),
-        fault="user",
-        restarts=False,
-        says=lambda e: f"the script refuses its arguments: {_message(e)}",
+        failure_class="mistake",
+        restart="no",
+        says=lambda e: f"the script refuses its arguments: {words.first_line(e)}",
+    ),
+)
+# How ranks ended, where the words of no error are known, or only complain about peers.
+ENDS: tuple[Rule, ...] = (
+    Rule(
+        name="gpu-out-of-memory",
+        fits=lambda e: _root(e, lambda f: f.kind == FailureKind.OUT_OF_MEMORY and f.where == MemoryKind.DEVICE),
+        failure_class="device-oom",
+        restart="yes",
+        says=lambda e: f"out of GPU memory: {words.says_failure(e)}",
     ),
     Rule(
-        name="rendezvous",
-        fits=lambda e: _root(e, lambda f: f.exception.startswith("Rendezvous")),
-        fault="network",
-        restarts=True,
-        says=lambda e: f"torchrun's agents did not meet: {_says_agent(e)}",
+        name="gpu-fault",
+        fits=lambda e: bool(_job_xids(e)),
+        failure_class="job",
+        restart="yes",
+        says=lambda e: words.says_failure(e) if e.root is not None else words.says_xids(_job_xids(e)),
     ),
     Rule(
-        name="mistake",
-        fits=lambda e: not e.num_steps and _root(e, _is_mistake),
-        fault="user",
-        restarts=False,
-        says=lambda e: f"before {_before_what(e)} {_says_failure(e)}",
+        name="shared-memory-full",
+        fits=_is_shm_bus_error,
+        failure_class="shm-full",
+        restart="no",
+        says=lambda e: f"{words.says_left(e)}; that is mostly a full /dev/shm",
+        way_out="Give the container more shared memory (docker --shm-size), or use fewer loader workers.",
+    ),
+    Rule(
+        name="mismatched-collectives",
+        fits=_is_aborted_collective,
+        failure_class="job",
+        restart="no",
+        says=words.says_mismatch,
+        way_out="Look for code that only some ranks run; TORCH_DISTRIBUTED_DEBUG=DETAIL names the calls.",
+    ),
+    Rule(
+        name="left-early",
+        fits=lambda e: _left(e, lambda left: left.is_orderly and not left.code and left.signal is None),
+        failure_class="job",
+        restart="no",
+        says=words.says_left_early,
+        way_out="Give all ranks the same number of batches (DistributedSampler's drop_last, or DDP's join).",
+    ),
+    Rule(
+        name="rank-exit",
+        fits=lambda e: _left(e, lambda left: bool(left.code)),
+        failure_class="unknown",
+        restart="yes",
+        says=words.says_left,
+    ),
+    Rule(
+        name="crash",
+        fits=lambda e: _left(e, lambda left: left.is_crash),
+        failure_class="unknown",
+        restart="yes",
+        says=words.says_left,
     ),
     Rule(
         name="killed",
         fits=lambda e: bool(e.killed) and (e.root is None or e.root.is_of_peers),
-        fault="unknown",
-        restarts=True,
-        says=_says_killed,
+        failure_class="unknown",
+        restart="yes",
+        says=words.says_killed,
     ),
-    Rule(
-        name="communication",
-        fits=lambda e: _root(e, lambda f: f.is_of_peers),
-        fault="network",
-        restarts=True,
-        says=lambda e: _says_failure(e) + (f"; NCCL wrote {e.flight_records[0]}" if e.flight_records else ""),
-    ),
-    Rule(name="exception", fits=lambda e: e.root is not None, fault="user", restarts=True, says=_says_failure),
+)
+# What is left where no rank reported an error.
+LAST: tuple[Rule, ...] = (
     Rule(
         name="usage",
-        fits=lambda e: not e.num_steps and e.code in (2, 126, 127),
-        fault="user",
-        restarts=False,
-        says=lambda e: f"the command ended with code {e.code} before the first step: {_SHELL_CODES[e.code or 2]}",
+        fits=lambda e: not e.num_steps and e.code in _SHELL_CODES,
+        failure_class="mistake",
+        restart="no",
+        says=words.says_usage,
     ),
-    Rule(name="signal", fits=lambda e: e.signal is not None, fault="unknown", restarts=True, says=_says_killed),
+    Rule(
+        name="signal",
+        fits=lambda e: e.signal is not None,
+        failure_class="unknown",
+        restart="yes",
+        says=words.says_killed,
+    ),
     Rule(
         name="exit-code",
         fits=lambda e: True,
-        fault="unknown",
-        restarts=True,
+        failure_class="unknown",
+        restart="yes",
         says=lambda e: f"the command ended with code {e.code} without an error message",
     ),
 )
+RULES = (*OBSERVED, *ENDS, *LAST)

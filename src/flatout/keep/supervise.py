@@ -7,7 +7,7 @@ classifies failures. The same failure twice at the same step is the user's bug: 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +26,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _PEERS_PATIENCE_S, _PEERS_PAUSE_S = 600.0, 2.0
 _FAILS_AGAIN = 3  # times in a row, on a host that the job can do without
 _HOST_FAILS_AGAIN = 2  # times in a row, if another host can take its place
+_FAULTS = {"user": " (the job's own)", "machine": " (the machine's)", "network": " (the network's)"}
 _BY_SIGNAL = 128  # a shell's exit code for a process ended by a signal is this plus the signal's number
 
 
@@ -78,64 +79,91 @@ class Restarts:
         self._clock = clock
 
     def decide(self, judgement: Judgement, step: int | None, *, silent_s: float | None = None) -> Decision:
-        """Decide whether to restart.
-
-        `step` counts the whole training; `silent_s` is how long the attempt ran, if no rank was seen.
-        """
+        """Decide whether to restart. `step` is of the whole training; `silent_s` is set if no rank was seen."""
         if judgement.rule in ("done", "asked-to-end"):
             return Decision(restarts=False, why=judgement.says, goes_on=judgement.rule != "done")
+        if self._waits_for_peers(judgement):
+            return Decision(restarts=True, why="waits for the other nodes: no restart is used", pause_s=_PEERS_PAUSE_S)
         if judgement.awaits_peers and self._most:
-            self._awaits_since = self._clock() if self._awaits_since is None else self._awaits_since
-            if self._clock() - self._awaits_since < _PEERS_PATIENCE_S:
-                return Decision(
-                    restarts=True, why="waits for the other nodes: no restart is used", pause_s=_PEERS_PAUSE_S
-                )
-            step = None  # and a repeated wait is not a repeated failure of the job
-        else:
-            self._awaits_since = None
-        failure = (judgement.key, step)
-        is_of_others = judgement.is_of_peers and self._others_go_on  # the launcher excludes those
-        if (
-            step is not None and failure in self._seen and not is_of_others
-        ):  # if steps are not seen, it may be another failure
-            at = "before the first step" if not step else f"at step {step}"
-            return Decision(
-                restarts=False, why=f"the same failure {at} for the second time is the job's own bug: not started again"
-            )
-        self._seen.add(failure)
-        if self._fails_to_start_again(judgement, silent_s):
-            why = "the same failure for the second time, before a rank was seen, is the job's own: not started again"
-            return Decision(restarts=False, why=why)
-        if not judgement.restarts:
-            return Decision(restarts=False, why=f"starting it again would not help ({judgement.rule})")
-        self._num_own = 0 if judgement.is_of_peers else self._num_own + 1
-        if self._others_go_on and (judgement.leaves_host or self._num_own >= _FAILS_AGAIN):
-            why = (
-                "this host is excluded" if judgement.leaves_host else f"this host failed {self._num_own} times in a row"
-            )
-            return Decision(restarts=False, why=f"{why}: the launcher is elastic, and the others continue")
+            step = None  # a repeated wait is not a repeated failure of the job
+        why_not = (
+            self._why_repeated(judgement, step)
+            or self._why_never_started(judgement, silent_s)
+            or _why_in_vain(judgement)
+            or self._why_without_this_host(judgement)
+        )
+        if why_not is not None:
+            return Decision(restarts=False, why=why_not)
         if judgement.leaves_host and self.machine_code is not None:
             why = f"the machine is at fault: exit code {self.machine_code} asks the scheduler for another one"
             return Decision(restarts=False, why=why, goes_on=True)
         if self.num >= self._most:
             spent = f"all {self._most} restarts are used" if self._most else "no restart was asked for (--max-restarts)"
             return Decision(restarts=False, why=spent)
-        self._num_in_vain = 0 if step is not None and step > self._farthest else self._num_in_vain + 1
+        return self._restart(step)
+
+    def _restart(self, step: int | None) -> Decision:
+        """Use up one restart, after a pause that grows while no attempt gets farther than those before."""
+        gets_farther = step is not None and step > self._farthest
+        self._num_in_vain = 0 if gets_farther else self._num_in_vain + 1
         self._farthest = max(self._farthest, -1 if step is None else step)
         self.num += 1
         pause_s = min(_FIRST_PAUSE_S * 2**self._num_in_vain, _LONGEST_PAUSE_S)
         return Decision(restarts=True, why=f"restart {self.num} of {self._most}", pause_s=pause_s)
 
-    def _fails_to_start_again(self, judgement: Judgement, silent_s: float | None) -> bool:
-        """Whether the job failed twice alike at its start, by the launcher's exit code or an exception before torch.
+    def _waits_for_peers(self, judgement: Judgement) -> bool:
+        """Whether the launcher's agents on other nodes are still awaited, for ten minutes at most."""
+        if not judgement.awaits_peers or not self._most:
+            self._awaits_since = None
+            return False
+        if self._awaits_since is None:
+            self._awaits_since = self._clock()
+        return self._clock() - self._awaits_since < _PEERS_PATIENCE_S
 
-        A job that once ran for longer can fail to start for a temporary reason, such as an unreachable file server.
+    def _why_repeated(self, judgement: Judgement, step: int | None) -> str | None:
+        """Return why a failure is the job's own bug if it was seen at this step before."""
+        failure = (judgement.key, step)
+        was_seen = failure in self._seen
+        self._seen.add(failure)
+        is_of_others = judgement.is_of_peers and self._others_go_on  # the launcher excludes those
+        if not was_seen or step is None or is_of_others:  # if steps are not seen, it may be another failure
+            return None
+        at = "before the first step" if not step else f"at step {step}"
+        return f"the same failure {at} for the second time is the job's own bug: not started again"
+
+    def _why_never_started(self, judgement: Judgement, silent_s: float | None) -> str | None:
+        """Return why the job itself is at fault if it failed twice alike at its start.
+
+        Its start is known by the launcher's exit code or an exception before torch. A job that once ran for longer can
+        fail to start for a temporary reason, such as an unreachable file server.
         """
-        is_told_little = judgement.rule in ("exit-code", "exception")
+        is_told_little = judgement.failure_class in ("job", "unknown") and judgement.rule not in ("killed", "signal")
         is_at_start = is_told_little and silent_s is not None and silent_s < START_UP_S
         self._has_started = self._has_started or not is_at_start
         before, self._failed_at_start = self._failed_at_start, judgement.key
-        return not self._has_started and before == judgement.key
+        if self._has_started or before != judgement.key:
+            return None
+        return "the same failure for the second time, before a rank was seen, is the job's own: not started again"
+
+    def _why_without_this_host(self, judgement: Judgement) -> str | None:
+        """Return why an elastic job continues without this host."""
+        self._num_own = self._num_own + 1 if _may_be_the_hosts(judgement) else 0
+        if not self._others_go_on:
+            return None
+        if judgement.leaves_host:
+            return "this host is excluded: the launcher is elastic, and the others continue"
+        if self._num_own < _FAILS_AGAIN:
+            return None
+        return f"this host failed {self._num_own} times in a row: the launcher is elastic, and the others continue"
+
+
+def _why_in_vain(judgement: Judgement) -> str | None:
+    return None if judgement.restarts else f"starting it again would not help ({judgement.rule})"
+
+
+def _may_be_the_hosts(judgement: Judgement) -> bool:
+    """Whether the host can be at fault: a mistake of the user's says nothing about it, nor does a lost peer."""
+    return not judgement.is_of_peers and judgement.fault in ("machine", "unknown")
 
 
 class StepProgress:
@@ -174,16 +202,21 @@ class StepProgress:
 
 class BadHost(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    is_sure: bool  # the machine is at fault; otherwise the host failed twice in a row, for any reason
+    is_sure: bool  # the machine is at fault; otherwise it failed twice in a row, and the cause is unknown
 
 
-class _Hosts:
+class SuspectedHosts:
+    """The hosts on which attempts failed: one that may be at fault twice in a row is not used again."""
+
     def __init__(self) -> None:
         self._last: tuple[str | None, int] = (None, 0)
 
     def bad(self, host: str | None, judgement: Judgement) -> BadHost | None:
         """Return the host that should be excluded if another can take its place."""
-        if judgement.is_of_peers or host is None:
+        if host is None or judgement.is_of_peers:
+            return None
+        if not _may_be_the_hosts(judgement):
+            self._last = (None, 0)
             return None
         self._last = (host, self._last[1] + 1 if self._last[0] == host else 1)
         if judgement.leaves_host or self._last[1] >= _HOST_FAILS_AGAIN:
@@ -208,7 +241,7 @@ def keep_alive(
     `state` is a folder in which each attempt gets a folder. `nodes` are the job's other nodes, each with its own
     `flatout run`, as torchrun has an agent on each.
     """
-    hosts = _Hosts()
+    hosts = SuspectedHosts()
     attempt, bad_host = 0, None
     while True:
         words = next_words(attempt, bad_host)
@@ -219,35 +252,76 @@ def keep_alive(
         began_s = time.monotonic()
         done = watched.run(words, environment, folder, reached=progress.step)
         ran_s = time.monotonic() - began_s
-        judgement = judge(done.evidence)
-        is_failure = judgement.rule not in ("done", "asked-to-end")
-        if is_failure and judgement.is_of_peers and (reason := nodes.reason()) is not None:
-            judgement = msgspec.structs.replace(judgement, says=f"{judgement.says}; {reason}")
+        judgement = _with_reason(judge(done.evidence), nodes)
         is_silent = not done.ranks and done.ended.shell_code < _BY_SIGNAL
         decision = restarts.decide(judgement, done.evidence.step, silent_s=ran_s if is_silent else None)
-        if is_failure and (given_up := nodes.given_up()) is not None:
-            decision = Decision(restarts=False, why=given_up)
-        if is_failure:
-            nodes.fails(None if judgement.is_of_peers else judgement.says)
-        if is_failure and not decision.restarts:
-            nodes.gives_up(decision.why)
+        if _is_failure(judgement):
+            decision = _settled_with(nodes, judgement, decision)
         book.attempt_ends(attempt, done, judgement, decision)
+        remark = _remark(attempt, done, judgement, progress)
         progress.ends(done.ranks)
-        if is_failure:
-            fault = {"user": " (the job's own)", "machine": " (the machine's)", "network": " (the network's)"}
-            if judgement.rule != "hang":  # a hang was reported when it was detected
-                say(f"attempt {attempt + 1} failed: {judgement.says}{fault.get(judgement.fault, '')}")
-            say(decision.why)
+        for line in _report(attempt, judgement, decision):
+            say(line)
+        if remark is not None:
+            say(remark)
         if done.left:
             say(f"the command exited and left running, unmonitored: process {', '.join(done.left)}")
         if not decision.restarts:
             is_moved = judgement.leaves_host and decision.goes_on and restarts.machine_code is not None
-            return (
-                msgspec.structs.replace(done.ended, code=restarts.machine_code, signal=None) if is_moved else done.ended
-            )
+            if is_moved:
+                return msgspec.structs.replace(done.ended, code=restarts.machine_code, signal=None)
+            return done.ended
         bad_host = hosts.bad(done.evidence.host, judgement)
         stopped = pause(decision.pause_s)
         if stopped is not None:
             book.stops(stopped)
             return stopped
         attempt += 1
+
+
+def _is_failure(judgement: Judgement) -> bool:
+    return judgement.rule not in ("done", "asked-to-end")
+
+
+def _with_reason(judgement: Judgement, nodes: PeerBoard) -> Judgement:
+    """Add what failed on another node, where the ranks of this one only lost their peers."""
+    if not _is_failure(judgement) or not judgement.is_of_peers:
+        return judgement
+    reason = nodes.reason()
+    if reason is None:
+        return judgement
+    return msgspec.structs.replace(judgement, says=f"{judgement.says}; {reason}")
+
+
+def _settled_with(nodes: PeerBoard, judgement: Judgement, decision: Decision) -> Decision:
+    """Tell the other nodes of the failure; a node that gives up ends the job for all."""
+    given_up = nodes.given_up()
+    if given_up is not None:
+        decision = Decision(restarts=False, why=given_up)
+    nodes.fails(None if judgement.is_of_peers else judgement.says)
+    if not decision.restarts:
+        nodes.gives_up(decision.why)
+    return decision
+
+
+def _report(attempt: int, judgement: Judgement, decision: Decision) -> Iterator[str]:
+    """Yield the lines for the user about a failed attempt."""
+    if not _is_failure(judgement):
+        return
+    if judgement.rule != "hang":  # a hang was reported when it was detected
+        yield f"attempt {attempt + 1} failed: {judgement.says}{_FAULTS.get(judgement.fault, '')}"
+    yield decision.why
+    if not decision.restarts and judgement.way_out is not None:
+        yield f"way out: {judgement.way_out}"
+
+
+def _remark(attempt: int, done: AttemptResult, judgement: Judgement, progress: StepProgress) -> str | None:
+    """Return a remark about a restarted job that ends in order without a step, though it had made some."""
+    is_restarted = attempt > 0 and progress.farthest > 0
+    has_step = any(pulse.num_steps for pulse in done.ranks)
+    if judgement.rule != "done" or not is_restarted or not done.ranks or has_step:
+        return None
+    return (
+        f"the restarted job ended without a step, after {progress.farthest} steps of the attempts before: "
+        "see whether its work was complete, and whether it resumed from the right checkpoint"
+    )

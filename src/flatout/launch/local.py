@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -32,6 +32,12 @@ FORWARDED = (
     signal.SIGUSR2,
     signal.SIGALRM,
 )
+
+
+class PassSignal(Protocol):
+    """Delivers a signal to the job in another way than to its first process; returns whether it did."""
+
+    def __call__(self, number: int, *, group_has_it: bool) -> bool: ...
 
 
 Cause = Literal["void", "out_of_memory", "timed_out"]  # void: the end says nothing about the job
@@ -66,12 +72,14 @@ def run_local(
     watch: Callable[[int], object] | None = None,
     poll_s: float = 0.05,
     on_signal: Callable[[int], object] | None = None,
+    pass_on: Mapping[int, PassSignal] | None = None,
 ) -> Ended:
     """Run `command` until it ends. Raise InputError if it cannot be started.
 
     `watch` is called every `poll_s` with the PID of the job's first process, and `on_signal` with each signal that the
-    user or a scheduler sends.
+    user or a scheduler sends. `pass_on` has, by signal, who delivers it; where that fails, the first process gets it.
     """
+    deliver = pass_on or {}
     with _blocked() as mask, GroupSignalProbe(FORWARDED) as probe:
         start_unix_s = time.time()
         # signals sent before the job existed: they reached the group, but not the job
@@ -87,7 +95,10 @@ def run_local(
                 continue
             if on_signal is not None:
                 on_signal(received.si_signo)
-            if not probe.has_seen(received.si_signo) or received.si_signo in before:
+            group_has_it = probe.has_seen(received.si_signo) and received.si_signo not in before
+            passes = deliver.get(received.si_signo)
+            is_delivered = passes is not None and passes(received.si_signo, group_has_it=group_has_it)
+            if not is_delivered and not group_has_it:
                 process.send_signal(received.si_signo)
             before.discard(received.si_signo)
         code = process.returncode

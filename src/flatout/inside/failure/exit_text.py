@@ -24,6 +24,7 @@ class ExitText:
         self.text: str | None = None
         self._last: str | None = None  # the text at the start of the line, if nothing else was written to the line
         self._is_at_line_start = True
+        self.tail: Any = None  # a StderrTail, which gets all that is written
 
     def watch(self) -> None:
         """Watch what this thread writes to `sys.stderr`."""
@@ -38,9 +39,17 @@ class ExitText:
             except ValueError:  # no Python frame is below
                 if ident() == thread:
                     self._look(text)
+            if self.tail is not None:
+                self._keep(text)
             return own(text)
 
         stream.write = write
+
+    def _keep(self, text: str) -> None:
+        try:
+            self.tail.add(text)
+        except Exception:  # noqa: BLE001 - never the job's problem
+            self.tail = None
 
     def _look(self, text: str) -> None:
         """Recognize the exit text; the interpreter writes other lines, e.g. syntax warnings, in more pieces."""

@@ -1,8 +1,8 @@
 """Write how a rank failed to `failure-<host>-<pid>.json` in the recording, with out-of-memory told apart from the rest.
 
 In: an exception, from `pre_torch_hooks` before torch is imported, or from `failure_hooks`. Out: one file, for the first
-exception. A process that the kernel kills leaves no file. This module does not import torch, as that import may have
-failed.
+exception with those that led to it; a launcher writes how its ranks ended. A process that the kernel kills leaves no
+file. This module does not import torch, as that import may have failed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.log import guarded
@@ -19,7 +20,7 @@ from flatout.inside.protocol import FailureKind, File, MemoryKind, partial_name,
 from flatout.inside.recording.attempt import started_unix_ns
 
 SCHEMA, VERSION = "flatout/failure", 1
-_MAX_CHARACTERS, _MAX_CAUSES = 500, 8
+_MAX_CHARACTERS, _MAX_CAUSES = 2000, 8
 _OF_CHILDREN = {"ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SignalException"}
 _DEVICE_PHRASES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -32,6 +33,10 @@ _DEVICE_PHRASES = (
 )
 _OF_WORKER = "Original Traceback (most recent call last):"  # as torch._utils.ExceptionWrapper words it
 _OURS = str(Path(__file__).resolve().parents[2])
+_WRITERS = ("torch/serialization.py", "safetensors/torch.py", "safetensors/numpy.py")  # name their file in a variable
+_NAMES_OF_FILES = ("f", "name", "name_or_buffer", "filename", "file", "path")
+# Words after which the space on the disk and in /dev/shm is measured: elsewhere a dead file server would block.
+_ABOUT_SPACE = ("space", "quota", "write", "inline_container", "shared memory", "/dev/shm", "unexpected pos", "mmap")
 _HOST_PHRASES = ("can't allocate memory", "Cannot allocate memory", "unable to mmap", "CUDA error: unable to pin")
 
 
@@ -85,6 +90,7 @@ class FailureNotes:
         if self._noted_by == os.getpid():
             return
         if type(error).__name__ in _OF_CHILDREN:  # raised in a launcher; the rank has noted its own exception
+            self._write_children(error)
             return
         if is_loader_worker():  # the worker's error is raised again in the rank
             return
@@ -114,6 +120,7 @@ class FailureNotes:
 
     def _write(self, error: BaseException, *, kind: str | None = None) -> None:
         identity = find_identity()
+        chain = _chain(error)
         where = out_of_memory_where(error)
         if where is not None:
             kind = FailureKind.OUT_OF_MEMORY
@@ -132,11 +139,97 @@ class FailureNotes:
             "line": _raised_at(error),
             "has_torch": self._has_torch,
             "age_s": _age_s(),
+            "chain": [
+                {"exception": type(one).__name__, "message": _message(one)[:_MAX_CHARACTERS]} for one in chain[:-1]
+            ],
+            "space": _space(chain),
         }
-        path = self._path()
+        self._replace(self._path(), content)
+
+    def _write_children(self, error: BaseException) -> None:
+        """Write how a launcher's ranks ended, as the launcher reports it: a code, or a negative signal."""
+        children = _children(error)
+        if not children:
+            return
+        content = {
+            "schema": "flatout/children",
+            "version": 1,
+            "hostname": os.uname().nodename,
+            "pid": os.getpid(),
+            "unix_s": round(time.time(), 3),
+            "children": children,
+        }
+        name = File.CHILDREN.of(process_name(os.uname().nodename, os.getpid()))
+        self._replace(self._recording / name, content)
+
+    def _replace(self, path: Path, content: dict[str, Any]) -> None:
         partial = path.with_name(partial_name(path.name))
         partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
         partial.replace(path)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return the exceptions that led to this one, the original one first, and this one last."""
+    chain = [error]
+    while len(chain) < _MAX_CAUSES:
+        before = chain[-1].__cause__
+        if before is None and not chain[-1].__suppress_context__:
+            before = chain[-1].__context__
+        if before is None or before in chain:
+            break
+        chain.append(before)
+    return chain[::-1]
+
+
+def _children(error: BaseException) -> list[dict[str, int]]:
+    """Return rank, PID and exit code of each rank in an error of torchrun or of `torch.multiprocessing.spawn`."""
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict):
+        return [
+            {"rank": int(rank), "pid": int(failure.pid), "code": int(failure.exitcode)}
+            for rank, failure in failures.items()
+            if hasattr(failure, "exitcode")
+        ]
+    code = getattr(error, "exit_code", None)
+    if code is None:
+        return []
+    return [
+        {"rank": int(getattr(error, "error_index", -1)), "pid": int(getattr(error, "error_pid", 0)), "code": int(code)}
+    ]
+
+
+def _space(chain: list[BaseException]) -> dict[str, Any] | None:
+    """Return how much space is left where a write failed, and in /dev/shm; None if no error is about space."""
+    texts = " ".join(str(error).lower() for error in chain)
+    if not any(word in texts for word in _ABOUT_SPACE):
+        return None
+    folder = next((name for name in map(_file_of, chain) if name is not None), os.getcwd())
+    while folder != os.path.dirname(folder) and not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return {"folder": folder, "free_bytes": _free_bytes(folder), "shm_free_bytes": _free_bytes("/dev/shm")}
+
+
+def _file_of(error: BaseException) -> str | None:
+    """Return the file that an error is about: as it says, or as the function that writes calls it."""
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        return os.path.abspath(error.filename)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if not frame.f_code.co_filename.endswith(_WRITERS):
+            continue
+        values = [frame.f_locals.get(name) for name in _NAMES_OF_FILES]
+        names = [getattr(value, "name", value) for value in values]
+        for name in names:
+            if isinstance(name, (str, os.PathLike)):
+                return os.path.abspath(os.fspath(name))
+    return None
+
+
+def _free_bytes(folder: str) -> int | None:
+    try:
+        system = os.statvfs(folder)
+    except OSError:
+        return None
+    return system.f_bavail * system.f_frsize
 
 
 def _message(error: BaseException) -> str:

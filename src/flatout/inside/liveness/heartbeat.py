@@ -28,10 +28,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from flatout.inside.checkpoints.checkpoint_hooks import CheckpointHooks
 from flatout.inside.exit_handlers import EXIT_HANDLERS
+from flatout.inside.failure.exit_text import EXIT_TEXT
+from flatout.inside.failure.stderr_tail import StderrTail
 from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.liveness.beat import CHECKPOINT, DATA, Beat
 from flatout.inside.liveness.exchange import EVERY, FIRST, DdpExchanges, hook_ddp
-from flatout.inside.liveness.stacks import give_stacks, is_ours
+from flatout.inside.liveness.stacks import give_stacks, is_ours, write_crashes
 from flatout.inside.log import LOG, guarded
 from flatout.inside.protocol import File, Variable, partial_name
 
@@ -68,13 +70,15 @@ class _Heart:
             return None
         self.beat = Beat(self.folder)
         self.beat.set("gives_stacks", int(give_stacks(self.folder)))
+        write_crashes(self.folder)
+        EXIT_TEXT.tail = StderrTail(self.folder)
         EXIT_HANDLERS.at_exit(self._ends)
         return self.beat
 
     def _ends(self) -> None:
         # Exit handlers also run after an exception that the script did not catch.
         if self.beat is not None and self.beat.pid == os.getpid() and getattr(sys, "last_value", None) is None:
-            self.beat.set("has_ended", 1)
+            self.beat.set("has_ended", time.monotonic_ns())
 
     def stepped(self, optimizer: Any) -> None:
         if self.is_out:

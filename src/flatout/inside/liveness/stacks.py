@@ -1,4 +1,4 @@
-"""Write the Python stacks of all threads on a signal, whatever call the process is stuck in.
+"""Write the Python stacks of all threads on a signal: whatever call the process is stuck in, and when it crashes.
 
 In: SIGRTMIN + 8. Out: the stacks, appended to `stacks-<host>-<pid>` in the folder of FLATOUT_HEARTBEAT. The handler is
 `faulthandler`'s, written in C: it does not need the GIL and runs even if the main thread is in a call that does not
@@ -17,6 +17,7 @@ from flatout.inside.protocol import STACKS_SIGNAL_OFFSET, File, process_name
 NUMBER = signal.SIGRTMIN + STACKS_SIGNAL_OFFSET
 
 _FILES: list[object] = []  # kept open because faulthandler keeps only the file descriptor
+_CRASH_FILES: list[object] = []
 
 
 def give_stacks(folder: Path) -> bool:
@@ -27,6 +28,18 @@ def give_stacks(folder: Path) -> bool:
     _FILES[:] = [file]
     faulthandler.register(NUMBER, file=file, all_threads=True, chain=False)
     return True
+
+
+def write_crashes(folder: Path) -> None:
+    """Let faulthandler write the stacks to a file if a signal such as SIGSEGV or SIGABRT ends this process.
+
+    A script that has enabled faulthandler itself keeps its own output; one that does so later takes it back.
+    """
+    if faulthandler.is_enabled() and not _CRASH_FILES:
+        return
+    file = (folder / File.CRASH.of(process_name(os.uname().nodename, os.getpid()))).open("ab", buffering=0)
+    _CRASH_FILES[:] = [file]  # a forked child leaves its parent's
+    faulthandler.enable(file=file, all_threads=True)
 
 
 def is_ours() -> bool:

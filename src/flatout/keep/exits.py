@@ -1,0 +1,223 @@
+"""How each rank of an attempt ended, by time -> which rank left first: heartbeats, observed deaths, launchers' reports.
+
+In: the heartbeats, when each process was first seen to have ended, what the launcher says of its ranks, and what a rank
+left behind (the stacks of a crash, the end of its standard error). Out: `RankExit`s. Ranks that reported an error have
+their `Failure`; here are those that ended without a word.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from flatout.inside.protocol import STDERR_BYTES, STDERR_COUNT_BYTES, File
+from flatout.keep.heartbeats import HeartbeatSample
+from flatout.keep.redact import without_tokens
+from flatout.keep.stacks import Stack, parse
+
+_TAKES_DOWN = signal.SIGTERM  # launchers send it to the remaining ranks
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_SAME_TIME_S = 0.5  # a death is seen up to a poll later, and longer on a busy host
+_LAST_LINES = 20
+_MAX_CHARACTERS = 300  # of a line
+_FILE_TAIL_BYTES = 65536
+
+
+class Death(NamedTuple):
+    """The end of a rank's process, as observed from outside."""
+
+    at: float  # when it was first seen to have ended, in seconds of any one clock
+    signal: int | None  # 0: no signal; None: unknown, because its parent had already reaped it
+    code: int | None = None
+
+
+class _Child(msgspec.Struct, frozen=True, kw_only=True):
+    pid: int
+    code: int  # negative: a signal
+
+
+class _Children(msgspec.Struct, frozen=True, kw_only=True):
+    hostname: str
+    children: tuple[_Child, ...]
+
+
+class RankExit(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a rank that reported no error."""
+
+    rank: int
+    hostname: str
+    at_s: float  # of CLOCK_MONOTONIC
+    code: int | None = None
+    signal: int | None = None  # that ended it; None: none, or unknown if the code is unknown too
+    is_orderly: bool = False  # its exit handlers ran: not `os._exit`, nor a signal
+    step: int | None = None  # steps made by its process
+    stack: Stack | None = None  # where a crash was
+    last_lines: tuple[str, ...] = ()  # of its standard error
+
+    @property
+    def is_crash(self) -> bool:
+        return self.signal in _CRASHES
+
+    @property
+    def is_by_launcher(self) -> bool:
+        """Whether it may be the launcher that ended it, because another rank had failed."""
+        return self.signal == _TAKES_DOWN
+
+
+def rank_exits(
+    folder: Path,
+    pulses: Sequence[HeartbeatSample],
+    deaths: Mapping[str, Death],
+    noted: set[tuple[str, int]],
+) -> tuple[RankExit, ...]:
+    """Return the ends of the ranks that reported no error, the first one first. `noted`: processes that did."""
+    reported = _reported(folder)
+    exits = [
+        _exit(folder, pulse, deaths.get(pulse.name), reported.get((pulse.hostname, pulse.pid)))
+        for pulse in pulses
+        if pulse.rank is not None and (pulse.hostname, pulse.pid) not in noted
+    ]
+    return tuple(sorted((one for one in exits if one is not None), key=lambda one: one.at_s))
+
+
+def left_first(exits: Sequence[RankExit], first_complaint_s: float | None) -> RankExit | None:
+    """Return the rank that left first, if it ended itself or crashed; None if none did.
+
+    `first_complaint_s`: when a rank first reported that a peer is gone. A rank that leaves after that may only follow;
+    before it, one that ends with code 0 is a reason to complain.
+    """
+    for one in exits:
+        if one.is_by_launcher or (one.signal is None and one.code is None and not one.is_orderly):
+            continue
+        is_before = first_complaint_s is None or one.at_s <= first_complaint_s + _SAME_TIME_S
+        is_regular = one.is_orderly and not one.code
+        if is_regular and first_complaint_s is None:
+            continue
+        if is_before or one.is_crash:
+            return one
+    return None
+
+
+def killed_ranks(
+    pulses: Sequence[HeartbeatSample], noted: set[tuple[str, int]], deaths: Mapping[str, Death]
+) -> tuple[int, ...]:
+    """Return the first ranks that ended without an error message; the launcher then kills the others.
+
+    If anything but the launcher's own signal ended a rank, ranks that the launcher may have ended are skipped.
+    `deaths` is by process name.
+    """
+    silent = [
+        (deaths[pulse.name], pulse.rank)
+        for pulse in pulses
+        if pulse.name in deaths
+        and pulse.rank is not None
+        and not pulse.has_ended
+        and (pulse.hostname, pulse.pid) not in noted
+    ]
+    sure = [one for one in silent if one[0].signal not in (None, _TAKES_DOWN)]
+    unknown = [one for one in silent if one[0].signal is None]
+    causes = sure or unknown or silent
+    first = min((death.at for death, _ in causes), default=0.0)
+    return tuple(sorted(rank for death, rank in causes if death.at <= first))
+
+
+class StderrFile:
+    """Our standard error, if it is a file: what an attempt adds to it can be read back, native code's lines too."""
+
+    def __init__(self, descriptor: int = 2) -> None:
+        self._path = Path(f"/proc/self/fd/{descriptor}")
+        self._begin = self._size()
+
+    def lines(self) -> list[str]:
+        """Return the last lines that were added; empty if standard error is no file."""
+        end = self._size()
+        if self._begin is None or end is None:
+            return []
+        try:
+            with self._path.open("rb") as file:
+                file.seek(max(self._begin, end - _FILE_TAIL_BYTES))
+                return file.read(_FILE_TAIL_BYTES).decode(errors="replace").splitlines()
+        except OSError:
+            return []
+
+    def _size(self) -> int | None:
+        try:
+            return self._path.stat().st_size if self._path.is_file() else None
+        except OSError:
+            return None
+
+
+def as_monotonic_s(unix_s: float) -> float:
+    """Convert a time of the wall clock to CLOCK_MONOTONIC."""
+    return unix_s - (time.time() - time.monotonic())
+
+
+def _exit(folder: Path, pulse: HeartbeatSample, death: Death | None, reported_code: int | None) -> RankExit | None:
+    if death is None and not pulse.has_ended:
+        return None
+    code, number = _status(death, reported_code)
+    at_s = pulse.ended_s if pulse.ended_s is not None else death.at if death is not None else 0.0
+    return RankExit(
+        rank=pulse.rank or 0,
+        hostname=pulse.hostname,
+        at_s=at_s,
+        code=code,
+        signal=number,
+        is_orderly=pulse.has_ended,
+        step=pulse.num_steps,
+        stack=_crash(folder, pulse) if number in _CRASHES else None,
+        last_lines=_last_lines(folder, pulse),
+    )
+
+
+def _status(death: Death | None, reported_code: int | None) -> tuple[int | None, int | None]:
+    """Return exit code and signal, from the kernel or else from the launcher."""
+    if death is not None and death.signal is not None:
+        return (None, death.signal) if death.signal else (death.code, None)
+    if reported_code is None:
+        return None, None
+    return (reported_code, None) if reported_code >= 0 else (None, -reported_code)
+
+
+def _reported(folder: Path) -> dict[tuple[str, int], int]:
+    codes: dict[tuple[str, int], int] = {}
+    for path in folder.glob(File.CHILDREN.glob):
+        try:
+            report = msgspec.json.decode(path.read_bytes(), type=_Children)
+        except (OSError, msgspec.DecodeError):
+            continue
+        codes |= {(report.hostname, child.pid): child.code for child in report.children}
+    return codes
+
+
+def _crash(folder: Path, pulse: HeartbeatSample) -> Stack | None:
+    try:
+        text = (folder / File.CRASH.of(pulse.name)).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return parse(pulse.pid, text, main_thread=pulse.main_thread) if text else None
+
+
+def stderr_tail(data: bytes) -> str:
+    """Return the text in a file that `inside/failure/stderr_tail.py` writes, without a first line that is cut off."""
+    num_written = int.from_bytes(data[:STDERR_COUNT_BYTES], "little")
+    ring = data[STDERR_COUNT_BYTES:STDERR_BYTES]
+    if num_written <= len(ring):
+        return ring[:num_written].decode(errors="replace")
+    begin = num_written % len(ring)
+    whole = (ring[begin:] + ring[:begin]).decode(errors="replace")
+    return whole.partition("\n")[2]
+
+
+def _last_lines(folder: Path, pulse: HeartbeatSample) -> tuple[str, ...]:
+    try:
+        text = stderr_tail((folder / File.STDERR.of(pulse.name)).read_bytes())
+    except OSError:
+        return ()
+    lines = [line.strip() for line in without_tokens(text).splitlines() if line.strip()]
+    return tuple(line[:_MAX_CHARACTERS] for line in lines[-_LAST_LINES:])

@@ -1,0 +1,192 @@
+"""The one-line sentences about a failure: `Evidence` -> text. They are shown and kept, and never parsed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from flatout.catalog.failures import FailureClass
+from flatout.catalog.xids import xid_name
+from flatout.inside.protocol import FailureKind
+from flatout.keep.classify import Classification
+from flatout.keep.evidence import Evidence, Failure
+from flatout.keep.exits import RankExit
+from flatout.units import num_bytes
+
+ASKED = "it was asked to end by a signal"
+WARNED = "it ended after a signal that announces its end (SIGUSR1 or SIGUSR2)"
+HAS_WAITED = "RendezvousTimeoutError"  # as long as torchrun's timeout
+_MAX_CHARACTERS = 200
+_LAST_ERROR = "Last error:"
+_SHELL_CODES = {
+    2: "its arguments or its environment",
+    126: "a program in it is not executable",
+    127: "a program in it was not found",
+}
+# What stands before the error; a class without words needs none.
+_TITLES: dict[FailureClass, str] = {
+    "device-oom": "out of GPU memory",
+    "disk-full": "the disk is full",
+    "host-oom": "out of host memory",
+    "shm-full": "shared memory is full",
+    "secondary": "a rank lost its peers",
+}
+_TITLES_OF: dict[str, str] = {
+    "unwritable": "a file cannot be read or written",
+    "permission": "a file cannot be read or written",
+    "locked": "its checkpoints are another job's",
+    "damaged-checkpoint": "a file of weights is damaged",
+    "duplicate-gpu": "two ranks use the same GPU",
+    "loader-timeout": "a loader worker gave no batch in time",
+    "no-infiniband-device": "the InfiniBand devices cannot be opened",
+    "mismatched-collectives": "the ranks called different collectives",
+    "rendezvous": "torchrun's agents did not meet",
+    "rendezvous-closed": "torchrun's agents did not meet",
+}
+_OF_SCRIPTS = ("mistake", "imports", "exception", "tensor-mistake")
+
+
+def is_refused_checkpoint(failure: Failure) -> bool:
+    """Whether `flatout.checkpoint` refuses to resume, for another reason than a disk or a right."""
+    is_of_checkpoints = failure.exception in ("CheckpointError", "DamagedError")
+    words = failure.words
+    return is_of_checkpoints and (words is None or words.says_little or words.failure_class == "mistake")
+
+
+def says_known(by_words: Classification, evidence: Evidence) -> str:
+    """Say what a failure is whose words are known, with NCCL's last error and the space that was left."""
+    title = _TITLES_OF.get(by_words.known.name) or _TITLES.get(by_words.failure_class)
+    if by_words.error.exception == "" and evidence.left is not None:
+        text = f"{says_left(evidence)}; it wrote: {_one_line(by_words.error.message)}"
+    elif by_words.known.name in ("rendezvous", "rendezvous-closed"):
+        text = _says_agent(evidence)
+    else:
+        text = says_failure(evidence) + _says_cause(by_words, evidence) + _says_space(by_words, evidence)
+    is_at_start = by_words.failure_class == "mistake" and not evidence.num_steps
+    if is_at_start and evidence.root is not None and by_words.known.name in _OF_SCRIPTS:
+        return f"before {_before_what(evidence.root)} {text}"
+    if by_words.known.of_peers and evidence.flight_records:
+        text += f"; NCCL wrote {evidence.flight_records[0]}"
+    return f"{title}: {text}" if title else text
+
+
+def says_failure(evidence: Evidence) -> str:
+    """Say which rank raised what, and where."""
+    root = evidence.root
+    assert root is not None
+    if root.kind == FailureKind.EXIT:
+        return f"rank {root.rank} ended itself: {first_line(evidence)}"
+    where = f" at {root.line}" if root.line else ""
+    return f"rank {root.rank} raised {root.exception}{where}: {first_line(evidence)}"
+
+
+def first_line(evidence: Evidence) -> str:
+    """Return the first line of the failure's message, with what NCCL says of its last error."""
+    assert evidence.root is not None
+    message = evidence.root.message.strip()
+    first, _, _ = message.partition("\n")
+    _, _, last_error = message.partition(_LAST_ERROR)
+    shown = _one_line(first)
+    detail = _one_line(last_error.strip().partition("\n")[0])
+    return f"{shown} (NCCL's last error: {detail})" if detail else shown
+
+
+def says_xids(numbers: Sequence[int]) -> str:
+    """Name the Xids."""
+    return ", ".join(f"Xid {number} ({xid_name(number) or 'no name is known'})" for number in sorted(set(numbers)))
+
+
+def says_left(evidence: Evidence) -> str:
+    """Say how the rank that left first ended, at which step, and what it wrote last."""
+    left = evidence.left
+    assert left is not None
+    last_line = f"; its last line of standard error: {_one_line(left.last_lines[-1])}" if left.last_lines else ""
+    return f"rank {left.rank} left first{_at_step(left)}: {_how(left)}{last_line}"
+
+
+def says_left_early(evidence: Evidence) -> str:
+    """Say that a rank's script came to its end while the others needed it."""
+    left = evidence.left
+    assert left is not None
+    return (
+        f"rank {left.rank} left first{_at_step(left)}: its script ended with exit code 0 while other ranks still waited"
+        " for it: fewer batches than theirs, or an exit that only it took"
+    )
+
+
+def says_mismatch(evidence: Evidence) -> str:
+    """Say in which collectives the ranks were when one of them was aborted."""
+    left, root = evidence.left, evidence.root
+    assert left is not None and root is not None and left.stack is not None
+    return (
+        f"rank {left.rank} was aborted{_at_step(left)} in a collective at {left.stack.user_frame()}, while rank"
+        f" {root.rank} was in one at {root.line}: the ranks called different collectives, or with different shapes"
+    )
+
+
+def says_killed(evidence: Evidence) -> str:
+    """Say which ranks ended without an error, or by which signal the command ended."""
+    if evidence.killed:
+        ranks = ", ".join(str(rank) for rank in evidence.killed)
+        plural = "s" * (len(evidence.killed) > 1)
+        return f"rank{plural} {ranks} ended without an error message, as by a SIGKILL or a crash"
+    return f"the command was ended by {_signal_name(evidence.signal)}"
+
+
+def says_usage(evidence: Evidence) -> str:
+    """Say what a shell's code for a command that cannot run means."""
+    return f"the command ended with code {evidence.code} before the first step: {_SHELL_CODES[evidence.code or 2]}"
+
+
+def _how(left: RankExit) -> str:
+    if left.signal is not None:
+        where = left.stack.user_frame() if left.stack is not None else None
+        return f"{_signal_name(left.signal)} ended it" + (f", in {where}" if where is not None else "")
+    if left.is_orderly:
+        return f"its script ended itself with exit code {left.code}"
+    return f"it ended at once with exit code {left.code}, without cleaning up (os._exit, or native code)"
+
+
+def _at_step(left: RankExit) -> str:
+    return f", after {left.step} steps" if left.step else ", before its first step"
+
+
+def _says_cause(by_words: Classification, evidence: Evidence) -> str:
+    """Name the exception that decides, if it is another one than the last of the chain."""
+    root = evidence.root
+    if root is None or by_words.error == root.errors[-1]:
+        return ""
+    return f"; the cause: {by_words.error.exception}: {_one_line(by_words.error.message)}"
+
+
+def _says_space(by_words: Classification, evidence: Evidence) -> str:
+    space = evidence.root.space if evidence.root is not None else None
+    if space is None:
+        return ""
+    if by_words.failure_class == "shm-full" and space.shm_free_bytes is not None:
+        return f"; {num_bytes(space.shm_free_bytes)} free in /dev/shm"
+    if by_words.failure_class == "disk-full" and space.free_bytes is not None:
+        return f"; {num_bytes(space.free_bytes)} free in {space.folder}"
+    return ""
+
+
+def _says_agent(evidence: Evidence) -> str:
+    root = evidence.root
+    assert root is not None
+    return f"{root.exception} {' '.join(root.message.split())[:_MAX_CHARACTERS]}".strip()
+
+
+def _before_what(failure: Failure) -> str:
+    return "the first step" if failure.has_torch else "`import torch`, or without it,"
+
+
+def _one_line(text: str) -> str:
+    shown = " ".join(text.split())[:_MAX_CHARACTERS]
+    return "".join(character if character.isprintable() else "?" for character in shown)
+
+
+def _signal_name(number: int | None) -> str:
+    try:
+        return signal.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
