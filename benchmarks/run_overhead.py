@@ -52,8 +52,8 @@ def look_us(folder: Path, beat: Path) -> float:
     """CPU microseconds of one look: read, account for, look for a hang; the median of 200."""
     from flatout.keep.account import Account
     from flatout.keep.busy import work_of
-    from flatout.keep.hang import HangWatch
     from flatout.keep.hang_timeout import HangTimeout
+    from flatout.keep.hang_watch import HangWatch
     from flatout.keep.heartbeats import HeartbeatReader, ranks_of
 
     for number in range(1, 8):

@@ -9,8 +9,9 @@ import pytest
 
 from flatout.keep.busy import ProcessUsage
 from flatout.keep.flight import FlightRecord
-from flatout.keep.hang import Hang, HangWatch
+from flatout.keep.hang import Hang
 from flatout.keep.hang_timeout import HangTimeout
+from flatout.keep.hang_watch import HangWatch
 from flatout.keep.heartbeats import HeartbeatSample
 from flatout.keep.peer_board import PeerRank, PeerStatus
 from flatout.keep.stacks import Stack, parse

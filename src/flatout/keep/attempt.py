@@ -20,8 +20,9 @@ from flatout.keep.busy import work_of
 from flatout.keep.evidence import Evidence, count_oom_kills, evidence_of, failures_of
 from flatout.keep.exits import Death, StderrFile
 from flatout.keep.flight import ask_flight, dumps_since
-from flatout.keep.hang import Hang, HangWatch
+from flatout.keep.hang import Hang
 from flatout.keep.hang_timeout import HangTimeout
+from flatout.keep.hang_watch import HangWatch
 from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
 from flatout.keep.pass_on import WARNINGS, PassOn
 from flatout.keep.peer_board import PeerBoard

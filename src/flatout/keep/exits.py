@@ -2,7 +2,7 @@
 
 In: the heartbeats, when each process was first seen to have ended, what the launcher says of its ranks, and what a rank
 left behind (the stacks of a crash, the end of its standard error). Out: `RankExit`s. Ranks that reported an error have
-their `Failure`; here are those that ended without a word.
+their `Failure`; these are those that ended silently.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class StderrFile:
         self._begin = self._size()
 
     def lines(self) -> list[str]:
-        """Return the last lines that were added; empty if standard error is no file."""
+        """Return the last lines that were added; empty if standard error is not a file."""
         end = self._size()
         if self._begin is None or end is None:
             return []
@@ -204,7 +204,7 @@ def _crash(folder: Path, pulse: HeartbeatSample) -> Stack | None:
 
 
 def stderr_tail(data: bytes) -> str:
-    """Return the text in a file that `inside/failure/stderr_tail.py` writes, without a first line that is cut off."""
+    """Return the text in a file that `inside/failure/stderr_tail.py` writes, without an incomplete first line."""
     num_written = int.from_bytes(data[:STDERR_COUNT_BYTES], "little")
     ring = data[STDERR_COUNT_BYTES:STDERR_BYTES]
     if num_written <= len(ring):

@@ -17,6 +17,9 @@ _MOST_FROM_LONGEST_S = 60.0  # one long stall must not delay the detection of th
 _FIRST_STEP_S = 300.0  # loading, rendezvous, first compilation: no step time is known yet
 # Of phases that are expected to be long. The first one: as nobody knows how long it takes.
 _FIRST_LONG_PHASE_S, _LATER_LONG_PHASE_S, _COMPILING_S = 600.0, 60.0, 1800.0
+# For a rank that works while others wait for it: in one place, or with a stack that changes. A collective of torch
+# gives up after 10 minutes with NCCL and 30 with gloo.
+_BUSY_CEILING_S, _LONG_BUSY_CEILING_S, _MOVING_CEILING_S = 600.0, 1800.0, 3600.0
 LONG_PHASES = ("checkpoint", "evaluation", "network")
 
 
@@ -29,6 +32,23 @@ class HangTimeout:
             str, tuple[int, float, str, int]
         ] = {}  # number of events, time of the last change, phase, steps
         self._longest_silence_s = 0.0
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the user has set the limit."""
+        return self._fixed_s is not None
+
+    def forgive(self, gap_s: float) -> None:
+        """Do not count this time as silence: nobody could see what the ranks did."""
+        self._changed = {
+            name: (events, at_s + gap_s, phase, steps) for name, (events, at_s, phase, steps) in self._changed.items()
+        }
+
+    def ceiling_s(self, phase: str, *, is_moving: bool) -> float:
+        """Return for how long others may wait for a rank that works without any event."""
+        if is_moving:
+            return _MOVING_CEILING_S
+        return _LONG_BUSY_CEILING_S if phase in (*LONG_PHASES, "compilation") else _BUSY_CEILING_S
 
     def silence_s(self, now: float, pulse: HeartbeatSample) -> float:
         """Return the seconds since the rank's last event, by this host's clock; the clocks of hosts differ."""

@@ -53,7 +53,6 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     is_local: bool  # its PID is valid on this host and in this PID namespace
     is_alive: bool  # unknown, and therefore assumed, for processes that are not local
     has_ended: bool  # on its own, not killed
-    ended_s: float | None  # when it did
     num_events: int
     num_steps: int
     base_step: int | None  # steps made before this process, by the optimizer's count
@@ -76,6 +75,8 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     longest_s: Mapping[str, float]  # `compute`: the longest step
     sequences: Mapping[str, int]  # collectives begun, by process group
     step_buckets: tuple[int, ...]  # [b]: number of steps that took 2**(b-1) to 2**b ns
+    ended_s: float | None = None  # when it ended on its own
+    is_stopped: bool = False  # by a signal such as SIGSTOP (state T)
 
 
 class HeartbeatReader:
@@ -140,6 +141,7 @@ def _read(name: str, map: mmap.mmap) -> HeartbeatSample | None:
         world_size=one["world_size"],
         is_local=is_local,
         is_alive=not is_local or is_alive(header.pid, header.ticks),
+        is_stopped=is_local and state_of(header.pid) == "T",
         has_ended=bool(one["has_ended"]),
         ended_s=one["has_ended"] / 1e9 if one["has_ended"] else None,
         num_events=one["num_events"],
@@ -198,6 +200,14 @@ def start_ticks(pid: int) -> int:
         return int(fields[19])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def state_of(pid: int) -> str:
+    """Return the state of a process as the kernel writes it, such as R, S or T; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 def is_alive(pid: int, ticks: int) -> bool:

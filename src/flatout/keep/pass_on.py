@@ -2,7 +2,7 @@
 
 Slurm's `--signal` announces the end of a job by a signal to each of its tasks. `flatout run` gets it in place of the
 ranks if it is the task: its own child is then a launcher, which a signal without a handler would end, and ranks that
-the launcher started in sessions of their own get no signal of the group. So a process of the job that has a handler
+the launcher started in other sessions get no signal of the group. So a process of the job that has a handler
 gets the signal; only where none has one, the first process gets it, as without Flatout.
 """
 

@@ -47,6 +47,10 @@ _LOADER_WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by 
 _PLAIN_MISTAKES = {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"}
 _ROOM_IN_SHM_BYTES = 64 * 2**20  # with more than this left, a bus error has another cause than a full /dev/shm
 _SIGBUS, _SIGABRT, _SIGKILL = 7, 6, 9
+# What a line that a rank has written can prove. (That it was asked to end follows from other ranks.)
+_CLASSES_OF_LINES = ("gpu", "host", "host-oom", "device-oom", "shm-full", "disk-full", "job")
+_RANK_PREFIX = re.compile(r"\[(?:rank|default)(\d+)\]:")
+_OF_TORCHRUN = re.compile(r"\s*(?:time|host|rank|exitcode|error_file|traceback)\s+: |[EWI]\d{4} |.*Sending process \d+")
 _SHELL_CODES = (2, 126, 127)
 _COLLECTIVES = re.compile(r"torch/distributed/distributed_c10d\.py$")
 
@@ -123,11 +127,19 @@ def _words_of_lines(evidence: Evidence) -> Classification | None:
     is_silent = left is not None and (left.is_crash or bool(left.code))
     if left is None or not is_silent:
         return None
-    lines = [RaisedError(exception="", message=line) for line in (*left.last_lines, *evidence.last_lines)]
+    of_command = [line for line in evidence.last_lines if _may_be_of(left.rank, line)]
+    lines = [RaisedError(exception="", message=line) for line in (*left.last_lines, *of_command)]
     classification = classify(lines, "training" if evidence.num_steps else "start")
-    if classification is None or classification.known.of_peers or classification.failure_class == "unknown":
+    if classification is None or classification.failure_class not in _CLASSES_OF_LINES:
         return None
-    return classification
+    return None if classification.known.of_peers else classification
+
+
+def _may_be_of(rank: int, line: str) -> bool:
+    """Whether a line of the whole command may be the rank's: another rank's has its prefix, and torchrun's its form."""
+    prefix = _RANK_PREFIX.match(line)
+    is_of_other = prefix is not None and int(prefix[1]) != rank
+    return not is_of_other and _OF_TORCHRUN.match(line) is None
 
 
 def _judgement(rule: Rule, evidence: Evidence) -> Judgement:
@@ -196,7 +208,7 @@ def _root(evidence: Evidence, fits: Callable[[Failure], bool]) -> bool:
 
 
 def _left(evidence: Evidence, fits: Callable[[RankExit], bool]) -> bool:
-    """Whether a rank that ended without a word is the cause: no other rank has an error of its own."""
+    """Whether a rank that ended silently is the cause: no rank has raised an error, except about its peers."""
     has_own_error = evidence.root is not None and not evidence.root.is_of_peers
     return not has_own_error and evidence.left is not None and fits(evidence.left)
 

@@ -294,7 +294,7 @@ def _with_reason(judgement: Judgement, nodes: PeerBoard) -> Judgement:
 
 
 def _settled_with(nodes: PeerBoard, judgement: Judgement, decision: Decision) -> Decision:
-    """Tell the other nodes of the failure; a node that gives up ends the job for all."""
+    """Report the failure to the other nodes; a node that gives up ends the job for all."""
     given_up = nodes.given_up()
     if given_up is not None:
         decision = Decision(restarts=False, why=given_up)
