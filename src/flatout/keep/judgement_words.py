@@ -83,9 +83,9 @@ def says_failure(evidence: Evidence) -> str:
 def first_line(evidence: Evidence) -> str:
     """Return the first line of the failure's message, with what NCCL says of its last error."""
     assert evidence.root is not None
-    message = evidence.root.message.strip()
-    first, _, _ = message.partition("\n")
-    _, _, last_error = message.partition(_LAST_ERROR)
+    raised = evidence.root.message.strip()  # of torch and NCCL, not ours
+    first, _, _ = raised.partition("\n")
+    _, _, last_error = raised.partition(_LAST_ERROR)
     shown = _one_line(first)
     detail = _one_line(last_error.strip().partition("\n")[0])
     return f"{shown} (NCCL's last error: {detail})" if detail else shown
