@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.inside.recording.recorder import Recorder
+from flatout.inside.recording.spells import CHECKPOINT
 from flatout.inside.settings import RecorderSettings
 
 OPTIMIZER = 77
@@ -67,7 +68,7 @@ def note(one: Recorder, events: list[tuple[Any, ...]]) -> None:
         elif kind == "optimizer":
             one._note((Recorder._on_optimizer, now, one._thread, OPTIMIZER, *what))
         else:
-            one._note((Recorder._on_checkpoint, 4))
+            one._note((Recorder._on_spell, CHECKPOINT, now - 4, now, False))
 
 
 BATCH = st.tuples(st.just("batch"), SHAPES, DTYPES)

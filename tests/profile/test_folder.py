@@ -142,7 +142,8 @@ def header(rank: int, **more: object) -> dict[str, object]:
 def test_a_rank_file_that_was_cut_short_is_read(tmp_path: Path) -> None:
     (tmp_path / "recording.json").write_text("{}")
     rows = [
-        [step, step * 10, 10, 2, 1, 4, None, 1, None, "", loss, None, None, 0] for step, loss in ((0, 1.5), (1, "nan"))
+        [step, step * 10, 10, 2, 1, 4, None, 1, None, "", loss, None, None, *[0] * 8]
+        for step, loss in ((0, 1.5), (1, "nan"))
     ]
     lines = [json.dumps(line) for line in (header(0), *rows)]
     (tmp_path / "rank0.steps.jsonl").write_text("\n".join(lines) + "\n[2,20,1")
@@ -164,7 +165,8 @@ def test_the_spread_of_untraced_steps_is_known_and_an_outlier_plays_no_part_in_i
     times[350] = 9.0  # a checkpoint, say
     lines: list[object] = [header(0)]
     lines += [
-        [n, n * 10**8, int(s * 1e9), 0, 0, None, None, 1, None, "", None, None, None, 0] for n, s in enumerate(times)
+        [n, n * 10**8, int(s * 1e9), 0, 0, None, None, 1, None, "", None, None, None, *[0] * 8]
+        for n, s in enumerate(times)
     ]
     plan = {"event": "plan", "generation": 0, "settled": 10, "flops_step": 400, "start": None, "num_steps": 1}
     (tmp_path / "rank0.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, plan]))
@@ -181,7 +183,7 @@ def test_an_mfu_needs_the_gpu_to_be_in_the_catalogue(tmp_path: Path) -> None:
     for rank, name in ((0, "NVIDIA H100 80GB HBM3"), (1, "NVIDIA H100 80GB HBM3")):
         device = {"index": 0, "name": name, "memory_bytes": 1, "uuid": None}
         lines: list[object] = [header(rank, device=device)]
-        lines += [[n, n * 10**8, 10**8, 0, 0, None, None, 1, None, "", None, 5 + n, 0, 0] for n in range(20)]
+        lines += [[n, n * 10**8, 10**8, 0, 0, None, None, 1, None, "", None, 5 + n, 0, *[0] * 8] for n in range(20)]
         lines.append({"event": "plan", "generation": 0, "settled": 10, "flops_step": 15, "start": 19, "num_steps": 1})
         lines.append({"event": "flops", "flops_by_type": {"bf16": 989.4e12 * 0.1 * 0.4}, "problem": None})
         (tmp_path / f"rank{rank}.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -225,7 +227,7 @@ def test_why_nothing_was_loaded(command: tuple[str, ...], reason: str) -> None:
 def test_host_use_is_of_the_settled_steps(tmp_path: Path) -> None:
     (tmp_path / "recording.json").write_text("{}")
     lines: list[object] = [header(0)]
-    lines += [[n, n * 10**9, 10**9, 0, 0, None, None, 1, None, "", None, None, None, 0] for n in range(20)]
+    lines += [[n, n * 10**9, 10**9, 0, 0, None, None, 1, None, "", None, None, None, *[0] * 8] for n in range(20)]
     lines.append({"event": "plan", "generation": 0, "settled": 10, "flops_step": 15, "start": None, "num_steps": 1})
     (tmp_path / "rank0.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     samples: list[object] = [

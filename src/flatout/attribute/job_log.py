@@ -50,7 +50,7 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
         start_ns=aligned.start_ns,
         duration_s=aligned.duration_s,
         spent_s=aligned.spent_s,
-        num_batches_ended=aligned.num_batches_ended,
+        num_loader_ends=aligned.num_loader_ends,
         kind=aligned.kind,
         baseline_s=baseline,
         excess_s=charge.excess_s,
@@ -83,7 +83,12 @@ class _Aligned:
         self.spent_s = self._spent()
         known = sum(self.spent_s.values(), np.zeros(shape))
         self.without_known_s = self.duration_s - known.max(axis=0)
-        self.num_batches_ended = None
+        ends = [steps.num_loader_ends for steps in self._steps]
+        self.num_loader_ends = (
+            self._matrix([column for column in ends if column is not None])
+            if all(column is not None for column in ends)
+            else None
+        )
 
     def _matrix(self, columns: Sequence[NDArray[np.float64]], missing: float = 0.0) -> Matrix:
         matrix = np.full((len(self._steps), len(self.number)), missing)
@@ -94,18 +99,30 @@ class _Aligned:
     def _spent(self) -> dict[StallCause, Matrix]:
         """Return the time of each cause that occurred at all."""
         spent: dict[StallCause, Matrix] = {}
-        for cause, column_of in _COLUMNS.items():
-            matrix = self._matrix([column_of(steps) for steps in self._steps])
+        for cause, name in _COLUMNS.items():
+            matrix = self._matrix([self._column(steps, name) for steps in self._steps])
+            if cause in _MAY_BE_REGULAR:
+                usual = np.median(matrix[:, self.is_ordinary], axis=1) if self.is_ordinary.any() else 0.0
+                matrix = np.maximum(matrix - np.reshape(usual, (-1, 1)), 0.0)
             if matrix.any():
                 spent[cause] = matrix
         return spent
 
+    def _column(self, steps: Steps, name: str) -> NDArray[np.float64]:
+        column: NDArray[np.float64] | None = getattr(steps, name)
+        return np.zeros(len(steps.number)) if column is None else column
 
-def _checkpoint_s(steps: Steps) -> NDArray[np.float64]:
-    return steps.checkpoint_s
 
-
-_COLUMNS = {StallCause.CHECKPOINT: _checkpoint_s}
+_COLUMNS = {
+    StallCause.LOADER_START: "loader_start_s",
+    StallCause.EVALUATION: "evaluation_s",
+    StallCause.CHECKPOINT: "checkpoint_s",
+    StallCause.LOGGING: "logging_s",
+    StallCause.COMPILATION: "compilation_s",
+    StallCause.GARBAGE_COLLECTION: "collection_s",
+}
+# Where such a cause is part of most steps, it is part of the regular step too.
+_MAY_BE_REGULAR = frozenset({StallCause.LOADER_START, StallCause.EVALUATION, StallCause.LOGGING})
 
 
 def _baseline(row: int, aligned: _Aligned) -> NDArray[np.float64]:

@@ -36,6 +36,7 @@ from flatout.inside.patches.apply import apply_patches
 from flatout.inside.protocol import Variable
 from flatout.inside.recording.attempt import find_attempt
 from flatout.inside.recording.recorder import Recorder
+from flatout.inside.recording.spell_hooks import LateHooks, hook_collections, hook_evaluations, hook_loader_starts
 from flatout.inside.settings import read_settings
 
 # Returns True while Dynamo compiles; otherwise it costs one call. `is_compiling` would also check TorchScript.
@@ -61,7 +62,7 @@ class _Process:
         if settings is None:
             self.is_out = True
             return None
-        self.recorder = self.active = Recorder(settings, self.leave, between_steps=_CHECKPOINTS.look)
+        self.recorder = self.active = Recorder(settings, self.leave, between_steps=_look)
         LOG.on_silence = self.leave
         EXIT_HANDLERS.at_stop(_finish)
         atexit.register(_finish)
@@ -93,7 +94,18 @@ def _checkpoint_ends(begun: Any) -> None:
         PROCESS.recorder.checkpoint_ends(begun)
 
 
+def _active() -> Recorder | None:
+    return PROCESS.active
+
+
 _CHECKPOINTS = CheckpointHooks(_checkpoint_begins, _checkpoint_ends)
+_LATE_HOOKS = LateHooks(_active)
+
+
+def _look() -> None:
+    """Hook what the script has imported since the last call."""
+    _CHECKPOINTS.look()
+    _LATE_HOOKS.look()
 
 
 @guarded
@@ -135,6 +147,7 @@ def install() -> list[Callable[[], None]]:
         if settings.has_gradients:
             hooks.append(_hook_gradients)
         undos += [guarded(hook)() for hook in hooks]
+        undos += [guarded(hook)(_active) for hook in (hook_collections, hook_evaluations, hook_loader_starts)]
     return [undo for undo in undos if undo is not None]
 
 

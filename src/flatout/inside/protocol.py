@@ -157,6 +157,15 @@ STEP_COLUMNS = (
     "peak_memory_bytes",
     "num_alloc_retries",
     "checkpoint_ns",  # time in torch.save or torch.distributed.checkpoint, on the thread that trains
+    # Not in older recordings, from here on. These times and checkpoint_ns are exclusive: what happens within another
+    # one belongs to the outer one.
+    "loader_start_ns",  # making a loader's iterator, waiting for its first batch, and its end
+    "evaluation_ns",
+    "collection_ns",  # Python's garbage collector, where a collection took long enough to be noted
+    "num_full_collections",
+    "compilation_ns",  # torch.compile
+    "logging_ns",  # TensorBoard, Weights & Biases, MLflow
+    "num_loader_ends",  # how often a loader ran out of batches
 )
 NOT_RECORDED = "this process is not recorded"  # the end of a line in LOG that begins with the reason
 STEP_FILE_DELAY_S = 1.0  # how long rows are buffered, and so the most that a killed process loses

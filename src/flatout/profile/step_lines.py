@@ -135,6 +135,14 @@ def _steps(lines: _Lines) -> Steps:
         loader_s=columns["loader_ns"] / 1e9,
         # missing in recordings of version 0.1
         checkpoint_s=columns.get("checkpoint_ns", np.zeros(len(lines.rows))) / 1e9,
+        loader_start_s=_seconds(columns, "loader_start_ns"),
+        evaluation_s=_seconds(columns, "evaluation_ns"),
+        collection_s=_seconds(columns, "collection_ns"),
+        compilation_s=_seconds(columns, "compilation_ns"),
+        logging_s=_seconds(columns, "logging_ns"),
+        num_full_collections=columns.get("num_full_collections"),
+        num_loader_ends=columns.get("num_loader_ends"),
+        num_alloc_retries=columns["num_alloc_retries"],
         num_samples=columns["num_samples"],
         num_tokens=columns["num_tokens"],
         num_backward=columns["num_backward"].astype(np.int64),
@@ -142,6 +150,12 @@ def _steps(lines: _Lines) -> Steps:
         is_skipped=is_skipped,
         kind=tuple(row[kinds] for row in lines.rows),
     )
+
+
+def _seconds(columns: dict[str, NDArray[np.float64]], name: str) -> NDArray[np.float64] | None:
+    """Return a column in seconds; None if the recorder was too old to write it."""
+    column = columns.get(name)
+    return None if column is None else column / 1e9
 
 
 def _untraced(steps: Steps, plan: dict[str, Any]) -> NDArray[np.bool_]:

@@ -48,8 +48,8 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     number: NDArray[np.int64]
     start_ns: NDArray[np.int64]  # unix time; 0: the rank has no such step
     duration_s: Matrix
-    spent_s: dict[StallCause, Matrix]  # the rank's own time, of causes that the recorder measures
-    num_batches_ended: Matrix | None  # how often a loader was exhausted; None: not recorded
+    spent_s: dict[StallCause, Matrix]  # the rank's own time, of causes that the recorder measures, beyond their usual
+    num_loader_ends: Matrix | None  # how often a loader ran out of batches; None: not recorded
     kind: tuple[str, ...]  # of each step, see `StepKind`; that of any rank that has one
     baseline_s: Matrix  # time of a step without a stall at that point of the job
     excess_s: Matrix  # time beyond the baseline, if it exceeds the noise or has a known cause

@@ -22,6 +22,15 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     duration_s: NDArray[np.float64]
     loader_s: NDArray[np.float64]  # part of the duration spent waiting for batches
     checkpoint_s: NDArray[np.float64]  # part of the duration spent writing checkpoints on the training thread
+    # Parts of the duration that are exclusive of each other and of `checkpoint_s`; None: recorded before they existed.
+    loader_start_s: NDArray[np.float64] | None = None  # making a loader's iterator and waiting for its first batch
+    evaluation_s: NDArray[np.float64] | None = None
+    collection_s: NDArray[np.float64] | None = None  # Python's garbage collection
+    compilation_s: NDArray[np.float64] | None = None
+    logging_s: NDArray[np.float64] | None = None
+    num_full_collections: NDArray[np.float64] | None = None
+    num_loader_ends: NDArray[np.float64] | None = None  # how often a loader ran out of batches
+    num_alloc_retries: NDArray[np.float64] | None = None  # so far; NaN where it was not read
     num_samples: NDArray[np.float64]
     num_tokens: NDArray[np.float64]
     num_backward: NDArray[np.int64]

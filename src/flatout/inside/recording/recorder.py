@@ -28,6 +28,7 @@ from flatout.inside.protocol import StepFileEvent, StepKind
 from flatout.inside.recording.batches import Count, count_batch, count_shape
 from flatout.inside.recording.losses import Losses, Scalar
 from flatout.inside.recording.rank_output import RankOutput
+from flatout.inside.recording.spells import CHECKPOINT, COLLECTION, LOADER_START, Spells
 from flatout.inside.recording.steady_state import NoteKinds, steady_rows
 from flatout.inside.recording.step_detector import StepDetector
 from flatout.inside.recording.step_rows import Step, json_number, memory_columns
@@ -72,7 +73,7 @@ class Recorder:
         self._kind = StepKind.FIRST
         self._is_loading = False
         self._loader_ns = 0
-        self._checkpoint_ns = 0
+        self._spells = Spells()
         self._is_saving = False
         self._num_batches = 0
         self._counts: list[Count] = []
@@ -96,10 +97,13 @@ class Recorder:
         self._is_loading = True
         began = _now()
         first = None
+        is_first = not iterator._num_yielded
         try:
             if not self._is_by_optimizer:
                 self._asked(began)
             batch = original(iterator)
+            if is_first:
+                self._note((Recorder._on_spell, LOADER_START, began, _now(), False))
             kind = type(batch)
             if kind is _Tensor:
                 first = batch
@@ -109,8 +113,10 @@ class Recorder:
                 self._note((Recorder._on_tensors, began, _now(), first.shape, first.dtype))
             else:
                 self._note((Recorder._on_batch, began, _now(), _counted_batch(batch)))
-        except BaseException:
-            self._note((Recorder._on_batch, began, _now(), None))
+        except BaseException:  # the end of the loader's batches, at which it stops its workers
+            ended = _now()
+            self._note((Recorder._on_batch, began, ended, None))
+            self._note((Recorder._on_spell, LOADER_START, began, ended, False))
             raise
         finally:
             self._is_loading = False
@@ -198,9 +204,22 @@ class Recorder:
     def checkpoint_ends(self, begun: tuple[int, Any]) -> None:
         self._is_saving = False
         began, mark = begun
-        self._note((Recorder._on_checkpoint, _now() - began))
+        self.spell(CHECKPOINT, began, _now())
         if mark is not None:
             mark.__exit__(None, None, None)
+
+    def spell(self, kind: int, began: int, ended: int, *, is_full: bool = False) -> None:
+        """Note a spell of a kind in `spells`, on the thread that trains; a collection counts on any thread."""
+        if kind == COLLECTION or _thread() == self._thread:
+            self._note((Recorder._on_spell, kind, began, ended, is_full))
+
+    def evaluation_begins(self, now: int) -> None:
+        if _thread() == self._thread:
+            self._note((Recorder._on_evaluation_begins, now))
+
+    def evaluation_ends(self, now: int) -> None:
+        if _thread() == self._thread:
+            self._note((Recorder._on_evaluation_ends, now))
 
     # Processing of the notes, in the order of the events.
 
@@ -231,7 +250,8 @@ class Recorder:
         file = self._output.file
         if file is None or len(self._known) != 1:
             return False
-        if self._num_batches or self._num_backward or self._checkpoint_ns or self._ended:  # a step has already begun
+        has_begun = self._num_batches or self._num_backward or self._ended or not self._spells.is_empty
+        if has_begun:
             return False
         notes = self._notes[:]
         steady = steady_rows(
@@ -281,11 +301,13 @@ class Recorder:
         self._loader_ns += ended - began
         if count is not None:
             self._num_batches += 1
+            self._spells.load(began, ended)
             if self._num_batches > _MAX_BATCHES:
                 del self._counts[0]
             self._counts.append(count)
         else:
             self._detector.no_batch()
+            self._spells.loader_ended(ended)
         return False
 
     def _on_backward(self, now: int, loss: Scalar | None) -> bool:
@@ -297,6 +319,7 @@ class Recorder:
             if closes:
                 self._close_step(now)
         self._num_backward += 1
+        self._spells.backward()
         self.losses.add(loss)
         return closes
 
@@ -322,8 +345,18 @@ class Recorder:
         self._detector.optimizer_is_gone(optimizer)
         return False
 
-    def _on_checkpoint(self, duration_ns: int) -> bool:
-        self._checkpoint_ns += duration_ns
+    def _on_spell(self, kind: int, began: int, ended: int, is_full: bool) -> bool:
+        self._spells.add(kind, began, ended)
+        if is_full:
+            self._spells.full_collection()
+        return False
+
+    def _on_evaluation_begins(self, now: int) -> bool:
+        self._spells.evaluation_begins(now)
+        return False
+
+    def _on_evaluation_ends(self, now: int) -> bool:
+        self._spells.evaluation_ends(now)
         return False
 
     # Steps.
@@ -351,7 +384,7 @@ class Recorder:
                 self._start_ns,
                 now,
                 self._loader_ns,
-                self._checkpoint_ns,
+                self._spells.close(self._num_backward),
                 self._num_batches,
                 self._counts,
                 self._num_backward,
@@ -361,7 +394,7 @@ class Recorder:
             )
         )
         self._step += 1
-        self._loader_ns = self._checkpoint_ns = self._num_batches = self._num_backward = 0
+        self._loader_ns = self._num_batches = self._num_backward = 0
         self._counts = []
         self._is_skipped = None
         self._kind = StepKind.ORDINARY

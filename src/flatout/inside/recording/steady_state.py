@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from flatout.inside.recording.batches import count_shape
+from flatout.inside.recording.spells import NO_SPELLS
+from flatout.inside.recording.step_rows import spell_columns
 
 Note = tuple[Any, ...]
 _OrdinaryStep = tuple[int, int, str, Any]  # end, time in the loader, columns of its batch, scalar kept of its loss
 _NO_BATCH = "0,null,null"
+_NO_SPELLS = ",".join(map(str, spell_columns(NO_SPELLS)))
 
 
 class NoteKinds(NamedTuple):
@@ -52,10 +55,10 @@ def steady_rows(
     rows = []
     for end, loader_ns, batch, kept in steps:
         loss = "null" if kept is None else loss_of(number, kept)
-        rows.append(f'[{number},{start},{end - start},{loader_ns},{batch},1,null,"",{loss},null,null,0]')
+        rows.append(f'[{number},{start},{end - start},{loader_ns},{batch},1,null,"",{loss},null,null,{_NO_SPELLS}]')
         number += 1
         start = end
-    rows[-1] = rows[-1].replace("null,null,0]", f"{memory},0]")
+    rows[-1] = rows[-1].replace(f"null,null,{_NO_SPELLS}]", f"{memory},{_NO_SPELLS}]")
     return SteadyRows(rows, start)
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from flatout.inside.recording.batches import Count
 from flatout.inside.recording.losses import KeptLosses
 from flatout.inside.recording.memory import MemoryCounts
+from flatout.inside.recording.spells import SpellTimes
 
 
 class Step(NamedTuple):
@@ -20,7 +21,7 @@ class Step(NamedTuple):
     start: int
     end: int
     loader_ns: int
-    checkpoint_ns: int
+    spells: SpellTimes
     num_batches: int
     counts: list[Count]  # samples and tokens of its last batches
     num_backward: int
@@ -49,7 +50,21 @@ def row_of(step: Step, loss: float | None, is_skipped: bool | None, memory: Memo
         step.kind,
         json_number(loss),
         *((None, None) if memory is None else (memory.peak_bytes, memory.num_retries)),
-        step.checkpoint_ns,
+        *spell_columns(step.spells),
+    )
+
+
+def spell_columns(spells: SpellTimes) -> tuple[int, ...]:
+    """Return the columns of the step's spells, in the order of `STEP_COLUMNS`."""
+    return (
+        spells.checkpoint_ns,
+        spells.loader_start_ns,
+        spells.evaluation_ns,
+        spells.collection_ns,
+        spells.num_full_collections,
+        spells.compilation_ns,
+        spells.logging_ns,
+        spells.num_loader_ends,
     )
 
 
