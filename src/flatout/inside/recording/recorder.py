@@ -97,7 +97,7 @@ class Recorder:
         self._is_loading = True
         began = _now()
         first = None
-        is_first = not iterator._num_yielded
+        is_first = not getattr(iterator, "_num_yielded", True)
         try:
             if not self._is_by_optimizer:
                 self._asked(began)
