@@ -64,6 +64,7 @@ from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
 from flatout.records.machine import Xid
 from flatout.records.plan import GroupRegret, Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
 from flatout.records.power import CapAdvice, CapPoint, Ratio
+from flatout.records.recorded_time import RecordedTime, StepTimeline, TimelineLane
 from flatout.records.recording import DeviceFacts, GpuUse, HostRecording, HostUse, Measured
 from flatout.records.replay import (
     MeasureDifference,
@@ -154,7 +155,10 @@ def findings() -> str:
 
 def json() -> str:
     """The contract `flatout/diagnosis`, from the records that are written."""
-    records = (Diagnosis, JobSummary, RankDiagnosis, DeviceDiagnosis, StepDiagnosis, Blame, Finding, Quality)
+    records = (
+        *(Diagnosis, JobSummary, RankDiagnosis, DeviceDiagnosis, StepDiagnosis, Blame, Finding, Quality),
+        *(RecordedTime, StepTimeline, TimelineLane),
+    )
     return _contract("flatout/diagnosis", records, version=2)
 
 
@@ -273,7 +277,10 @@ def ledger_json() -> str:
 
 def recording_json() -> str:
     """The contract `flatout/recording-report`."""
-    records = (RecordingReport, RecordedRank, Measured, HostUse, GpuUse, Xid, HostRecording, DeviceFacts)
+    records = (
+        *(RecordingReport, RecordedRank, Measured, HostUse, GpuUse, Xid, HostRecording, DeviceFacts),
+        *(RecordedTime, StepTimeline, TimelineLane),
+    )
     return _contract("flatout/recording-report", records, version=2)
 
 

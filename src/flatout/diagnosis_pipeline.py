@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flatout.attribute.job import attribute_job
+from flatout.attribute.job_log import job_log
 from flatout.attribute.rank import attribute_rank
+from flatout.attribute.recorded_time import recorded_time
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.recorded import with_recording
 from flatout.diagnose.recorder import Untraced
@@ -30,6 +32,7 @@ from flatout.units import NS_PER_S
 
 if TYPE_CHECKING:
     from flatout.records.ceilings import Ceilings
+    from flatout.records.recorded_time import RecordedTime
     from flatout.records.recording import Recording
     from flatout.report.perfetto import PerfettoRank
 
@@ -103,7 +106,7 @@ def diagnose_paths(
         hosts = {timeline.meta.hostname or "" for timeline in timelines}
         diagnosis = diagnose(job, untraced=untraced, quality=quality, ceilings=_known_ceilings(hosts, ceilings))
         if recording is not None:
-            diagnosis = with_recording(diagnosis, recording)
+            diagnosis = with_recording(diagnosis, recording, recorded_time_of(recording))
         diagnosis = _with_hosts(diagnosis, timelines, recording)
         result = Diagnosed(diagnosis=diagnosis, job=job, sources=source_of_rank)
         if then is not None:
@@ -130,6 +133,12 @@ def _recording(paths: Sequence[Path], ceilings: Path | None) -> Recording | None
     from flatout.profile.read_recording import read_recording
 
     return with_known_ceilings(read_recording(paths[0]), ceilings)
+
+
+def recorded_time_of(recording: Recording) -> RecordedTime | None:
+    """Return where the time of the whole recording went; None if it has no ordinary step."""
+    log = job_log(recording.ranks)
+    return None if log is None else recorded_time(recording, log)
 
 
 def with_known_ceilings(recording: Recording, ceilings: Path | None = None) -> Recording:

@@ -68,9 +68,11 @@ def profile(
 
 
 def _report(path: Path, ended: Ended, *, light: bool, json: bool) -> None:
-    from flatout.diagnosis_pipeline import with_known_ceilings
+    from flatout.diagnosis_pipeline import recorded_time_of, with_known_ceilings
     from flatout.profile import read_recording
+    from flatout.report.recorded_text import recorded_lines
     from flatout.report.recording_text import recording_lines
+    from flatout.report.terminal import TextStyle
 
     recording = with_known_ceilings(read_recording(path))
     folder = _relative(path)
@@ -82,6 +84,8 @@ def _report(path: Path, ended: Ended, *, light: bool, json: bool) -> None:
         _diagnose(path, recording, json=json)
     elif json:
         _print_recording(recording)
+    elif (recorded := recorded_time_of(recording)) is not None:
+        print("\n".join(recorded_lines(recorded, TextStyle())), file=sys.stderr)
     if has_trace:
         page = "" if was_killed else " --html report.html"
         print(f"next: flatout diagnose {shlex.quote(folder)}{page}", file=sys.stderr)
@@ -115,13 +119,15 @@ def _print_recording(recording: Recording, *, problem: str | None = None) -> Non
     """Print the recording without a diagnosis, as one line of JSON."""
     import msgspec
 
+    from flatout.diagnosis_pipeline import recorded_time_of
     from flatout.records.events import Quality
     from flatout.report.recording_json import recording_json
 
     if problem is not None:
         quality = Quality(problem=problem, effect="there is no diagnosis")
         recording = msgspec.structs.replace(recording, problems=(*recording.problems, quality))
-    print(recording_json(recording, typed_command(), pretty=False).decode())
+    recorded = recorded_time_of(recording)
+    print(recording_json(recording, typed_command(), recorded=recorded, pretty=False).decode())
 
 
 def _relative(path: Path) -> str:

@@ -19,6 +19,7 @@ from flatout.diagnose.host_evidence import (
 from flatout.diagnose.rules import RULES
 from flatout.records.diagnosis import Diagnosis, Finding
 from flatout.records.events import Quality
+from flatout.records.recorded_time import RecordedTime
 from flatout.records.recording import Recording
 from flatout.units import percent
 
@@ -27,8 +28,11 @@ _HOST_EVIDENCE: dict[str, tuple[HostEvidenceOf, ...]] = {
 }
 
 
-def with_recording(diagnosis: Diagnosis, recording: Recording) -> Diagnosis:
-    """Return the diagnosis with the recording's measurements and problems, and the causes of its findings."""
+def with_recording(diagnosis: Diagnosis, recording: Recording, recorded: RecordedTime | None = None) -> Diagnosis:
+    """Return the diagnosis with the recording's measurements and problems, and the causes of its findings.
+
+    `recorded` is the time of the whole recording, if it has ordinary steps.
+    """
     measured = recording.measured
     job = msgspec.structs.replace(
         diagnosis.job,
@@ -51,6 +55,7 @@ def with_recording(diagnosis: Diagnosis, recording: Recording) -> Diagnosis:
         job=job,
         findings=tuple(_explained(finding, recording) for finding in diagnosis.findings),
         data_quality=(*diagnosis.data_quality, *recording.problems, *_throttled(recording), *_foreign(recording)),
+        recorded=msgspec.UNSET if recorded is None else recorded,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from flatout.records.events import Quality
+from flatout.records.recorded_time import RecordedTime
 
 
 class Part(IntEnum):
@@ -119,3 +120,4 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     blame: tuple[Blame, ...]
     findings: tuple[Finding, ...]
     data_quality: tuple[Quality, ...]
+    recorded: RecordedTime | msgspec.UnsetType = msgspec.UNSET  # of a recording with ordinary steps

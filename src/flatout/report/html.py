@@ -21,6 +21,7 @@ from flatout.report.evidence import evidence_texts
 from flatout.report.parts import PART_LABELS, PART_MEANINGS, SAFETY_MEANINGS, part_label, part_values, rounded_shares
 from flatout.report.phrases import cost, cost_base, counted, job_summary, ranks_of_job, ranks_text
 from flatout.report.quality import shared_notes
+from flatout.report.recorded_html import recorded_section
 from flatout.report.rows import MOST_NAMED_RANKS, Row, Rows, rank_rows
 from flatout.report.template import rendered
 
@@ -75,6 +76,7 @@ def page_content(diagnosis: Diagnosis, command: Sequence[str], explain: Mapping[
         "findings": [_finding(diagnosis, finding, explain) for finding in findings[:MOST_FINDINGS]],
         "num_more_findings": max(0, len(findings) - MOST_FINDINGS),
         "all_findings": _all_findings(diagnosis),
+        "recorded": None if diagnosis.recorded is msgspec.UNSET else recorded_section(diagnosis.recorded),
         "mean": _mean(rows),
         "rows": [_row(row, diagnosis, rows) for row in rows.by_device()],
         "groups": [{"label": row.label, "ranks": units.rank_ranges(row.ranks, 40)} for row in rows.groups],

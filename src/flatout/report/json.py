@@ -42,7 +42,8 @@ def enveloped_json(
         "command": list(masked_command(command)),
     }
     names = zip(record.__struct_fields__, record.__struct_encode_fields__, strict=True)
-    content |= {key: getattr(record, field) for field, key in names}
+    values = {key: getattr(record, field) for field, key in names}
+    content |= {key: value for key, value in values.items() if value is not msgspec.UNSET}
     data = msgspec.json.encode(content, enc_hook=_plain)
     if not pretty:
         return data

@@ -55,8 +55,8 @@ def recorded_facts(job: JobSummary | Measured) -> list[str]:
     num_steps = job.num_recorded_steps if isinstance(job, JobSummary) else job.num_steps
     if isinstance(job.mean_step_s, float) and isinstance(num_steps, int):
         facts.append(counted(num_steps, "step"))
-        facts.append(f"{units.seconds(job.mean_step_s)} per step{_regular(job.regular_step_s, units.seconds)}")
-        facts += _first_wait(job.first_wait_s, num_steps * job.mean_step_s)
+        step = f"{units.seconds(job.mean_step_s)} per step{_regular(job.regular_step_s, units.seconds)}"
+        facts.append(step + _first_wait(job.first_wait_s, num_steps * job.mean_step_s))
     if isinstance(job.samples_per_s, float):
         facts.append(f"{_rate(job.samples_per_s)} samples/s{_regular(job.regular_samples_per_s, _rate)}")
     if isinstance(job.tokens_per_s, float):
@@ -69,11 +69,11 @@ def recorded_facts(job: JobSummary | Measured) -> list[str]:
     return facts
 
 
-def _first_wait(first_wait_s: float | msgspec.UnsetType | None, total_s: float) -> list[str]:
+def _first_wait(first_wait_s: float | msgspec.UnsetType | None, total_s: float) -> str:
     """Return the wait for the first batch, if it makes a recording of this length look slower than a longer one."""
     if not isinstance(first_wait_s, float) or first_wait_s < MIN_FIRST_WAIT * total_s:
-        return []
-    return [f"{units.percent(first_wait_s / total_s)} of it the wait for the first batch"]
+        return ""
+    return f", {units.percent(first_wait_s / total_s)} of all steps' time waiting for the first batch"
 
 
 def _regular(value: float | msgspec.UnsetType | None, shown: Callable[[float], str]) -> str:

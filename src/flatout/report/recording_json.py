@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from flatout.records.events import Quality
+from flatout.records.recorded_time import RecordedTime
 from flatout.records.recording import DeviceFacts, HostRecording, HostUse, Measured, RankRecording, Recording
 from flatout.report.json import enveloped_json
 
@@ -33,9 +34,12 @@ class RecordingReport(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[HostUse, ...]
     runs: tuple[HostRecording, ...]
     data_quality: tuple[Quality, ...]
+    recorded: RecordedTime | None = None  # where the time of the whole recording went; null: no ordinary step
 
 
-def recording_json(recording: Recording, command: Sequence[str], *, pretty: bool = True) -> bytes:
+def recording_json(
+    recording: Recording, command: Sequence[str], *, recorded: RecordedTime | None = None, pretty: bool = True
+) -> bytes:
     """Return the contract's object: schema, version, tool version, command (secrets masked), then the report."""
     report = RecordingReport(
         path=recording.path,
@@ -46,6 +50,7 @@ def recording_json(recording: Recording, command: Sequence[str], *, pretty: bool
         hosts=recording.hosts,
         runs=recording.runs,
         data_quality=recording.problems,
+        recorded=recorded,
     )
     return enveloped_json(SCHEMA, VERSION, command, report, pretty=pretty)
 

@@ -5,13 +5,17 @@ In: a `Diagnosis` and a style. Out: a string. With more than 16 ranks, ranks tha
 
 from __future__ import annotations
 
+import msgspec
+
 from flatout import units
 from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding
+from flatout.records.recorded_time import RecordedTime
 from flatout.report.blame import charges
 from flatout.report.evidence import evidence_texts
 from flatout.report.parts import part_label, rounded_shares
 from flatout.report.phrases import cost, counted, job_summary, ranks_of_job, ranks_text
 from flatout.report.quality import shared_notes
+from flatout.report.recorded_text import recorded_lines
 from flatout.report.rows import Rows, rank_rows
 from flatout.report.terminal import TextStyle
 
@@ -43,6 +47,7 @@ def diagnosis_text(diagnosis: Diagnosis, *, style: TextStyle | None = None, next
     style = style or TextStyle()
     sections = [
         _header(diagnosis, style),
+        _recorded(diagnosis, style),
         _parts_table(diagnosis, style),
         _findings(diagnosis, style),
         _blame(diagnosis, style),
@@ -70,6 +75,12 @@ def _title(text: str, style: TextStyle) -> str:
     return f"{style.bold(text)} {style.dim(rule)}"
 
 
+def _recorded(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
+    if isinstance(diagnosis.recorded, msgspec.UnsetType):
+        return []
+    return [_title("All steps of the recording", style), *recorded_lines(diagnosis.recorded, style)]
+
+
 def _parts_table(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
     rows = rank_rows(diagnosis, most_ranks=MOST_RANKS, most_rows=MOST_ROWS)
     if not rows.rows:
@@ -92,7 +103,8 @@ def _parts_table(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
     upper_head = " " * (label_width + 2 + duration_width)
     lower_head = f"{'rank':>{label_width}}  {base:>{duration_width}}"
 
-    lines = [_title(f"Where the {base} goes, in % of the {base}", style)]
+    of_what = "traced step" if isinstance(diagnosis.recorded, RecordedTime) and base == "step" else base
+    lines = [_title(f"Where the {of_what} goes, in % of the {base}", style)]
     blocks = _fitting_columns(shares, style.width - len(upper_head))
     for number, columns in enumerate(blocks):
         if number > 0:

@@ -1,0 +1,61 @@
+"""Print the time of a whole recording on a terminal: its parts in one sentence, and a line of blocks per rank.
+
+In: a `RecordedTime` and a style. Out: lines of at most the style's width.
+"""
+
+from __future__ import annotations
+
+from flatout import units
+from flatout.records.recorded_time import BinKind, RecordedTime, WallPart
+from flatout.report.phrases import counted
+from flatout.report.terminal import TextStyle
+from flatout.report.timeline import PART_LABELS, block_lines, scale_of
+
+MOST_LANES = 8
+SMALLEST_PART = 0.001  # of the wall time; smaller parts are not in the sentence
+
+
+def recorded_lines(recorded: RecordedTime, style: TextStyle) -> list[str]:
+    """Return the timeline of the steps with its key, then the parts of the wall time."""
+    timeline = recorded.timeline
+    lines = block_lines(timeline, width=style.width, most_lanes=MOST_LANES, has_unicode=style.has_unicode)
+    lines += style.wrapped(_key(recorded))
+    lines += style.wrapped(f"{parts_sentence(recorded)}.")
+    return lines
+
+
+def parts_sentence(recorded: RecordedTime) -> str:
+    """Say where the wall time of the recording went: the parts sum to it."""
+    parts = [
+        f"{units.seconds(recorded.parts_s[part])} {_part(part, recorded)}"
+        for part in WallPart
+        if recorded.parts_s[part] >= SMALLEST_PART * recorded.wall_s
+    ]
+    return f"{units.seconds(recorded.wall_s)} in total: {', '.join(parts)}"
+
+
+def _part(part: WallPart, recorded: RecordedTime) -> str:
+    """Return the label of a part; that of the stalls names their largest cause."""
+    if part != WallPart.STALLS or not recorded.stalls_s:
+        return PART_LABELS[part]
+    cause, seconds = next(iter(recorded.stalls_s.items()))
+    if cause == "unknown":
+        return PART_LABELS[part]
+    return f"{PART_LABELS[part]} (mostly {cause})" if seconds > recorded.parts_s[part] / 2 else PART_LABELS[part]
+
+
+def _key(recorded: RecordedTime) -> str:
+    """Say what the blocks mean."""
+    timeline = recorded.timeline
+    scale = scale_of(timeline)
+    last = timeline.first_step + timeline.num_steps - 1
+    kinds = {kind for lane in timeline.lanes for kind in lane.kinds}
+    marks = [f"{kind.value} {PART_LABELS[part]}" for kind, part in _MARKS.items() if kind in kinds]
+    steps = f"Steps {timeline.first_step:,} to {last:,}"
+    if timeline.num_steps == 1:
+        steps = counted(1, "step")
+    heights = f"heights from {units.seconds(scale.short_s)} to {units.seconds(scale.long_s)}, logarithmic"
+    return "; ".join([f"{steps}, each block the longest of its steps", heights, *marks]) + "."
+
+
+_MARKS = {BinKind.WARM_UP: WallPart.WARM_UP, BinKind.RECORDER: WallPart.RECORDER}
