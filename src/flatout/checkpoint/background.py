@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from flatout.checkpoint.notes import Event, SaveNotes
 from flatout.checkpoint.snapshot import Buffer
 from flatout.checkpoint.store import Store
 
@@ -53,8 +54,10 @@ class Background:
         self._shared = shared
         self._keep, self._keep_every, self._timeout_s = keep, keep_every, timeout_s
         self._warn, self._on_saved = warn, on_saved
+        self._notes = SaveNotes()
         self.failures: deque[list[str]] = deque()  # token and reason, until the ranks have exchanged them
         self.given_up: set[str] = set()  # tokens of checkpoints that will lack a part
+        self._last_complete = ""  # token of the last checkpoint that this rank completed in every folder
         self._ends_at: float | None = None  # if an error ends the training: when to stop waiting for parts
         # The last used buffer comes first, so that the second has no memory until it is needed.
         self._free: queue.LifoQueue[Buffer] = queue.LifoQueue()
@@ -80,17 +83,33 @@ class Background:
         return self._free.get()
 
     def writes(self, job: PendingCheckpoint) -> None:
+        for store in job.stores:
+            if store.is_leader:
+                self._note("begun", store, job.step)
         self._jobs.put(partial(self._write, job))
+
+    def resumes_from(self, store: Store, step: int) -> None:
+        if store.is_leader:
+            self._note("resumed", store, step)
 
     def gives_up(self, step: int, token: str, stores: Sequence[Store], buffer: Buffer, problem: BaseException) -> None:
         """Note a checkpoint for which this rank could not copy its state."""
         self._free.put(buffer)
+        for store in stores:
+            self._note("failed", store, step, _line(problem))
         self._fail(token, f"step {step} was not saved: {_line(problem)}")
         self._jobs.put(partial(self._give_up, step, token, stores, _line(problem)))
 
     def wait(self) -> None:
         """Wait until all saved checkpoints have been written."""
         self._jobs.join()
+
+    def is_complete(self, token: str) -> bool:
+        """Whether the last checkpoint, after `wait`, is this one, and complete in every folder, as this rank knows.
+
+        The leader of a folder knows it of all its ranks, and any other rank of its part.
+        """
+        return self._last_complete == token
 
     def flush(self, limit_s: float) -> None:
         """Wait as `wait` does, but at most `limit_s`, and not for ranks that no longer write their part."""
@@ -129,10 +148,14 @@ class Background:
         finally:
             self._free.put(job.buffer)
         is_good = bool(written)
+        is_complete = len(written) == len(job.stores)
         for store in job.stores:
             if store.is_leader and not (store in written and self._attempt(store, job, self._commit)):
                 is_good = is_good and store not in written
+                is_complete = False
                 self._discard(store, job.step, job.token)
+        if is_complete:
+            self._last_complete = job.token
         if is_good:
             self._on_saved(job.step)
 
@@ -155,6 +178,7 @@ class Background:
         except Exception as error:  # noqa: BLE001 - the training continues after any error, and reports it
             reason = f"step {job.step} was not saved to {store.folder}: {_line(error)}"
             store.fail(job.step, job.token, _line(error))
+            self._note("failed", store, job.step, _line(error))
             if store.is_leader:
                 store.log({"step": job.step, "outcome": "failed", "reason": _line(error)})
             self._fail(job.token, reason)
@@ -184,8 +208,12 @@ class Background:
                 "until_committed_s": round(time.perf_counter() - job.began, 6),
             }
         )
+        self._note("committed", store, job.step)
         with suppress(OSError):
             store.prune(self._keep, self._keep_every)
+
+    def _note(self, event: Event, store: Store, step: int, reason: str = "") -> None:
+        self._notes.add(event, folder=store.folder, is_local=store is not self._shared, step=step, reason=reason)
 
     def _is_given_up(self, token: str) -> bool:
         return token in self.given_up or (self._ends_at is not None and time.monotonic() > self._ends_at)

@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout.checkpoint.background import Background, PendingCheckpoint
+from flatout.checkpoint.gradients import mark_used_gradients
+from flatout.checkpoint.loader_random import keep_worker_random
 from flatout.checkpoint.peers import Peers
 from flatout.checkpoint.preemption import PreemptionHandler, die
 from flatout.checkpoint.problems import CheckpointError
@@ -143,10 +145,11 @@ class Checkpointer:
         return False
 
     def save(self, step: int, *, wait: bool = False) -> bool:
-        """Save now. This returns as soon as the state is copied or, with `wait`, once it has been written.
+        """Save now. This returns as soon as the state is copied or, with `wait`, once it is on the disk.
 
         Returns False if the checkpoint was skipped: an earlier one is still being written and `when_busy` is "skip", or
-        memory is short.
+        memory is short. With `wait`, returns True only if the checkpoint is complete in every folder that it was due
+        in; otherwise returns False, or raises CheckpointError if `on_error` is "raise". If one rank waits, all do.
         """
         began = time.perf_counter()
         step = _step(step)
@@ -161,7 +164,7 @@ class Checkpointer:
             items, aliases = items_of(collected)
         except CheckpointError as caught:
             error = caught
-        told = self._tell(step, items, error)
+        told = self._tell(step, items, error, wait=wait)
         if error is not None:
             raise error
         if any(one["changed"] for one in told):
@@ -180,6 +183,7 @@ class Checkpointer:
             buffer.fill(list(contents.values()), _METADATA)
         except (RuntimeError, MemoryError) as problem:  # no host memory, or it cannot be pinned
             self._background.gives_up(step, token, stores, buffer, problem)
+            self._is_on_the_disk(step, token, told)
             return False
         job = PendingCheckpoint(
             step=step,
@@ -196,9 +200,26 @@ class Checkpointer:
             began=began,
         )
         self._background.writes(job)
-        if wait:
-            self._background.wait()
-        return True
+        return self._is_on_the_disk(step, token, told)
+
+    def _is_on_the_disk(self, step: int, token: str, told: Sequence[Any]) -> bool:
+        """Wait for the checkpoint if any rank does, and return whether every rank completed it; else return True."""
+        if not any(one["wait"] for one in told):
+            return True
+        self._background.wait()
+        answers = self._peers.gather([self._background.is_complete(token), self.last_saved, self._last_failure()])
+        self.last_saved = answers[0][1]
+        if all(is_complete for is_complete, _, _ in answers):
+            return True
+        if self._on_error == "raise":
+            reasons = [reason for _, _, reason in answers if reason]
+            self._background.failures.clear()  # every rank raises this one
+            raise CheckpointError(reasons[0] if reasons else f"step {step} was not saved")
+        return False
+
+    def _last_failure(self) -> str:
+        failures = self._background.failures
+        return failures[-1][1] if failures else ""
 
     def wait(self) -> None:
         """Wait until all saved checkpoints have been written."""
@@ -235,6 +256,7 @@ class Checkpointer:
                 refused.append(f"step {step} in {store.folder} cannot be used: {error}")
                 continue
             self._load(saved, step)
+            self._background.resumes_from(store, step)
             if self._peers.is_leader:
                 for line in refused:
                     self._warn(f"{line}; resuming from step {step} instead")
@@ -286,9 +308,20 @@ class Checkpointer:
                     hint=f"continue with {saved.world_size} ranks, or shard it with DTensors",
                 )
             tensors = saved.read(destinations(self._training, saved.trained()))
-            restore(self._training, saved.values, tensors, is_own=saved.has_own)
+            restore(
+                self._training,
+                saved.values,
+                tensors,
+                is_own=saved.has_own,
+                has_gradients=saved.world_size == world_size,
+            )
 
         self._peers.together(load)
+        if saved.world_size != world_size and saved.values.get("gradients") and self._peers.is_leader:
+            self._warn(
+                f"step {step} was saved between micro-batches by {saved.world_size} ranks, and now there are"
+                f" {world_size}: the gradients that were accumulated are lost"
+            )
         if not saved.has_own:
             self._warn(f"rank {rank} was not there when step {step} was saved: its random state is a new one")
         if saved.world_size != world_size and "data" in self._training.stateful and self._peers.is_leader:
@@ -335,7 +368,7 @@ class Checkpointer:
                 hint="begin the loop at the step that resume() gives, or go back with resume()",
             )
 
-    def _tell(self, step: int, items: Sequence[Item], error: CheckpointError | None) -> list[Any]:
+    def _tell(self, step: int, items: Sequence[Item], error: CheckpointError | None, *, wait: bool) -> list[Any]:
         """Exchange and return the ranks' status before a checkpoint; raise errors that concern all ranks on each."""
         failures = []
         while self._background.failures:
@@ -343,6 +376,7 @@ class Checkpointer:
         told = self._peers.gather(
             {
                 "step": step,
+                "wait": wait,
                 "token": secrets.token_hex(4),
                 "changed": self._sharing.fingerprint(items),
                 "busy": self._background.is_busy,
@@ -400,11 +434,10 @@ class Checkpointer:
             try:
                 store.open()
             except OSError as error:
-                if self._on_error == "raise":
-                    raise CheckpointError(f"{store.folder} cannot be written to: {error.strerror}") from error
-                self._warn(
-                    f"{store.folder} cannot be written to ({error.strerror}): nothing is saved there until it can"
-                )
+                raise CheckpointError(
+                    f"{store.folder} cannot be written to: {(error.strerror or str(error)).lower()}",
+                    hint="give a folder that this user can write to on every host",
+                ) from error
 
     def _warn(self, text: str) -> None:
         where = f"rank {self._peers.rank}: " if self._peers.world_size > 1 else ""
@@ -423,7 +456,10 @@ def _training(model: Any, optimizer: Any, scheduler: Any, data: Any, state: Mapp
             )
     training = Training(model=model, optimizers=optimizers, stateful=stateful)
     check(training)
+    if data is not None:
+        keep_worker_random(data)
     items_of(collect(training))
+    mark_used_gradients(optimizers.values())
     return training
 
 

@@ -14,10 +14,13 @@ import random
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
+from flatout.checkpoint.gradients import set_gradients, waiting_gradients
+from flatout.checkpoint.loader_random import restore_after_next_iterator
 from flatout.checkpoint.problems import CheckpointError
 from flatout.checkpoint.values import decode, encode, numpy
 
@@ -82,6 +85,9 @@ def collect(training: Training) -> Collected:
         }
     for name, value in training.stateful.items():
         values["stateful"][name] = encode(value.state_dict(), name, own)
+    waiting = waiting_gradients(training.optimizers.values(), names)
+    if waiting:
+        values["gradients"] = encode(waiting, "gradients", own)
     values["random"] = encode(_random_state(), "random", own)
     return Collected(tensors=tensors, parameters=parameters, own=own, values=values)
 
@@ -130,7 +136,12 @@ def destinations(training: Training, saved: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def restore(
-    training: Training, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, is_own: bool
+    training: Training,
+    values: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    is_own: bool,
+    has_gradients: bool,
 ) -> None:
     """Restore what was not read in place. `is_own`: the values are this rank's, so its random state is restored too.
 
@@ -152,7 +163,12 @@ def restore(
             raise CheckpointError(f"the checkpoint has no `{name}`", hint="it was saved without; use another folder")
         value.load_state_dict(decode(values["stateful"][name], tensors))
     if is_own:
-        _set_random_state(decode(values["random"], tensors))
+        gradients = decode(values.get("gradients", {}), tensors) if has_gradients else {}
+        set_gradients(((names[id(one)], one) for one in training.model.parameters() if id(one) in names), gradients)
+        random_state = decode(values["random"], tensors)
+        _set_random_state(random_state)
+        if "data" in training.stateful:
+            restore_after_next_iterator(training.stateful["data"], partial(_set_random_state, random_state))
 
 
 def _clean(name: str, model: Any) -> str:

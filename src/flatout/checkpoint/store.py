@@ -14,6 +14,7 @@ first of them commits. Only the rank that commits waits for other ranks, and it 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -50,15 +51,31 @@ class Store:
     # The folder.
 
     def open(self) -> None:
-        """Create the folder, lock it, and remove interrupted checkpoints. The leader calls this."""
+        """Create the folder and try to write to it; on the leader, also lock it and remove interrupted checkpoints.
+
+        Raises OSError on each rank that cannot write there.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
         if self.is_leader:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.folder)
             for path in list(self.folder.iterdir()):
                 if path.name.startswith((".partial-", ".removed-")):
                     shutil.rmtree(path, ignore_errors=True)
                 elif path.name.startswith(".replaced-"):
                     self._put_back(path)
+        self._try_to_write()
+
+    def _try_to_write(self) -> None:
+        trial = self.folder / f".trial-rank{self._rank:05d}-{os.getpid()}"
+        try:
+            trial.write_bytes(b"flatout")
+        except OSError as error:
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if self.is_leader or not is_full:  # the leader may be about to remove what fills the disk
+                raise
+        finally:
+            with suppress(OSError):
+                trial.unlink()
 
     def close(self) -> None:
         if self._lock is not None:

@@ -31,6 +31,7 @@ class Variable:
     SAFE_SAVE = "FLATOUT_SAFE_SAVE"  # 1: torch.save leaves a complete file or none
     HEARTBEAT = "FLATOUT_HEARTBEAT"  # folder for heartbeats
     CHECKPOINT_EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # seconds between checkpoints of `flatout.checkpoint`
+    SAVES = "FLATOUT_SAVES"  # folder in which `flatout.checkpoint` notes what it saved and what failed
 
     # Settings that Flatout's own processes read.
     JOB = "FLATOUT_JOB"  # name of the job, the same each time its scheduler starts it
@@ -109,6 +110,9 @@ class File:
     CHILDREN = FileName("children-", ".json")  # by launcher: how its ranks ended
     FLIGHT_REQUEST = "flight-request"  # asks the ranks for the records of torch's flight recorder
     FLIGHT = FileName("flight-", ".json")  # by process: the answer
+
+    # Files of a folder for notes of saves.
+    SAVES = FileName("saves-", ".jsonl")  # by process, see `checkpoint.notes`
 
     # Files of a folder for redirected files.
     TRIAL_BEGAN = ".began"  # files last changed before this file was created are the user's

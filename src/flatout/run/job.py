@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
+
 from flatout.inside.protocol import Variable
 from flatout.launch import Ended, run_local
 from flatout.run.command import PreparedCommand
 from flatout.run.messages import say
 from flatout.run.request import RunRequest
+from flatout.run.saves import read_saves, report_saves
 from flatout.trial.patches import unapplied
+
+_LAST_SAVE_MISSING = 1  # the exit code of a job that ends well without its last checkpoint
 
 
 def run(request: RunRequest, prepared: PreparedCommand) -> Ended:
@@ -24,6 +29,7 @@ def run(request: RunRequest, prepared: PreparedCommand) -> Ended:
             environment[Variable.REPORTS] = str(state)
         if request.checkpoint is not None:
             environment[Variable.SAFE_SAVE] = "1"
+        environment[Variable.SAVES] = str(state)
         if request.is_kept:
             from flatout.run.kept import KeptRun  # a job that is not kept alive starts without these imports
 
@@ -32,4 +38,7 @@ def run(request: RunRequest, prepared: PreparedCommand) -> Ended:
             ended = run_local(prepared.command, environment)
         for reason in unapplied(state, prepared.changes):
             say(f"not applied on this host: {reason}")
+        is_last_missing = report_saves(read_saves(state))
+    if is_last_missing and ended.shell_code == 0:
+        return msgspec.structs.replace(ended, code=_LAST_SAVE_MISSING)
     return ended
