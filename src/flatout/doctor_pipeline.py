@@ -20,7 +20,7 @@ from flatout.doctor.secrets import without_secrets
 from flatout.errors import InputError, UsageError
 from flatout.launch.hosts import HostOutput, Via, host_names, on_hosts, way_to
 from flatout.probe.snapshot import read_machine
-from flatout.records.doctor import HostsReport
+from flatout.records.doctor import HostsReport, JobTimes
 from flatout.records.snapshot import Snapshot
 from flatout.report.progress import WaitingLine
 
@@ -53,6 +53,34 @@ def read_snapshot(
         snapshot = merge(snapshot, read_inputs(topology))
     added = tuple(str(path) for path in (*nccl_logs, *topology))
     return without_secrets(msgspec.structs.replace(snapshot, read_from=(*read_from, *added)))
+
+
+def job_times(recording: Path) -> JobTimes:
+    """Return the times of a job's traffic from its recording or traces. Raises InputError if they cannot be read."""
+    from flatout.diagnosis_pipeline import diagnose_paths  # numpy and all readers, which a check alone does not need
+
+    with WaitingLine("reading the job's recording"):
+        diagnosed = diagnose_paths([recording])
+    diagnosis = diagnosed.diagnosis
+    job = diagnosis.job
+    names = {timeline.meta.hostname for timeline in diagnosed.job.timelines if timeline.meta.hostname}
+    hosts = tuple(sorted(names)) if isinstance(job.hosts, msgspec.UnsetType) else job.hosts
+    is_every_host_known = len(hosts) > 1 or not job.missing_ranks
+    steps_of_ranks = [rank.steps for rank in diagnosis.ranks if rank.steps]
+
+    def most_per_step(*parts: str) -> float:
+        """Return the seconds per step in these parts, on the rank that has the most."""
+        sums = [sum(step.parts_s[part] for step in steps for part in parts) / len(steps) for steps in steps_of_ranks]
+        return max(sums, default=0.0)
+
+    return JobTimes(
+        hosts=hosts,
+        num_hosts=len(hosts) if hosts and is_every_host_known else None,
+        has_gpu=any(timeline.has_gpu for timeline in diagnosed.job.timelines),
+        step_s=job.step_s if steps_of_ranks else None,
+        copies_s=most_per_step("memory_copy"),
+        transfer_s=most_per_step("transfer", "communication_unsplit"),
+    )
 
 
 def compare_hosts(bundles: Sequence[Path], *, via: str | None = None, flatout: str | None = None) -> HostsReport:

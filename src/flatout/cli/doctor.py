@@ -66,6 +66,14 @@ def doctor(
         Path | None,
         typer.Option(metavar="PATH", parser=given_path, help="Path of the training data, to check its file system."),
     ] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            parser=given_path,
+            help="A recording of the job, or its traces: defects of paths and links say what their fix would gain.",
+        ),
+    ] = None,
     capture: Annotated[
         Path | None,
         typer.Option(
@@ -98,11 +106,11 @@ def doctor(
     only_bundle = capture == _STANDARD_OUTPUT
     _check_status(fail_on)
     if hosts:
-        _refuse_with_hosts(given, topology, nccl_log, capture, data)
+        _refuse_with_hosts(given, topology, nccl_log, capture, data, recording)
     else:
         _refuse_without_hosts(via, flatout, bundles)
     if only_bundle:
-        _refuse_with_bundle_on_standard_output(html, json, show_all, fail_on)
+        _refuse_with_bundle_on_standard_output(html, json, show_all, fail_on, recording)
     if html is not None:
         check_new(html, force=force)
     from flatout.doctor_pipeline import compare_hosts, read_snapshot
@@ -117,7 +125,7 @@ def doctor(
     if capture is not None:
         _write_bundle(snapshot, capture, force=force)
     if not only_bundle:
-        _judge(snapshot, capture, html, force=force, show_all=show_all, json=json, fail_on=fail_on)
+        _judge(snapshot, capture, html, recording, force=force, show_all=show_all, json=json, fail_on=fail_on)
 
 
 def _check_status(fail_on: str | None) -> None:
@@ -169,6 +177,7 @@ def _judge(
     snapshot: Snapshot,
     capture: Path | None,
     html: Path | None,
+    recording: Path | None,
     *,
     force: bool,
     show_all: bool,
@@ -177,7 +186,12 @@ def _judge(
 ) -> None:
     from flatout.doctor.judge import judge_machine
 
-    report = judge_machine(snapshot)
+    job = None
+    if recording is not None:
+        from flatout.doctor_pipeline import job_times  # imports everything that a diagnosis needs
+
+        job = job_times(recording)
+    report = judge_machine(snapshot, job)
     if html is not None:
         from flatout.report.doctor_html import doctor_html
 

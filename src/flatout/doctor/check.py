@@ -12,19 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from flatout.doctor.gain import gain_of
 from flatout.doctor.machine import Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.unknown import NotHereError, NotReadError
-from flatout.records.doctor import CheckResult, Family, Status
+from flatout.records.doctor import CheckResult, Family, JobTimes, Traffic
 
 MOST_NAMED = 6  # devices named in a reason
-
-
-class CheckOutcome(msgspec.Struct, frozen=True):
-    status: Status
-    reason: str
-    cost: str | None = None  # of what was found; None: the check's own text applies
-    fix: str | None = None
-    source: str | None = None
 
 
 Judge = Callable[[Machine], CheckOutcome]
@@ -41,6 +35,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     fix: str
     when_wrong: str
     judge: Judge
+    traffic: Traffic | None = None  # of a path or link: what it carries
 
 
 def check(
@@ -54,6 +49,7 @@ def check(
     cost: str,
     fix: str,
     when_wrong: str,
+    traffic: Traffic | None = None,
 ) -> Callable[[Judge], Check]:
     """Turn the decorated function into a Check; a module's Checks are found by their type."""
 
@@ -69,12 +65,14 @@ def check(
             fix=fix,
             when_wrong=when_wrong,
             judge=judge,
+            traffic=traffic,
         )
 
     return made
 
 
-def run_check(one: Check, machine: Machine) -> CheckResult:
+def run_check(one: Check, machine: Machine, job: JobTimes | None = None) -> CheckResult:
+    """Judge the machine; with the times of a job, also say what fixing a defect of a path or link would gain it."""
     try:
         outcome = one.judge(machine)
     except NotReadError as error:
@@ -96,6 +94,7 @@ def run_check(one: Check, machine: Machine) -> CheckResult:
         cost=outcome.cost or one.cost,
         fix=outcome.fix or one.fix,
         when_wrong=one.when_wrong,
+        gain=gain_of(one.traffic, outcome, job, machine.snapshot.host) if job is not None else None,
     )
 
 
@@ -114,12 +113,26 @@ def info(reason: str) -> CheckOutcome:
     return CheckOutcome("info", reason)
 
 
-def warn(reason: str, *, cost: str | None = None, fix: str | None = None, source: str | None = None) -> CheckOutcome:
-    return CheckOutcome("warn", reason, cost, fix, source)
+def warn(
+    reason: str,
+    *,
+    cost: str | None = None,
+    fix: str | None = None,
+    source: str | None = None,
+    bandwidth_share: float | None = None,
+) -> CheckOutcome:
+    return CheckOutcome("warn", reason, cost, fix, source, bandwidth_share)
 
 
-def fail(reason: str, *, cost: str | None = None, fix: str | None = None, source: str | None = None) -> CheckOutcome:
-    return CheckOutcome("fail", reason, cost, fix, source)
+def fail(
+    reason: str,
+    *,
+    cost: str | None = None,
+    fix: str | None = None,
+    source: str | None = None,
+    bandwidth_share: float | None = None,
+) -> CheckOutcome:
+    return CheckOutcome("fail", reason, cost, fix, source, bandwidth_share)
 
 
 def named(items: Iterable[str]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from flatout.doctor.check import CheckOutcome, need, with_missing
+from flatout.doctor.check import need, with_missing
 from flatout.doctor.machine import Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.parse.nvidia_smi import SmiGpu
 
 Value = TypeVar("Value")

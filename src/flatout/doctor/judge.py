@@ -6,14 +6,17 @@ from flatout.doctor.check import run_check
 from flatout.doctor.checks import CHECKS
 from flatout.doctor.graph import topology_of
 from flatout.doctor.machine import Machine
-from flatout.records.doctor import FAMILIES, STATUSES, DoctorReport
+from flatout.records.doctor import FAMILIES, STATUSES, DoctorReport, JobTimes
 from flatout.records.snapshot import Snapshot
 
 
-def judge_machine(snapshot: Snapshot) -> DoctorReport:
-    """Run every check. The results are in the order of families; within a family, the most urgent come first."""
+def judge_machine(snapshot: Snapshot, job: JobTimes | None = None) -> DoctorReport:
+    """Run every check, and say what fixes would gain the job, if one is given.
+
+    The results are in the order of families; within a family, the most urgent come first.
+    """
     machine = Machine(snapshot)
-    results = [run_check(check, machine) for check in CHECKS]
+    results = [run_check(check, machine, job) for check in CHECKS]
     results.sort(key=lambda result: (FAMILIES.index(result.family), STATUSES.index(result.status)))
     return DoctorReport(
         host=snapshot.host,

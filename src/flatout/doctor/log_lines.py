@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flatout.doctor.check import CheckOutcome, none_in_log
+from flatout.doctor.check import none_in_log
 from flatout.doctor.machine import Machine
+from flatout.doctor.outcome import CheckOutcome
 
 _LONGEST = 140  # characters of a line that a reason quotes
 # Of these the first line is the cause, and later ones are its consequences.

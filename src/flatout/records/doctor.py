@@ -14,6 +14,30 @@ FAMILIES: tuple[Family, ...] = ("gpu", "software", "host", "network", "storage")
 STATUSES: tuple[Status, ...] = ("fail", "warn", "unknown", "info", "ok")  # the most urgent first
 
 
+Traffic = Literal["pcie", "gpus", "network"]  # which a path or link carries
+GainBasis = Literal["bandwidth", "unknown-bandwidth", "one-host", "other-host", "no-gpu", "no-steps"]
+
+
+class JobTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recording of a job says of its traffic: seconds per step on the rank that has the most of each."""
+
+    hosts: tuple[str, ...]  # names of its hosts, if known
+    num_hosts: int | None  # None: unknown
+    has_gpu: bool
+    step_s: float | None  # None: the recording has no complete step
+    copies_s: float = 0.0  # exposed copies between host and GPU
+    transfer_s: float = 0.0  # exposed communication, without waiting for late ranks where the traces show that
+
+
+class Gain(msgspec.Struct, frozen=True, kw_only=True):
+    """What fixing a defect of a path or link would gain a job."""
+
+    traffic: Traffic  # which the path carries: over PCIe, between GPUs of a host, or between hosts
+    basis: GainBasis  # how the bound was found, or why there is none
+    at_most_s: float | None = None  # seconds per step; null: unknown
+    step_share: float | None = None  # of the step
+
+
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """One check on one machine."""
 
@@ -29,6 +53,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     cost: str  # effect on a training job
     fix: str
     when_wrong: str
+    gain: Gain | None = None  # of a path or link that fails or warns, if a recording of a job was given
 
 
 class PcieLink(msgspec.Struct, frozen=True, kw_only=True):

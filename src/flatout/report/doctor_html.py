@@ -13,6 +13,7 @@ from typing import Any
 from flatout import __version__
 from flatout.records.doctor import FAMILIES, STATUSES, CheckResult, DoctorReport, Status, Topology, TopologyNode
 from flatout.report.command import command_line
+from flatout.report.doctor_gain import gain_sentence
 from flatout.report.phrases import counted
 from flatout.report.template import rendered
 from flatout.report.topology import has_missing_lanes, nodes_below, own_name, paired_devices, relations
@@ -86,6 +87,7 @@ def in_full(check: CheckResult) -> dict[str, object]:
         "topic": check.topic,
         "cost": check.cost,
         "fix": check.fix,
+        "gain": "" if check.gain is None else gain_sentence(check.gain),
         "more": [
             ("read", check.read),
             ("expected", check.expected),

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from flatout.records.doctor import FAMILIES, STATUSES, CheckResult, DoctorReport, HostsReport, Topology, TopologyNode
+from flatout.report.doctor_gain import gain_sentence
 from flatout.report.terminal import TextStyle
 from flatout.report.topology import has_missing_lanes, nodes_below, own_name, paired_devices, relations
 
@@ -67,6 +68,7 @@ def _in_full(check: CheckResult, style: TextStyle) -> list[str]:
         ("expected", check.expected),
         ("source", check.source),
         ("costs", check.cost),
+        ("this job", "" if check.gain is None else f"a fix gains {gain_sentence(check.gain)}"),
         ("fix", check.fix),
         ("wrong if", check.when_wrong),
     ):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, ok, warn
+from flatout.doctor.check import check, fail, info, named, ok, warn
 from flatout.doctor.gpu_values import GpuValues, gpu_values
 from flatout.doctor.machine import Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.parse.nvidia_smi import SmiGpu
 from flatout.doctor.peers import MIN_PEERS, minority, outliers
 from flatout.doctor.unknown import NotReadError

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, ok, warn, with_missing
+from flatout.doctor.check import check, fail, info, named, need, ok, warn, with_missing
 from flatout.doctor.gpu_values import gpu_values
 from flatout.doctor.machine import SMI_NVLINK, SMI_NVLINK_ERRORS, Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.parse.nvidia_smi import SmiGpu, parse_list, parse_nvlink_errors
 from flatout.doctor.parse.topology_matrix import TopologyMatrix
 from flatout.doctor.peers import MIN_PEERS, minority
@@ -27,6 +28,7 @@ _SOLDERED = re.compile(r"SXM|H100 80GB HBM3|H200$|B200|B300|GB200|GB300|H20$")
     cost="half the lanes are half the bandwidth to the host, to NICs and, without NVLink, between GPUs",
     fix="reseat the card or its riser; check the slot's wiring, and bifurcation in the firmware",
     when_wrong="slots of desktop boards may have 8 lanes by design; some laptops drop lanes while idle",
+    traffic="pcie",
 )
 def pcie_width(machine: Machine) -> CheckOutcome:
     widths = gpu_values(machine, lambda gpu: _current_and_max(gpu, "Link Width"), "`nvidia-smi -q` gives no link width")
@@ -35,7 +37,9 @@ def pcie_width(machine: Machine) -> CheckOutcome:
         lanes = sorted({f"x{now}" for now, _ in widths.values()})
         return widths.judged(ok(f"{named(lanes)} on {len(widths)} GPUs"))
     reason = f"fewer lanes than the GPU has: {named(narrow)}"
-    return fail(reason) if len(narrow) < len(widths) else warn(reason)
+    share = min(now / most for now, most in widths.values())
+    outcome = fail if len(narrow) < len(widths) else warn
+    return outcome(reason, bandwidth_share=share)
 
 
 def _current_and_max(gpu: SmiGpu, property_name: str) -> tuple[int, int] | None:
@@ -56,6 +60,7 @@ def _current_and_max(gpu: SmiGpu, property_name: str) -> tuple[int, int] | None:
     cost="each generation less halves the bandwidth to the host and to NICs",
     fix="check risers, retimers and the slot's speed in the firmware; then AER errors in the kernel log",
     when_wrong="a GPU that computes but copies nothing may leave its link slow",
+    traffic="pcie",
 )
 def pcie_speed(machine: Machine) -> CheckOutcome:
     speeds = {}
@@ -71,7 +76,8 @@ def pcie_speed(machine: Machine) -> CheckOutcome:
             speeds[gpu.address] = generations
     slow = [f"{gpu}: generation {now} of {most}" for gpu, (now, most) in speeds.items() if now < most]
     if slow:
-        return fail(f"PCIe links of GPUs are slow under load: {named(slow)}")
+        share = min(2.0 ** (now - most) for now, most in speeds.values())  # each generation has twice the rate
+        return fail(f"PCIe links of GPUs are slow under load: {named(slow)}", bandwidth_share=share)
     if num_idle:
         raise NotReadError(
             f"{num_idle} of {len(machine.gpus)} GPUs were idle, and an idle link is slow by design; read under load"
@@ -92,6 +98,7 @@ def pcie_speed(machine: Machine) -> CheckOutcome:
     cost="each replay delays a copy; a rollover retrains the link",
     fix="reseat the card or riser; compare with the other GPUs under load",
     when_wrong="counts since the last reset may date from start-up; growth under load is what matters",
+    traffic="pcie",
 )
 def pcie_replay(machine: Machine) -> CheckOutcome:
     replays = gpu_values(machine, lambda gpu: gpu.number("Replays Since Reset"), "`nvidia-smi -q` gives no replays")
@@ -115,6 +122,7 @@ def pcie_replay(machine: Machine) -> CheckOutcome:
     cost="all collectives lose the bandwidth of each missing link: a ring is as fast as its slowest GPU",
     fix="reset the GPUs of the board together; if that does not help, check SXids and the bridge or baseboard",
     when_wrong="if some links are not wired by design, all GPUs are alike, which is info",
+    traffic="gpus",
 )
 def nvlink_active(machine: Machine) -> CheckOutcome:
     links = machine.nvlinks
@@ -132,7 +140,8 @@ def nvlink_active(machine: Machine) -> CheckOutcome:
             raise NotReadError(f"the text ends after {count} links of GPU {last_gpu}, of {most}")
     if fewer:
         shown = named(f"GPU {gpu}: {count}" for gpu, count in fewer.items())
-        return fail(f"fewer active NVLinks than the {most} of the other GPUs: {shown}")
+        reason = f"fewer active NVLinks than the {most} of the other GPUs: {shown}"
+        return fail(reason, bandwidth_share=min(fewer.values()) / most)
     shown = f"{most} links on each of {len(links)} GPUs"
     if any(None in speeds.values() for speeds in links.values()):
         return info(f"{shown}; every GPU also has inactive links")
@@ -171,6 +180,7 @@ def _may_be_truncated(machine: Machine) -> bool:
     cost="collectives run at the speed of the slowest link",
     fix="reset the GPUs of the board together",
     when_wrong="boards that combine two kinds of links by design",
+    traffic="gpus",
 )
 def nvlink_speed(machine: Machine) -> CheckOutcome:
     speeds: dict[tuple[int, int], float] = {}
@@ -186,7 +196,8 @@ def nvlink_speed(machine: Machine) -> CheckOutcome:
         return info(f"several speeds: {named(f'{speed:g} GB/s' for speed in distinct)}")
     usual, odd_links = odd
     shown = named(f"GPU {gpu} link {link}: {speeds[gpu, link]:g}" for gpu, link in odd_links)
-    return warn(f"NVLinks with a speed other than the usual {usual:g} GB/s: {shown}")
+    share = min(1.0, min(speeds[link] for link in odd_links) / usual)
+    return warn(f"NVLinks with a speed other than the usual {usual:g} GB/s: {shown}", bandwidth_share=share)
 
 
 @check(
@@ -199,6 +210,7 @@ def nvlink_speed(machine: Machine) -> CheckOutcome:
     cost="a recovery stops the link briefly; many lead to Xid 74 and the end of the job",
     fix="reset the GPUs of the board together; if counts grow again, have the board examined",
     when_wrong="counts are since the driver was loaded; growth under load is what matters",
+    traffic="gpus",
 )
 def nvlink_errors(machine: Machine) -> CheckOutcome:
     all_counts = parse_nvlink_errors(machine.output(SMI_NVLINK_ERRORS))
@@ -226,6 +238,7 @@ def nvlink_errors(machine: Machine) -> CheckOutcome:
     cost="traffic to that GPU goes over PCIe, at a tenth of the speed, and every ring passes through it",
     fix="check the fabric manager and `nvidia-smi nvlink -s`; reset the GPUs of the board together",
     when_wrong="bridges between some pairs only (the check then reports several groups)",
+    traffic="gpus",
 )
 def nvlink_matrix(machine: Machine) -> CheckOutcome:
     matrix = machine.matrix
@@ -280,6 +293,7 @@ def _equal_links(matrix: TopologyMatrix, sums: dict[str, int]) -> str:
     cost="NCCL copies through host memory instead: about half the bandwidth or less on PCIe",
     fix="CNS: other slots, or IOMMU and ACS off on bare metal; DR: a setting of the driver; GNS: this model has none",
     when_wrong="GeForce cards have none by the vendor's decision: then nothing is broken",
+    traffic="gpus",
 )
 def peer_to_peer(machine: Machine) -> CheckOutcome:
     matrix = machine.peer_to_peer

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from flatout.catalog.xids import xid_fix, xid_name
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, none_in_log, ok, warn, with_missing
+from flatout.doctor.check import check, fail, info, named, none_in_log, ok, warn, with_missing
 from flatout.doctor.gpu_values import gpu_values
 from flatout.doctor.graph import lspci_kind, pci_kind
 from flatout.doctor.log_lines import judge_log
 from flatout.doctor.machine import NVIDIA, SMI_LIST, Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.parse.kernel_log import GpuEvent
 from flatout.doctor.parse.lspci import PciDevice
 from flatout.doctor.parse.nvidia_smi import SmiGpu, is_list_complete
@@ -174,6 +175,7 @@ def _mig_outcome(is_divided: dict[str, bool]) -> CheckOutcome:
     cost="CUDA does not start on such a GPU (error 802), or NVLink is not used: all-reduce at PCIe speed",
     fix="an administrator starts nvidia-fabricmanager in the driver's version",
     when_wrong="GPUs without NVSwitch report N/A",
+    traffic="gpus",
 )
 def fabric(machine: Machine) -> CheckOutcome:
     try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, none_in_log, ok, warn, with_missing
+from flatout.doctor.check import check, fail, info, named, none_in_log, ok, warn, with_missing
 from flatout.doctor.log_lines import judge_log, logged
 from flatout.doctor.machine import FABRIC_MANAGER_LOG, NVIDIA, Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.unknown import NotHereError
 
 _READ = "kernel log (`dmesg`, else `journalctl -k` of 24 hours): "

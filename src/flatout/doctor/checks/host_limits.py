@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import CheckOutcome, check, fail, info, ok, warn
+from flatout.doctor.check import check, fail, info, ok, warn
 from flatout.doctor.machine import Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.unknown import NotHereError, NotReadError
 
 _LIMITS = "/proc/self/limits"

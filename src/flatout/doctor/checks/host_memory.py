@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, none_in_log, ok, warn
+from flatout.doctor.check import check, fail, info, named, need, none_in_log, ok, warn
 from flatout.doctor.machine import Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.unknown import NotReadError
 
 _GIB = 1 << 30

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import CheckOutcome, check, info, named, need, ok, warn
+from flatout.doctor.check import check, info, named, need, ok, warn
 from flatout.doctor.machine import NO_FILE, Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.unknown import NotReadError
 
 _NCCL = "NCCL documentation, troubleshooting: PCI access control services (ACS) and IOMMU"
@@ -21,6 +22,7 @@ _NCCL = "NCCL documentation, troubleshooting: PCI access control services (ACS) 
     cost="traffic between GPUs, and between GPU and NIC, takes the way up to the root: half its bandwidth, or hangs",
     fix="an administrator starts the kernel with `iommu=pt`, or turns it off in the firmware",
     when_wrong="virtual machines, Grace and confidential computing need it",
+    traffic="pcie",
 )
 def iommu(machine: Machine) -> CheckOutcome:
     if machine.is_virtual:
@@ -50,6 +52,7 @@ def iommu(machine: Machine) -> CheckOutcome:
     cost="traffic below a switch takes the way up to the root: half its bandwidth, or hangs",
     fix="turn ACS off in the firmware, or with `setpci` as NCCL's documentation shows",
     when_wrong="a virtual machine's host needs it to isolate guests; root ports without a switch below",
+    traffic="pcie",
 )
 def access_control(machine: Machine) -> CheckOutcome:
     bridges = [device for device in machine.lspci if device.kind == "PCI bridge"]

@@ -7,8 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from flatout.catalog.nccl_messages import NcclMessage, nccl_message
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, ok, warn, with_missing
+from flatout.doctor.check import check, fail, info, named, need, ok, warn, with_missing
 from flatout.doctor.machine import NCCL_GRAPH, Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.parse.cpu_list import cpu_list_text, parse_cpu_mask
 from flatout.doctor.parse.nccl_log import LoggedWarning, NcclLog, Pattern
 from flatout.doctor.peers import minority
@@ -72,6 +73,7 @@ def _none(machine: Machine) -> CheckOutcome:
     cost="sockets: a fraction of the bandwidth, and CPU time for each byte",
     fix="find why NET/IB was not used: no device, NCCL_IB_DISABLE, no plugin, no /dev/infiniband",
     when_wrong="a job on one host uses no network; some clouds have no RDMA",
+    traffic="network",
 )
 def network(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
@@ -128,6 +130,7 @@ def _only_sockets(log: NcclLog, hosts: list[str]) -> CheckOutcome:
     cost="SHM: half the bandwidth of PCIe or less; NET within a host: still less",
     fix="see gpu-peer-to-peer, nccl-peer-to-peer and pci-iommu",
     when_wrong="GPUs without peer-to-peer (GeForce), or pairs across CPU sockets, for which NCCL prefers SHM",
+    traffic="gpus",
 )
 def transport(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
@@ -161,6 +164,7 @@ def _has_all_ranks(log: NcclLog) -> bool:
     cost="each message in that direction is copied through host memory; one such host slows all",
     fix="see nic-gpu-direct on that host; in a virtual machine also topology-nccl-file-missing (NCCL_NET_GDR_LEVEL)",
     when_wrong="for reads over PCIe NCCL may deliberately prefer a copy (NCCL_NET_GDR_READ)",
+    traffic="network",
 )
 def gpu_direct(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
@@ -212,6 +216,7 @@ def _gpu_direct_without_channels(log: NcclLog) -> CheckOutcome:
     cost="a hang at start-up, or data over a slow network",
     fix="set NCCL_SOCKET_IFNAME",
     when_wrong="a job on one host may use loopback",
+    traffic="network",
 )
 def interface(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
@@ -346,6 +351,7 @@ def version(machine: Machine) -> CheckOutcome:
     cost="PHB and SYS cross the CPU; the line gives the bandwidth that NCCL plans with",
     fix="see the topology checks; in a virtual machine, NCCL_TOPO_FILE",
     when_wrong="a host without NVLink has no better path",
+    traffic="gpus",
 )
 def paths(machine: Machine) -> CheckOutcome:
     patterns, has_network = _patterns(machine)
@@ -414,6 +420,7 @@ def choices(machine: Machine) -> CheckOutcome:
     cost="NVLink between hosts is not used",
     fix="check the fabric manager and `nvidia-imex-ctl`",
     when_wrong="GPUs without NVSwitch have UUID 0",
+    traffic="gpus",
 )
 def fabric(machine: Machine) -> CheckOutcome:
     fabrics = machine.nccl_log.fabrics

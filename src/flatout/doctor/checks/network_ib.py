@@ -7,8 +7,9 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, ok, warn, with_missing
+from flatout.doctor.check import check, fail, info, named, need, ok, warn, with_missing
 from flatout.doctor.machine import Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.peers import MIN_PEERS, minority, outliers
 from flatout.doctor.unknown import NotReadError
 
@@ -56,6 +57,7 @@ def _counts(machine: Machine, name: str) -> dict[str, int]:
     cost="NCCL skips the port: that host has less bandwidth than the others, which wait for it",
     fix="check the cable, the switch's port and the subnet manager",
     when_wrong="ports that are deliberately not wired, then on all hosts alike",
+    traffic="network",
 )
 def port_state(machine: Machine) -> CheckOutcome:
     states, physical = _ports(machine, "state"), _ports(machine, "phys_state")
@@ -69,7 +71,8 @@ def port_state(machine: Machine) -> CheckOutcome:
         return with_missing(outcome, _num_missing(machine, states, physical), "ports gave no value")
     shown = named(f"{port} ({state})" for port, state in down.items())
     if len(down) < len(states):
-        return fail(f"RDMA ports are not up: {shown}")
+        share = 1 - len(down) / len(states)
+        return fail(f"RDMA ports are not up: {shown}", bandwidth_share=share)
     return warn(f"no RDMA port is up: {shown}")
 
 
@@ -83,6 +86,7 @@ def port_state(machine: Machine) -> CheckOutcome:
     cost="rings and trees are as fast as their slowest port",
     fix="check the cable and the switch's port: a lost lane halves or quarters the rate",
     when_wrong="ports for management or storage that are slower by design; bonds are skipped",
+    traffic="network",
 )
 def rate(machine: Machine) -> CheckOutcome:
     layers = _ports(machine, "link_layer")
@@ -92,6 +96,7 @@ def rate(machine: Machine) -> CheckOutcome:
         by_layer[layers.get(port, "?")][port] = port_rate
     need(list(by_layer), "no port's rate was read")
     slow, usual_rates = [], []
+    lowest_share = 1.0
     for layer, ports in by_layer.items():
         if len(set(ports.values())) == 1:
             usual_rates.append(f"{len(ports)} ports of {layer} at {next(iter(ports.values()))} Gb/s")
@@ -100,10 +105,12 @@ def rate(machine: Machine) -> CheckOutcome:
         if odd is None or len(ports) < MIN_PEERS:
             return info(f"several rates: {named(f'{port}: {port_rate} Gb/s' for port, port_rate in ports.items())}")
         usual, odd_ports = odd
-        slow += [f"{port} at {ports[port]} of {usual} Gb/s" for port in odd_ports if float(ports[port]) < float(usual)]
+        slower = [port for port in odd_ports if float(ports[port]) < float(usual)]
+        slow += [f"{port} at {ports[port]} of {usual} Gb/s" for port in slower]
+        lowest_share = min([lowest_share, *(float(ports[port]) / float(usual) for port in slower)])
         usual_rates.append(f"most ports of {layer} at {usual} Gb/s")
     if slow:
-        return fail(f"RDMA ports are slower than the others: {named(slow)}")
+        return fail(f"RDMA ports are slower than the others: {named(slow)}", bandwidth_share=lowest_share)
     num_missing = _num_missing(machine, _ports(machine, "rate"), layers)
     return with_missing(ok("; ".join(usual_rates)), num_missing, "ports gave no value")
 
@@ -130,6 +137,7 @@ def _rates(machine: Machine) -> dict[str, str]:
     cost="each is a pause of seconds, or the end of the job (completion status 12)",
     fix="reseat or replace the cable or transceiver",
     when_wrong=_SINCE,
+    traffic="network",
 )
 def link_downed(machine: Machine) -> CheckOutcome:
     counts = _counts(machine, "counters/link_downed")
@@ -159,6 +167,7 @@ def _flaps(count: int) -> str:
     cost="data is sent again; bad cables end in links that go down",
     fix="clean or replace the cable or transceiver; `mlxlink` (as root) shows the error rate",
     when_wrong=_SINCE,
+    traffic="network",
 )
 def symbol_errors(machine: Machine) -> CheckOutcome:
     names = ("symbol_error", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors")
@@ -195,6 +204,7 @@ def symbol_errors(machine: Machine) -> CheckOutcome:
     cost="RoCE without working flow control loses packets: each loss stops a connection for milliseconds",
     fix="RoCE: PFC or ECN on hosts and every switch on the way; InfiniBand: cables",
     when_wrong=_SINCE,
+    traffic="network",
 )
 def retransmission(machine: Machine) -> CheckOutcome:
     names = ("rnr_nak_retry_err", "packet_seq_err", "local_ack_timeout_err", "out_of_sequence", "roce_adp_retrans")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from flatout.doctor.check import CheckOutcome, check, info, named, need, none_in_log, ok, warn, with_missing
+from flatout.doctor.check import check, info, named, need, none_in_log, ok, warn, with_missing
 from flatout.doctor.machine import Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.parse.number import count_in
 from flatout.doctor.unknown import NotReadError
 
@@ -45,6 +46,7 @@ def _number(machine: Machine, path: str) -> int | None:
     cost="small packets cost CPU time and bandwidth; unequal MTUs lose packets or hang connections",
     fix="set the same MTU on all hosts and on the switches between them",
     when_wrong="interfaces for storage or management that happen to have such names",
+    traffic="network",
 )
 def mtu(machine: Machine) -> CheckOutcome:
     mtus = {name: size for name in _interfaces(machine) if (size := _number(machine, f"{_NET}/{name}/mtu")) is not None}
@@ -107,6 +109,7 @@ def default_interface(machine: Machine) -> CheckOutcome:
     cost="each is a pause of seconds, or the end of the job",
     fix="reseat or replace the cable or transceiver",
     when_wrong="counted since the host started; planned work on switches counts too",
+    traffic="network",
 )
 def carrier_losses(machine: Machine) -> CheckOutcome:
     counts = _carrier_down_counts(machine)

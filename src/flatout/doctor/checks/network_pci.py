@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, ok, warn, with_missing
+from flatout.doctor.check import check, fail, info, named, ok, warn, with_missing
 from flatout.doctor.graph import topology_of
 from flatout.doctor.log_lines import judge_log
 from flatout.doctor.machine import Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.pcie_links import LinkComparison
 from flatout.doctor.unknown import NotHereError, NotReadError
 
@@ -22,6 +23,7 @@ from flatout.doctor.unknown import NotHereError, NotReadError
     cost="a 400 Gb/s NIC needs 16 lanes of generation 5: half of either halves its bandwidth",
     fix="reseat the NIC; move it to a slot of its generation",
     when_wrong="a newer NIC in an older slot, as bought; the second port of a NIC reports a link that does not exist",
+    traffic="network",
 )
 def pcie_link(machine: Machine) -> CheckOutcome:
     topology = topology_of(machine)
@@ -36,15 +38,15 @@ def pcie_link(machine: Machine) -> CheckOutcome:
     if not compared.num_read:
         raise NotReadError("no NIC gives its current and maximum link (virtual NICs have none)")
     slow = named(f"{nic}: {speeds}" for nic, speeds in compared.slow.items())
+    share = compared.lowest_share
     if compared.narrow:
         narrow = named(f"{nic}: {lanes}" for nic, lanes in compared.narrow.items())
         slower = f"; slower: {slow}" if slow else ""
-        return fail(f"PCIe links of NICs have fewer lanes: {narrow}{slower}")
-    outcome = (
-        warn(f"PCIe links of NICs are slower than they can be: {slow}")
-        if slow
-        else ok(f"{compared.num_read} NICs at full speed")
-    )
+        return fail(f"PCIe links of NICs have fewer lanes: {narrow}{slower}", bandwidth_share=share)
+    if slow:
+        outcome = warn(f"PCIe links of NICs are slower than they can be: {slow}", bandwidth_share=share)
+    else:
+        outcome = ok(f"{compared.num_read} NICs at full speed")
     return with_missing(outcome, compared.num_missing, "NICs gave no value")
 
 
@@ -58,6 +60,7 @@ def pcie_link(machine: Machine) -> CheckOutcome:
     cost="each message between hosts is copied through host memory; one host without it slows all",
     fix="an administrator runs `modprobe nvidia_peermem`, or installs the open kernel modules",
     when_wrong="EFA and other fabrics have separate modules; an NCCL log with GDRDMA is proof",
+    traffic="network",
 )
 def gpu_direct(machine: Machine) -> CheckOutcome:
     devices = machine.rdma_devices

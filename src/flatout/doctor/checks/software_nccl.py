@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, ok, warn
+from flatout.doctor.check import check, fail, info, named, ok, warn
 from flatout.doctor.machine import NO_FILE, Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.unknown import NotHereError, NotReadError
 
 _NCCL = "NCCL documentation, environment variables, https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
@@ -91,6 +92,7 @@ def _matching(machine: Machine, **patterns: str) -> str:
     cost="NVLink and PCIe peer-to-peer are not used: collectives go through host memory, up to 10 times slower",
     fix="remove the variable, unless a hang was traced to peer-to-peer",
     when_wrong="GPUs without peer-to-peer lose nothing; a workaround for IOMMU or ACS faults",
+    traffic="gpus",
 )
 def peer_to_peer(machine: Machine) -> CheckOutcome:
     if off := _matching(machine, NCCL_P2P_DISABLE="[1-9]", NCCL_P2P_LEVEL="LOC|0"):
@@ -108,6 +110,7 @@ def peer_to_peer(machine: Machine) -> CheckOutcome:
     cost="GPUs without peer-to-peer communicate over the network instead",
     fix="remove the variable, and give the container a larger /dev/shm if that was the reason",
     when_wrong=_WRONG,
+    traffic="gpus",
 )
 def shared_memory(machine: Machine) -> CheckOutcome:
     if off := _matching(machine, NCCL_SHM_DISABLE="[1-9]"):
@@ -125,6 +128,7 @@ def shared_memory(machine: Machine) -> CheckOutcome:
     cost="TCP sockets instead of RDMA: a fraction of the bandwidth, and CPU time for each byte",
     fix="remove the variable",
     when_wrong="RDMA devices that do not reach the other hosts (storage only)",
+    traffic="network",
 )
 def infiniband(machine: Machine) -> CheckOutcome:
     off = _matching(machine, NCCL_IB_DISABLE="[1-9]", NCCL_NET="Socket")
@@ -149,6 +153,7 @@ def infiniband(machine: Machine) -> CheckOutcome:
     cost="each message between hosts is copied through host memory, in one direction or both",
     fix="remove the variable",
     when_wrong="on a platform where reads over PCIe are slower than copies, NCCL_NET_GDR_READ=0 is right",
+    traffic="network",
 )
 def gpu_direct(machine: Machine) -> CheckOutcome:
     if off := _matching(machine, NCCL_NET_GDR_LEVEL="LOC|0", NCCL_IB_GDR_LEVEL="LOC|0"):
@@ -316,6 +321,7 @@ def _is_nccl(path: str) -> bool:
     cost="sockets instead of the fabric: a tenth of the bandwidth",
     fix="install the vendor's plugin, or use the vendor's image",
     when_wrong="the plugin is in the loader's default path: an NCCL log shows it",
+    traffic="network",
 )
 def network_plugin(machine: Machine) -> CheckOutcome:
     efa = [name for name in machine.rdma_devices if name.startswith(("efa", "rdmap"))]

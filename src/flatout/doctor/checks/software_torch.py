@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, ok, warn
+from flatout.doctor.check import check, fail, info, named, ok, warn
 from flatout.doctor.machine import SMI_QUERY, Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.unknown import NotHereError, NotReadError
 
 _TORCH = "PyTorch documentation, https://docs.pytorch.org/docs/stable/"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from flatout.doctor.check import CheckOutcome, check, fail, info, named, need, none_in_log, ok, warn, with_missing
+from flatout.doctor.check import check, fail, info, named, need, none_in_log, ok, warn, with_missing
 from flatout.doctor.graph import lspci_kind, pci_kind, sysfs_link
 from flatout.doctor.log_lines import judge_log
 from flatout.doctor.machine import Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.pcie_links import LinkComparison
 from flatout.doctor.unknown import NotHereError, NotReadError
 from flatout.records.doctor import PcieLink

@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from flatout.doctor.check import CheckOutcome, check, info, named, need, ok, warn, with_missing
+from flatout.doctor.check import check, info, named, need, ok, warn, with_missing
 from flatout.doctor.graph import GB, children, link_bytes_per_s, path_up, topology_of
 from flatout.doctor.machine import AMD_CHIPSET, INTEL, NCCL_TOPOLOGY, SMI_TOPOLOGY, Machine, natural
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.parse.cpu_list import cpu_list_text, parse_cpu_list
 from flatout.doctor.unknown import NotReadError
 from flatout.records.doctor import PcieLink, Topology, TopologyNode
@@ -59,6 +60,7 @@ def _gpus(topology: Topology) -> list[TopologyNode]:
     cost="GPUs that copy to or from the host at the same time each get a share of the uplink",
     fix="if slots are free, move cards; else let the GPUs' ranks load their batches at different times, or prefetch",
     when_wrong="traffic between GPUs and NICs behind the same switch does not use the uplink, as servers intend",
+    traffic="pcie",
 )
 def shared_uplink(machine: Machine) -> CheckOutcome:
     topology = _tree(machine)
@@ -98,6 +100,7 @@ def _bandwidth(link: PcieLink | None) -> str:
     cost="all devices of the chipset share its one link, often 4 to 8 GB/s, and each copy takes longer",
     fix="move the card to a slot of the CPU",
     when_wrong="a chipset newer than this list is mistaken for a switch of the board",
+    traffic="pcie",
 )
 def chipset(machine: Machine) -> CheckOutcome:
     topology = _tree(machine)
@@ -132,11 +135,13 @@ def chipset(machine: Machine) -> CheckOutcome:
     cost="half the lanes are half the bandwidth, for everything below that link",
     fix="reseat the card, riser or cable; check bifurcation in the firmware",
     when_wrong="switch ports that are wired to fewer lanes by design",
+    traffic="pcie",
 )
 def narrow_path(machine: Machine) -> CheckOutcome:
     topology = _topology(machine)
     by_id = {node.id: node for node in topology.nodes}
     narrow: dict[str, str] = {}
+    shares: list[float] = []  # of the lanes that each could have
     num_read = num_missing = 0
     for device in topology.nodes:
         if device.kind not in ("gpu", "nic"):
@@ -148,14 +153,16 @@ def narrow_path(machine: Machine) -> CheckOutcome:
         num_read += 1
         if lanes.now < lanes.most:
             narrow[device.id] = f"{device.id} ({device.kind}): x{lanes.now} of x{lanes.most}"
+            shares.append(lanes.now / lanes.most)
         for switch in path_up(by_id, device):
             uplink = _lanes(switch) if _is_uplink(topology, switch) else None
             if uplink is not None and uplink.now < min(uplink.most, lanes.most):
                 narrow[switch.id] = f"{switch.id} (switch): x{uplink.now} of x{uplink.most}"
+                shares.append(uplink.now / min(uplink.most, lanes.most))
     if not num_read:
         raise NotReadError("no link of a GPU or NIC gives its current and maximum lanes")
     if narrow:
-        return warn(f"PCIe lanes are missing: {named(narrow.values())}")
+        return warn(f"PCIe lanes are missing: {named(narrow.values())}", bandwidth_share=min(shares))
     return with_missing(ok(f"{num_read} devices have all their lanes"), num_missing, "devices gave no value")
 
 
@@ -245,6 +252,7 @@ def _incomplete(machine: Machine, near: Nearness) -> set[str]:
     cost="SYS: GPUDirect is not used by default, and each message crosses two sockets and host memory",
     fix="move NICs or GPUs between slots; in a virtual machine, give NCCL the vendor's topology file",
     when_wrong="virtual machines hide switches: every relation is then PHB, NODE or SYS",
+    traffic="network",
 )
 def nic_distance(machine: Machine) -> CheckOutcome:
     near = _nearness(machine)
@@ -295,6 +303,7 @@ def _are_numa_nodes(machine: Machine, gpus: list[str]) -> bool:
     cost="GPUs that share a NIC get half its bandwidth while another NIC idles",
     fix="set NCCL_CROSS_NIC or NCCL_IB_HCA with care, or move cards",
     when_wrong="NICs for storage or management count as NICs of the fabric",
+    traffic="network",
 )
 def nic_share(machine: Machine) -> CheckOutcome:
     near = _nearness(machine)

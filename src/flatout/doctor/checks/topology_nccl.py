@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from flatout.doctor.check import CheckOutcome, check, info, named, ok, warn
+from flatout.doctor.check import check, info, named, ok, warn
 from flatout.doctor.graph import GB, link_bytes_per_s
 from flatout.doctor.machine import Machine
+from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.parse.cpu_list import cpu_list_text, parse_cpu_list
 from flatout.doctor.parse.nccl_topology import NcclTopology
 from flatout.doctor.unknown import NotReadError
@@ -23,6 +24,7 @@ _STANDARD_FILE = "/var/run/nvidia-topologyd/virtualTopology.xml"
     cost="NCCL binds its threads to CPUs of the wrong socket, or plans with a bandwidth that does not exist",
     fix="use the vendor's current file, or correct `affinity`, `link_speed` and `link_width`",
     when_wrong="the file is for another machine",
+    traffic="gpus",
 )
 def nccl_file(machine: Machine) -> CheckOutcome:
     topology = machine.nccl_topology
@@ -95,6 +97,7 @@ def _link_bytes_per_s(node: TopologyNode, *, least_width: int | None = None) -> 
     cost="NCCL pairs GPUs with far NICs and builds rings across sockets: a fraction of the bandwidth",
     fix="set NCCL_TOPO_FILE to the vendor's file for this machine type",
     when_wrong="the vendor's network plugin brings a separate file (aws-ofi-nccl)",
+    traffic="gpus",
 )
 def nccl_file_missing(machine: Machine) -> CheckOutcome:
     if not machine.is_virtual:
