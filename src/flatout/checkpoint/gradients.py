@@ -2,7 +2,7 @@
 
 A save between two micro-batches would lose them otherwise. After each step of an optimizer, some of its gradients are
 marked as used. Gradients that are not marked, or were changed since, are waiting for the next step, and a checkpoint
-holds them, for each rank. Gradients that FSDP2 holds back unsharded (`set_requires_gradient_sync(False)`) are not seen.
+holds them, for each rank. Gradients that FSDP2 keeps unsharded (`set_requires_gradient_sync(False)`) are not seen.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def gain_of(traffic: Traffic | None, outcome: CheckOutcome, job: JobTimes, host:
 
 
 def _exposed_s(traffic: Traffic, job: JobTimes) -> float:
-    """Return the seconds per step in which nothing but this traffic went on, on the rank that has the most of it."""
+    """Return the exposed seconds per step of this traffic, on the rank that has the most of it."""
     if traffic == "pcie":  # copies, and messages between GPUs and to NICs, which pass the same link
         return job.copies_s + job.transfer_s
     return job.transfer_s
