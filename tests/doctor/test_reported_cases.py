@@ -213,6 +213,23 @@ FAULTS = [
     ("ice 0000:31:00.0: PF reset failed, Hardware Error", "nic-health", "fail"),
     ("nvme nvme0: controller is down; will reset: CSTS=0xffffffff, failed", "kernel-other-errors", "warn"),
     ("mlx5_core 0000:1a:00.0: some new failure of this driver", "kernel-other-errors", "warn"),
+    ("[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx_0.0.0 timeout, signaled seq=4", "gpu-driver-start", "fail"),
+    (
+        "[drm:nv_drm_load [nvidia_drm]] *ERROR* [nvidia-drm] Failed to allocate NvKmsKapiDevice",
+        "kernel-other-errors",
+        "warn",
+    ),
+    ("NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY]", "kernel-other-errors", "warn"),
+    (
+        "mlx5_core 0000:1a:00.0: mlx5_cmd_out_err: ACCESS_REG failed, bad parameter",
+        "kernel-other-errors",
+        "warn",
+    ),
+    (
+        "mlx5_core 0000:1a:00.0: wait_func:1151:(pid 8): ACCESS_REG timeout. Will cause a leak",
+        "nic-health",
+        "fail",
+    ),
     ("snazzy 0000:1a:00.0: frobnication failed", "kernel-other-errors", "info"),
 ]
 
@@ -235,6 +252,7 @@ def test_a_fault_in_a_whole_kernel_log_is_not_well(line: str, check_id: str, sta
         ("<4>[    9.0] quux: request failed", "ok"),
         ("3,120,9000000,-;quux: it went wrong", "info"),
         ("<2>[    9.0] quux: it went very wrong", "warn"),
+        ("daemon:err   : [    9.0] quux: it went wrong", "info"),
     ],
 )
 def test_the_levels_of_the_log_decide_where_it_has_them(line: str, status: str) -> None:

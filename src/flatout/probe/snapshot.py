@@ -261,7 +261,9 @@ def _abandon(process: subprocess.Popen[bytes]) -> None:
 
 
 def _kernel_log() -> Output:
-    first = _output(("dmesg",))
+    first = _output(("dmesg", "-x"))  # with the level of each line
+    if not first.text:
+        first = _output(("dmesg",))  # this dmesg may not know -x
     if first.text:
         return first
     second = _output(("journalctl", "-k", "--no-pager", "--quiet", "--since", "-24h"))

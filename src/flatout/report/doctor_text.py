@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from flatout.records.doctor import FAMILIES, STATUSES, CheckResult, DoctorReport, HostsReport, Topology, TopologyNode
+from flatout.records.doctor import (
+    FAMILIES,
+    STATUSES,
+    CheckResult,
+    DoctorReport,
+    HostDifference,
+    HostsReport,
+    Topology,
+    TopologyNode,
+)
 from flatout.report.doctor_gain import gain_sentence
 from flatout.report.terminal import TextStyle
 from flatout.report.topology import has_missing_lanes, nodes_below, own_name, paired_devices, relations
 
 _MOST_IN_MATRIX = 24
+_MOST_FAILURES = 3  # of a host, in the comparison of hosts
 _DEEPEST = 32  # a damaged source can describe a loop
 _INDENT = "          "
 
@@ -171,7 +181,10 @@ def hosts_text(report: HostsReport, *, style: TextStyle) -> str:
     if not report.differences:
         lines += ["", "No compared fact differs between the hosts."]
     for difference in report.differences:
-        lines += ["", f"  {style.bold(f'{difference.status:8s}')}{style.clean(difference.fact)}"]
+        label = f"{difference.status:8s}"
+        title = style.wrapped(difference_title(difference), indent="  ", label=label)
+        title[0] = title[0].replace(label, style.bold(label), 1)
+        lines += ["", *title]
         lines += style.wrapped(difference.reason, indent=_INDENT)
         lines += style.wrapped(difference.usual, indent=_INDENT, label="usual     ")
         for host, text in difference.found.items():
@@ -185,6 +198,13 @@ def hosts_text(report: HostsReport, *, style: TextStyle) -> str:
     return "\n".join(lines)
 
 
+def difference_title(difference: HostDifference) -> str:
+    """Return the fact or, for a check, what it found on the first host that differs."""
+    if difference.check is None or not difference.hosts:
+        return difference.fact
+    return f"{difference.check}: {difference.found[difference.hosts[0]]}"
+
+
 def _reasons(title: str, reasons: Mapping[str, str], style: TextStyle) -> list[str]:
     if not reasons:
         return []
@@ -195,5 +215,8 @@ def _reasons(title: str, reasons: Mapping[str, str], style: TextStyle) -> list[s
 
 
 def _counts_and_failures(checks: Sequence[CheckResult]) -> str:
-    failures = ",".join(check.id for check in checks if check.status == "fail")
-    return f"{_counts(checks)} ({failures})" if failures else _counts(checks)
+    failures = [f"{check.id}: {check.title}" for check in checks if check.status == "fail"]
+    shown = failures[:_MOST_FAILURES]
+    if len(failures) > len(shown):
+        shown.append(f"{len(failures) - len(shown)} more")
+    return f"{_counts(checks)} ({'; '.join(shown)})" if shown else _counts(checks)

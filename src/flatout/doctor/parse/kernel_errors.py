@@ -27,14 +27,16 @@ _WORDS = re.compile(
 )
 # Lines with such words that the kernel of a healthy machine writes, mostly as it starts.
 _HARMLESS = re.compile(
-    r"ACPI|Error Record Serialization|HEST|BERT|ERST|Errors collector|errors=|error(?:s)? 0\b|\bno (?:error|fault)|"
-    r"0 errors|AER enabled|enabled with|PCC subspace|regulatory|X\.509|PKCS|i8042|\btpm|ipmi|Command line:|"
-    r"Kernel command line|efivars|Direct firmware load|firmware: failed to load|BAR \d+.*(?:no space|failed to assign)|"
-    r"can't (?:claim|assign)|failed to assign|page.?fault|fault (?:handler|injection|recording)|Spectre|Speculat|"
-    r"mitigat|DMAR|initialized|loading out-of-tree|taint\w* kernel|module verification|audit|systemd\[|drop.?caches|"
-    r"usb \d|"
-    r"hid-|nouveau|snd_|bluetooth|\bdrm\b|vfio|overlayfs|cgroup|apparmor|panic_on|panic=|hung_task|(?:soft|hard)lockup.*=|"
-    r"lost synch|clocksource|hrtimer|perf: interrupt|TSC|device (?:descriptor|not accepting)|Fallback|ignor",
+    r"ACPI|Error Record Serialization|HEST|BERT|ERST|Errors collector|errors=|error(?:s)? 0\b|"
+    r"\bno (?:error|fault)|0 errors|AER enabled|enabled with|PCC subspace|regulatory|X\.509|PKCS|i8042|\btpm|ipmi|"
+    r"Command line:|Kernel command line|efivars|Direct firmware load|firmware: failed to load|"
+    r"BAR \d+.*(?:no space|failed to assign)|can't (?:claim|assign)|failed to assign|page.?fault|"
+    r"fault (?:handler|injection|recording)|Spectre|Speculat|mitigat|DMAR|"
+    r"(?:collector|support is|subsystem|driver) initialized|loading out-of-tree|taint\w* kernel|"
+    r"module verification|audit|systemd\[|drop.?caches|usb \d|hid-|nouveau|snd_|bluetooth|"
+    r"^(?!.*(?:nvidia|amdgpu)).*\bdrm\b|vfio|overlayfs|cgroup|apparmor|panic_on|panic=|hung_task|"
+    r"(?:soft|hard)lockup.*=|lost synch|clocksource|hrtimer|perf: interrupt|device (?:descriptor|not accepting)|"
+    r"Fallback|ignor",
     re.IGNORECASE,
 )
 # Drivers of what a training needs: GPUs, NICs, disks and file systems.

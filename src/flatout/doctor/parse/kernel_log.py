@@ -15,7 +15,7 @@ from flatout.doctor.parse.kernel_patterns import PATTERNS
 
 # The beginning of a line of dmesg (also -T, -d, -x, -r), /dev/kmsg, journalctl or syslog.
 STAMP = re.compile(
-    r"(?:kern\s*:|(?:<\d+>)?\[ *\+?\d+\.\d+\] ?|\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\]|\d+,\d+,\d+,|"
+    r"(?:kern\s*:|[a-z\d]+ *:[a-z]+ *: \[|(?:<\d+>)?\[ *\+?\d+\.\d+\] ?|\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\]|\d+,\d+,\d+,|"
     r"[^\W\d]{3,4}\.? +\d+ \d\d:\d\d:\d\d(?:\.\d+)? \S+ \S+: |"
     r"[^\W\d]{2,4} \d{4}-\d\d-\d\d [\d:.]+ \S+ \S+ \S+: |"
     r"\d{4}-\d\d-\d\dT[\d:]+,\d+\S* |\d{4}-\d\d-\d\dT\S+ \S+ (?:kernel|\S+\[\d+\]): )"

@@ -33,22 +33,22 @@ PATTERNS: dict[str, re.Pattern[str]] = {
     # The adapter of the GPU is not usable: the driver could not start it, or its firmware (GSP) does not run.
     "gpu_init": re.compile(
         r"RmInitAdapter failed|rm_init_adapter failed|NVRM: .*(?:probe routine (?:failed|was not called)|"
-        r"GSP.*(?:failed|timeout)|failed to (?:copy vbios|allocate|initialize)|None of the NVIDIA|"
-        r"No NVIDIA (?:GPU|devices) probed|API mismatch|is invalid|rpcRmApi|"
-        r"Cannot (?:attach|initialize)|RmShutdownAdapter failed|nvAssert.*fail)|"
+        r"[Gg][Ss][Pp]\S*.*(?:[Bb]oot|[Ii]nit|RPC).*(?:[Ff]ail|[Tt]imeout)|failed to (?:copy vbios|initialize)|"
+        r"None of the NVIDIA|No NVIDIA (?:GPU|devices) probed|API mismatch|is invalid|"
+        r"Cannot (?:attach|initialize)|RmShutdownAdapter failed)|"
         r"nvidia: probe of \S+ failed|nvidia-nvlink: .*(?:[Ff]ailed|[Ee]rror)|"
-        r"amdgpu .*(?:Fatal error during GPU init|GPU reset.* failed|ring \S+ timeout|hw_init of IP block .*failed|"
+        r"\bamdgpu\b.*(?:Fatal error during GPU init|GPU reset.* failed|ring \S+ timeout|hw_init of IP block .*failed|"
         r"SMU: .*(?:not responding|failed)|device lost from bus|uncorrectable)",
     ),
     "lockup": re.compile(r"BUG: soft lockup|hard LOCKUP|NMI watchdog: BUG", re.IGNORECASE),
     "cpu_stall": re.compile(r"rcu\S* .*(?:self-detected stall|detected (?:expedited )?stalls|kthread.*starved)"),
     "nic_health": re.compile(
         r"mlx\d_core .*(?:health compromised|Health issue observed|irisc not responding|Fatal error|internal error|"
-        r"assert_var|cmd_out_err|[Cc]ommand.*timeout|will cause a leak of a command|over temperature|High temperature|"
+        r"assert_var|[Cc]ommand.*timeout|will cause a leak of a command|over temperature|High temperature|"
         r"recovery (?:failed|flow)|enter_error_state|device is in fatal|failed to recover|FW (?:reset|fatal))|"
-        r"mlx\d_core .*mlx5_cmd\S* .*(?:timeout|failed|bad)|"
+        r"mlx\d_core .*(?:mlx5_cmd|wait_func|cmd_work)\S* .*timeout|"
         r"bnxt_(?:en|re) .*(?:[Ff]irmware (?:fatal|not responding|reset)|FW (?:fatal|health|error)|fatal error|"
-        r"hwrm .*(?:timed? ?out|Error)|TX timeout detected|[Ee]rror recovery)|"
+        r"hwrm .*timed? ?out|TX timeout detected|[Ee]rror recovery)|"
         r"(?:ice|i40e|ixgbe|irdma|igb|idpf) .*(?:[Rr]eset failed|Hardware [Ee]rror|[Ff]atal|Adapter removed|"
         r"tx hang|TX driver issue|CRIT(?:ICAL)?_ERR|PF [Rr]eset.*fail|unrecoverable|recovery mode)|"
         r"(?:ena|efa) .*(?:watchdog timeout|[Rr]eset attempt failed|admin queue .*(?:timeout|is not running)|"
