@@ -11,6 +11,7 @@ from flatout.change.catalogue import all_changes
 from flatout.change.dataloader import worker_counts
 from flatout.change.process import thread_counts
 from flatout.records.change import Change, JobFacts
+from flatout.records.diagnosis import Diagnosis
 
 
 def names(changes: list[Change]) -> list[str]:
@@ -109,6 +110,27 @@ def test_general_changes_are_bounded_by_the_part_they_work_on() -> None:
     assert channels.predicted_from == ("compute",)
     assert "autocast" not in knobs(candidates(busy, images))
     assert "autocast" in knobs(candidates(busy, images, "rounding"))
+
+
+def recorded(made: Diagnosis, *, mean_step_s: float, regular_step_s: float) -> Diagnosis:
+    job = msgspec.structs.replace(made.job, mean_step_s=mean_step_s, regular_step_s=regular_step_s)
+    return msgspec.structs.replace(made, job=job)
+
+
+def test_a_bound_is_of_the_job_not_of_its_traced_step() -> None:
+    """A loader that is 2 % of the traced step, and 90 % of the job's time: the bound is a tenfold speedup."""
+    made = diagnosis({"data-loading": 0.005})
+    stalls = tuple(msgspec.structs.replace(finding, share_of_step=0.9) for finding in made.findings)
+    made = recorded(msgspec.structs.replace(made, findings=stalls), mean_step_s=2.5, regular_step_s=0.25)
+    assert candidates(made, SOCKET_JOB)[0].predicted_speedup == pytest.approx(10)
+
+
+def test_a_part_of_a_step_is_a_smaller_part_of_a_job_that_stalls() -> None:
+    """All of 0.2 s of compute in a regular step of 0.25 s halves: 40 % of the step, 20 % of a job that stalls half."""
+    images = facts(has_convolutions=True, wrapper=None, is_autocast=False)
+    busy = recorded(diagnosis({}, parts={"compute": 0.2}), mean_step_s=0.5, regular_step_s=0.25)
+    channels = next(c for c in candidates(busy, images) if c.knob.name == "channels-last")
+    assert channels.predicted_speedup == pytest.approx(1 / (1 - 0.2))
 
 
 def test_without_steps_the_window_stands_for_one() -> None:

@@ -30,6 +30,29 @@ def test_enough_workers_leave_the_compute() -> None:
     assert found.low <= found.speedup <= found.high
 
 
+def test_a_replay_speeds_up_the_regular_step_and_leaves_the_stalls() -> None:
+    """Half of the job is regular steps: they get 1.9 times as fast, and the job 1.3 times."""
+    job = attributed(loading_job(load_us=3000, compute_us=2000))
+    made = situation_of(job, FACTS, 1e9)
+    stalling = situation_of(job, FACTS, 1e9, 0.5)
+    assert not isinstance(made, NoPrediction) and not isinstance(stalling, NoPrediction)
+    regular = predicted(made, "dataloader-workers=7").speedup
+    found = predicted(stalling, "dataloader-workers=7")
+    assert found.speedup == pytest.approx(1 / (1 - 0.5 * (1 - 1 / regular)))
+    assert any("stalls are not replayed: the regular step is 50% of the job" in line for line in found.assumptions)
+
+
+@pytest.mark.parametrize(("regular_share", "is_bounded_by_findings"), [(0.96, False), (0.94, True)])
+def test_what_a_change_saves_of_the_stalls_is_only_bounded(regular_share: float, is_bounded_by_findings: bool) -> None:
+    job = attributed(loading_job(load_us=3000, compute_us=2000))
+    made = situation_of(job, FACTS, 1e9, regular_share)
+    assert not isinstance(made, NoPrediction)
+    bounded = msgspec.structs.replace(change("dataloader-workers=7"), predicted_speedup=20.0)
+    found = predict(made, bounded)
+    assert isinstance(found, Prediction)
+    assert (found.high >= 19.0) == is_bounded_by_findings
+
+
 def test_too_few_workers_set_the_pace() -> None:
     made = situation(loading_job(load_us=30_000, compute_us=2000))
     assert predicted(made, "dataloader-workers=3").speedup == pytest.approx(32 / 11, rel=0.1)

@@ -1,8 +1,9 @@
 """Choose the changes to try for a diagnosis, those with the highest bound on their gain first.
 
 The bound is not a forecast: a change cannot save more than the cost of a finding, times the share that its knob can
-save of it. A replay of the trace with the change (`predict/`) may lower it. General changes (such as autocast) are
-bounded by the time of the part of the step that they work on.
+save of it. All shares are of the job's mean step, with its stalls, if the diagnosis is of a recording. A replay of the
+trace with the change (`predict/`) may lower the bound. General changes (such as autocast) are bounded by the time of
+the part of the step that they work on.
 """
 
 from __future__ import annotations
@@ -79,24 +80,22 @@ def _fits(change: Change, applied: Sequence[Change], facts: JobFacts) -> bool:
 
 def _with_bound(change: Change, diagnosis: Diagnosis) -> Change:
     """Return the change with the highest speedup that the diagnosis allows, and where that comes from."""
-    step_s = _step_s(diagnosis)
-    saved_s, sources = _saved(change, diagnosis)
-    saved_s = min(saved_s, MAX_SAVED_SHARE * step_s)
-    speedup = step_s / (step_s - saved_s) if step_s > 0 else 1.0
+    saved_share, sources = _saved(change, diagnosis)
+    speedup = 1 / (1 - min(saved_share, MAX_SAVED_SHARE))
     return msgspec.structs.replace(change, predicted_speedup=speedup, predicted_from=sources)
 
 
 def _saved(change: Change, diagnosis: Diagnosis) -> tuple[float, tuple[str, ...]]:
-    """Return the seconds per step that the change may save, and the findings or else the parts that they come from."""
+    """Return the share of the job that the change may save, and the findings or else the parts that it comes from."""
     by_finding: dict[str, float] = {}
     for finding in diagnosis.findings:
         share = change.knob.answers.get(finding.name, 0.0)
         if share > 0:
-            by_finding[finding.name] = by_finding.get(finding.name, 0.0) + share * finding.cost_s_per_step
-    by_part = {part: share * _part_s(diagnosis, part) for part, share in change.knob.reduces.items()}
+            by_finding[finding.name] = by_finding.get(finding.name, 0.0) + share * finding.share_of_step
+    by_part = {part: share * _part_share(diagnosis, part) for part, share in change.knob.reduces.items()}
     # The seconds of a finding are some of the seconds of a part: never both.
     largest = max(by_finding, by_part, key=lambda saved: sum(saved.values()))
-    return sum(largest.values()), tuple(name for name, seconds in largest.items() if seconds > 0)
+    return sum(largest.values()), tuple(name for name, saved in largest.items() if saved > 0)
 
 
 def _step_s(diagnosis: Diagnosis) -> float:
@@ -105,6 +104,20 @@ def _step_s(diagnosis: Diagnosis) -> float:
         return diagnosis.job.step_s
     windows = [rank.window_s for rank in diagnosis.ranks]
     return sum(windows) / len(windows) if windows else 0.0
+
+
+def _part_share(diagnosis: Diagnosis, part: str) -> float:
+    """Return the share of the job that the part takes: of a regular step, as the traced steps show it."""
+    step_s = _step_s(diagnosis)
+    return _part_s(diagnosis, part) / step_s * regular_share(diagnosis) if step_s > 0 else 0.0
+
+
+def regular_share(diagnosis: Diagnosis) -> float:
+    """Return the share of the job's mean step that its regular step takes; 1 without the step log of a recording."""
+    job = diagnosis.job
+    if not isinstance(job.mean_step_s, float) or not isinstance(job.regular_step_s, float) or not job.mean_step_s:
+        return 1.0
+    return min(1.0, job.regular_step_s / job.mean_step_s)
 
 
 def _part_s(diagnosis: Diagnosis, part: str) -> float:

@@ -18,15 +18,20 @@ from flatout.records.prediction import NoPrediction, Prediction
 UNSURE_EFFECT = 0.15  # share of the log speedup: durations that depend on concurrent work are not replayed
 UNSURE = 0.03  # share of the speedup: normal variation between steps
 MAX_SAVED_SHARE = 0.99  # share of the step
+MIN_STALL_SHARE = 0.05  # of the job, that a prediction mentions
 UNKNOWN_DILATION = 0.1  # added if the recorder's cost is unknown
 
 
 def situation_of(
-    job: JobAttribution, facts: JobFacts, untraced_step_s: float | None = None
+    job: JobAttribution, facts: JobFacts, untraced_step_s: float | None = None, regular_share: float = 1.0
 ) -> Situation | NoPrediction:
-    """Prepare the job for `predict`; with the untraced step time, host times are scaled to it."""
+    """Prepare the job for `predict`; with the untraced step time, host times are scaled to it.
+
+    `regular_share` is the share of the job's mean step that its regular step takes: a replay shows no stalls, so a
+    predicted speedup is that of a job in which they stay.
+    """
     try:
-        return Situation(job, facts, untraced_step_s)
+        return Situation(job, facts, untraced_step_s, regular_share)
     except ValueError as error:
         return NoPrediction(change="", family="", reason=str(error))
 
@@ -83,12 +88,15 @@ def predict_together(
     replayed = (likely, low, high)
     learned = (calibration if calibration is not None else calibrate(())).of(family, name, replayed)
     likely = min(learned.speedup, most)
+    # A replay has no stalls, so it cannot say how many of them a change saves: none, or all that the findings allow.
+    has_stalls = situation.regular_share < 1 - MIN_STALL_SHARE
+    high = max(learned.high, bound) if has_stalls and bound is not None else learned.high
     return Prediction(
         change=name,
         family=family,
         speedup=likely,
         low=min(learned.low, likely),
-        high=learned.high,
+        high=high,
         how="; ".join(each.how for each in found),
         assumptions=(*(line for each in found for line in each.assumptions), *left_out, *_of_situation(situation)),
         bound=bound,
@@ -104,10 +112,11 @@ def predict_all(
     facts: JobFacts,
     *,
     untraced_step_s: float | None = None,
+    regular_share: float = 1.0,
     calibration: Calibration | None = None,
 ) -> dict[str, Prediction | NoPrediction]:
     """Return the prediction of each change alone, by the change's name."""
-    situation = situation_of(job, facts, untraced_step_s)
+    situation = situation_of(job, facts, untraced_step_s, regular_share)
     if isinstance(situation, NoPrediction):
         return {change.name: _none(change, situation.reason) for change in changes}
     return {change.name: predict(situation, change, calibration) for change in changes}
@@ -133,7 +142,8 @@ def _speedup(situation: Situation, which: str, scenarios: Sequence[tuple[Scenari
     least_s = [each.apply(edits, value) or 0.0 for each, value in scenarios]
     if not any(each.frees_pace for each, _ in scenarios):
         least_s.append(situation.pace_s)
-    return situation.step_in(which) / max(situation.replay.step_s(edits), *least_s, 1e-9)
+    regular = situation.step_in(which) / max(situation.replay.step_s(edits), *least_s, 1e-9)
+    return situation.speedup_of_job(regular)
 
 
 def _of_situation(situation: Situation) -> tuple[str, ...]:
@@ -146,6 +156,8 @@ def _of_situation(situation: Situation) -> tuple[str, ...]:
         found.append(f"how much the recorder prolongs host work does not show: by {1 / HIDDEN_HOST_SCALE - 1:.0%}")
     elif situation.error > 0.02:
         found.append(f"the replay misses the untraced step by {situation.error:.0%}")
+    if situation.regular_share < 1 - MIN_STALL_SHARE:
+        found.append(f"stalls are not replayed: the regular step is {situation.regular_share:.0%} of the job")
     if situation.job.missing_ranks:
         found.append(f"{len(situation.job.missing_ranks)} ranks have no trace")
     return tuple(found)

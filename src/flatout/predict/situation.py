@@ -42,10 +42,14 @@ class Scenarios(msgspec.Struct, frozen=True, kw_only=True):
 class Situation:
     """A job as the models of `families` use it. Raises ValueError with the reason if nothing can be replayed."""
 
-    def __init__(self, job: JobAttribution, facts: JobFacts, untraced_step_s: float | None = None) -> None:
+    def __init__(
+        self, job: JobAttribution, facts: JobFacts, untraced_step_s: float | None = None, regular_share: float = 1.0
+    ) -> None:
+        """Prepare the replay. `regular_share` is the share of the job's mean step that its regular step takes."""
         if not job.timelines or any(t.track is None for t in job.timelines):
             raise ValueError("the traces mark no steps")
         self.job, self.facts = job, facts
+        self.regular_share = regular_share
         self.timelines: dict[int, RankTimeline] = {t.rank: t for t in job.timelines}
         self.replay = TraceReplayer(job)
         self.tracks: dict[int, RankTrack] = self.replay.tracks
@@ -76,6 +80,10 @@ class Situation:
         if scale_ not in self._steps_s:
             self._steps_s[scale_] = max(self.replay.step_s(self.edits(scenario)), self.pace_s)
         return self._steps_s[scale_]
+
+    def speedup_of_job(self, speedup: float) -> float:
+        """Return how much faster the job gets by a speedup of its regular step: stalls stay as they are."""
+        return 1 / (1 - self.regular_share * (1 - 1 / speedup))
 
     def busy_s(self) -> float:
         """Return the compute seconds per step of the busiest rank's GPU: a lower bound of any step."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from flatout.change.arguments import knob_changes, parse_knob
-from flatout.change.candidates import candidates
+from flatout.change.candidates import candidates, regular_share
 from flatout.errors import UsageError
 from flatout.predict.predict import predict_all, situation_of
 from flatout.records.change import Change, JobFacts
@@ -81,13 +81,19 @@ def _by_estimated_gain(state: TuningState, possible: Sequence[Change], profiled:
     The models predict the effect of setting a knob for the first time, not of replacing one value by another.
     """
     step_s = profiled.recording.measured.step_s
+    share = regular_share(profiled.done.diagnosis)
     applied_knobs = {change.knob.name for change in state.applied}
     predictable = [change for change in possible if change.knob.name not in applied_knobs]
     predicted = predict_all(
-        profiled.done.job, predictable, profiled.facts, untraced_step_s=step_s, calibration=state.calibration
+        profiled.done.job,
+        predictable,
+        profiled.facts,
+        untraced_step_s=step_s,
+        regular_share=share,
+        calibration=state.calibration,
     )
     state.predictions = {name: result for name, result in predicted.items() if isinstance(result, Prediction)}
-    state.situation = situation_of(profiled.done.job, profiled.facts, step_s)
+    state.situation = situation_of(profiled.done.job, profiled.facts, step_s, share)
 
     def max_speedup(change: Change) -> float:
         prediction = state.predictions.get(change.name)
