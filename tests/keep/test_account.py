@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from flatout.keep.account import CLASSES, Account, AttemptOutcome
 from flatout.keep.clocks import ClockWatch
 from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
 from flatout.keep.step_breakdown import StepBreakdown, StepShares
+from flatout.keep.suspensions import Suspensions
 
 S = 1_000_000_000
 GPU = "GPU-8f3a2b1c-0000-1111-2222-333344445555"
@@ -218,3 +220,41 @@ def test_devices_without_a_rank_are_held_idle(tmp_path: Path, monkeypatch: pytes
         rank.steps()
     found = account.attempt_ends(rank.ns, ranks_of(HeartbeatReader(tmp_path / "0").read()), lambda pulse: 0, "done")
     assert found == {"start_up": S, "productive": S, "idle_held": 14 * S}
+
+
+@pytest.mark.parametrize(("phase", "data_s", "productive_s"), [("compute", 30, 20), ("data", 10, 40)])
+def test_time_in_which_a_rank_was_suspended_is_not_productive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, data_s: int, productive_s: int
+) -> None:
+    clock = Clock()
+    rank = Rank(tmp_path, 0, 1, clock, monkeypatch)
+    account = Account(clock.ns, 1)
+    reader = HeartbeatReader(tmp_path)
+    rank.spends("compute", S)
+    rank.steps()
+    total = Counter(account.look(clock.ns, ranks_of(reader.read()), lambda pulse: 0))
+    rank.spends("data", 30 * S)
+    rank.spends("compute", 40 * S)
+    account.suspends(0, phase, 15 * S)
+    account.suspends(0, phase, 5 * S)
+    rank.steps()
+    total.update(account.look(clock.ns, ranks_of(reader.read()), lambda pulse: 0))
+    rank.spends("compute", 7 * S)
+    account.suspends(0, "compute", 3 * S)
+    total.update(account.attempt_ends(clock.ns, ranks_of(reader.read()), lambda pulse: 0, "hang"))
+    assert total["suspended"] == 23 * S and total["hang"] == 4 * S
+    assert (total["data"], total["productive"]) == (data_s * S, productive_s * S)
+    assert sum(total.values()) == 78 * S
+
+
+def test_a_rank_is_suspended_while_it_is_stopped_and_with_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Rank(tmp_path, 0, 1, Clock(), monkeypatch)
+    (pulse,) = HeartbeatReader(tmp_path).read()
+    stopped = msgspec.structs.replace(pulse, is_stopped=True)
+    suspensions = Suspensions()
+    assert suspensions.look(0, [pulse]) == {}
+    assert suspensions.look(S, [stopped]) == {}, "it was seen at work a second ago"
+    assert suspensions.look(3 * S, [stopped]) == {0: 2 * S}
+    assert suspensions.look(4 * S, [pulse]) == {}
+    assert suspensions.look(14 * S, [pulse]) == {}, "ten seconds without a look are nothing unusual"
+    assert suspensions.look(24 * S + 1, [pulse]) == {0: 10 * S + 1}

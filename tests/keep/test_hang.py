@@ -404,3 +404,81 @@ def test_a_rank_that_alone_on_its_node_has_begun_fewer_collectives_than_others_e
     hang, at = watch(alone, {0: BARRIER}, others=elsewhere(True))
     assert hang is not None and hang.late == (0,) and at < 15, "it is seen that others wait: no pause of its own"
     assert hang.sequence == 52
+
+
+def spinning(pid: int, now: float) -> ProcessUsage:
+    return ProcessUsage(cpu_s=now if pid == 1000 else 0.0, moved_bytes=0)
+
+
+def copying(pid: int, now: float) -> ProcessUsage:  # a child of rank 0 writes a file, without end
+    return ProcessUsage(cpu_s=0.0, moved_bytes=int(now * 1e6) if pid == 1000 else 0)
+
+
+@pytest.mark.parametrize("work", [spinning, copying])
+def test_a_limit_that_is_given_binds_whatever_a_rank_does(work: Any) -> None:
+    ranks = [pulse(0, sequences={"0": 51}), pulse(1)]
+    hang, at = watch(ranks, {0: SLEEPING, 1: BARRIER}, for_s=60, work=work, fixed_s=15)
+    assert hang is not None and hang.late == (0,) and 15 <= at < 20
+    assert "rank 0 has not arrived: it is in the step, busy: train.py:10 in main" in hang.describe()
+    moving, at = watch(
+        ranks, lambda now: {0: [("/job/a.py", f"f{int(now)}"), *SLEEPING], 1: BARRIER}, for_s=60, fixed_s=15
+    )
+    assert moving is not None and at < 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "moves", "ceiling_s"),
+    [
+        ({}, False, 600),
+        ({"phase": "evaluation"}, False, 1800),
+        ({}, True, 3600),
+    ],
+)
+def test_a_rank_that_works_while_others_wait_has_a_ceiling(
+    changes: dict[str, Any], moves: bool, ceiling_s: float
+) -> None:
+    """Nobody knows whether it spins. The looks become rare: it is found before the silence is half as long again."""
+    ranks = [pulse(0, sequences={"0": 51}, **changes), pulse(1)]
+
+    def stacks(now: float) -> dict[int, list[tuple[str, str]]]:
+        function = f"f{int(now)}" if moves else "f"
+        return {0: [("/job/a.py", function), *SLEEPING], 1: BARRIER}
+
+    assert watch(ranks, stacks, for_s=ceiling_s, work=spinning)[0] is None
+    hang, at = watch(ranks, stacks, for_s=2 * ceiling_s, work=spinning)
+    assert hang is not None and hang.late == (0,) and ceiling_s <= at < 1.6 * ceiling_s
+
+
+def test_a_rank_that_works_alone_has_no_ceiling() -> None:
+    alone = [pulse(0, world_size=1, sequences={})]
+    assert watch(alone, {0: SLEEPING}, for_s=8000, work=spinning)[0] is None
+    together = [pulse(0), pulse(1)]
+    assert watch(together, {0: SLEEPING, 1: SLEEPING}, for_s=8000, work=lambda pid, now: spinning(1000, now))[0] is None
+
+
+def test_a_stopped_process_is_called_stopped() -> None:
+    ranks = [pulse(0), pulse(1, is_stopped=True, gives_stacks=True)]
+    hang, _ = watch(ranks, {0: BARRIER, 1: SLEEPING}, for_s=120)
+    assert hang is not None and hang.late == (1,)
+    assert "rank 1 has not arrived: it is stopped by a signal (state T): `kill -CONT` resumes it" in hang.describe()
+
+
+def test_a_job_that_is_suspended_does_not_hang() -> None:
+    ranks = [pulse(0, is_stopped=True), pulse(1, is_stopped=True)]
+    assert watch(ranks, {0: BARRIER, 1: SLEEPING}, for_s=5000)[0] is None
+    assert watch(ranks, {0: BARRIER, 1: SLEEPING}, for_s=500, fixed_s=15)[0] is None
+
+
+@pytest.mark.parametrize(("gap_s", "is_hang"), [(9.0, True), (11.0, False)])
+def test_time_in_which_nobody_could_look_is_no_silence(gap_s: float, is_hang: bool) -> None:
+    """All processes of the host were suspended, this one too; after it, the ranks need a moment."""
+    ranks = [pulse(0, sequences={"0": 51}), pulse(1)]
+    frames = {0: SLEEPING, 1: BARRIER}
+    watching = HangWatch(
+        HangTimeout(12.0),
+        lambda asked: {one.name: stack(frames[one.rank or 0]) for one in asked},
+        lambda pid: ProcessUsage(cpu_s=0.0, moved_bytes=0),
+    )
+    times = [*[0.25 * tick for tick in range(6)], *[1.25 + gap_s + 0.25 * tick for tick in range(36)]]
+    hangs = [watching.look(now, ranks) for now in times]
+    assert any(hang is not None for hang in hangs) is is_hang

@@ -24,6 +24,7 @@ CLASSES = (
     "restart",  # from a failure until the end of the first step after it
     "hang",
     "idle_held",  # devices that were allocated to the job but have no rank
+    "suspended",  # the processes were stopped, by a signal or with the host
     "other",  # after the last step
     "unknown",
 )
@@ -47,6 +48,7 @@ class Account:
         self._farthest = self._reached = 0
         self._names: dict[int | None, str] = {}  # name of each rank's latest process
         self._seen: dict[str, tuple[int, dict[str, int]]] = {}  # by process: its steps and phases reported so far
+        self._suspended: dict[int, dict[str, int]] = {}  # by device and by the phase that was suspended, not reported
 
     @property
     def num_devices(self) -> int | None:
@@ -60,6 +62,11 @@ class Account:
         self._names.clear()
         self._seen.clear()
         self._within.begins()
+
+    def suspends(self, place: int, phase: str, ns: int) -> None:
+        """Note that the rank of a device was suspended in this phase; the time is reported with its next part."""
+        of_place = self._suspended.setdefault(place, {})
+        of_place[phase] = of_place.get(phase, 0) + ns
 
     def look(
         self, now_ns: int, ranks: Sequence[HeartbeatSample], base: Callable[[HeartbeatSample], int | None]
@@ -133,9 +140,25 @@ class Account:
             self._names[pulse.rank] = pulse.name
 
     def _advance(self, place: int, to_ns: int, name: str, found: Seconds) -> None:
-        if to_ns > self._cursors[place]:
-            found[name] = found.get(name, 0) + to_ns - self._cursors[place]
-            self._cursors[place] = to_ns
+        left = to_ns - self._cursors[place]
+        if left <= 0:
+            return
+        left -= self._take_suspended(place, left, {}, found)
+        if left:
+            found[name] = found.get(name, 0) + left
+        self._cursors[place] = to_ns
+
+    def _take_suspended(self, place: int, most_ns: int, phases: dict[str, int], found: Seconds) -> int:
+        """Report the suspended time of a device, at most `most_ns`; the phases in which it was suspended lose it."""
+        taken = 0
+        for phase, ns in self._suspended.pop(place, {}).items():
+            part = min(ns, most_ns - taken)
+            taken += part
+            if phase in phases:
+                phases[phase] = max(phases[phase] - part, 0)
+        if taken:
+            found["suspended"] = found.get("suspended", 0) + taken
+        return taken
 
     def _steps(self, place: int, pulse: HeartbeatSample, base: int | None, now_ns: int, found: Seconds) -> None:
         """Assign the time up to the end of the rank's last step."""
@@ -189,6 +212,8 @@ class Account:
         if left <= 0:
             return
         self._cursors[place] = end_ns
+        phases = dict(phases)
+        left -= self._take_suspended(place, left, phases, found)
         for phase, name in _OF_PHASES.items():
             part = min(max(phases.get(phase, 0), 0), left)
             if part:

@@ -15,6 +15,7 @@ from flatout.keep.previous_runs import JobStart, PreviousRuns
 from flatout.keep.rules import ASKED, Judgement
 from flatout.keep.step_breakdown import StepBreakdown
 from flatout.keep.supervise import Decision, StepProgress
+from flatout.keep.suspensions import Suspensions
 from flatout.launch import Ended
 
 _WRITE_EVERY_S = 2.0
@@ -43,6 +44,7 @@ class LedgerWriter:
         self._writer = writer
         self._progress = progress
         self._account = Account(time.monotonic_ns(), num_devices, within)
+        self._suspensions = Suspensions()
         self._attempt = 0
         self._told: dict[str, int] = {}
         self._steps = self._steps_told = 0
@@ -73,7 +75,10 @@ class LedgerWriter:
         self._writer.write("attempt", attempt=attempt)
 
     def look(self, ranks: Sequence[HeartbeatSample]) -> None:
-        self._add(self._account.look(time.monotonic_ns(), ranks, self._progress.base), ranks)
+        now_ns = time.monotonic_ns()
+        for place, suspended_ns in self._suspensions.look(now_ns, ranks).items():
+            self._account.suspends(place, ranks[place].phase, suspended_ns)
+        self._add(self._account.look(now_ns, ranks, self._progress.base), ranks)
         if time.monotonic() >= self._next_write:
             self._write()
 

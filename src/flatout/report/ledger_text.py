@@ -23,6 +23,7 @@ MEANINGS = {
     "restart": "from a failure to the end of the first step after it",
     "hang": "hung, until it was ended",
     "idle_held": "held by the job, without a rank",
+    "suspended": "stopped by a signal, or with the host",
     "other": "after the last step",
     "unknown": "not covered by a heartbeat",
 }
