@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -41,8 +42,9 @@ def run(body: str, *arguments: str, **environment: str) -> subprocess.CompletedP
     )
 
 
-def flatout_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "flatout", *arguments], capture_output=True, text=True, check=False)
+def flatout_command(*arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flatout", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, input=input)
 
 
 def test_a_verb_that_returns_ends_with_0() -> None:
@@ -183,9 +185,30 @@ def test_an_explanation_fits_a_terminal(name: str) -> None:
     assert len(said.splitlines()) > 14
 
 
+def test_an_error_is_explained_from_a_file_and_from_standard_input(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_text("[rank1]: RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed.\n")
+    said = flatout_command("explain", "--error", str(file)).stdout
+    assert said.startswith("host-oom: another start may help\n") and "way out: " in said
+    assert max(map(len, said.splitlines()[:-1])) <= 80
+    asked = ("explain", "--error", "-", "--json", "--phase", "start")
+    answer = json.loads(flatout_command(*asked, input="KeyError: 'peccary'").stdout)
+    assert (answer["schema"], answer["class"], answer["restart"]) == ("flatout/failure-explanation", "mistake", "no")
+    assert (answer["phase"], answer["exception"], answer["words"]) == ("start", "KeyError", None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
+        (("explain", "--phase", "start"), "`--phase` is about an error", "flatout explain --error FILE"),
+        (("explain", "straggler", "--error", "-"), "both a name and `--error` are given", "flatout explain --error"),
+        (("explain", "--error", "/nowhere"), "/nowhere cannot be read: no such file", "or - for stdin"),
+        (("explain", "--error", "/dev/null"), "/dev/null has no text", "the last lines that the job wrote"),
+        (
+            ("explain", "--error", "-", "--phase", "end"),
+            "`--phase` must be start or training",
+            "flatout explain --help",
+        ),
         (("tune", "--budgt=3m", "--", "train.py"), "no such option: --budgt", "flatout tune --help"),
         (("tune", "--budget"), "option '--budget' requires an argument", "flatout tune --help"),
         (("tune",), "missing argument 'command...'", "flatout tune --help"),

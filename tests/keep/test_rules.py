@@ -107,7 +107,7 @@ CASES = [
         "loader-timeout",
         True,
         "unknown",
-        evidence(failures=(failed("RuntimeError", "DataLoader timed out after 5 seconds"),)),
+        evidence(failures=(failed("RuntimeError", "DataLoader timed out after 5.0 seconds"),)),
     ),
     ("killed", True, "unknown", evidence(killed=(1,))),
     ("killed", True, "unknown", evidence(killed=(1,), failures=(failed("RuntimeError", "Connection closed by peer"),))),

@@ -158,7 +158,7 @@ def _translated(part: str) -> str:
     if part == "*":
         return rf"[^\n]{{0,{_MAX_GAP}}}?"
     if part == "#":
-        return r"\d+"
+        return r"\d+(?:\.\d+)?"
     return r"\s+" if part.isspace() else re.escape(part)
 
 
