@@ -65,7 +65,6 @@ class AttemptRunner:
         self._read_xids = read_xids
         self._on_problem = on_problem
         self._nodes = nodes if nodes is not None else PeerBoard(None, os.uname().nodename)
-        self._is_blind = False
         self.was_asked_to_end = False
 
     def run(
@@ -77,12 +76,23 @@ class AttemptRunner:
         reached: Callable[[HeartbeatSample], int | None],
     ) -> AttemptResult:
         """Run the command once. `folder` is this attempt's empty folder; `reached` returns a rank's training step."""
-        beats = HeartbeatReader(folder)
-        deaths = _Deaths()
-        began_unix_s = time.time()
-        stderr = StderrFile()
-        pass_on = PassOn(folder)
-        watch = HangWatch(
+        attempt = _Attempt(self, folder)
+        self._read_xids()  # those of before are not this attempt's
+        ended = run_local(
+            words,
+            {**environment, Variable.HEARTBEAT: str(folder)},
+            watch=attempt.look,
+            on_signal=self._asked,
+            pass_on=dict.fromkeys(WARNINGS, attempt.pass_on),
+        )
+        return attempt.result(ended, environment, reached)
+
+    def _asked(self, number: int) -> None:
+        self.was_asked_to_end = self.was_asked_to_end or number in _ENDS
+
+    def new_watch(self, folder: Path) -> HangWatch:
+        """Return what detects the hangs of one attempt."""
+        return HangWatch(
             HangTimeout(self._hang_after_s),
             lambda pulses: ask_stacks(folder, pulses),
             work_of,
@@ -90,81 +100,110 @@ class AttemptRunner:
             lambda pulses: ask_flight(folder, pulses),
             self._nodes.others,
         )
-        hang: Hang | None = None
-        xids: list[int] = []
-        before = count_oom_kills()
-        self._read_xids()
-        next_look = 0.0
 
-        def watch_over() -> None:
-            nonlocal hang, next_look
-            deaths.look()
-            now = time.monotonic()
-            if now < next_look:
-                return
-            next_look = now + _LOOK_EVERY_S
-            pulses = beats.read()
-            ranks = ranks_of(pulses)
-            deaths.follow(pulses)
-            xids.extend(self._read_xids())
-            self._on_look(ranks)
-            self._nodes.look(lambda: watch.told(ranks))
-            if self._nodes.given_up() and not any(pulse.is_alive for pulse in ranks):
-                end_attempt(folder)  # its agent waits for a node that will not come
-            if self._watches_hangs and hang is None and not self.was_asked_to_end:
-                hang = watch.look(now, ranks, is_failing=bool(failures_of(folder, pulses)))
-                if hang is not None:
-                    self._on_hang(hang)
-                    end_attempt(folder)
+    def read_xids(self) -> Sequence[int]:
+        """Return the Xids since the last call."""
+        return self._read_xids()
 
-        def look(_: int) -> None:
-            if self._is_blind:
-                return
-            try:
-                watch_over()
-            except Exception as error:  # noqa: BLE001 - our own error must not orphan the job
-                self._is_blind = True
-                self._on_problem(f"{type(error).__name__}: {error}")
+    def report_look(self, ranks: Sequence[HeartbeatSample], watch: HangWatch) -> bool:
+        """Report the ranks to the ledger and the other nodes; return whether another node has given up the job."""
+        self._on_look(ranks)
+        self._nodes.look(lambda: watch.told(ranks))
+        return bool(self._nodes.given_up())
 
-        def asked(number: int) -> None:
-            self.was_asked_to_end = self.was_asked_to_end or number in _ENDS
+    def find_hang(
+        self, watch: HangWatch, now: float, ranks: Sequence[HeartbeatSample], *, is_failing: bool
+    ) -> Hang | None:
+        """Return a hang, and report it, if hangs are watched for."""
+        if not self._watches_hangs or self.was_asked_to_end:
+            return None
+        hang = watch.look(now, ranks, is_failing=is_failing)
+        if hang is not None:
+            self._on_hang(hang)
+        return hang
 
-        ended = run_local(
-            words,
-            {**environment, Variable.HEARTBEAT: str(folder)},
-            watch=look,
-            on_signal=asked,
-            pass_on=dict.fromkeys(WARNINGS, pass_on),
-        )
-        pulses = beats.read()
-        deaths.follow(pulses)
-        deaths.look()
-        is_in_order = ended.code == 0 and hang is None and not self.was_asked_to_end
-        left = left_running(folder) if is_in_order else ()
-        if not is_in_order:
-            end_attempt(folder)
-        xids.extend(self._read_xids())
+    def report_problem(self, error: Exception) -> None:
+        """Report an error of Flatout itself, after which the attempt is not watched any more."""
+        self._on_problem(f"{type(error).__name__}: {error}")
+
+
+class _Attempt:
+    """What is seen of one attempt while it runs."""
+
+    def __init__(self, runner: AttemptRunner, folder: Path) -> None:
+        self.pass_on = PassOn(folder)
+        self._runner = runner
+        self._folder = folder
+        self._beats = HeartbeatReader(folder)
+        self._deaths = _Deaths()
+        self._stderr = StderrFile()
+        self._began_unix_s = time.time()
+        self._oom_kills_before = count_oom_kills()
+        self._watch = runner.new_watch(folder)
+        self._hang: Hang | None = None
+        self._xids: list[int] = []
+        self._next_look = 0.0
+        self._is_blind = False
+
+    def look(self, _: int) -> None:
+        """Look at the job, many times per second."""
+        if self._is_blind:
+            return
+        try:
+            self._look()
+        except Exception as error:  # noqa: BLE001 - our own error must not orphan the job
+            self._is_blind = True
+            self._runner.report_problem(error)
+
+    def _look(self) -> None:
+        self._deaths.look()
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_EVERY_S
+        pulses = self._beats.read()
         ranks = ranks_of(pulses)
-        beats.close()
-        return AttemptResult(
-            ended=ended,
-            ranks=tuple(ranks),
-            left=left,
-            evidence=evidence_of(
-                ended,
-                ranks,
-                folder,
-                deaths=deaths.found,
-                hang=hang,
-                was_asked_to_end=self.was_asked_to_end,
-                oom_kills=(before, count_oom_kills()),
-                xids=tuple(xids),
-                flight_records=tuple(str(path) for path in dumps_since(began_unix_s, environment)),
-                step_of=reached,
-                last_lines=tuple(stderr.lines()[-_LAST_LINES:]),
-                was_warned=pass_on.was_recent(),
-            ),
+        self._deaths.follow(pulses)
+        self._xids.extend(self._runner.read_xids())
+        is_given_up = self._runner.report_look(ranks, self._watch)
+        if is_given_up and not any(pulse.is_alive for pulse in ranks):
+            end_attempt(self._folder)  # its agent waits for a node that will not come
+        if self._hang is None:
+            is_failing = bool(failures_of(self._folder, pulses))
+            self._hang = self._runner.find_hang(self._watch, now, ranks, is_failing=is_failing)
+            if self._hang is not None:
+                end_attempt(self._folder)
+
+    def result(
+        self, ended: Ended, environment: Mapping[str, str], reached: Callable[[HeartbeatSample], int | None]
+    ) -> AttemptResult:
+        """Return how the attempt ended, once its first process has; end what is left of it."""
+        was_asked_to_end = self._runner.was_asked_to_end
+        pulses = self._beats.read()
+        self._deaths.follow(pulses)
+        self._deaths.look()
+        is_in_order = ended.code == 0 and self._hang is None and not was_asked_to_end
+        left = left_running(self._folder) if is_in_order else ()
+        if not is_in_order:
+            end_attempt(self._folder)
+        self._xids.extend(self._runner.read_xids())
+        ranks = ranks_of(pulses)
+        self._beats.close()
+        evidence = evidence_of(
+            ended,
+            ranks,
+            self._folder,
+            deaths=self._deaths.found,
+            hang=self._hang,
+            was_asked_to_end=was_asked_to_end,
+            oom_kills=(self._oom_kills_before, count_oom_kills()),
+            xids=tuple(self._xids),
+            flight_records=tuple(str(path) for path in dumps_since(self._began_unix_s, environment)),
+            step_of=reached,
+            last_lines=tuple(self._stderr.lines()[-_LAST_LINES:]),
+            was_warned=self.pass_on.was_recent(),
         )
+        return AttemptResult(ended=ended, ranks=tuple(ranks), left=left, evidence=evidence)
 
 
 def end_attempt(folder: Path) -> int:

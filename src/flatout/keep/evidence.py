@@ -163,18 +163,18 @@ def evidence_of(
     last_lines: tuple[str, ...] = (),
     was_warned: bool = False,
 ) -> Evidence:
-    failures = tuple(one for one in failures_of(folder, pulses) if _ended_it(one, ended))
-    before, after = oom_kills
-    has_failed = ended.code != 0 and hang is None
+    """Combine what is known about an attempt that has ended. `deaths` is by process name."""
+    failures = tuple(failure for failure in failures_of(folder, pulses) if _ended_it(failure, ended))
     noted = {(failure.hostname, failure.pid) for failure in failures}
-    killed = killed_ranks(pulses, noted, deaths) if has_failed else ()
-    exits = rank_exits(folder, pulses, deaths, noted) if has_failed else ()
+    killed: tuple[int, ...] = ()
+    exits: tuple[RankExit, ...] = ()
+    if ended.code != 0 and hang is None:
+        killed = killed_ranks(pulses, noted, deaths)
+        exits = rank_exits(folder, pulses, deaths, noted)
     left = left_first(exits, _first_complaint_s(failures))
+    blamed = _blamed_ranks(failures, hang, killed, left)
     # Use the failing rank's own step: the others may have come a step further, or not.
-    where = {failures[0].rank} if failures else set(hang.late if hang is not None else killed)
-    if left is not None and (not failures or failures[0].is_of_peers):
-        where = {left.rank}
-    ranks = [pulse for pulse in pulses if not where or pulse.rank in where]
+    steps = [step_of(pulse) for pulse in pulses if not blamed or pulse.rank in blamed]
     return Evidence(
         code=ended.code,
         signal=ended.signal,
@@ -184,12 +184,12 @@ def evidence_of(
         hang=hang,
         failures=failures,
         killed=killed,
-        num_oom_kills=None if before is None or after is None else max(after - before, 0),
+        num_oom_kills=_num_oom_kills(*oom_kills),
         xids=xids,
         num_ranks=len([pulse for pulse in pulses if pulse.rank is not None]),
         num_steps=max((pulse.num_steps for pulse in pulses), default=0),
-        step=max((step for pulse in ranks if (step := step_of(pulse)) is not None), default=None),
-        host=_host(failures, killed or (hang.late if hang is not None else ()), pulses, xids),
+        step=max((step for step in steps if step is not None), default=None),
+        host=_host(blamed, failures, pulses, xids),
         flight_records=flight_records,
         left=left,
         last_lines=last_lines,
@@ -197,16 +197,32 @@ def evidence_of(
     )
 
 
+def _num_oom_kills(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else max(after - before, 0)
+
+
 def _first_complaint_s(failures: Sequence[Failure]) -> float | None:
     """Return when a rank first reported that a peer is gone, in seconds of CLOCK_MONOTONIC."""
     return min((as_monotonic_s(failure.unix_s) for failure in failures if failure.is_of_peers), default=None)
 
 
+def _blamed_ranks(
+    failures: Sequence[Failure], hang: Hang | None, killed: Sequence[int], left: RankExit | None
+) -> set[int]:
+    """Return the ranks that the end of the attempt is due to; empty if none is known."""
+    has_own_error = bool(failures) and not failures[0].is_of_peers
+    if left is not None and not has_own_error:
+        return {left.rank}
+    if failures:
+        return {failures[0].rank}
+    return set(hang.late if hang is not None else killed)
+
+
 def _host(
-    failures: Sequence[Failure], killed: Sequence[int], pulses: Sequence[HeartbeatSample], xids: Sequence[int]
+    blamed: set[int], failures: Sequence[Failure], pulses: Sequence[HeartbeatSample], xids: Sequence[int]
 ) -> str | None:
     if xids:  # they are this host's
         return os.uname().nodename
-    if failures:
+    if failures and failures[0].rank in blamed:
         return failures[0].hostname
-    return next((pulse.hostname for pulse in pulses if pulse.rank in killed), None)
+    return next((pulse.hostname for pulse in pulses if pulse.rank in blamed), None)

@@ -102,6 +102,8 @@ class LedgerWriter:
                 attempt=attempt,
                 rule=judgement.rule,
                 fault=judgement.fault,
+                failure_class=judgement.failure_class,
+                restart=judgement.restart,
                 key=judgement.key,
                 says=judgement.says,
                 step=done.evidence.step,
