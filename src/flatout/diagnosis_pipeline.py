@@ -32,6 +32,7 @@ from flatout.units import NS_PER_S
 
 if TYPE_CHECKING:
     from flatout.records.ceilings import Ceilings
+    from flatout.records.change import JobFacts
     from flatout.records.recorded_time import RecordedTime
     from flatout.records.recording import Recording
     from flatout.report.perfetto import PerfettoRank
@@ -104,7 +105,13 @@ def diagnose_paths(
         timelines, quality, source_of_rank = _read_all(sources, engine, given_ranks, progress, with_tracks)
         job = attribute_job(timelines)
         hosts = {timeline.meta.hostname or "" for timeline in timelines}
-        diagnosis = diagnose(job, untraced=untraced, quality=quality, ceilings=_known_ceilings(hosts, ceilings))
+        diagnosis = diagnose(
+            job,
+            untraced=untraced,
+            quality=quality,
+            ceilings=_known_ceilings(hosts, ceilings),
+            facts=_facts(recording),
+        )
         if recording is not None:
             diagnosis = with_recording(diagnosis, recording, recorded_time_of(recording))
         diagnosis = _with_hosts(diagnosis, timelines, recording)
@@ -172,6 +179,18 @@ def _untraced(recording: Recording) -> Untraced | None:
         num_steps=measured.num_untraced_steps,
         spike_share=measured.spike_share or 0.0,
     )
+
+
+def _facts(recording: Recording | None) -> JobFacts | None:
+    """Return what the recording knows of the job; None without a recording, or if its facts cannot be read."""
+    if recording is None:
+        return None
+    from flatout.profile.read_facts import read_facts
+
+    try:
+        return read_facts(Path(recording.path), recording)
+    except InputError:
+        return None
 
 
 def _require_traces(recording: Recording) -> None:

@@ -234,6 +234,47 @@ def test_the_number_of_workers_that_the_script_has_is_not_proposed() -> None:
     assert worker_counts(facts(loader_workers=15)) == (7, 3, 2)
 
 
+@pytest.mark.parametrize(
+    ("cpu_share", "expected"),
+    [
+        (None, (1,)),  # unknown
+        (0.51, (1,)),
+        (0.49, (2, 1)),  # two workers keep one core busy
+        (0.25, (4, 2, 1)),
+        (0.069, (8, 4, 2)),  # a loader that was recorded: 2 ms of waiting for each of 16 samples
+        (0.0, (8, 4, 2)),
+    ],
+)
+def test_workers_that_wait_may_be_more_than_the_cores(cpu_share: float | None, expected: tuple[int, ...]) -> None:
+    """Two ranks share two cores."""
+    assert worker_counts(facts(cores_allowed=2.0, ranks_per_host=2, loader_cpu_share=cpu_share)) == expected
+
+
+@pytest.mark.parametrize(("num_workers", "expected"), [(0, (1,)), (1, ()), (4, ())])
+def test_an_iterable_data_set_is_never_offered_several_workers(num_workers: int, expected: tuple[int, ...]) -> None:
+    """Each of them would yield all samples."""
+    assert worker_counts(facts(loader_is_iterable=True, loader_workers=num_workers, loader_cpu_share=0.1)) == expected
+
+
+@pytest.mark.parametrize(
+    ("draws", "keeps_state", "safety"),
+    [
+        (False, False, "exact"),
+        (True, False, "semantic"),
+        (False, True, "semantic"),
+        (None, False, "semantic"),
+        (False, None, "semantic"),
+        (None, None, "semantic"),
+    ],
+)
+def test_workers_that_live_on_are_exact_only_without_state_and_draws(
+    draws: bool | None, keeps_state: bool | None, safety: str
+) -> None:
+    known = facts(loader_workers=2, loader_draws=draws, loader_keeps_state=keeps_state)
+    (persistent,) = [c for c in all_changes(known) if c.knob.name == "dataloader-persistent-workers"]
+    assert persistent.safety == safety
+
+
 def test_threads_share_the_allowed_cores() -> None:
     assert thread_counts(facts(cores_allowed=64.0)) == (16, 8)
     assert thread_counts(facts(cores_allowed=2.0, ranks_per_host=2)) == ()  # it has one already

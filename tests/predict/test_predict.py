@@ -69,6 +69,19 @@ def test_no_more_workers_than_cores_count() -> None:
     assert found.speedup == pytest.approx(predicted(made, "dataloader-workers=3").speedup)
 
 
+@pytest.mark.parametrize(("share", "at_once"), [(1.0, 1.0), (0.5, 2.0), (0.1, 4.0), (None, 1.0)])
+def test_workers_that_wait_work_at_once_on_few_cores(share: float | None, at_once: float) -> None:
+    """Four workers and one spare core: as many run as it has time for."""
+    made = situation(
+        loading_job(load_us=30_000, compute_us=2000),
+        facts=msgspec.structs.replace(FACTS, cores_allowed=2.0, loader_cpu_share=share),
+    )
+    four = msgspec.structs.replace(change("dataloader-workers=3"), value="4")
+    found = predict(made, four)
+    assert isinstance(found, Prediction)
+    assert found.speedup == pytest.approx(32 / (30 * 1.1 / at_once), rel=0.05)
+
+
 def test_reductions_before_the_last_pass_are_left_out() -> None:
     made = situation(*reducing_job(passes=2, reduce_us=400))
     # Two passes of 520 us, of which the first loses its 400 us of transfer.

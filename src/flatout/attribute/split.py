@@ -3,7 +3,8 @@
 In: timelines and matches on the common clock. Out: when each kernel stopped waiting, and segments with the split parts.
 A kernel waits until the last rank that it needs has arrived, and then transfers. In a collective that combines all
 data, every rank needs all others. In a broadcast or scatter, the others need the root, and the root needs nobody. In a
-reduce or gather, the root needs all others, and these need nobody. In a send and receive, each needs its partner.
+reduce or gather, the root needs all others, and these need nobody. In a send and receive, each needs its partner. If
+the root was not recorded (gloo), a kernel needs the last of the ranks that arrived before its end.
 """
 
 from __future__ import annotations
@@ -58,15 +59,28 @@ def _arrive(
         arrival = result[rank]
         seen[rank][kernel] = True
         arrival.is_pipeline[kernel] |= match.is_pipeline
-        needed = _needed_rank(match, rank, last)
+        end_ns = int(kernels[rank].end_ns[kernel])
+        if match.root is None and match.operation in FROM_ROOT | TO_ROOT:
+            needed = _last_before(starts, end_ns) if match.is_complete else None
+        else:
+            needed = _needed_rank(match, rank, last)
         if needed is None or needed not in starts:
             arrival.is_known[kernel] = False
             continue
-        arrived = min(starts[needed], int(kernels[rank].end_ns[kernel]))
+        arrived = min(starts[needed], end_ns)
         if arrived >= arrival.until_ns[kernel]:
             arrival.until_ns[kernel] = arrived
             arrival.match[kernel] = index
             arrival.late_rank[kernel] = needed if needed != rank else -1
+
+
+def _last_before(starts: dict[int, int], end_ns: int) -> int:
+    """Return the rank that arrived last before a kernel's end: the kernel cannot have needed a rank that came later.
+
+    That is how the root is inferred if it was not recorded: who waits for it ends when it has arrived.
+    """
+    arrived = [rank for rank, start_ns in starts.items() if start_ns <= end_ns]
+    return max(arrived, key=lambda rank: starts[rank])
 
 
 def _needed_rank(match: Match, rank: int, last: int) -> int | None:
@@ -74,8 +88,6 @@ def _needed_rank(match: Match, rank: int, last: int) -> int | None:
 
     `last` is the recorded rank that arrived last.
     """
-    if match.root is None and match.operation in FROM_ROOT | TO_ROOT:
-        return None
     if match.operation in FROM_ROOT:
         return _root(match)
     if match.operation in TO_ROOT and rank != _root(match):

@@ -1,12 +1,16 @@
 """The DataLoader: how batches are made and reach the device while the device computes.
 
 Cores are those that the control group allows this job, shared among the ranks of a host, with one per rank reserved for
-the training process. torch itself uses the machine's cores and the affinity, not a container's quota.
+the training process. torch itself uses the machine's cores and the affinity, not a container's quota. A loader that
+mostly waits, as for network storage, may have more workers than cores: the share of CPU time in the time that its
+batches take was recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import msgspec
 
 from flatout.change.setting import setting
 from flatout.records.change import Change, JobFacts, Knob, Need, ValidRange
@@ -14,12 +18,13 @@ from flatout.records.change import Change, JobFacts, Knob, Need, ValidRange
 FAMILY = "dataloader"
 MAX_WORKERS = 32  # per rank: more cost memory and rarely help
 PREFETCH = (4, 8)
+WAITING_WORKERS_PER_CORE = 8
 _TORCH = "torch.utils.data documentation"
 
 WORKERS = Knob(
     name="dataloader-workers",
     family=FAMILY,
-    summary="make batches in worker processes, as many as the cores allow",
+    summary="make batches in worker processes, as many as the cores allow, or more if they wait",
     safety="exact",
     answers={"data-loading": 1.0},
     needs=(Need(fact="cores_allowed", relation="at least", value=1),),
@@ -27,9 +32,10 @@ WORKERS = Knob(
     combines_with=("dataloader-persistent-workers", "dataloader-prefetch"),
     doc=(
         "Batches are decoded and augmented in parallel with the training. Each worker is a process with a copy of what"
-        " the dataset holds; they need shared memory for their batches. A script whose random augmentation"
-        " draws from the worker's own seed gives other losses with another number of workers: they are judged against"
-        " the spread of repeated baselines."
+        " the dataset holds; they need shared memory for their batches. An IterableDataset gets one worker at most:"
+        " each worker yields all samples unless the dataset divides them, so with more workers samples repeat. A script"
+        " whose random augmentation draws from the worker's own seed gives other losses with another number of workers:"
+        " they are judged against the spread of repeated baselines."
     ),
     source=f"{_TORCH}; stas00/ml-engineering: 0 -> 3 workers, 5.4 -> 0.84 s per step",
 )
@@ -69,11 +75,14 @@ PERSISTENT = Knob(
     answers={"data-loading": 0.5},
     requires=("dataloader-workers",),
     doc=(
-        "Saves starting the workers at each epoch, which counts where epochs are short. Datasets that change their own"
-        " state at each epoch see the first epoch's state in the workers."
+        "Saves starting the workers at each epoch, which counts where epochs are short. It is exact only for a data set"
+        " that keeps no state and draws no random numbers in the workers: a data set that changes from epoch to epoch"
+        " keeps its first epoch's state in the workers, and random augmentation continues there instead of beginning"
+        " with the epoch's seed. Where the recording shows either, or does not show it, the change is semantic."
     ),
     source=_TORCH,
 )
+PERSISTENT_WITH_STATE = msgspec.structs.replace(PERSISTENT, safety="semantic")
 NON_BLOCKING = Knob(
     name="non-blocking-copies",
     family=FAMILY,
@@ -101,17 +110,25 @@ def changes(facts: JobFacts) -> Iterator[Change]:
     if not facts.loader_pins_memory:
         yield setting(PINNED, patch="dataloader", pin_memory=True)
     if not facts.loader_has_persistent_workers:
-        yield setting(PERSISTENT, patch="dataloader", persistent_workers=True)
+        knob = PERSISTENT if facts.loader_is_stateless else PERSISTENT_WITH_STATE
+        yield setting(knob, patch="dataloader", persistent_workers=True)
     yield setting(NON_BLOCKING, patch="non_blocking_copies")
 
 
 def worker_counts(facts: JobFacts) -> tuple[int, ...]:
-    """Return the numbers of workers per rank to try, largest first, at most the cores that the training leaves.
+    """Return the numbers of workers per rank to try, largest first, at most those that the spare cores can run.
 
-    A rank with one core still gets one worker: it can read while the training computes.
+    A rank with one core still gets one worker: it can read while the training computes. A worker that waits needs only
+    its CPU share of a core. An iterable dataset gets one worker, as more would repeat its samples.
     """
     if facts.cores_per_rank is None:
         return ()
-    most = min(max(int(facts.cores_per_rank) - 1, 1), MAX_WORKERS)
+    if facts.loader_is_iterable:
+        return (1,) if facts.loader_workers == 0 else ()
+    spare_cores = max(int(facts.cores_per_rank) - 1, 1)
+    most = min(spare_cores, MAX_WORKERS)
+    if facts.loader_waits:
+        by_cpu_time = spare_cores / max(facts.loader_cpu_share or 0.0, 1 / WAITING_WORKERS_PER_CORE)
+        most = min(int(by_cpu_time), MAX_WORKERS)
     counts = dict.fromkeys((most, most // 2, most // 4, min(2, most)))
     return tuple(count for count in counts if count >= 1 and count != facts.loader_workers)

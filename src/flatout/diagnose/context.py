@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.diagnose.recorder import RecorderCost, Untraced, recorder_cost
+from flatout.records.change import JobFacts
 from flatout.records.diagnosis import PART_NAMES, Part
 from flatout.records.job import JobAttribution
 from flatout.records.timeline import NUM_PARTS, RankFacts, RankTimeline
@@ -44,9 +45,14 @@ class DiagnosisContext:
     """The job to diagnose. All times are in seconds per step unless stated otherwise."""
 
     def __init__(
-        self, job: JobAttribution, untraced: Untraced | None = None, peaks: Mapping[str, float] | None = None
+        self,
+        job: JobAttribution,
+        untraced: Untraced | None = None,
+        peaks: Mapping[str, float] | None = None,
+        job_facts: JobFacts | None = None,
     ) -> None:
         self.job = job
+        self.job_facts = job_facts or JobFacts()  # what a recording knows beyond the traces
         self.measured_peaks = peaks  # FLOP/s by operand type of the job's GPU, where `flatout bench` measured it
         self.ranks: tuple[RankTimeline, ...] = job.timelines
         self.num_steps = max((len(t.steps) for t in self.ranks), default=0)

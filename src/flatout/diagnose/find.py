@@ -13,6 +13,7 @@ from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.recorder import Untraced
 from flatout.diagnose.rules import RULES
 from flatout.records.ceilings import Ceilings
+from flatout.records.change import JobFacts
 from flatout.records.diagnosis import (
     PART_NAMES,
     DeviceDiagnosis,
@@ -41,9 +42,13 @@ def diagnose(
     untraced: Untraced | None = None,
     quality: Iterable[Quality] = (),
     ceilings: Mapping[str, Ceilings] | None = None,
+    facts: JobFacts | None = None,
 ) -> Diagnosis:
-    """Return the findings of a job with its parts, blame and data quality. `ceilings`: measured rates by host."""
-    context = DiagnosisContext(job, untraced, _measured_peaks(job, ceilings or {}))
+    """Return the findings of a job with its parts, blame and data quality.
+
+    `ceilings`: measured rates by host; `facts`: what a recording knows of the job beyond its traces.
+    """
+    context = DiagnosisContext(job, untraced, _measured_peaks(job, ceilings or {}), facts)
     quality = tuple(quality)
     findings: list[Finding] = []
     if context.step_s > 0:

@@ -35,6 +35,7 @@ from flatout.inside.overlay.redirect import redirect
 from flatout.inside.patches.apply import apply_patches
 from flatout.inside.protocol import Variable
 from flatout.inside.recording.attempt import find_attempt
+from flatout.inside.recording.loader_watch import hook_fetchers
 from flatout.inside.recording.recorder import Recorder
 from flatout.inside.recording.spell_hooks import LateHooks, hook_collections, hook_evaluations, hook_loader_starts
 from flatout.inside.settings import read_settings
@@ -144,6 +145,8 @@ def install() -> list[Callable[[], None]]:
     if settings is not None:
         os.register_at_fork(after_in_child=_after_fork)
         hooks = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints]
+        if settings.watches_loaders:
+            undos.append(guarded(hook_fetchers)(settings.state))
         if settings.has_gradients:
             hooks.append(_hook_gradients)
         undos += [guarded(hook)() for hook in hooks]

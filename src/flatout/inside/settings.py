@@ -31,6 +31,11 @@ class RecorderSettings:
         return self.is_light and self.stop_after is not None
 
     @property
+    def watches_loaders(self) -> bool:
+        """Whether the first batches of loaders are watched, which takes time in the steps that they are made for."""
+        return self.has_facts and not self.is_trial
+
+    @property
     def folder(self) -> Path:
         """Return the folder where the ranks of this attempt write; for the first attempt, the recording itself."""
         if not self.attempt:

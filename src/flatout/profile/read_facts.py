@@ -8,7 +8,7 @@ collectives come from the trace and the machine, and are None here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,12 @@ _LAUNCHERS = {"torchrun": "torchrun", "srun": "srun", "accelerate": "accelerate"
 _LAUNCHERS |= {"mpirun": "mpirun", "mpiexec": "mpirun"}
 _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 _MODULES |= {"accelerate.commands.launch": "accelerate"}
+# Facts of each rank's own loader, and how to combine them. The rank that computes most needs the most cores.
+_COMBINED: dict[str, Callable[[list[Any]], Any]] = {
+    "loader_cpu_share": max,
+    "loader_draws": any,
+    "loader_keeps_state": any,
+}
 
 
 def read_facts(path: Path, recording: Recording | None = None) -> JobFacts:
@@ -88,11 +94,15 @@ def _content(file: Path) -> dict[str, Any] | None:
 
 
 def _agreed(facts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the facts on which all ranks that know them agree."""
+    """Return the facts on which all ranks that know them agree, and combined values of those that differ by rank."""
     agreed: dict[str, Any] = {}
     for name in {name for of_rank in facts for name in of_rank}:
         values = [of_rank[name] for of_rank in facts if of_rank.get(name) is not None]
-        if values and all(value == values[0] for value in values):
+        if not values:
+            continue
+        if name in _COMBINED:
+            agreed[name] = _COMBINED[name](values)
+        elif all(value == values[0] for value in values):
             agreed[name] = values[0]
     return agreed
 

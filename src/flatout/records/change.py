@@ -13,6 +13,8 @@ import msgspec
 Safety = Literal["exact", "rounding", "semantic"]
 SAFETIES: tuple[Safety, ...] = ("exact", "rounding", "semantic")  # each allows those before it too
 
+MAX_WAITING_SHARE = 0.5  # of CPU time in the time of making batches: below, a loader waits rather than computes
+
 Gate = Literal["loss", "data", "memory"]
 Scalar = bool | int | float | str
 Relation = Literal["is", "is not", "at least", "at most"]
@@ -140,6 +142,10 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     loader_prefetch: int | None = None
     loader_pins_memory: bool | None = None
     loader_has_persistent_workers: bool | None = None
+    loader_is_iterable: bool | None = None  # an IterableDataset: each worker yields all samples unless it divides them
+    loader_cpu_share: float | None = None  # of the time in which batches are made: a small share means waiting
+    loader_draws: bool | None = None  # making a batch draws random numbers of its process
+    loader_keeps_state: bool | None = None  # making a batch changes the data set, or the data set knows the epoch
     optimizer: str | None = None  # class name: AdamW
     optimizer_is_fused: bool | None = None
     optimizer_is_foreach: bool | None = None
@@ -152,6 +158,16 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_deterministic: bool | None = None  # the script asks for deterministic algorithms
     reshards_after_forward: bool | None = None
     environment: dict[str, str] = {}  # environment of the job at its start
+
+    @property
+    def loader_waits(self) -> bool:
+        """Whether making a batch is known to be mostly waiting, as for network storage."""
+        return self.loader_cpu_share is not None and self.loader_cpu_share < MAX_WAITING_SHARE
+
+    @property
+    def loader_is_stateless(self) -> bool:
+        """Whether workers that live on are known to make the same batches as new ones."""
+        return self.loader_draws is False and self.loader_keeps_state is False
 
     @property
     def ranks_on_host(self) -> int:

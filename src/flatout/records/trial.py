@@ -13,8 +13,9 @@ from flatout.records.machine import Xid
 
 TrialOutcome = Literal["completed", "out_of_memory", "failed", "timed_out", "cancelled"]
 # Why a trial has the outcome `failed`: the command ended with an error, no rank made a training step, too few steps
-# were settled to be measured, or a change had no effect in any process.
-FailureCause = Literal["error", "no_step", "too_few_steps", "not_applied"]
+# were settled to be measured, a change had no effect in any process, or the training began in another state than that
+# of the first trial, as when it resumes from a checkpoint.
+FailureCause = Literal["error", "no_step", "too_few_steps", "not_applied", "other_start"]
 
 BASELINE = "baseline"
 
@@ -51,6 +52,14 @@ class GradientNorms(msgspec.Struct, frozen=True, kw_only=True):
     rank_spread: float | None = None
 
 
+class StartState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one optimizer before the first step of a trial, over all ranks."""
+
+    num_steps: int  # that it had made before
+    has_state: bool  # momentum or the like
+    weights: str | None  # digest; None: unknown
+
+
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """One trial. `index` is its position among all trials, by which drift is judged."""
 
@@ -67,6 +76,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     wrong_data: str | None = None  # result of the known-answer check of the collectives; None: correct, or not checked
     losses: tuple[float, ...] = ()  # of each step, including warm-up, for the gates
     gradients: tuple[GradientNorms, ...] = ()  # per optimizer, in the order of first use; (): unknown
+    start: tuple[StartState, ...] = ()  # per optimizer, as `gradients`; (): unknown
     loader_workers: int | None = None  # of a rank's DataLoader; random augmentation depends on their number
     start_s: float | None = None  # from the start of the command to the first measured step
     covariates: Covariates = Covariates()

@@ -1,4 +1,4 @@
-"""Combine the first gradients that each rank recorded into the `GradientNorms` of each optimizer.
+"""Combine what each rank recorded of its first steps: the `GradientNorms` and the `StartState` of each optimizer.
 
 The norm of a parameter that is sharded over the ranks (DTensor) is the root of the sum of squares. If each rank has the
 complete parameter, the ranks' norms are bitwise equal once its gradient is reduced: their spread is kept, before and
@@ -16,9 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.inside.protocol import File
-from flatout.records.trial import GradientNorms
+from flatout.records.trial import GradientNorms, StartState
 
 FAINT = 1e-4  # share of the norm of all parameters: less can be rounding alone, as for a bias before a batch norm
+
+
+class _Start(msgspec.Struct, frozen=True, kw_only=True):
+    num_steps: int
+    has_state: bool
+    weights: str | None
 
 
 class _Optimizer(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +32,7 @@ class _Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     sharded: tuple[int, ...]
     steps: tuple[tuple[float, ...] | None, ...]  # of each parameter
     unclipped: tuple[tuple[float, ...] | None, ...]  # the same before clipping; None: not clipped, or unknown
+    start: _Start | None = None
 
 
 class _Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,18 +44,42 @@ class _Rank(msgspec.Struct, frozen=True, kw_only=True):
 _FILE = msgspec.json.Decoder(_Rank, strict=False)
 
 
+def read_start(folder: Path, num_ranks: int) -> tuple[StartState, ...]:
+    """Read the state in which each optimizer began; empty if a rank wrote none, or the state is unknown."""
+    states = []
+    for of_ranks in zip(*(rank.optimizers for rank in _read_ranks(folder, num_ranks)), strict=False):
+        starts = [rank.start for rank in of_ranks if rank.start is not None]
+        if len(starts) != len(of_ranks):
+            return ()
+        digests = [start.weights for start in starts if start.weights is not None]
+        states.append(
+            StartState(
+                num_steps=max(start.num_steps for start in starts),
+                has_state=any(start.has_state for start in starts),
+                weights=" ".join(dict.fromkeys(digests)) if len(digests) == len(starts) else None,
+            )
+        )
+    return tuple(states)
+
+
 def read_gradients(folder: Path, num_ranks: int) -> tuple[GradientNorms, ...]:
     """Read the files of all ranks in the folder; empty if a rank wrote none, or nothing is known."""
+    ranks = _read_ranks(folder, num_ranks)
+    if not ranks:
+        return ()
+    norms = tuple(_together(optimizers) for optimizers in zip(*(rank.optimizers for rank in ranks), strict=False))
+    return norms if any(optimizer.num_parameters is not None for optimizer in norms) else ()
+
+
+def _read_ranks(folder: Path, num_ranks: int) -> list[_Rank]:
+    """Read the files of all ranks; empty if a rank wrote none."""
     ranks = []
     for file in sorted(folder.glob(File.GRADIENTS.glob)):
         try:
             ranks.append(_FILE.decode(file.read_bytes()))
         except (OSError, msgspec.DecodeError):
             continue  # truncated by the end of its process
-    if not ranks or len(ranks) != num_ranks:
-        return ()
-    norms = tuple(_together(optimizers) for optimizers in zip(*(rank.optimizers for rank in ranks), strict=False))
-    return norms if any(optimizer.num_parameters is not None for optimizer in norms) else ()
+    return ranks if len(ranks) == num_ranks else []
 
 
 def _together(ranks: Sequence[_Optimizer]) -> GradientNorms:

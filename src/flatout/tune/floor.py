@@ -52,6 +52,11 @@ def _failed_baseline(state: TuningState, result: TrialResult) -> InputError:
     output = f"its output is in {state.runner.out}/runs/trial-{result.index:03d}/output.log"
     if result.cause == "no_step":
         return InputError(f"the command cannot be tuned: {result.problem}", hint=output)
+    if result.cause == "other_start":
+        return InputError(
+            f"the command cannot be tuned, because its runs do not begin alike: {result.problem}",
+            hint="let each run begin afresh, e.g. with {trial_dir} as its output folder, or without resuming",
+        )
     if result.cause == "too_few_steps":
         return InputError(
             f"the command ended too early to be tuned: {result.problem}",

@@ -28,11 +28,12 @@ from flatout.records.recording import Recording
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.trial.command import trial_command
 from flatout.trial.data import check_data
-from flatout.trial.gradients import read_gradients
+from flatout.trial.gradients import read_gradients, read_start
 from flatout.trial.journal import Journal, Profile
 from flatout.trial.outputs import Outputs, settle_outputs
 from flatout.trial.patches import unapplied
 from flatout.trial.result import error_line, trial_result
+from flatout.trial.start import Start, other_start
 
 Say = Callable[[str], None]
 _STOP_GRACE_S = 60.0  # beyond the limit that the job itself knows of, before it is ended from outside
@@ -75,6 +76,7 @@ class Runner:
         self.num_resumed = 0
         self.usual_s: float | None = None  # duration of a baseline trial
         self.outputs = Outputs()  # outputs of all trials since this process began
+        self._starts: list[Start] = []  # of the unchanged job's trials
         self._launcher = launcher or LocalLauncher()
         self._shown_command = tuple(shown_command)
         self._budget_s = budget_s
@@ -108,10 +110,22 @@ class Runner:
             took_s = self.spent_s() - began
             result = msgspec.structs.replace(result, took_s=took_s, session=self.journal.session)
             self.journal.add(key, result, place)
+        result = self._with_comparable_start(result, changes)
         if result.is_complete:
             took_s = result.took_s or (result.start_s or 0.0) + sum(result.step_s)
             self.usual_s = took_s if self.usual_s is None or changes.name == BASELINE else self.usual_s
         self._report(result)
+        return result
+
+    def _with_comparable_start(self, result: TrialResult, changes: ChangeSet) -> TrialResult:
+        """Return the trial as failed if it began in another state than the first one: it did other work."""
+        if not result.is_complete or not result.start:
+            return result
+        problem = other_start(result.start, self._starts, changes)
+        if problem is not None:
+            return msgspec.structs.replace(result, outcome="failed", cause="other_start", problem=problem)
+        if changes.name == BASELINE:
+            self._starts.append(result.start)
         return result
 
     def profile(self, changes: ChangeSet) -> Profiled:
@@ -184,7 +198,8 @@ class Runner:
             result = msgspec.structs.replace(result, wrong_data=data.reason)
         if recording is not None:
             gradients = read_gradients(Path(recording.traces_path), len(recording.ranks))
-            result = msgspec.structs.replace(result, gradients=gradients)
+            start = read_start(Path(recording.traces_path), len(recording.ranks))
+            result = msgspec.structs.replace(result, gradients=gradients, start=start)
         missing = unapplied(folder / "recording", changes)
         if result.is_complete and missing:
             result = msgspec.structs.replace(result, outcome="failed", cause="not_applied", problem=missing[0])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.diagnose.jobs import GEMM, STEP, costs_us, found, free_of_recorder_cost, names, times
+from tests.diagnose.jobs import GEMM, STEP, attributed, costs_us, found, free_of_recorder_cost, names, times
 
+from flatout.diagnose.find import diagnose
+from flatout.diagnose.recorder import Untraced
+from flatout.records.change import JobFacts
+from flatout.records.diagnosis import Finding
 from flatout.testing import TraceBuilder
 
 
@@ -71,3 +75,66 @@ def test_a_loader_that_the_gpu_does_not_wait_for_costs_nothing() -> None:
     for number, at in times(2):
         trace.step(number, at, STEP).launch(GEMM, at, 5, at + 5, STEP - 5).data_loading(at + 10, 8000)
     assert costs_us(free_of_recorder_cost(trace)) == {}
+
+
+def known(**facts: object) -> Finding:
+    """The finding of a recording that knows these facts."""
+    job = attributed(*loading(3000, workers=False))
+    diagnosis = diagnose(job, untraced=Untraced(step_s=1e6), facts=JobFacts(**facts))  # type: ignore[arg-type]
+    return found(diagnosis, "data-loading")
+
+
+@pytest.mark.parametrize(("share", "waits"), [(0.49, True), (0.51, False)])
+def test_a_loader_that_waits_is_told_to_have_more_workers_than_cores(share: float, waits: bool) -> None:
+    finding = known(loader_cpu_share=share, loader_is_iterable=False)
+    assert ("waiting rather than computing" in finding.title) == waits
+    assert ("above the number of cores" in finding.changes[0]) == waits
+    assert finding.evidence["loader_cpu_share"] == share
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0, None])
+@pytest.mark.parametrize(("is_iterable", "is_told"), [(True, True), (None, True), (False, False)])
+def test_more_workers_are_not_offered_to_an_iterable_data_set_without_saying_that_samples_repeat(
+    is_iterable: bool | None, is_told: bool, share: float | None
+) -> None:
+    finding = known(loader_is_iterable=is_iterable, loader_cpu_share=share)
+    for line in finding.changes:
+        if "num_workers" in line or "more workers" in line:
+            assert ("repeat" in line) == is_told
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"loader_draws": True, "loader_keeps_state": False}, "(semantic:"),
+        ({"loader_draws": False, "loader_keeps_state": True}, "(semantic:"),
+        ({}, "exact only if"),
+        ({"loader_draws": False, "loader_keeps_state": False}, "persistent_workers=True)"),
+    ],
+)
+def test_persistent_workers_are_called_exact_only_where_they_are(facts: dict[str, bool], words: str) -> None:
+    (line,) = [line for line in known(**facts).changes if "persistent_workers" in line]
+    assert words in line
+    assert ("exact" in line or "semantic" in line) == (len(facts) != 2 or any(facts.values()))
+
+
+def test_where_one_rank_reads_for_all_each_may_read_its_own_part() -> None:
+    assert "dispatch_batches=False" in found(free_of_recorder_cost(*loading(3000, 0)), "data-loading").changes[0]
+    shared = found(free_of_recorder_cost(*loading(3000, 100)), "data-loading")
+    assert not any("dispatch_batches" in line for line in shared.changes)
+
+
+def test_who_waits_in_a_broadcast_without_a_root_waits_for_the_rank_that_reads() -> None:
+    """Gloo records no root: rank 1 is in the broadcast until rank 0 has read the batch and sends it."""
+    traces = [TraceBuilder(0), TraceBuilder(1)]
+    for trace in traces:
+        for number, at in times(3):
+            trace.step(number, at, STEP)
+            if trace.rank == 0:
+                trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 7000)
+            begin = at + 7000 if trace.rank == 0 else at
+            trace.annotation("gloo:broadcast", begin, at + 7200 - begin + 50 * trace.rank)
+            trace.op("aten::mm", at + 7250, 2550).annotation("gloo:all_reduce", at + 9800, 200)
+    finding = found(free_of_recorder_cost(*traces), "data-loading")
+    assert finding.ranks == (0,)
+    assert finding.cost_s_per_step == pytest.approx(7000e-6, rel=0.02)

@@ -9,11 +9,15 @@ Why it costs
 
 Evidence
     Idle seconds per step in each rank's loader, how long the other ranks wait for the slowest one, and the type of the
-    loader: `_SingleProcessDataLoaderIter` has no worker processes, `_MultiProcessingDataLoaderIter` has at least one.
+    loader: `_SingleProcessDataLoaderIter` has no worker processes, `_MultiProcessingDataLoaderIter` has at least one. A
+    recording also has the CPU time of making a batch, as a share of its time: a small share means waiting for storage
+    or for a network.
 
 Change to try
-    Set `num_workers` (up to the cores that this process may use), `pin_memory=True`, `prefetch_factor` and
-    `persistent_workers=True`. Then make decoding cheaper and storage faster.
+    Set `num_workers`: up to the cores that this process may use if workers compute, and more if they wait. Each worker
+    of an `IterableDataset` yields all samples, so they repeat, unless the data set divides them. Set
+    `pin_memory=True` (on a GPU), `prefetch_factor` and `persistent_workers=True`. Then make decoding cheaper and
+    storage faster.
 
 When this is wrong
     The first batch of an epoch is slow because it starts the workers: a recording that begins there overestimates the
@@ -25,11 +29,21 @@ from __future__ import annotations
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import cost_words, finding, rank_words
 from flatout.diagnose.host_evidence import busy_cores, busy_disk
+from flatout.records.change import JobFacts
 from flatout.records.diagnosis import PART_NAMES, Finding, Part
+from flatout.units import percent
 
 CODE = "F01"
 NAME = "data-loading"
 HOST_EVIDENCE = (busy_cores, busy_disk)
+CHEAPER = "cheaper decoding or augmentation, data on faster storage"
+STATEFUL = "semantic: the data set keeps state or draws random numbers, which lives on in such workers"
+PERHAPS_STATEFUL = "exact only if the data set keeps no state and draws no random numbers in the workers"
+EACH_ITS_OWN = "let each rank read its own part of the data, e.g. accelerate with dispatch_batches=False"
+REPEATS = (
+    "each worker of an IterableDataset yields all samples, so they repeat, unless the data set divides them"
+    " (torch.utils.data.get_worker_info)"
+)
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
@@ -41,10 +55,16 @@ def find(context: DiagnosisContext) -> list[Finding]:
     facts = context.facts(slowest)
     single = "SingleProcess" in (facts.loader_name or "")
     late = _last_rank(context)
+    others_s = [float(context.own[row, Part.DATA_LOADING]) for row, t in enumerate(context.ranks) if t.rank != slowest]
+    is_one_for_all = bool(others_s) and not any(others_s)
     where = f" on {rank_words(ranks, len(context.ranks))}" if len(context.ranks) > 1 else ""
     title = f"the training waits for data{where}: {cost_words(context, cost)}"
     if single:
         title += "; the loader has no worker processes"
+    loader = context.job_facts
+    if loader.loader_waits:
+        share = percent(loader.loader_cpu_share or 0.0)
+        title += f"; making a batch is waiting rather than computing: {share} of its time is CPU time"
     evidence = {
         "idle_in_loader_s": {
             str(t.rank): float(context.own[row, Part.DATA_LOADING]) for row, t in enumerate(context.ranks)
@@ -54,6 +74,8 @@ def find(context: DiagnosisContext) -> list[Finding]:
         "loader": facts.loader_name,
         "num_batches_per_step": context.per_step(facts.loader.count),
         "has_workers": None if facts.loader_name is None else not single,
+        "loader_cpu_share": loader.loader_cpu_share,
+        "is_iterable_dataset": loader.loader_is_iterable,
     }
     if late is not None:
         evidence["last_rank"] = late
@@ -66,13 +88,37 @@ def find(context: DiagnosisContext) -> list[Finding]:
         ranks=ranks,
         cost_s=cost,
         evidence=evidence,
-        changes=(
-            ("DataLoader(num_workers=N), N up to the cores this process may use" if single else "more workers"),
-            "DataLoader(pin_memory=True, persistent_workers=True, prefetch_factor=4)",
-            "cheaper decoding or augmentation, data on faster storage",
-        ),
+        changes=_changes(loader, single=single, has_gpu=context.has_gpu, is_one_for_all=is_one_for_all),
         safety="exact",
     )
+
+
+def _changes(loader: JobFacts, *, single: bool, has_gpu: bool, is_one_for_all: bool) -> tuple[str, ...]:
+    persistent = "DataLoader(persistent_workers=True)"
+    if not loader.loader_is_stateless:
+        knows_state = loader.loader_draws or loader.loader_keeps_state
+        persistent += f" ({STATEFUL if knows_state else PERHAPS_STATEFUL})"
+    return (
+        *((EACH_ITS_OWN,) if is_one_for_all else ()),
+        _more_workers(loader, single=single),
+        *(("DataLoader(pin_memory=True)",) if has_gpu else ()),
+        "DataLoader(prefetch_factor=4)",
+        persistent,
+        "faster storage, or more requests to it at once" if loader.loader_waits else CHEAPER,
+    )
+
+
+def _more_workers(loader: JobFacts, *, single: bool) -> str:
+    """Return the advice on workers, with what an IterableDataset does with several of them unless it is none."""
+    if loader.loader_waits:
+        text = "DataLoader(num_workers=N), N above the number of cores: workers that wait need few of them"
+    elif single:
+        text = "DataLoader(num_workers=N), N up to the cores this process may use"
+    else:
+        text = "more workers, up to the cores this process may use"
+    if loader.loader_is_iterable:
+        return f"{text}; {REPEATS}"
+    return text if loader.loader_is_iterable is False else f"{text} ({REPEATS})"
 
 
 def _last_rank(context: DiagnosisContext) -> int | None:

@@ -117,11 +117,13 @@ def _messages_words(context: DiagnosisContext, traffic: Sequence[Traffic]) -> st
     if not traffic:
         return ""
     most = traffic[0]
-    words = f"; {most.num_messages:,.0f} messages {context.period}"
+    number = f"{most.num_messages:,.0f}"
+    is_one = number == "1"
+    words = f"; {number} message{'' if is_one else 's'} {context.period}"
     if most.kind is not TrafficKind.OTHER:
-        words += f" carry {most.kind}"
+        words += f" {'carries' if is_one else 'carry'} {most.kind}"
     if most.message_bytes is not None:
-        words += f", {num_bytes(most.message_bytes)} each"
+        words += f", {num_bytes(most.message_bytes)}" + ("" if is_one else " each")
     return words
 
 

@@ -10,7 +10,8 @@ The norms of a step are unknown (null) if a GradScaler skipped the step, if a gr
 (DTensor's Partial) or of a tensor class that only a library knows, and during the capture of a CUDA graph. If a fused
 optimizer has to undo a GradScaler's scale, the norms are divided by that scale. They include what the script does to
 gradients before the step. If the script clips with `torch.nn.utils.clip_grad_norm_`, the norms before clipping are also
-written (`clipping.py`); null if nothing was clipped, or if they are unknown.
+written (`clipping.py`); null if nothing was clipped, or if they are unknown. The state in which each optimizer began
+(`start_state.py`) is written too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 
 from flatout.inside.checks.clipping import ClippedGradients
 from flatout.inside.checks.norms import is_sharded, norm_of
+from flatout.inside.checks.start_state import start_state
 from flatout.inside.live_objects import parameters_of
 from flatout.inside.log import LOG
 from flatout.inside.protocol import File
@@ -82,6 +84,7 @@ class _OptimizerNorms:
     def __init__(self, optimizer: object) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.steps: list[_StepNorms | None] = []
+        self.start = _start(optimizer)
 
     def as_json(self) -> dict[str, Any]:
         counts = [norms.num_parameters for norms in self.steps if norms is not None]
@@ -95,7 +98,17 @@ class _OptimizerNorms:
             "sharded": sorted({position for norms in measured for position in norms.sharded}),
             "steps": [_numbers(used) for used, _ in fetched],
             "unclipped": [_numbers(unclipped) for _, unclipped in fetched],
+            "start": self.start,
         }
+
+
+def _start(optimizer: object) -> dict[str, Any] | None:
+    try:
+        with torch.no_grad():
+            return start_state(optimizer)
+    except Exception:  # noqa: BLE001 - an error of ours is never the job's
+        LOG.error("start state")
+        return None
 
 
 class GradientRecorder:

@@ -24,6 +24,7 @@ from torch.optim.optimizer import Optimizer
 from flatout.inside.identity import Identity
 from flatout.inside.live_objects import live_objects, parameters_of, root_modules
 from flatout.inside.protocol import File, partial_name
+from flatout.inside.recording.loader_watch import WATCHES
 
 SCHEMA, VERSION = "flatout/facts", 1
 _VARIABLES = ("NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_", "MKL_", "KMP_", "GOMP_", "GLOO_")
@@ -235,6 +236,8 @@ def _loader_facts(iterators: list[Any]) -> dict[str, Any]:
     busiest = max(iterators, key=lambda iterator: iterator._num_yielded)
     num_workers = busiest._num_workers
     return {
+        "loader_is_iterable": busiest._dataset_kind == loaders._DatasetKind.Iterable,
+        **(WATCHES[0].facts_of(busiest) if WATCHES else {}),
         "loader_workers": num_workers,
         "loader_prefetch": getattr(busiest, "_prefetch_factor", None) if num_workers else None,
         "loader_pins_memory": bool(busiest._pin_memory),

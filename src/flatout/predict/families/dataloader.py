@@ -10,6 +10,7 @@ from flatout.predict.replay import Edits
 from flatout.predict.situation import SINGLE_PROCESS, Scenarios, Situation, scale
 from flatout.records.change import Change
 from flatout.records.track import GpuWorkKind, Node, Spent
+from flatout.units import percent
 
 HAND_OVER_S = 0.5e-3  # taking a finished batch from a worker
 PINNED_BYTES_PER_S = 40e9  # prior: host to device over PCIe 5 x16, 50 GB/s by design; PCIe 4: 25
@@ -24,7 +25,8 @@ def workers(situation: Situation, change: Change) -> Scenarios | str:
         return cost_s
     ranks = facts.ranks_per_host or facts.num_ranks or len(situation.tracks)
     cores = max(facts.cores_allowed / ranks - 1, 1.0) if facts.cores_allowed is not None else float(asked)
-    at_once = min(float(asked), cores)
+    share = facts.loader_cpu_share if facts.loader_cpu_share is not None else 1.0  # of a core that a worker needs
+    at_once = min(float(asked), cores / max(share, 1e-3))
     is_more = bool(situation.pace_s) and asked >= (facts.loader_workers or 0)
     most_s = situation.pace_s if is_more else math.inf
 
@@ -43,7 +45,10 @@ def workers(situation: Situation, change: Change) -> Scenarios | str:
         worst=1.7,  # workers share memory bandwidth and cores
         best=at_once / asked,  # workers that wait for storage take no core
         how=f"a batch costs {cost_s * 1e3:.1f} ms; {at_once:g} workers make batches during the steps",
-        assumptions=("a batch costs a worker what it costs the training process",),
+        assumptions=(
+            "a batch costs a worker what it costs the training process",
+            *((f"a worker keeps a core busy for {percent(share)} of its time",) if share < 1 else ()),
+        ),
         frees_pace=True,
     )
 
