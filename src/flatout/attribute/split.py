@@ -4,7 +4,8 @@ In: timelines and matches on the common clock. Out: when each kernel stopped wai
 A kernel waits until the last rank that it needs has arrived, and then transfers. In a collective that combines all
 data, every rank needs all others. In a broadcast or scatter, the others need the root, and the root needs nobody. In a
 reduce or gather, the root needs all others, and these need nobody. In a send and receive, each needs its partner. If
-the root was not recorded (gloo), a kernel needs the last of the ranks that arrived before its end.
+the root was not recorded, that is unknown; on the CPU, where gloo never records it, an operation needs the last of the
+ranks that arrived before its end.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def arrivals(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -> dic
         for rank, k in kernels.items()
     }
     seen = {rank: np.zeros(k.num_kernels, dtype=np.bool_) for rank, k in kernels.items()}
+    on_cpu = {t.rank for t in timelines if not t.has_gpu}
     for index, match in enumerate(matches):
-        _arrive(index, match, kernels, result, seen)
+        _arrive(index, match, kernels, result, seen, on_cpu)
     for rank, arrival in result.items():
         arrival.is_known[~seen[rank]] = False
     return result
@@ -52,6 +54,7 @@ def _arrive(
     kernels: dict[int, CommunicationKernels],
     result: dict[int, Arrivals],
     seen: dict[int, NDArray[np.bool_]],
+    on_cpu: set[int],
 ) -> None:
     starts = {rank: int(kernels[rank].start_ns[kernel]) for rank, kernel in match.kernels.items()}
     last = max(starts, key=lambda rank: starts[rank])
@@ -60,10 +63,9 @@ def _arrive(
         seen[rank][kernel] = True
         arrival.is_pipeline[kernel] |= match.is_pipeline
         end_ns = int(kernels[rank].end_ns[kernel])
-        if match.root is None and match.operation in FROM_ROOT | TO_ROOT:
-            needed = _last_before(starts, end_ns) if match.is_complete else None
-        else:
-            needed = _needed_rank(match, rank, last)
+        needed = _needed_rank(match, rank, last)
+        if needed is None and match.is_complete and rank in on_cpu:
+            needed = _last_before(starts, end_ns)
         if needed is None or needed not in starts:
             arrival.is_known[kernel] = False
             continue
@@ -75,10 +77,7 @@ def _arrive(
 
 
 def _last_before(starts: dict[int, int], end_ns: int) -> int:
-    """Return the rank that arrived last before a kernel's end: the kernel cannot have needed a rank that came later.
-
-    That is how the root is inferred if it was not recorded: who waits for it ends when it has arrived.
-    """
+    """Return the rank that arrived last before an operation's end: it cannot have needed a rank that came later."""
     arrived = [rank for rank, start_ns in starts.items() if start_ns <= end_ns]
     return max(arrived, key=lambda rank: starts[rank])
 
@@ -88,6 +87,8 @@ def _needed_rank(match: Match, rank: int, last: int) -> int | None:
 
     `last` is the recorded rank that arrived last.
     """
+    if match.root is None and match.operation in FROM_ROOT | TO_ROOT:
+        return None
     if match.operation in FROM_ROOT:
         return _root(match)
     if match.operation in TO_ROOT and rank != _root(match):

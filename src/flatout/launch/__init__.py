@@ -11,12 +11,14 @@ from flatout.launch.limited import run_limited
 from flatout.launch.loaded import with_inside
 from flatout.launch.local import Ended, end_like, pause, run_local
 from flatout.launch.slurm import SlurmLauncher
+from flatout.launch.standard_input import StandardInput
 
 __all__ = [
     "Ended",
     "Launcher",
     "LocalLauncher",
     "SlurmLauncher",
+    "StandardInput",
     "end_like",
     "end_marked",
     "pause",

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from flatout.launch.limited import run_limited
 from flatout.launch.local import Ended
+from flatout.launch.standard_input import StandardInput
 
 
 class Launcher(Protocol):
@@ -28,5 +29,12 @@ class LocalLauncher:
 
     waited_s = 0.0
 
+    def __init__(self, standard_input: StandardInput | None = None) -> None:
+        """Give each run this standard input from its beginning; None: an empty one."""
+        self._standard_input = standard_input
+
     def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
-        return run_limited(command, environment, output=output, limit_s=limit_s)
+        if self._standard_input is None:
+            return run_limited(command, environment, output=output, limit_s=limit_s)
+        with self._standard_input.for_run() as descriptor:
+            return run_limited(command, environment, output=output, limit_s=limit_s, stdin=descriptor)

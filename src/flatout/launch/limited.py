@@ -23,8 +23,18 @@ _POLL_S = 0.1
 _LOOK_S = 1.0  # between searches for new descendants; each takes a millisecond or more
 
 
-def run_limited(command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
-    """Run `command` until it ends, or end it after `limit_s` seconds. Raise InputError if it cannot be started."""
+def run_limited(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    output: Path,
+    limit_s: float,
+    stdin: int = subprocess.DEVNULL,
+) -> Ended:
+    """Run `command` until it ends, or end it after `limit_s` seconds. Raise InputError if it cannot be started.
+
+    `stdin` is the descriptor that it reads from.
+    """
     start_unix_s = time.time()
     deadline = time.monotonic() + limit_s
     with output.open("wb") as file:
@@ -32,7 +42,7 @@ def run_limited(command: Sequence[str], environment: Mapping[str, str], *, outpu
             process = subprocess.Popen(
                 command,
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -142,6 +142,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     loader_prefetch: int | None = None
     loader_pins_memory: bool | None = None
     loader_has_persistent_workers: bool | None = None
+    loader_batches: int | None = None  # of one epoch, per rank
     loader_is_iterable: bool | None = None  # an IterableDataset: each worker yields all samples unless it divides them
     loader_cpu_share: float | None = None  # of the time in which batches are made: a small share means waiting
     loader_draws: bool | None = None  # making a batch draws random numbers of its process
@@ -158,6 +159,13 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_deterministic: bool | None = None  # the script asks for deterministic algorithms
     reshards_after_forward: bool | None = None
     environment: dict[str, str] = {}  # environment of the job at its start
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """The steps in which the loader yields all of its batches once; None if that is unknown."""
+        if self.loader_batches is None:
+            return None
+        return max(self.loader_batches // (self.passes_per_step or 1), 1)
 
     @property
     def loader_waits(self) -> bool:

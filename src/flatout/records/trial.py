@@ -69,6 +69,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     cause: FailureCause | None = None  # None: the outcome is not `failed`, or an older journal, which has no causes
     problem: str = ""  # one line, if it did not complete
     step_s: tuple[float, ...] = ()  # each measured step, in order; mean over ranks
+    epoch_ends: tuple[int, ...] | None = None  # places in `step_s` of steps before which a loader ended; None: unknown
     samples_per_step: float | None = None  # of all ranks
     tokens_per_step: float | None = None
     peak_memory_bytes: int | None = None  # of the caching allocator; the highest rank

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from flatout.inside.protocol import FailureKind, File
 from flatout.records.machine import Xid
@@ -67,6 +68,7 @@ def trial_result(
         cause=cause,
         problem=problem,
         step_s=step_s,
+        epoch_ends=epoch_ends(ranks),
         samples_per_step=measured.samples_per_step if measured else None,
         tokens_per_step=measured.tokens_per_step if measured else None,
         peak_memory_bytes=measured.peak_memory_bytes if measured else None,
@@ -90,14 +92,34 @@ def _lack_of_steps(num_steps: int | None, recording: Recording | None) -> str:
 
 def mean_steps(ranks: Sequence[RankRecording]) -> tuple[float, ...]:
     """Return the seconds of each measured step that all ranks have, the mean over the ranks."""
+    columns = [_by_number(rank, rank.steps.duration_s) for rank in ranks]
+    return tuple(float(np.mean([column[number] for column in columns])) for number in _common(columns))
+
+
+def epoch_ends(ranks: Sequence[RankRecording]) -> tuple[int, ...] | None:
+    """Return the places in `mean_steps` of the steps in which a rank's loader ended; None if not recorded."""
     columns = []
     for rank in ranks:
-        if rank.settled_step is None:
-            return ()
-        rows = rank.steps.is_ordinary & (rank.steps.number >= rank.settled_step)
-        columns.append(dict(zip(rank.steps.number[rows].tolist(), rank.steps.duration_s[rows].tolist(), strict=True)))
-    common = sorted(set.intersection(*(set(column) for column in columns))) if columns else []
-    return tuple(float(np.mean([column[number] for column in columns])) for number in common)
+        ends: NDArray[np.float64] | None = getattr(rank.steps, "num_loader_ends", None)
+        if ends is None:
+            return None
+        columns.append(_by_number(rank, ends))
+    return tuple(
+        place for place, number in enumerate(_common(columns)) if any(column[number] > 0 for column in columns)
+    )
+
+
+def _by_number(rank: RankRecording, column: NDArray[np.float64]) -> dict[int, float]:
+    """Return the values of the measured steps, by the step's number; empty if the rank has no measured steps."""
+    if rank.settled_step is None:
+        return {}
+    rows = rank.steps.is_ordinary & (rank.steps.number >= rank.settled_step)
+    return dict(zip(rank.steps.number[rows].tolist(), column[rows].tolist(), strict=True))
+
+
+def _common(columns: Sequence[dict[int, float]]) -> list[int]:
+    """Return the numbers of the steps that all ranks have, in order."""
+    return sorted(set.intersection(*(set(column) for column in columns))) if columns else []
 
 
 def mean_losses(ranks: Sequence[RankRecording]) -> tuple[float, ...]:

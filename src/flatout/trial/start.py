@@ -18,7 +18,7 @@ Start = tuple[StartState, ...]
 
 
 def other_start(start: Start, baselines: Sequence[Start], changes: ChangeSet) -> str | None:
-    """Return how a trial's start differs from that of the unchanged job; None if it does not, or if it is unknown.
+    """Return how a trial's start differs from that of the unchanged job; None if not, or if it is unknown.
 
     `baselines` are the starts of the unchanged job's trials so far, the first trial first.
     """
@@ -26,8 +26,8 @@ def other_start(start: Start, baselines: Sequence[Start], changes: ChangeSet) ->
     for mine, before in zip(start, first, strict=False):
         if mine.num_steps != before.num_steps:
             return (
-                f"it began at optimizer step {mine.num_steps:,}, and the first trial at step {before.num_steps:,}, as if"
-                " it had resumed from a checkpoint: it is void"
+                f"it began at optimizer step {mine.num_steps:,}, and the first trial at step {before.num_steps:,},"
+                " as if it had resumed from a checkpoint: it is void"
             )
         if mine.has_state != before.has_state:
             which = "its optimizer had a state" if mine.has_state else "its optimizer had no state"

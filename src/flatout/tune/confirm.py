@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from flatout.records.change import Change
+from flatout.records.change import Change, ChangeSet
 from flatout.records.tuning import TunedChange
 from flatout.records.verdict import Verdict
 from flatout.tune.budget import OutOfBudgetError
+from flatout.tune.epoch_check import EpochCheck, check_epoch
 from flatout.tune.result import record_tried
 from flatout.tune.screening import Candidate, smallest_clear_speedup
 from flatout.tune.state import NOTHING, TuningState
@@ -27,8 +28,15 @@ def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
         if not gate.is_passed:
             record_tried(state, change_set, "unsafe", gate.reason, screened=estimate, verdict=verdict)
             state.excluded.update(change.name for change in added)
+        elif (epoch := _epoch_check(state, change_set, verdict)) is not None and not epoch.is_held:
+            record_tried(state, change_set, "not confirmed", epoch.reason, screened=estimate, verdict=verdict)
+            state.excluded.update(change.name for change in added)
         elif verdict.verdict == "better":
-            record_tried(state, change_set, "adopted", gate.reason, screened=estimate, verdict=verdict)
+            reason = gate.reason if epoch is None else f"{gate.reason}; {epoch.reason}"
+            record_tried(state, change_set, "adopted", reason, screened=estimate, verdict=verdict)
+            if epoch is not None and not epoch.is_checked:
+                names = " + ".join(change.name for change in added)
+                state.notes.append(f"{names} was adopted, and {epoch.reason}")
             if not state.needs_final_pairs:
                 state.against_original = verdict
             alone = verdict if len(added) == 1 else None
@@ -55,6 +63,10 @@ def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
             assert state.cut_by is not None
             raise OutOfBudgetError(msgspec.structs.replace(state.cut_by, interrupts="confirmation"))
     return False
+
+
+def _epoch_check(state: TuningState, change_set: ChangeSet, verdict: Verdict) -> EpochCheck | None:
+    return check_epoch(state, change_set, state.last_pairs) if verdict.verdict == "better" else None
 
 
 def _exclude_other_values(state: TuningState, adopted: Sequence[Change], screened: Sequence[Candidate]) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from flatout import __version__
 from flatout.errors import FlatoutError, OutputError, UsageError
 from flatout.inside.protocol import Variable
-from flatout.launch import Launcher, LocalLauncher, SlurmLauncher
+from flatout.launch import Launcher, LocalLauncher, SlurmLauncher, StandardInput
 from flatout.launch.guard import end_marked
 from flatout.launch.slurm import job_name
 from flatout.predict.calibrate import Calibration, calibrate
@@ -63,8 +63,11 @@ def open_tuning(
     process ends; processes that an earlier tuning left there are ended.
     """
     folder = folder.absolute()
-    launcher: Launcher = LocalLauncher()
+    standard_input = StandardInput()
+    launcher: Launcher = LocalLauncher(standard_input)
+    no_input = standard_input.missing
     if options.sbatch_options is not None:
+        no_input = "each is a batch job of Slurm"
         launcher = SlurmLauncher(options.sbatch_options, name=job_name(folder), say=say)
     try:
         if folder.exists() and not folder.is_dir():
@@ -102,6 +105,8 @@ def open_tuning(
         say(f"{folder} held another tuning, none of whose trials succeeded: it is replaced")
     if journal.num_before:
         say(f"resuming with the {journal.num_before} trials in {folder / JOURNAL}")
+    if no_input is not None:
+        say(f"trials have no standard input: {no_input}")
     if not keeps_outputs_apart(command):
         say(
             "your files stay unchanged: what a trial's Python code would overwrite, rename or remove is redirected, and"

@@ -38,6 +38,7 @@ from flatout.trial.start import Start, other_start
 Say = Callable[[str], None]
 _STOP_GRACE_S = 60.0  # beyond the limit that the job itself knows of, before it is ended from outside
 MAX_TRIAL_S = 1800.0
+EPOCH_PLACE = "epoch boundary"  # the purpose of trials that are long enough for one, and so are not usual
 MAX_ENDED_BY_CLUSTER = 3  # runs in a row
 
 
@@ -75,6 +76,7 @@ class Runner:
         self.num_trials = 0
         self.num_resumed = 0
         self.usual_s: float | None = None  # duration of a baseline trial
+        self._usual_steps = 0  # of that trial
         self.outputs = Outputs()  # outputs of all trials since this process began
         self._starts: list[Start] = []  # of the unchanged job's trials
         self._launcher = launcher or LocalLauncher()
@@ -113,7 +115,9 @@ class Runner:
         result = self._with_comparable_start(result, changes)
         if result.is_complete:
             took_s = result.took_s or (result.start_s or 0.0) + sum(result.step_s)
-            self.usual_s = took_s if self.usual_s is None or changes.name == BASELINE else self.usual_s
+            is_usual = changes.name == BASELINE and not place.startswith(EPOCH_PLACE)
+            if self.usual_s is None or is_usual:
+                self.usual_s, self._usual_steps = took_s, num_steps
         self._report(result)
         return result
 
@@ -167,7 +171,7 @@ class Runner:
 
     def _run(self, changes: ChangeSet, num_steps: int, index: int) -> TrialResult:
         folder = self._folder(f"trial-{index:03d}")
-        limit_s = self._limit_s()
+        limit_s = self._limit_s(num_steps)
         variables = {
             Variable.STOP_AFTER: str(num_steps),
             Variable.STOP_AFTER_S: str(int(limit_s)),
@@ -256,9 +260,13 @@ class Runner:
         )
         return _read(folder / "recording"), recorded.ended, output
 
-    def _limit_s(self) -> float:
-        """Return the time limit of a run: a trial that takes five times as long as the baseline is not better."""
-        usual = MAX_TRIAL_S if self.usual_s is None else max(5 * self.usual_s, 60.0)
+    def _limit_s(self, num_steps: int = 0) -> float:
+        """Return the time limit of a run: a trial that takes five times as long as the baseline is not better.
+
+        A trial of more steps than the baseline's has more time.
+        """
+        times = max(num_steps / self._usual_steps, 1.0) if self._usual_steps else 1.0
+        usual = MAX_TRIAL_S if self.usual_s is None else max(5 * self.usual_s * times, 60.0)
         return max(min(usual, self._budget_s - self.spent_s(), MAX_TRIAL_S), 30.0)
 
     def _folder(self, name: str) -> Path:

@@ -17,7 +17,7 @@ from flatout.inside.checks.norms import local_part
 from flatout.inside.live_objects import parameters_of
 
 MAX_ELEMENTS = 256
-_MAX_PARAMETERS = 2000  # a model with more is described by that many of them
+_MAX_PARAMETERS = 2000  # a model with more is described by the first of them
 _MAX_STATES = 16  # parameters whose state is looked at for the number of steps
 
 

@@ -236,6 +236,7 @@ def _loader_facts(iterators: list[Any]) -> dict[str, Any]:
     busiest = max(iterators, key=lambda iterator: iterator._num_yielded)
     num_workers = busiest._num_workers
     return {
+        "loader_batches": _num_batches(busiest),
         "loader_is_iterable": busiest._dataset_kind == loaders._DatasetKind.Iterable,
         **(WATCHES[0].facts_of(busiest) if WATCHES else {}),
         "loader_workers": num_workers,
@@ -243,3 +244,13 @@ def _loader_facts(iterators: list[Any]) -> dict[str, Any]:
         "loader_pins_memory": bool(busiest._pin_memory),
         "loader_has_persistent_workers": bool(busiest._persistent_workers),
     }
+
+
+def _num_batches(iterator: Any) -> int | None:
+    """Return the batches of one epoch; None if the loader does not know, as with most iterable data sets."""
+    if iterator._dataset_kind == loaders._DatasetKind.Iterable:
+        return None
+    try:
+        return len(iterator)
+    except (TypeError, NotImplementedError):
+        return None

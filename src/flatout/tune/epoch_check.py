@@ -1,0 +1,88 @@
+"""Check a change of the loader over an epoch boundary before it is adopted, or say that no boundary was in its trials.
+
+In: a set of changes that fresh pairs confirmed. Out: an `EpochCheck`. Where the length of an epoch is known and trials
+of that length are affordable, two of them are run: one with the applied changes, and one with the set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from flatout.records.change import ChangeSet
+from flatout.records.trial import Pair, TrialResult
+from flatout.trial.epochs import changes_loader, later_epoch_ratio
+from flatout.trial.gates import check_losses
+from flatout.tune.budget import OutOfBudgetError, check
+from flatout.tune.runner import EPOCH_PLACE
+from flatout.tune.state import TuningState
+
+MAX_STEPS_AFTER = 100  # measured steps of the later epoch
+MAX_BUDGET_SHARE = 0.25  # of the tuning's time, for both trials
+LOADER_IS_UNCHECKED = "no epoch boundary was in its trials, so what it does after the first epoch is unknown"
+
+
+class EpochCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What a change of the loader does after an epoch boundary."""
+
+    is_held: bool  # False: it is slower after the boundary, or trains something else
+    reason: str
+    is_checked: bool = True  # False: no boundary was in both arms
+
+
+def check_epoch(state: TuningState, changes: ChangeSet, pairs: Sequence[Pair]) -> EpochCheck | None:
+    """Return the check of the set against the applied changes; None if the set does not change the loader."""
+    if not changes_loader(ChangeSet(changes=state.added(changes))):
+        return None
+    for pair in pairs:
+        judged = _judged(state, changes, pair.baseline, pair.candidate)
+        if judged is not None:
+            return judged
+    num_steps = _num_steps(state)
+    if num_steps is None:
+        return EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)
+    state.say(f"round {state.round}: checking {changes.name} over an epoch boundary, {num_steps} steps")
+    place = f"{EPOCH_PLACE} of {changes.name}"
+    try:
+        check(state)
+        baseline = state.runner.trial(state.applied_set(), num_steps, place)
+        check(state)
+        candidate = state.runner.trial(changes, num_steps, place)
+    except OutOfBudgetError:
+        return EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)
+    if baseline.is_complete and not candidate.is_complete:
+        return EpochCheck(is_held=False, reason=f"over an epoch boundary it fails: {candidate.problem}")
+    judged = _judged(state, changes, baseline, candidate)
+    return judged or EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)
+
+
+def _num_steps(state: TuningState) -> int | None:
+    """Return how many measured steps reach well into the second epoch; None if unknown, or if they take too long."""
+    steps_per_epoch = state.first.facts.steps_per_epoch if state.first is not None else None
+    if steps_per_epoch is None:
+        return None
+    num_steps = steps_per_epoch + min(steps_per_epoch, MAX_STEPS_AFTER)
+    usual_s = state.runner.usual_s or 0.0
+    step_s = state.floor.step_s if state.floor is not None else 0.0
+    needed_s = 2 * (usual_s + num_steps * step_s)
+    left_s = state.options.budget_s - state.runner.spent_s()
+    is_affordable = needed_s <= min(left_s, MAX_BUDGET_SHARE * state.options.budget_s)
+    return num_steps if is_affordable else None
+
+
+def _judged(state: TuningState, changes: ChangeSet, baseline: TrialResult, candidate: TrialResult) -> EpochCheck | None:
+    """Compare two trials over the boundary; None if it was not in both."""
+    if not (baseline.is_complete and candidate.is_complete):
+        return None
+    steps_per_epoch = state.first.facts.steps_per_epoch if state.first is not None else None
+    ratio = later_epoch_ratio(baseline, candidate, steps_per_epoch)
+    if ratio is None:
+        return None
+    if ratio < 1.0:
+        reason = f"after an epoch boundary it is slower, {ratio:.2f}x: what it gains in the first epoch is lost"
+        return EpochCheck(is_held=False, reason=reason)
+    losses = check_losses(candidate, [baseline], ChangeSet(changes=state.added(changes)))
+    if not losses.is_passed:
+        return EpochCheck(is_held=False, reason=f"over an epoch boundary {losses.reason}")
+    return EpochCheck(is_held=True, reason=f"after an epoch boundary it is {ratio:.2f}x as fast")

@@ -1,0 +1,101 @@
+"""A change of the loader is adopted only after an epoch boundary, or with the words that there was none."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.change.jobs import facts
+from tests.tune.simulated import STEP_S, SimulatedRunner, tuned
+
+from flatout.records.change import ChangeSet, JobFacts
+from flatout.records.trial import TrialResult
+from flatout.records.tuning import TuneResult
+from flatout.tune.epoch_check import LOADER_IS_UNCHECKED
+
+EPOCH = 40  # steps
+WORKERS = "dataloader-workers=15"
+
+
+class EpochRunner(SimulatedRunner):
+    """`later`: how much faster the workers make a step after the first epoch. Ten steps are the warm-up."""
+
+    def __init__(self, later: float, *, job: JobFacts, fails: bool = False) -> None:
+        super().__init__({WORKERS: 1.3}, job=job, between_sd=0.002, step_sd=0.005)
+        self.later, self.fails = later, fails
+        self.long: list[str] = []  # arms of trials with an epoch boundary
+
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
+        result = super().trial(changes, num_steps, place)
+        end = EPOCH - 10
+        if num_steps <= end:
+            return msgspec.structs.replace(result, epoch_ends=())
+        self.long.append(changes.name)
+        if self.fails and changes.changes:
+            return msgspec.structs.replace(result, outcome="failed", cause="error", problem="a worker died")
+        has_workers = any(change.name == WORKERS for change in changes.changes)
+        step_s = STEP_S / (self.later if has_workers else 1.0)
+        steps = (*result.step_s[:end], *[step_s] * (num_steps - end))
+        return msgspec.structs.replace(result, step_s=steps, epoch_ends=(end,))
+
+
+def tune(runner: EpochRunner, **options: object) -> TuneResult:
+    return tuned(runner, max_rounds=1, **options)
+
+
+def adopted(result: TuneResult) -> list[str]:
+    return [change.name for change in result.tuning.changes.changes]
+
+
+KNOWN = facts(loader_batches=EPOCH, transport=None)
+
+
+def test_a_win_of_the_first_epoch_that_is_lost_after_it_is_not_adopted() -> None:
+    """1.3x in the first epoch, and 1.8x slower afterwards, as with a data set that caches its samples."""
+    runner = EpochRunner(1 / 1.8, job=KNOWN)
+    result = tune(runner)
+    assert WORKERS not in adopted(result)
+    (tried,) = [tried for tried in result.tried if tried.changes == (WORKERS,) and tried.outcome == "not confirmed"]
+    assert "after an epoch boundary it is slower, 0.56x" in tried.reason
+    assert runner.long[:2] == ["baseline", WORKERS], "both arms had the boundary"
+
+
+def test_a_win_that_lasts_is_adopted_and_says_so() -> None:
+    result = tune(EpochRunner(1.2, job=KNOWN))
+    assert WORKERS in adopted(result)
+    (tried,) = [tried for tried in result.tried if WORKERS in tried.changes and tried.outcome == "adopted"]
+    assert "after an epoch boundary it is 1.20x as fast" in tried.reason
+    assert not any("epoch boundary" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(("later", "is_adopted"), [(0.99, False), (1.01, True)])
+def test_a_change_of_the_loader_must_not_be_slower_after_the_boundary(later: float, is_adopted: bool) -> None:
+    assert (WORKERS in adopted(tune(EpochRunner(later, job=KNOWN)))) == is_adopted
+
+
+def test_a_change_that_fails_over_the_boundary_is_not_adopted() -> None:
+    result = tune(EpochRunner(1.2, job=KNOWN, fails=True))
+    assert WORKERS not in adopted(result)
+    assert any("over an epoch boundary it fails: a worker died" in tried.reason for tried in result.tried)
+
+
+@pytest.mark.parametrize(
+    ("job", "options"),
+    [
+        (facts(transport=None), {}),  # the length of an epoch is unknown
+        (facts(loader_batches=10_000_000, transport=None), {"budget_s": 10_000.0}),  # too long
+    ],
+)
+def test_where_no_boundary_can_be_had_the_words_say_so(job: JobFacts, options: dict[str, object]) -> None:
+    runner = EpochRunner(1 / 1.8, job=job)
+    result = tune(runner, **options)
+    assert WORKERS in adopted(result)
+    assert not runner.long
+    assert any(LOADER_IS_UNCHECKED in note for note in result.notes)
+
+
+def test_pairs_that_have_the_boundary_need_no_further_trials() -> None:
+    runner = EpochRunner(1.2, job=KNOWN)
+    result = tune(runner, num_steps=EPOCH)
+    assert WORKERS in adopted(result)
+    (tried,) = [tried for tried in result.tried if WORKERS in tried.changes and tried.outcome == "adopted"]
+    assert "after an epoch boundary it is" in tried.reason
