@@ -74,7 +74,8 @@ def test_a_socket_is_read_like_a_pipe(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     theirs.sendall(b"hello\n")
     theirs.close()
-    assert runs(StandardInput(ours.fileno()), tmp_path, READS_ALL, READS_ALL) == ["hello\n", "hello\n"]
+    with ours:
+        assert runs(StandardInput(ours.fileno()), tmp_path, READS_ALL, READS_ALL) == ["hello\n", "hello\n"]
 
 
 @pytest.mark.parametrize("already_read", [0, 6])

@@ -8,7 +8,10 @@ from flatout.records.prediction import NoPrediction
 @pytest.fixture(autouse=True)
 def _nothing_is_predicted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is simulated has no trace to replay."""
-    if request.path.name in ("test_loop.py", "test_goes_on.py") and "real" not in request.node.name:
+    if (
+        request.path.name in ("test_loop.py", "test_goes_on.py", "test_epoch_check.py")
+        and "real" not in request.node.name
+    ):
         monkeypatch.setattr("flatout.tune.choose.predict_all", lambda *_, **__: {})
         nothing = NoPrediction(change="", family="", reason="it is simulated")
         monkeypatch.setattr("flatout.tune.choose.situation_of", lambda *_, **__: nothing)

@@ -21,6 +21,7 @@ from flatout.records.tuning import TuneResult, TuningEnd
 from flatout.trial.gates import check_losses
 from flatout.tune import confirm
 from flatout.tune.budget import RESERVED_PAIRS
+from flatout.tune.epoch_check import LOADER_IS_UNCHECKED
 from flatout.tune.files import outcomes_of
 from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
@@ -249,6 +250,7 @@ def test_a_profile_that_fails_after_something_was_adopted_does_not_lose_it() -> 
     result = tuned(SimulatedRunner({WORKERS: 1.4}, profile_fails_with="the job could not be traced"))
     assert is_better(result) and adopted(result) == {WORKERS}
     assert result.notes == (
+        f"{WORKERS} was adopted, and {LOADER_IS_UNCHECKED}",
         "the job with the applied changes could not be profiled again: the job could not be traced",
     )
     assert result.end.ended_by == "not_profiled" and not result.is_cut_short
@@ -571,7 +573,7 @@ def test_a_knob_that_turns_out_semantic_is_left_out_and_the_others_go_on() -> No
 
 
 def test_the_band_of_changes_that_round_is_said_where_one_was_tried() -> None:
-    assert not tuned(SimulatedRunner({WORKERS: 1.4})).notes
+    assert not tuned(SimulatedRunner({SOCKETS: 1.4})).notes
     result = tuned(SimulatedRunner({}), allowed_safety="rounding", max_screened=40)
     assert any(one.safety == "rounding" for one in result.tried)
     assert any("2.0 % over all steps" in note for note in result.notes)

@@ -69,7 +69,7 @@ class _Replay:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._kept = tempfile.TemporaryFile()  # noqa: SIM115 - it is kept for all runs
+        self._kept = _nameless_file()
         self._size = 0
         self._is_over = False
         self._changed = threading.Condition()
@@ -111,7 +111,7 @@ class _Replay:
                 self._changed.wait(_POLL_S)
                 if has_ended.is_set():
                     return b""
-            return os.pread(self._kept.fileno(), min(_CHUNK, max(self._size - offset, 0)), offset)
+            return os.pread(self._kept, min(_CHUNK, max(self._size - offset, 0)), offset)
 
     def _want_more(self) -> None:
         self._is_wanted.set()
@@ -130,9 +130,16 @@ class _Replay:
                 data = b""
             with self._changed:
                 if data:
-                    os.pwrite(self._kept.fileno(), data, self._size)
+                    os.pwrite(self._kept, data, self._size)
                     self._size += len(data)
                 self._is_over = not data
                 self._changed.notify_all()
             if not data:
                 return
+
+
+def _nameless_file() -> int:
+    """Return the descriptor of a temporary file that is gone when this process ends."""
+    descriptor, path = tempfile.mkstemp()
+    os.unlink(path)
+    return descriptor

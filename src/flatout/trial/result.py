@@ -100,7 +100,7 @@ def epoch_ends(ranks: Sequence[RankRecording]) -> tuple[int, ...] | None:
     """Return the places in `mean_steps` of the steps in which a rank's loader ended; None if not recorded."""
     columns = []
     for rank in ranks:
-        ends: NDArray[np.float64] | None = getattr(rank.steps, "num_loader_ends", None)
+        ends = rank.steps.num_loader_ends
         if ends is None:
             return None
         columns.append(_by_number(rank, ends))
