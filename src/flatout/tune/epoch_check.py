@@ -6,12 +6,13 @@ of that length are affordable, two of them are run: one with the applied changes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
 from flatout.records.change import ChangeSet
-from flatout.records.trial import Pair, TrialResult
+from flatout.records.trial import Pair
 from flatout.trial.epochs import changes_loader, later_epoch_ratio
 from flatout.trial.gates import check_losses
 from flatout.tune.budget import OutOfBudgetError, check
@@ -35,10 +36,9 @@ def check_epoch(state: TuningState, changes: ChangeSet, pairs: Sequence[Pair]) -
     """Return the check of the set against the applied changes; None if the set does not change the loader."""
     if not changes_loader(ChangeSet(changes=state.added(changes))):
         return None
-    for pair in pairs:
-        judged = _judged(state, changes, pair.baseline, pair.candidate)
-        if judged is not None:
-            return judged
+    judged = _judged(state, pairs)  # their losses have been checked
+    if judged is not None:
+        return judged
     num_steps = _num_steps(state)
     if num_steps is None:
         return EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)
@@ -53,8 +53,13 @@ def check_epoch(state: TuningState, changes: ChangeSet, pairs: Sequence[Pair]) -
         return EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)
     if baseline.is_complete and not candidate.is_complete:
         return EpochCheck(is_held=False, reason=f"over an epoch boundary it fails: {candidate.problem}")
-    judged = _judged(state, changes, baseline, candidate)
-    return judged or EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)
+    judged = _judged(state, [Pair(baseline=baseline, candidate=candidate)])
+    if judged is None:
+        return EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)
+    losses = check_losses(candidate, [baseline], ChangeSet(changes=state.added(changes)))
+    if not losses.is_passed:
+        return EpochCheck(is_held=False, reason=f"over an epoch boundary {losses.reason}")
+    return judged
 
 
 def _num_steps(state: TuningState) -> int | None:
@@ -71,18 +76,16 @@ def _num_steps(state: TuningState) -> int | None:
     return num_steps if is_affordable else None
 
 
-def _judged(state: TuningState, changes: ChangeSet, baseline: TrialResult, candidate: TrialResult) -> EpochCheck | None:
-    """Compare two trials over the boundary; None if it was not in both."""
-    if not (baseline.is_complete and candidate.is_complete):
-        return None
+def _judged(state: TuningState, pairs: Sequence[Pair]) -> EpochCheck | None:
+    """Compare the arms of the pairs after the boundary; None if no pair has it in both."""
     steps_per_epoch = state.first.facts.steps_per_epoch if state.first is not None else None
-    ratio = later_epoch_ratio(baseline, candidate, steps_per_epoch)
-    if ratio is None:
+    complete = [pair for pair in pairs if pair.baseline.is_complete and pair.candidate.is_complete]
+    ratios = [later_epoch_ratio(pair.baseline, pair.candidate, steps_per_epoch) for pair in complete]
+    logs = [math.log(ratio) for ratio in ratios if ratio is not None]
+    if not logs:
         return None
+    ratio = math.exp(sum(logs) / len(logs))
     if ratio < 1.0:
         reason = f"after an epoch boundary it is slower, {ratio:.2f}x: what it gains in the first epoch is lost"
         return EpochCheck(is_held=False, reason=reason)
-    losses = check_losses(candidate, [baseline], ChangeSet(changes=state.added(changes)))
-    if not losses.is_passed:
-        return EpochCheck(is_held=False, reason=f"over an epoch boundary {losses.reason}")
     return EpochCheck(is_held=True, reason=f"after an epoch boundary it is {ratio:.2f}x as fast")
