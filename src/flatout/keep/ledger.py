@@ -21,8 +21,10 @@ import json
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +91,9 @@ class LedgerFile:
             case str():
                 return self._clean(value)
             case dict():
-                return {name: self._cleaned(one) for name, one in value.items()}
+                return {name: self._cleaned(item) for name, item in value.items()}
             case list() | tuple():
-                return [self._cleaned(one) for one in value]
+                return [self._cleaned(item) for item in value]
         return value
 
     def close(self) -> None:
@@ -174,7 +176,7 @@ class LedgerAccumulator:
     """Adds up the lines of a ledger as they are read."""
 
     def __init__(self) -> None:
-        self._ns = dict.fromkeys(CLASSES, 0)
+        self._ns = Counter(dict.fromkeys(CLASSES, 0))
         self._counts = dict.fromkeys(("run", "attempt", "hang", "failure", "end"), 0)
         self._num_bad = 0
         self._num_devices: int | None = None
@@ -184,7 +186,7 @@ class LedgerAccumulator:
         self._num_not_the_jobs = 0
         self._saving: dict[str, Any] | None = None
         self._steps_ns = 0
-        self._known_ns: dict[str, dict[str, int]] = {}
+        self._known_ns: dict[str, Counter[str]] = {}
         self._not_known: dict[str, str] = {}
         self._away_s = 0.0
 
@@ -194,41 +196,46 @@ class LedgerAccumulator:
             line = json.loads(raw)
             event = line["event"]
             if event == "seconds":
-                parts = {str(name): int(value) for name, value in line["ns"].items()}
-                num_steps, num_devices = int(line.get("steps", 0)), int(line.get("num_devices") or 0)
-                steps_ns = int(line.get("steps_ns", 0))
-                known_ns = [
-                    (str(name), str(basis), int(value))
-                    for name, by_basis in line.get("known_ns", {}).items()
-                    for basis, value in by_basis.items()
-                ]
-                not_known = {str(name): str(reason) for name, reason in line.get("not_known", {}).items()}
-                numbers = (num_steps, num_devices, steps_ns, *parts.values(), *(one[2] for one in known_ns))
-                if not 0 <= min(numbers) <= max(numbers) < _IMPOSSIBLE:
-                    raise ValueError
-                self._steps_ns += steps_ns
-                self._not_known |= not_known
-                for name, basis, value in known_ns:
-                    known = self._known_ns.setdefault(name, {})
-                    known[basis] = known.get(basis, 0) + value
-                self._num_devices = num_devices or self._num_devices
-                self._num_steps += num_steps
-                for name, value in parts.items():
-                    self._ns[name] = self._ns.get(name, 0) + value
+                self._add_seconds(line)
             elif event == "saving":
                 self._saving = line
             elif event in self._counts:
-                self._counts[event] += 1
-                if event == "run":
-                    self._gpu = line.get("gpu")
-                    self._away_s += max(float(line.get("away_s") or 0.0), 0.0)
-                self._num_not_the_jobs += event == "hang" or (event == "failure" and line.get("fault") != "user")
-                if event in ("failure", "hang") and line.get("says"):
-                    self._failures.append(str(line["says"]))
+                self._add_event(event, line)
         except (ValueError, OverflowError, KeyError, TypeError, AttributeError):
             self._num_bad += 1
             return None
         return dict(line)
+
+    def _add_seconds(self, line: dict[str, Any]) -> None:
+        """Add the numbers of a `seconds` line; of a line with an impossible number, nothing is added."""
+        num_steps, num_devices = int(line.get("steps", 0)), int(line.get("num_devices") or 0)
+        steps_ns = int(line.get("steps_ns", 0))
+        ns_by_class = _integers(line["ns"])
+        known_ns = {str(name): _integers(by_basis) for name, by_basis in line.get("known_ns", {}).items()}
+        not_known = {str(name): str(reason) for name, reason in line.get("not_known", {}).items()}
+        all_known_ns = chain.from_iterable(by_basis.values() for by_basis in known_ns.values())
+        numbers = (num_steps, num_devices, steps_ns, *ns_by_class.values(), *all_known_ns)
+        if not 0 <= min(numbers) <= max(numbers) < _IMPOSSIBLE:
+            raise ValueError
+        self._num_steps += num_steps
+        self._num_devices = num_devices or self._num_devices
+        self._steps_ns += steps_ns
+        self._ns.update(ns_by_class)
+        for name, by_basis in known_ns.items():
+            self._known_ns.setdefault(name, Counter()).update(by_basis)
+        self._not_known |= not_known
+
+    def _add_event(self, event: str, line: dict[str, Any]) -> None:
+        self._counts[event] += 1
+        if event == "run":
+            self._gpu = line.get("gpu")
+            self._away_s += max(float(line.get("away_s") or 0.0), 0.0)
+        if event not in ("failure", "hang"):
+            return
+        if event == "hang" or line.get("fault") != "user":
+            self._num_not_the_jobs += 1
+        if line.get("says"):
+            self._failures.append(str(line["says"]))
 
     def totals(self) -> Totals:
         return Totals(
@@ -245,11 +252,15 @@ class LedgerAccumulator:
             ns=dict(self._ns),
             failures=tuple(self._failures),
             steps_ns=self._steps_ns,
-            known_ns={name: dict(known) for name, known in self._known_ns.items()},
+            known_ns={name: dict(by_basis) for name, by_basis in self._known_ns.items() if by_basis},
             not_known=dict.fromkeys(PARTED, _NOT_YET if self._steps_ns else _NO_STEPS) | self._not_known,
             away_s=self._away_s,
             saving=self._saving,
         )
+
+
+def _integers(values: dict[Any, Any]) -> dict[str, int]:
+    return {str(name): int(value) for name, value in values.items()}
 
 
 def read(path: Path) -> Totals:

@@ -7,10 +7,12 @@ the maximum over the nodes counts. Devices and their time are summed. Ledgers of
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,6 +20,8 @@ from flatout.errors import InputError
 from flatout.keep.ledger import HeldError, LedgerFile, Totals, read
 
 _COUNTS = ("num_runs", "num_attempts", "num_hangs", "num_failures", "num_not_the_jobs", "num_unfinished", "num_steps")
+_SUMS = ("num_bad_lines", "steps_ns")
+_LAST = ("gpu", "saving")  # the last one that is not None counts
 
 
 def own_ledger(path: Path, node: str) -> Path:
@@ -49,16 +53,16 @@ def read_all(paths: Sequence[Path]) -> Totals:
     for nodes in jobs.values():
         of_nodes = [_added(of_node, sum, max) for of_node in nodes.values()]
         of_jobs.append(_added(of_nodes, max, sum, num_nodes=len(of_nodes)))
-    return _added(of_jobs, sum, max, num_nodes=max(one.num_nodes for one in of_jobs))
+    return _added(of_jobs, sum, max, num_nodes=max(totals.num_nodes for totals in of_jobs))
 
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(path.glob("*.jsonl"))
-    if not found:
+    ledgers = sorted(path.glob("*.jsonl"))
+    if not ledgers:
         raise InputError(f"{path} has no ledger", hint="a ledger is what `flatout run --ledger FILE` writes")
-    return found
+    return ledgers
 
 
 def _whose(path: Path) -> tuple[str, str]:
@@ -80,33 +84,38 @@ def _added(
 ) -> Totals:
     if len(all_of) == 1 and num_nodes == 1:
         return all_of[0]
-    known = [one.num_devices for one in all_of if one.num_devices is not None]
-    names = [name for one in all_of for name in one.ns]
-    return msgspec.structs.replace(
-        all_of[-1],
-        **{name: counts([getattr(one, name) for one in all_of]) for name in _COUNTS},
-        num_bad_lines=sum(one.num_bad_lines for one in all_of),
-        num_devices=devices(known) if known else None,
-        ns={name: sum(one.ns.get(name, 0) for one in all_of) for name in dict.fromkeys(names)},
-        failures=tuple(text for one in all_of for text in one.failures),
-        steps_ns=sum(one.steps_ns for one in all_of),
-        known_ns=_known(all_of),
-        # Totals without steps come first, so that their reason does not replace those of the others.
-        not_known={
-            name: why for one in sorted(all_of, key=lambda one: one.steps_ns > 0) for name, why in one.not_known.items()
-        },
-        away_s=float(sum(one.away_s for one in all_of) if counts is sum else max(one.away_s for one in all_of)),
-        num_nodes=num_nodes,
-        gpu=next((one.gpu for one in reversed(all_of) if one.gpu is not None), None),
-        saving=next((one.saving for one in reversed(all_of) if one.saving is not None), None),
-    )
+    merged: dict[str, Any] = {"num_nodes": num_nodes, "known_ns": _known_ns(all_of), "not_known": _not_known(all_of)}
+    for field in _COUNTS:
+        merged[field] = counts(_each(all_of, field))
+    for field in _SUMS:
+        merged[field] = sum(_each(all_of, field))
+    for field in _LAST:
+        merged[field] = next((value for value in reversed(_each(all_of, field)) if value is not None), None)
+    num_devices = [number for number in _each(all_of, "num_devices") if number is not None]
+    merged["num_devices"] = devices(num_devices) if num_devices else None
+    merged["away_s"] = float(counts(_each(all_of, "away_s")))
+    merged["failures"] = tuple(chain.from_iterable(_each(all_of, "failures")))
+    ns: Counter[str] = Counter()
+    for totals in all_of:
+        ns.update(totals.ns)
+    return msgspec.structs.replace(all_of[-1], ns=dict(ns), **merged)
 
 
-def _known(all_of: Sequence[Totals]) -> dict[str, dict[str, int]]:
-    known: dict[str, dict[str, int]] = {}
-    for one in all_of:
-        for name, bases in one.known_ns.items():
-            for basis, ns in bases.items():
-                of_name = known.setdefault(name, {})
-                of_name[basis] = of_name.get(basis, 0) + ns
-    return known
+def _each(all_of: Sequence[Totals], field: str) -> list[Any]:
+    return [getattr(totals, field) for totals in all_of]
+
+
+def _known_ns(all_of: Sequence[Totals]) -> dict[str, dict[str, int]]:
+    known_ns: dict[str, Counter[str]] = {}
+    for totals in all_of:
+        for name, by_basis in totals.known_ns.items():
+            known_ns.setdefault(name, Counter()).update(by_basis)
+    return {name: dict(by_basis) for name, by_basis in known_ns.items()}
+
+
+def _not_known(all_of: Sequence[Totals]) -> dict[str, str]:
+    # Totals without steps come first, so that their reason does not replace those of the others.
+    reasons: dict[str, str] = {}
+    for totals in sorted(all_of, key=lambda totals: totals.steps_ns > 0):
+        reasons |= totals.not_known
+    return reasons

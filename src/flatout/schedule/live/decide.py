@@ -26,6 +26,7 @@ _SAME_FAILURE_S = 600.0
 # Any other reason is a limit, a licence or a requested node, for which free GPUs would not help.
 _WAITS_FOR_ROOM = ("", "Resources", "Priority")
 _UNLIMITED_MIN = 365 * 24 * 60
+_IDLE_RESTART_COST = 0.1  # share of the usual cost of a restart: nobody waits for the result of an idle job
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,23 +162,15 @@ def _requeues(
     may_touch: Callable[[JobView], bool],
 ) -> Iterator[Action]:
     """Yield requeues that free GPUs for waiting jobs: idle jobs for any waiting job, busy jobs only for urgent ones."""
-    candidates = {
-        job.id: job
-        for job in view.jobs
-        if job.state == "running"
-        and job.may_requeue
-        and job.held_gpus
-        and not job.is_composite
-        and may_touch(job)
-        and not is_any(job, settings.urgent)
-        and memory.num_preemptions.get(job.id, 0) < settings.max_preemptions
-    }
+    candidates = {job.id: job for job in view.jobs if may_touch(job) and _may_preempt(job, memory, settings)}
     idle = set(view.idle_for_s) if settings.reclaims_idle else set()
     room = FreeCapacity(view)
 
     def cost(job: JobView) -> float:
-        work_s = 0.0 if job.id in idle else job.lost_gpu_s(view.now_unix_s)
-        return work_s + settings.restart_cost_s * job.held_gpus * (0.1 if job.id in idle else 1.0)
+        restart_gpu_s = settings.restart_cost_s * job.held_gpus
+        if job.id in idle:
+            return restart_gpu_s * _IDLE_RESTART_COST
+        return job.lost_gpu_s(view.now_unix_s) + restart_gpu_s
 
     for job in waiting:
         if job.reason not in _WAITS_FOR_ROOM:
@@ -186,13 +179,12 @@ def _requeues(
         if placement is not None:
             room.take(placement)
             continue
-        made = memory.made_room_unix_s.get(job.id)
-        if made is not None and view.now_unix_s - made < settings.again_after_s:
+        made_room_unix_s = memory.made_room_unix_s.get(job.id)
+        if made_room_unix_s is not None and view.now_unix_s - made_room_unix_s < settings.again_after_s:
             continue  # it waits for something not modelled, or the scheduler has not reacted yet
-        if job.id in urgent:
-            allowed = list(candidates.values())
-        else:
-            allowed = [candidates[each] for each in sorted(idle) if each in candidates]
+        is_urgent = job.id in urgent
+        allowed_ids = list(candidates) if is_urgent else [job_id for job_id in sorted(idle) if job_id in candidates]
+        allowed = [candidates[job_id] for job_id in allowed_ids]
         victims = victims_for(job, room, allowed, cost) if allowed else None
         if not victims:
             continue
@@ -202,10 +194,19 @@ def _requeues(
         placement = room.placement(job)
         assert placement is not None
         room.take(placement)
-        if settings.reserves_nodes and job.id in urgent:
+        if settings.reserves_nodes and is_urgent:
             yield from _reserved(job, sorted(placement))
         for victim in victims:
-            yield from _requeued(victim, job, view, settings, idle, is_urgent=job.id in urgent)
+            yield from _requeued(victim, job, view, settings, idle)
+
+
+def _may_preempt(job: JobView, memory: ControllerState, settings: ControllerSettings) -> bool:
+    """Whether a requeue of the job is safe, frees GPUs and does not come too often."""
+    if job.state != "running" or not job.may_requeue or job.is_composite:
+        return False
+    if is_any(job, settings.urgent):
+        return False
+    return job.held_gpus > 0 and memory.num_preemptions.get(job.id, 0) < settings.max_preemptions
 
 
 def _reserved(job: JobView, nodes: Sequence[str]) -> Iterator[Action]:
@@ -232,17 +233,20 @@ def _reserved(job: JobView, nodes: Sequence[str]) -> Iterator[Action]:
 
 
 def _requeued(
-    victim: JobView, job: JobView, view: ClusterView, settings: ControllerSettings, idle: set[str], *, is_urgent: bool
+    victim: JobView, job: JobView, view: ClusterView, settings: ControllerSettings, idle: set[str]
 ) -> Iterator[Action]:
-    held, ran = gpus(victim.held_gpus), duration(victim.ran_s(view.now_unix_s))
-    if victim.id in idle:
+    """Yield the requeue of `victim` for `job`; a job whose GPUs were idle also moves to where idle jobs belong."""
+    held, needed = gpus(victim.held_gpus), gpus(job.num_gpus)
+    is_idle = victim.id in idle
+    if is_idle:
         idle_for = duration(view.idle_for_s[victim.id])
-        why = f"its {held} were idle for {idle_for}, and job {job.id} waits for {gpus(job.num_gpus)}"
-        attained = 0.0
+        why = f"its {held} were idle for {idle_for}, and job {job.id} waits for {needed}"
+        attained_gpu_s = 0.0
     else:
+        ran_s = victim.ran_s(view.now_unix_s)
         lost = duration(victim.lost_gpu_s(view.now_unix_s) / victim.held_gpus)
-        why = f"urgent job {job.id} needs {gpus(job.num_gpus)}; it ran {ran} on {held} and loses {lost} of it"
-        attained = victim.ran_s(view.now_unix_s) * victim.held_gpus
+        why = f"urgent job {job.id} needs {needed}; it ran {duration(ran_s)} on {held} and loses {lost} of it"
+        attained_gpu_s = ran_s * victim.held_gpus
     yield Action(
         kind="requeue-hold",
         target=victim.id,
@@ -251,34 +255,31 @@ def _requeued(
         reason=why,
         group=job.id,
         cause=job.id,
-        attained_gpu_s=attained,
+        attained_gpu_s=attained_gpu_s,
         submit_unix_s=victim.submit_unix_s,
     )
-    if victim.id in idle:
-        demoted: tuple[tuple[Literal["partition", "qos"], str, str | None], ...] = (
-            ("partition", victim.partition, settings.idle_partition),
-            ("qos", victim.qos, settings.idle_qos),
-        )
-        for kind, before, after in demoted:
-            if after and after != before:
-                yield Action(
-                    kind=kind,
-                    target=victim.id,
-                    previous=before,
-                    value=after,
-                    reason="its GPUs were idle",
-                    group=job.id,
-                )
+    if not is_idle:
+        return
+    demotions: tuple[tuple[Literal["partition", "qos"], str, str | None], ...] = (
+        ("partition", victim.partition, settings.idle_partition),
+        ("qos", victim.qos, settings.idle_qos),
+    )
+    for kind, before, after in demotions:
+        if after and after != before:
+            yield Action(
+                kind=kind, target=victim.id, previous=before, value=after, reason="its GPUs were idle", group=job.id
+            )
 
 
 def _failures_of(name: str, memory: ControllerState, view: ClusterView) -> list[NodeFailure]:
     """Return the failures of a node; a failure that was both observed and in the accounting counts once."""
-    seen = [each for each in memory.failures if each.node == name]
-    return seen + [
-        each
-        for each in view.failures
-        if each.node == name and all(abs(each.unix_s - other.unix_s) > _SAME_FAILURE_S for other in seen)
-    ]
+    observed = [failure for failure in memory.failures if failure.node == name]
+
+    def is_new(failure: NodeFailure) -> bool:
+        return all(abs(failure.unix_s - other.unix_s) > _SAME_FAILURE_S for other in observed)
+
+    accounted = [failure for failure in view.failures if failure.node == name]
+    return observed + [failure for failure in accounted if is_new(failure)]
 
 
 def _drains(view: ClusterView, memory: ControllerState, settings: ControllerSettings) -> Iterator[Action]:
@@ -287,10 +288,9 @@ def _drains(view: ClusterView, memory: ControllerState, settings: ControllerSett
     for node in view.nodes:
         if node.is_drained:
             continue
-        after = max(memory.drained_unix_s.get(node.name, 0.0), view.now_unix_s - settings.drain_window_s)
-        number = sum(
-            each.weight for each in _failures_of(node.name, memory, view) if after < each.unix_s <= view.now_unix_s
-        )
+        after_unix_s = max(memory.drained_unix_s.get(node.name, 0.0), view.now_unix_s - settings.drain_window_s)
+        failures = _failures_of(node.name, memory, view)
+        number = sum(each.weight for each in failures if after_unix_s < each.unix_s <= view.now_unix_s)
         if number < settings.drain_failures - 1e-9:
             continue
         if num_drained >= most:

@@ -84,15 +84,15 @@ def read_failures(text: bytes) -> list[NodeFailure]:
 
     A job of N nodes counts 1/N on each, because the accounting does not say which of them failed.
     """
-    found: list[NodeFailure] = []
+    failures: list[NodeFailure] = []
     for line in text.decode("utf-8", "replace").splitlines():
         fields = line.split("|")
         if len(fields) != 3:
             raise InputError(f"sacct -P must give three fields per line, but gave {line[:80]!r}")
         if fields[0].split(" ")[0] == "NODE_FAIL" and fields[1].isdigit():
             nodes = _guarded("sacct", expanded, fields[2])
-            found.extend(NodeFailure(node=node, unix_s=float(fields[1]), weight=1 / len(nodes)) for node in nodes)
-    return found
+            failures.extend(NodeFailure(node=node, unix_s=float(fields[1]), weight=1 / len(nodes)) for node in nodes)
+    return failures
 
 
 def _document(text: bytes, command: str) -> dict[str, Any]:
@@ -125,42 +125,46 @@ def _guarded(command: str, read: Callable[[Any], _T], entry: Any) -> _T:
 
 
 def _job(entry: Mapping[str, Any]) -> JobView:
-    states = _words(entry["job_state"])
-    state: JobState = "completing" if "COMPLETING" in states else _STATES.get(states[0], "ended")
-    nodes = expanded(_text(entry.get("nodes"))) if state != "pending" else ()
+    state = _state(entry["job_state"])
+    is_pending = state == "pending"
+    comment = _text(entry.get("comment"))
+    reason = _text(entry.get("state_reason"))
+    priority = _whole(entry.get("priority"))
+    limit_min = _number(entry.get("time_limit"))
+    is_held = priority == 0 or bool(entry.get("hold"))
+    has_dependency = bool(_text(entry.get("dependency"))) or reason in _WAITS_FOR
+
+    nodes = () if is_pending else expanded(_text(entry.get("nodes")))
+    num_nodes = _whole(entry.get("node_count")) or 1
     held, indices = _held_gpus(nodes, entry.get("gres_detail") or ())
-    priority = _number(entry.get("priority"))
-    num_nodes = int(_number(entry.get("node_count")) or 1)
-    per_node = _gpus(_text(entry.get("tres_per_node")))
     num_gpus = sum(held.values()) or _requested_gpus(entry, num_nodes)
-    if nodes and not held and num_gpus:  # GPUs by node are unknown: assume equally many on each
+    if num_gpus and not held:  # GPUs by node are unknown: assume equally many on each
         held = {node: num_gpus // len(nodes) for node in nodes}
-    start = _number(entry.get("start_time")) or None
-    reason, comment = _text(entry.get("state_reason")), _text(entry.get("comment"))
+
     return JobView(
         id=_job_id(entry),
         state=state,
         user=_text(entry.get("user_name")),
         partition=_text(entry.get("partition")),
-        submit_unix_s=float(_number(entry.get("submit_time")) or 0.0),
+        submit_unix_s=float(_time(entry.get("submit_time")) or 0.0),
         name=_text(entry.get("name")),
         account=_text(entry.get("account")),
         qos=_text(entry.get("qos")),
         comment=comment,
         reason=reason,
-        priority=None if priority is None else int(priority),
-        nice=int(_number(entry.get("nice")) or 0),
+        priority=priority,
+        nice=_whole(entry.get("nice")) or 0,
         num_nodes=num_nodes,
         num_gpus=num_gpus,
-        gpus_per_node=per_node or None,
-        cpus=None if (cpus := _number(entry.get("cpus"))) is None else int(cpus),
-        eligible_unix_s=_number(entry.get("eligible_time")) or None,
-        start_unix_s=start if state != "pending" else None,
-        time_limit_s=None if not (limit := _number(entry.get("time_limit"))) else limit * 60.0,
-        restarts=int(_number(entry.get("restart_cnt")) or 0),
+        gpus_per_node=_gpus(_text(entry.get("tres_per_node"))) or None,
+        cpus=_whole(entry.get("cpus")),
+        eligible_unix_s=_time(entry.get("eligible_time")),
+        start_unix_s=None if is_pending else _time(entry.get("start_time")),
+        time_limit_s=limit_min * 60.0 if limit_min else None,
+        restarts=_whole(entry.get("restart_cnt")) or 0,
         may_requeue=bool(entry.get("requeue")) and bool(entry.get("batch_flag")),
-        is_held=state == "pending" and (priority == 0 or bool(entry.get("hold"))),
-        is_dependent=state == "pending" and (bool(_text(entry.get("dependency"))) or reason in _WAITS_FOR),
+        is_held=is_pending and is_held,
+        is_dependent=is_pending and has_dependency,
         reservation=_text(entry.get("resv_name")),
         is_composite=bool(_number(entry.get("het_job_id"))),
         required_features=_text(entry.get("features")),
@@ -171,6 +175,11 @@ def _job(entry: Mapping[str, Any]) -> JobView:
         cpus_by_node=_held_cpus(entry, nodes),
         last_checkpoint_unix_s=_last_checkpoint(comment) if state == "running" else None,
     )
+
+
+def _state(value: object) -> JobState:
+    states = _words(value)
+    return "completing" if "COMPLETING" in states else _STATES.get(states[0], "ended")
 
 
 def _job_id(entry: Mapping[str, Any]) -> str:
@@ -185,11 +194,13 @@ def _held_gpus(nodes: Sequence[str], details: Sequence[str]) -> tuple[dict[str, 
     held: dict[str, int] = {}
     indices: dict[str, tuple[int, ...]] = {}
     for node, detail in zip(nodes, details, strict=False):
-        found = _HELD.findall(detail)
-        if found:
-            held[node] = sum(int(number) for number, _ in found)
-            if all(text and text != "N/A" for _, text in found):
-                indices[node] = tuple(int(each) for _, text in found for each in expanded(f"[{text}]"))
+        by_type = _HELD.findall(detail)
+        if not by_type:
+            continue
+        held[node] = sum(int(number) for number, _ in by_type)
+        ranges = [text for _, text in by_type]
+        if all(text and text != "N/A" for text in ranges):
+            indices[node] = tuple(int(index) for text in ranges for index in expanded(f"[{text}]"))
     return held, indices
 
 
@@ -205,9 +216,9 @@ def _requested_gpus(entry: Mapping[str, Any], num_nodes: int) -> int:
 
 def _gpus(text: str) -> int:
     # A request for a GPU type can be listed both with and without the type: `gres/gpu=8,gres/gpu:h100=8`.
-    found = [(kind, int(number or 1)) for kind, number in _REQUESTED.findall(text)]
-    typed = sum(number for kind, number in found if kind)
-    untyped = sum(number for kind, number in found if not kind)
+    requests = [(kind, int(number or 1)) for kind, number in _REQUESTED.findall(text)]
+    typed = sum(number for kind, number in requests if kind)
+    untyped = sum(number for kind, number in requests if not kind)
     return max(typed, untyped) if "=" in text else typed + untyped
 
 
@@ -215,12 +226,14 @@ def _held_cpus(entry: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, int]
     if not nodes:
         return {}
     resources = entry.get("job_resources")
-    listed = resources.get("allocated_nodes") if isinstance(resources, dict) else None
+    allocated = resources.get("allocated_nodes") if isinstance(resources, dict) else None
+    if not isinstance(allocated, list):
+        return {}
     held: dict[str, int] = {}
-    for each in listed if isinstance(listed, list) else ():
-        sockets = each.get("sockets")
-        if isinstance(each.get("nodename"), str) and isinstance(sockets, dict):
-            held[each["nodename"]] = sum(len(socket.get("cores", ())) for socket in sockets.values())
+    for node in allocated:
+        name, sockets = node.get("nodename"), node.get("sockets")
+        if isinstance(name, str) and isinstance(sockets, dict):
+            held[name] = sum(len(socket.get("cores", ())) for socket in sockets.values())
     return held if len(held) == len(nodes) else {}
 
 
@@ -243,7 +256,7 @@ def _node(entry: Mapping[str, Any]) -> NodeView:
     return NodeView(
         name=entry["name"],
         num_gpus=sum(int(number) for number, _ in _HELD.findall(_text(entry.get("gres")))),
-        num_cpus=None if (cpus := _number(entry.get("cpus"))) is None else int(cpus),
+        num_cpus=_whole(entry.get("cpus")),
         partitions=tuple(entry.get("partitions") or ()),
         features=tuple(_listed(entry.get("active_features") or entry.get("features"))),
         is_usable=not states & _UNUSABLE,
@@ -256,8 +269,11 @@ def _node(entry: Mapping[str, Any]) -> NodeView:
 
 def _words(value: object) -> list[str]:
     """Return the words of a state, which is a text or a list; `MIXED+DRAIN` has two words."""
-    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
-    return [word for text in texts if isinstance(text, str) for word in text.upper().split("+")]
+    if isinstance(value, str):
+        return value.upper().split("+")
+    if isinstance(value, list | tuple):
+        return [word for text in value if isinstance(text, str) for word in text.upper().split("+")]
+    return []
 
 
 def _listed(value: object) -> list[str]:
@@ -283,3 +299,13 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return None if value in _NO_NUMBERS else value
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _time(value: object) -> float | None:
+    """Return a Unix time in seconds; None if it is not set, which Slurm also writes as 0."""
+    return _number(value) or None

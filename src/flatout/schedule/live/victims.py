@@ -40,10 +40,10 @@ class FreeCapacity:
         kind = (*_kind(job), job.gpus_per_node, job.num_gpus, job.num_nodes, job.cpus)
         if kind in self._too_large:
             return None
-        found = self._placement(job)
-        if found is None:
+        placement = self._placement(job)
+        if placement is None:
             self._too_large.add(kind)
-        return found
+        return placement
 
     def _placement(self, job: JobView) -> dict[str, int] | None:
         nodes = self.nodes_for(job)
@@ -76,14 +76,14 @@ class FreeCapacity:
         return name not in self.cpus or self.cpus[name] >= wanted
 
     def _anywhere(self, job: JobView, nodes: Iterable[str]) -> dict[str, int] | None:
-        left, found = job.num_gpus, dict[str, int]()
+        left, placement = job.num_gpus, dict[str, int]()
         for name in sorted(nodes, key=lambda name: (-self.gpus[name], name)):
             if left <= 0:
                 break
             if self.gpus[name] > 0:
-                found[name] = min(self.gpus[name], left)
-                left -= found[name]
-        return found if left <= 0 else None
+                placement[name] = min(self.gpus[name], left)
+                left -= placement[name]
+        return placement if left <= 0 else None
 
 
 def victims_for(
@@ -136,19 +136,19 @@ def _clear_nodes(
     for _ in range(job.num_nodes):
         best: tuple[tuple[bool, float, str], list[JobView]] | None = None
         for name in left:
-            free = room.gpus[name] + sum(
-                each.gpus_by_node[name] for each in chosen.values() if name in each.gpus_by_node
-            )
+            freed = sum(victim.gpus_by_node.get(name, 0) for victim in chosen.values())
             others = [each for each in on_node[name] if each.id not in chosen]
-            found = _cheapest(name, job.gpus_per_node - free, others, cost)
-            if found is not None:
-                key = (name not in job.required_nodes, sum(cost(each) for each in found), name)
-                if best is None or key < best[0]:
-                    best = key, found
+            victims = _cheapest(name, job.gpus_per_node - room.gpus[name] - freed, others, cost)
+            if victims is None:
+                continue
+            key = (name not in job.required_nodes, sum(cost(victim) for victim in victims), name)
+            if best is None or key < best[0]:
+                best = key, victims
         if best is None:
             return
-        left.discard(best[0][2])
-        chosen.update({each.id: each for each in best[1]})
+        (_, _, cleared_node), victims = best
+        left.discard(cleared_node)
+        chosen.update({victim.id: victim for victim in victims})
 
 
 def _clear_anywhere(
@@ -184,8 +184,8 @@ def _cheapest(
             now = best[at]
             if now is None or before[0] + price < now[0]:
                 best[at] = before[0] + price, [*before[1], each]
-    found = best[missing]
-    return None if found is None else found[1]
+    cheapest = best[missing]
+    return None if cheapest is None else cheapest[1]
 
 
 def _kind(job: JobView) -> tuple[object, ...]:
