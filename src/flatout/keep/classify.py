@@ -76,12 +76,15 @@ def _type_of_xid(number: int) -> str:
 def _rank(error: RaisedError, found: Fit) -> int:
     """Return the place of an error in the order of explanations: 0 explains best."""
     failure = found.failure
+    is_known = failure.failure_class != "unknown"
     if failure.name in _SAYS_LITTLE:
-        return 5
+        return 6
     if failure.of_peers:
-        return 4
-    if error.exception and not found.is_by_type and failure.failure_class != "unknown":
+        return 5
+    if error.exception and not found.is_by_type and is_known:
         return 0
     if failure.failure_class in _PHYSICAL:
         return 1
-    return 2 if error.exception and found.is_by_type else 3
+    if error.exception and found.is_by_type:
+        return 2
+    return 3 if is_known else 4

@@ -27,8 +27,8 @@ _TRACEBACK = re.compile(r"^\s*(?:Original )?Traceback \(most recent call last\):
 _CHAINED = re.compile(r"^\s*(?:During handling of the above exception|The above exception was the direct cause)")
 _EXCEPTION = re.compile(
     r"^\s*(?:[A-Za-z_]\w*\.)*"
-    r"(_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Refused|Failure|Unavailable|Disconnected|NoSuchKey|NoSuchBucket)"
-    r"|ReadTimeout|Timeout|IncompleteRead|RayTaskError|gaierror|herror|BadZipFile|BrokenProcessPool|SSLError|Exception)"
+    r"(_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Refused|Failure|Unavailable|Unsupported|Disconnected|NoSuchKey|NoSuchBucket)"
+    r"|Unsupported|ReadTimeout|Timeout|IncompleteRead|RayTaskError|gaierror|herror|BadZipFile|BrokenProcessPool|SSLError|Exception)"
     r"(?:\(\w+\))?(?::(?:\s+(.*))?|\s*)$"
 )
 # Lines of programs around the job, which do not belong to the message above them.
@@ -38,6 +38,8 @@ _LOG_LINE = re.compile(
 # Words after which another error's own message follows on the same line.
 _INTRODUCES = re.compile(r"(terminated with exception|failure was|Original exception|raised|Last error)\s*:\s*(?=\S)")
 _WRITTEN_OUT = ("\\n", "\n"), ("\\t", "\t")
+
+_ROOT_CAUSE = "Root Cause (first observed failure):"
 
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>)]+")
 _KEPT = r"(?!/dev/)"  # a device's path says something in quotes too
@@ -125,7 +127,9 @@ def _exceptions_in(lines: list[str]) -> tuple[list[RaisedError], list[str]]:
 
     def finish() -> None:
         if message is not None:
-            exceptions.append(RaisedError(exception=exception, message="\n".join(message).strip()))
+            text = "\n".join(message).strip()
+            _, _, root_cause = text.rpartition(_ROOT_CAUSE)  # of torchrun's report on all ranks
+            exceptions.append(RaisedError(exception=exception, message=root_cause))
 
     for line in lines:
         if _TRACEBACK.match(line):
