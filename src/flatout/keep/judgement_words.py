@@ -43,7 +43,9 @@ _TITLES_OF: dict[str, str] = {
     "rendezvous": "torchrun's agents did not meet",
     "rendezvous-closed": "torchrun's agents did not meet",
 }
-_OF_SCRIPTS = ("mistake", "imports", "exception", "tensor-mistake")
+_OF_SCRIPTS = ("mistake", "exception", "tensor-mistake")
+# Failures whose sentence already says what to do.
+OBVIOUS = (*_OF_SCRIPTS, "own-exit-text", "files", "unwritable", "permission", "locked", "communication", "launcher")
 
 
 def is_refused_checkpoint(failure: Failure) -> bool:
