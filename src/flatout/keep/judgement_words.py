@@ -59,7 +59,10 @@ def says_known(by_words: Classification, evidence: Evidence) -> str:
     """Say what a failure is whose words are known, with NCCL's last error and the space that was left."""
     title = _TITLES_OF.get(by_words.known.name) or _TITLES.get(by_words.failure_class)
     if by_words.error.exception == "" and evidence.left is not None:
-        text = f"{says_left(evidence)}; it wrote: {_one_line(by_words.error.message)}"
+        text = says_left(evidence)
+        wrote = _one_line(by_words.error.message)
+        if not text.endswith(wrote):  # it is not the last line
+            text = f"{text}; before it: {wrote}"
     elif by_words.known.name in ("rendezvous", "rendezvous-closed"):
         text = _says_agent(evidence)
     else:
