@@ -103,6 +103,7 @@ def diagnose_paths(
     traces = paths if recording is None else [Path(recording.traces_path)]
     with open_sources(traces) as sources:
         timelines, quality, source_of_rank = _read_all(sources, engine, given_ranks, progress, with_tracks)
+        timelines = [_with_hostname(timeline, recording) for timeline in timelines]
         job = attribute_job(timelines)
         hosts = {timeline.meta.hostname or "" for timeline in timelines}
         diagnosis = diagnose(
@@ -119,6 +120,15 @@ def diagnose_paths(
         if then is not None:
             then(result)
     return result
+
+
+def _with_hostname(timeline: RankTimeline, recording: Recording | None) -> RankTimeline:
+    """Add the host that the recording names for the rank, if its trace names none."""
+    ranks = () if recording is None else recording.ranks
+    hostname = next((rank.hostname for rank in ranks if rank.rank == timeline.rank), None)
+    if hostname is None or timeline.meta.hostname is not None:
+        return timeline
+    return msgspec.structs.replace(timeline, meta=msgspec.structs.replace(timeline.meta, hostname=hostname))
 
 
 def _with_hosts(diagnosis: Diagnosis, timelines: Sequence[RankTimeline], recording: Recording | None) -> Diagnosis:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from flatout.records.diagnosis import PART_NAMES
 from flatout.records.events import NULL, CollectiveArgs, EventTable, Kind
 
 HOST = (Kind.CPU_OP, Kind.USER_ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
@@ -124,7 +125,9 @@ def step_number(event: Event) -> int | None:
 class Rank:
     """All that the rules need of one rank, found event by event."""
 
-    def __init__(self, table: EventTable) -> None:
+    def __init__(self, table: EventTable, num_left_out: int = 0) -> None:
+        """`num_left_out` of the first steps are a start, and not counted."""
+        self.num_left_out = num_left_out
         self.events: list[Event] = []
         for i in range(table.num_events):
             start, thread, collective = int(table.start_ns[i]), int(table.thread[i]), int(table.collective[i])
@@ -228,6 +231,7 @@ class Rank:
                 if step_number(event) not in seen:
                     seen.add(step_number(event))
                     self.host_steps.append(event)
+        del self.host_steps[: self.num_left_out]
 
     def find_window(self) -> None:
         if self.host_steps:
@@ -285,8 +289,12 @@ class Rank:
     def extended(self, thread: tuple[str, str] | None, first: Event, last: Event, calls: list[Event]) -> Span:
         before = [call for call in calls if call.start < first.start]
         begin = max(before, key=lambda call: (call.start, call.end)).end if before else first.start
-        ops = [event for event in self.events if event.kind == Kind.CPU_OP and event.thread == thread]
-        around = [op for op in ops if op.start <= last.start and last.end <= op.end and step_number(op) is None]
+        ops = [
+            event
+            for event in self.events
+            if event.kind == Kind.CPU_OP and event.thread == thread and step_number(event) is None
+        ]
+        around = [op for op in ops if op.start <= last.start and last.end <= op.end]
         after = [
             op.start
             for op in ops
@@ -435,7 +443,31 @@ class Rank:
 
 def attribute(table: EventTable) -> Timeline:
     """Window, lead-in, steps and parts of one rank, communication not split."""
-    rank = Rank(table)
+    timeline = timeline_of(Rank(table))
+    num_left_out = num_start_steps(timeline)
+    return timeline_of(Rank(table, num_left_out)) if num_left_out else timeline
+
+
+def num_start_steps(timeline: Timeline) -> int:
+    """Of at least three steps, the first ones, each longer than twice any later one; fewer than half."""
+    lengths = [step.end - step.start for step in timeline.steps]
+    for number in range(len(lengths), 0, -1):
+        after = lengths[number:]
+        if len(after) < 2 or 2 * number >= len(lengths) or not 0 < 2 * max(after) < min(lengths[:number]):
+            continue
+        border = timeline.steps[number].start
+        excess = dict.fromkeys(PART_NAMES, 0)
+        for start, end, part in timeline.segments:
+            name = "communication_unsplit" if part == "communication" else part
+            before = max(0, min(end, border) - max(start, timeline.steps[0].start))
+            excess[name] += before * len(after) - max(0, end - max(start, border)) * number
+        most = max(PART_NAMES, key=lambda name: excess[name])  # the first of equal ones
+        if timeline.steps[0].number in (0, 1) or most not in ("data_loading", "checkpoint"):
+            return number
+    return 0
+
+
+def timeline_of(rank: Rank) -> Timeline:
     segments: list[tuple[int, int, str]] = []
     for start, end in rank.elementary_intervals():
         part = rank.part_at(start)

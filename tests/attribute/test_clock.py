@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.diagnose.jobs import attributed, blame_us, parts_us
 from tests.diagnose.simulate import Program, programs, simulated
 
+from flatout.attribute.job import attribute_job
+from flatout.attribute.rank import attribute_rank
 from flatout.records.job import JobAttribution
 from flatout.testing import TraceBuilder
 
@@ -176,3 +179,77 @@ def test_shifting_the_clock_of_any_rank_changes_less_than_a_microsecond(
     for rank in range(program[0]):
         assert parts_us(shifted, rank) == pytest.approx(parts_us(expected, rank), abs=1)
     assert blame_us(shifted) == pytest.approx(blame_us(expected), abs=1)
+
+
+# --- ranks of one host
+
+
+def on_hosts(traces: list[TraceBuilder], **meta: tuple[object, object]) -> JobAttribution:
+    """Attribute two ranks whose metadata differs in these fields."""
+    timelines = []
+    for number, trace in enumerate(traces):
+        table = trace.to_table()
+        own = {field: values[number] for field, values in meta.items()}
+        timelines.append(
+            attribute_rank(msgspec.structs.replace(table, meta=msgspec.structs.replace(table.meta, **own)))
+        )
+    return attribute_job(timelines)
+
+
+SAME_HOST: dict[str, dict[str, tuple[object, object]]] = {
+    "by name": {"hostname": ("a", "a")},
+    "by the numbers of their GPUs": {"device": (0, 1), "num_devices": (8, 8)},
+    "all ranks, in another order": {"device": (1, 0), "num_devices": (2, 2)},
+}
+OTHER_HOST: dict[str, dict[str, tuple[object, object]]] = {
+    "by name": {"hostname": ("a", "b")},
+    "by name, whatever their GPUs": {"hostname": ("a", "b"), "device": (0, 1), "num_devices": (8, 8)},
+    "each is the first GPU": {"device": (0, 0), "num_devices": (8, 8)},
+    "one GPU a host": {"device": (0, 1), "num_devices": (1, 1)},
+    "unknown": {},
+}
+
+
+@pytest.mark.parametrize("how", SAME_HOST)
+def test_ranks_of_one_host_are_never_shifted(how: str) -> None:
+    job = on_hosts(late_loader(6700), **SAME_HOST[how])
+    assert job.clock_offset_ns == {0: 0, 1: 0}
+    (note,) = [note for note in job.quality if "on the same host" in note.problem]
+    assert note.problem.startswith("collectives end 6700.0 us apart from those of rank 0")
+    assert (note.rank, note.max_confidence) == (1, "medium")
+    assert not on_hosts(late_loader(), **SAME_HOST[how]).quality
+
+
+@pytest.mark.parametrize("how", OTHER_HOST)
+def test_ranks_of_other_hosts_are(how: str) -> None:
+    assert on_hosts(late_loader(6700), **OTHER_HOST[how]).clock_offset_ns == {0: 0, 1: -6_700_000}
+
+
+def test_stages_of_one_host_are_never_shifted_by_their_messages() -> None:
+    assert on_hosts(stages(5000), hostname=("a", "a")).clock_offset_ns == {0: 0, 1: 0}
+    assert on_hosts(stages(5000), hostname=("a", "b")).clock_offset_ns == {0: 0, 1: -5_000_000}
+
+
+def on_cpu(late_us: float, *, clock_us: float = 0) -> list[TraceBuilder]:
+    """Rank 1 leaves each collective `late_us` after rank 0, because its process does not get to run."""
+    traces = [TraceBuilder(0), TraceBuilder(1)]
+    for number in range(4):
+        for trace, clock, late in zip(traces, (0.0, clock_us), (0.0, late_us), strict=True):
+            at = 100_000 * number + clock
+            trace.step(number, at, 100_000).op("aten::mm", at, 10_000)
+            trace.annotation("gloo:all_reduce", at + 10_000, 20_000 + late)
+    return traces
+
+
+def test_ranks_on_the_cpu_that_leave_late_have_no_other_clock() -> None:
+    job = attributed(*on_cpu(6700))
+    assert job.clock_offset_ns == {0: 0, 1: 0}
+    assert not [note for note in job.quality if "clock" in note.problem or "apart" in note.problem]
+
+
+@pytest.mark.parametrize(("clock_us", "offset_us"), [(20_100, 0), (20_101, -20_101), (-20_101, 20_101)])
+def test_ranks_on_the_cpu_are_shifted_where_one_would_leave_before_the_other_enters(
+    clock_us: float, offset_us: float
+) -> None:
+    """Each collective lasts 20 ms; differences up to 0.1 ms are none."""
+    assert attributed(*on_cpu(0, clock_us=clock_us)).clock_offset_ns == {0: 0, 1: 1000 * offset_us}

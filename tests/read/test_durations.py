@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.read.samples import event, kernel, problems
 
-from flatout.records.events import EventTable
+from flatout.records.events import EventTable, Kind
 
 Read = Callable[..., EventTable]
 
@@ -101,3 +102,69 @@ def test_marks_of_other_threads_do_not_follow_each_other(read: Read) -> None:
         ]
     )
     assert table.duration_ns.tolist() == [30_000_000] * 3 and not table.quality
+
+
+# --- work that outlasts later work of its stream
+
+
+def copy(ts: float, dur: float, *, correlation: int, stream: int = 7) -> dict[str, Any]:
+    arguments = {"device": 0, "stream": stream, "correlation": correlation, "bytes": 9_700_000}
+    return event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", ts, dur, pid=0, tid=stream, **arguments)
+
+
+def gemms(num: int, *, every_us: float = 100) -> list[dict[str, Any]]:
+    return [kernel("gemm", every_us * number, 90, correlation=100 + number) for number in range(num)]
+
+
+def test_a_copy_that_outlasts_later_kernels_of_its_stream_ends_where_the_next_one_begins(read: Read) -> None:
+    table = read([*gemms(200), copy(3_091, 5_000, correlation=1)])
+    assert table.duration_ns[table.kind == Kind.MEMCPY].tolist() == [9_000]
+    (note,) = table.quality
+    assert note.problem == "1 piece of GPU work outlasts later work of its stream, which is impossible"
+    assert "4.99 ms less in total" in note.effect
+
+
+@pytest.mark.parametrize(("duration_us", "kept_us"), [(200, 200), (200.001, 100)])
+def test_a_kernel_may_outlast_a_later_one_by_ten_microseconds(read: Read, duration_us: float, kept_us: float) -> None:
+    events = [kernel("long", 0, duration_us, correlation=1), kernel("next", 100, 90, correlation=2)]
+    table = read([*events, kernel("end", 900, 10, correlation=3)])
+    assert table.duration_ns[0] == kept_us * 1000
+    assert bool(table.quality) == (kept_us == 100)
+
+
+@pytest.mark.parametrize(("duration_us", "kept_us"), [(110, 110), (110.001, 100)])
+def test_a_copy_may_not_run_into_its_successor(read: Read, duration_us: float, kept_us: float) -> None:
+    table = read([copy(0, duration_us, correlation=1), kernel("next", 100, 900, correlation=2)])
+    assert table.duration_ns[0] == kept_us * 1000
+
+
+def test_a_kernel_may_run_into_its_successor(read: Read) -> None:
+    """Programmatic dependent launch: the successor waits for the rest inside."""
+    table = read([kernel("long", 0, 500, correlation=1), kernel("next", 100, 900, correlation=2)])
+    assert table.duration_ns.tolist() == [500_000, 900_000] and not table.quality
+
+
+def test_the_kernels_of_one_graph_may_overlap_but_not_what_follows_the_graph(read: Read) -> None:
+    graph = [kernel("branch", 0, 400, correlation=1), kernel("branch", 10, 50, correlation=1)]
+    table = read([*graph, kernel("next", 500, 90, correlation=2), kernel("end", 900, 10, correlation=3)])
+    assert table.duration_ns[0] == 400_000 and not table.quality
+    graph[0] = kernel("branch", 0, 800, correlation=1)
+    table = read([*graph, kernel("next", 500, 90, correlation=2), kernel("end", 900, 10, correlation=3)])
+    assert table.duration_ns[0] == 500_000
+
+
+def test_work_of_other_streams_and_devices_may_overlap(read: Read) -> None:
+    other_device = [
+        event("kernel", "gemm", 100.0 * n, 90, pid=1, tid=7, device=1, stream=7, correlation=500 + n) for n in range(50)
+    ]
+    collective = kernel("ncclDevKernel_AllReduce", 5, 4_000, stream=20, correlation=1)
+    table = read([*gemms(50), collective, *other_device])
+    assert not table.quality
+
+
+@pytest.mark.parametrize(("excess_us", "limit"), [(99, None), (100, "medium")])
+def test_one_percent_of_repaired_time_lowers_the_confidence(read: Read, excess_us: float, limit: str | None) -> None:
+    """The starts span 10 ms."""
+    events = [kernel("long", 0, 100 + excess_us, correlation=1), kernel("next", 100, 1, correlation=2)]
+    (note,) = read([*events, kernel("end", 10_000, 1, correlation=3)]).quality
+    assert note.max_confidence == limit

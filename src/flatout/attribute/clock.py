@@ -3,7 +3,7 @@
 In: timelines of all ranks and their matched communication. Out: nanoseconds to add to the times of each rank. A
 collective that no rank can leave before all have arrived ends at the same moment on all ranks, so the difference
 between its recorded ends is the clock offset. Ranks that only send to each other share no such moment, but no message
-is received before it was sent.
+is received before it was sent. Ranks of one host share a clock and are never shifted against each other.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ def clock_offsets(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -
     An offset is the sum of the shifts between neighbours along a spanning tree from the lowest rank. Ranks that share
     no collective are joined by the messages that they send to each other.
     """
-    by_collectives = _edges(_from_collectives(timelines, matches))
-    by_messages = _edges(_from_messages(timelines, matches))
+    shifts = _from_collectives(timelines, matches)
+    together = ranks_that_share_a_clock(timelines, shifts)
+    quality = [_disagreement_note(pair, shifts[pair]) for pair in sorted(together) if shifts[pair]]
+    by_collectives = _edges(shifts | dict.fromkeys(together, 0))
+    messages = _from_messages(timelines, matches)
+    by_messages = _edges(messages | dict.fromkeys(ranks_that_share_a_clock(timelines, messages), 0))
     offsets = _offsets((t.rank for t in timelines), by_collectives, by_messages)
     lowest = min(offsets, default=0)
-    quality = []
     for rank, offset in offsets.items():
         if offset == 0:
             continue
@@ -48,6 +51,40 @@ def clock_offsets(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -
         problem = f"the clock differs by {offset / 1e3:+.1f} us from that of rank {lowest}"
         quality.append(Quality(rank=rank, problem=problem, effect=effect))
     return offsets, quality
+
+
+def ranks_that_share_a_clock(
+    timelines: Sequence[RankTimeline], pairs: Iterable[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    """Return the pairs of ranks that are known to be on one host."""
+    metas = {t.rank: t.meta for t in timelines}
+    is_one_host = _is_job_of_one_host(timelines)
+    return {
+        (rank, other)
+        for rank, other in pairs
+        if is_one_host or (metas[rank].hostname is not None and metas[rank].hostname == metas[other].hostname)
+    }
+
+
+def _is_job_of_one_host(timelines: Sequence[RankTimeline]) -> bool:
+    """Whether the ranks use GPUs of one host, by their numbers: those of a second host begin at 0 again."""
+    if not timelines or len({t.meta.hostname for t in timelines} - {None}) > 1:
+        return False
+    world_size = max(t.meta.world_size or len(timelines) for t in timelines)
+    if world_size > min(t.meta.num_devices for t in timelines):
+        return False
+    devices = [t.meta.device for t in timelines]
+    is_every_rank_here = len(timelines) == world_size and None not in devices and len(set(devices)) == world_size
+    return is_every_rank_here or all(t.meta.device == t.rank for t in timelines)
+
+
+def _disagreement_note(pair: tuple[int, int], shift_ns: int) -> Quality:
+    return Quality(
+        rank=pair[1],
+        problem=f"collectives end {abs(shift_ns) / 1e3:.1f} us apart from those of rank {pair[0]}, on the same host",
+        effect="the clock is the same, so nothing was shifted; waiting between the two ranks is uncertain by as much",
+        max_confidence="medium",
+    )
 
 
 def _edges(shifts: Shifts) -> _Edges:
@@ -82,18 +119,40 @@ def _offsets(ranks: Iterable[int], by_collectives: _Edges, by_messages: _Edges) 
 
 
 def _from_collectives(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -> Shifts:
-    """Return the median difference of common ends; 0 if within their spread, as ranks of one host share a clock."""
+    """Return the median difference of common ends; 0 if within their spread.
+
+    Ranks on the CPU leave a collective whenever their process gets to run: without a GPU, only a shift that the order
+    of begin and end demands is one of the clock.
+    """
     kernels_of = {t.rank: t.communication for t in timelines}
+    on_cpu = {t.rank for t in timelines if not t.has_gpu}
     differences: dict[tuple[int, int], list[int]] = defaultdict(list)
+    bounds: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for match in matches:
         if match.operation not in ENDS_TOGETHER or len(match.kernels) < 2:
             continue
         first = min(match.kernels)
-        reference_ns = int(kernels_of[first].end_ns[match.kernels[first]])
+        start_ns, end_ns = _span(kernels_of[first], match.kernels[first])
         for rank, kernel in match.kernels.items():
             if rank != first:
-                differences[first, rank].append(int(kernels_of[rank].end_ns[kernel]) - reference_ns)
-    return {pair: _shift_of_ends(np.asarray(of_pair)) for pair, of_pair in differences.items()}
+                own_start_ns, own_end_ns = _span(kernels_of[rank], kernel)
+                differences[first, rank].append(own_end_ns - end_ns)
+                bounds[first, rank].append((start_ns - own_end_ns, end_ns - own_start_ns))
+    return {
+        pair: 0 if on_cpu & set(pair) and _needs_no_shift(bounds[pair]) else _shift_of_ends(np.asarray(of_pair))
+        for pair, of_pair in differences.items()
+    }
+
+
+def _span(kernels: CommunicationKernels, kernel: int) -> tuple[int, int]:
+    return int(kernels.start_ns[kernel]), int(kernels.end_ns[kernel])
+
+
+def _needs_no_shift(bounds: Sequence[tuple[int, int]]) -> bool:
+    """Whether no rank leaves a collective before the other one enters it, in nine of ten collectives."""
+    least = -_surely_above([-least for least, _ in bounds])
+    most = _surely_above([most for _, most in bounds])
+    return least <= MIN_CLOCK_SHIFT_NS and most >= -MIN_CLOCK_SHIFT_NS
 
 
 def _shift_of_ends(differences_ns: NDArray[np.int64]) -> int:

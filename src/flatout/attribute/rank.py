@@ -5,6 +5,7 @@ Exposed communication stays unsplit here: only the other ranks' traces show how 
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from flatout.attribute.communication import communication_kernels, is_communication
@@ -17,6 +18,7 @@ from flatout.attribute.intervals import Flags, Times, clip, covers, distinct, ga
 from flatout.attribute.launches import GpuWork, link_launches, lost_launches, unknown_idle_time
 from flatout.attribute.notes import rank_notes
 from flatout.attribute.segments import merged_segments
+from flatout.attribute.start import num_start_steps, start_note
 from flatout.attribute.steps import HostSteps, host_steps, step_spans, window_of
 from flatout.attribute.track import cpu_track, rank_track
 from flatout.records.diagnosis import Part
@@ -30,8 +32,18 @@ def attribute_rank(table: EventTable, rank: int | None = None, *, with_track: bo
 
     `with_track` also keeps each launch and each kernel, which a replay needs.
     """
-    work = link_launches(table)
     marks = host_steps(table)
+    timeline = _attributed(table, marks, rank, with_track=with_track)
+    num_steps = num_start_steps(timeline)
+    if not num_steps:
+        return timeline
+    note = start_note(timeline, num_steps)
+    timeline = _attributed(table, marks.after(num_steps), rank, with_track=with_track)
+    return msgspec.structs.replace(timeline, quality=(*timeline.quality, note))
+
+
+def _attributed(table: EventTable, marks: HostSteps, rank: int | None, *, with_track: bool) -> RankTimeline:
+    work = link_launches(table)
     window_start, window_end = window_of(table, marks, work)
     steps = step_spans(marks, work, window_end)
     states = host_states(table, work, marks)

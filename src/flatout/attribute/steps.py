@@ -25,6 +25,15 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     end_ns: Times
     thread: int | None  # row of table.threads; None without steps
 
+    def after(self, num_steps: int) -> HostSteps:
+        """Return the marks without the first `num_steps`."""
+        return HostSteps(
+            number=self.number[num_steps:],
+            start_ns=self.start_ns[num_steps:],
+            end_ns=self.end_ns[num_steps:],
+            thread=self.thread,
+        )
+
 
 def host_steps(table: EventTable) -> HostSteps:
     """Return the `ProfilerStep#N` marks of the thread with the most marks; the first of equal numbers counts."""

@@ -1,12 +1,13 @@
-"""Find the process that a trace was recorded in, and refuse a file with the events of several ranks.
+"""Find the process and the host of a trace, and refuse a file with the events of several ranks.
 
-In: the columns of a table, and its threads. Out: the process id, or InputError. Such a file arises when traces are
-merged for a viewer. The correlations that join launches with kernels are then no longer unique, so it cannot be split
-again.
+In: the columns of a table, its threads and its name. Out: the process id and the host, or InputError. A file of several
+ranks arises when traces are merged for a viewer. The correlations that join launches with kernels are then no longer
+unique, so it cannot be split again.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from flatout.errors import InputError
 from flatout.read.schema import is_kind
 from flatout.records.events import Kind
 
+# host_4711.1694128201545.pt.trace.json: the name that `tensorboard_trace_handler` gives by default
+_HOST_AND_PROCESS = re.compile(r"(?:^|[/\\])([^/\\]+)_(\d+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?$")
 MIN_SHARE_OF_OPERATORS = 0.1  # of a process that is a rank
 _MAX_SHOWN = 4
 
@@ -48,3 +51,9 @@ def process_of(
             hint="give the traces as the profiler wrote them, one file per rank",
         )
     return ranks[0]
+
+
+def host_in_name(name: str, process: str | None) -> str | None:
+    """Return the host in a file's name, if the process id that follows it is that of the trace; None otherwise."""
+    match = _HOST_AND_PROCESS.search(name)
+    return match[1] if match is not None and match[2] == process else None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from flatout.read.decoded import Columns, Decoded
 from flatout.read.durations import repair_durations
 from flatout.read.metadata import FileMetadata
-from flatout.read.processes import process_of
+from flatout.read.processes import host_in_name, process_of
 from flatout.read.quality import damage_quality, duration_quality
 from flatout.read.schema import MTIA_DEVICE, OPERATOR, is_kind
 from flatout.records.events import COLUMNS, GPU_WORK, NULL, CollectiveArgs, EventTable, Kind, Quality, TraceMeta
@@ -206,16 +206,18 @@ def _meta(
 ) -> TraceMeta:
     device_of_work = columns["device"][is_kind(columns["kind"], *GPU_WORK)]
     devices, counts = np.unique(device_of_work[device_of_work != NULL], return_counts=True)
+    device = int(devices[counts.argmax()]) if devices.size else None
     has_events = len(columns["start_ns"]) > 0
     return TraceMeta(
         path=path,
         rank=metadata.rank,
         world_size=metadata.world_size,
         backend=metadata.backend,
-        device_name=metadata.device_names.get(int(devices[counts.argmax()])) if devices.size else None,
+        device_name=None if device is None else metadata.device_names.get(device),
+        device=device,
         num_devices=len(metadata.device_names),
         base_ns=base_ns,
-        hostname=metadata.hostname,
+        hostname=metadata.hostname or host_in_name(path, process),
         process=process,
         start_ns=int(columns["start_ns"][0]) if has_events else None,
         end_ns=int((columns["start_ns"] + columns["duration_ns"]).max()) if has_events else None,

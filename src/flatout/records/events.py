@@ -67,6 +67,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     backend: str | None = None
     device_name: str | None = None  # of the device that this rank ran on; None for the CPU
+    device: int | None = None  # the GPU that this rank used most, by its number on the machine
     num_devices: int = 0  # GPUs of the machine that the trace lists
     base_ns: int = 0  # baseTimeNanoseconds, already added to start_ns
     hostname: str | None = None

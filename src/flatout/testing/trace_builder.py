@@ -49,8 +49,8 @@ _MEMORY = {"HtoD": ("{host}", "Device"), "DtoH": ("Device", "{host}"), "DtoD": (
 class TraceBuilder:
     """The synthetic trace of one rank. Each method adds events and returns the builder; all times are in us.
 
-    `thread` is a host thread's number, `stream` a stream of the rank's only device. A method without a parameter
-    `correlation` numbers its launches itself.
+    `thread` is a host thread's number, `stream` a stream of its GPU; `on_device` adds other GPUs. A method without
+    a parameter `correlation` numbers its launches itself.
     """
 
     def __init__(
@@ -64,8 +64,14 @@ class TraceBuilder:
         self.world_size = world_size
         self.base_ns = base_ns
         self._device_name = device_name
+        self._device = rank
         self._events: list[BuiltEvent] = []
         self._last_id = 0
+
+    def on_device(self, number: int) -> Self:
+        """Place the GPU work that is added from here on on another GPU of the process."""
+        self._device = number
+        return self
 
     # --- the host
 
@@ -363,8 +369,8 @@ class TraceBuilder:
         )
 
     def _work(self, kind: Kind, name: str, start: float, duration: float, stream: int, **fields: Any) -> Self:
-        thread = (str(self.rank), str(stream))
-        self._add(kind, name, start, duration, thread, device=self.rank, stream=stream, **fields)
+        thread = (str(self._device), str(stream))
+        self._add(kind, name, start, duration, thread, device=self._device, stream=stream, **fields)
         return self
 
     def _add(

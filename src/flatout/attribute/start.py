@@ -1,0 +1,58 @@
+"""Recognise steps at the start of a recording that are not like those after them: compilation, autotuning, warm-up.
+
+In: a rank's timeline. Out: the number of such steps, and a note on them. They are not counted, because a mean with them
+is that of no step. A step that is long because it loaded data or saved the model is counted, unless the job has just
+begun: such stalls recur.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flatout.records.diagnosis import PART_NAMES, Part
+from flatout.records.events import Quality
+from flatout.records.timeline import RankTimeline
+from flatout.units import NS_PER_S, seconds
+
+MIN_RATIO = 2.0  # of the shortest step of the start to the longest step after it
+MIN_STEPS_AFTER = 2
+_FIRST_STEPS = (0, 1)  # a recording with one of these numbers contains the start of the job
+_RECURRING = (Part.DATA_LOADING, Part.CHECKPOINT)
+
+
+def num_start_steps(timeline: RankTimeline) -> int:
+    """Return how many of the first steps are a start transient; fewer than half of the steps."""
+    lengths = np.array([step.end_ns - step.start_ns for step in timeline.steps], dtype=np.int64)
+    most = min(len(lengths) - MIN_STEPS_AFTER, (len(lengths) - 1) // 2)
+    for num_steps in range(most, 0, -1):
+        longest_after = lengths[num_steps:].max()
+        is_transient = 0 < MIN_RATIO * longest_after < lengths[:num_steps].min()
+        if is_transient and _is_start(timeline, num_steps):
+            return num_steps
+    return 0
+
+
+def _is_start(timeline: RankTimeline, num_steps: int) -> bool:
+    return timeline.steps[0].number in _FIRST_STEPS or _main_part(timeline, num_steps) not in _RECURRING
+
+
+def _main_part(timeline: RankTimeline, num_steps: int) -> Part:
+    """Return the part in which the first steps take most of their time beyond that of the later ones."""
+    border_ns = timeline.steps[num_steps].start_ns
+    num_after = len(timeline.steps) - num_steps
+    at_start = timeline.segments.between_ns(timeline.first_step_ns, border_ns)
+    after = timeline.segments.between_ns(border_ns, timeline.window_end_ns)
+    return Part(int(np.argmax(at_start * num_after - after * num_steps)))
+
+
+def start_note(timeline: RankTimeline, num_steps: int) -> Quality:
+    """Return the note on a start of `num_steps` steps; `timeline` still has them."""
+    lengths_s = [(step.end_ns - step.start_ns) / NS_PER_S for step in timeline.steps]
+    first, last = timeline.steps[0].number, timeline.steps[num_steps - 1].number
+    which = f"step {first}" if num_steps == 1 else f"steps {first} to {last}"
+    part = PART_NAMES[_main_part(timeline, num_steps)].replace("_", " ")
+    return Quality(
+        problem=f"{which} took {seconds(sum(lengths_s[:num_steps]))}, mostly more {part}, and no later step took more"
+        f" than {seconds(max(lengths_s[num_steps:]))}: the start is not the regular step",
+        effect="the start is not counted: steps, parts and costs are those after it",
+    )
