@@ -40,7 +40,7 @@ def test_the_gpus_that_wait_for_the_first_one_are_named() -> None:
     finding = finding_of((1, STEP), (1, 4000), (1, 4000))
     assert finding.cost_s_per_step == pytest.approx(2 / 3 * 6000e-6, rel=0.001)
     assert finding.evidence["devices_work_in_turn"] is False
-    assert "work unevenly" in finding.title and "GPUs 1-2 idle for 60 % of the step" in finding.title
+    assert "work unevenly" in finding.title and "GPUs 1, 2 idle for 60 % of the step" in finding.title
 
 
 def test_one_idle_gpu_is_named_in_the_singular() -> None:
