@@ -25,8 +25,8 @@ PART_LABELS: Mapping[str, str] = {
 PART_MEANINGS: Mapping[str, str] = {
     "compute": "The device runs a compute kernel; communication that overlaps it is hidden and costs nothing.",
     "transfer": "Only communication runs, and all ranks that it needs have arrived: data moves.",
-    "wait": "Only communication runs, and it waits for a rank that has not arrived yet; or a GPU idles while another GPU"
-    " of its process works.",
+    "wait": "Only communication runs, and it waits for a rank that has not arrived yet; or a GPU idles while another"
+    " GPU of its process works.",
     "bubble": "A pipeline stage idles for as long as an ideal schedule of this shape requires.",
     "communication_unsplit": "Only communication runs; without the other ranks' traces, transfer and wait are unknown.",
     "memory_copy": "Only copies or memory sets run on the device.",
