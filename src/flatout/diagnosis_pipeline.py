@@ -99,7 +99,8 @@ def diagnose_paths(
     untraced = None if untraced_step_s is None else Untraced(step_s=untraced_step_s)
     if recording is not None:
         untraced = untraced or _untraced(recording)
-        _require_traces(recording)
+        if not recording.traced_ranks:
+            return _without_traces(recording, then)
     traces = paths if recording is None else [Path(recording.traces_path)]
     with open_sources(traces) as sources:
         timelines, quality, source_of_rank = _read_all(sources, engine, given_ranks, progress, with_tracks)
@@ -112,6 +113,7 @@ def diagnose_paths(
             quality=quality,
             ceilings=_known_ceilings(hosts, ceilings),
             facts=_facts(recording),
+            log=None if recording is None else job_log(recording.ranks),
         )
         if recording is not None:
             diagnosis = with_recording(diagnosis, recording, recorded_time_of(recording))
@@ -203,15 +205,25 @@ def _facts(recording: Recording | None) -> JobFacts | None:
         return None
 
 
-def _require_traces(recording: Recording) -> None:
-    """Raise InputError if no rank was traced, with the reason that the recording gives."""
-    if recording.traced_ranks:
-        return
+def _without_traces(recording: Recording, then: Callable[[Diagnosed], None] | None) -> Diagnosed:
+    """Return the diagnosis of the step log alone. Raises InputError if it has no steps either."""
     reason = next((note.problem for note in recording.problems), "it was recorded with --light")
-    raise InputError(
-        f"{recording.path} is a recording without a trace: {reason}",
-        hint="record more steps, or start earlier: flatout profile --warmup 2 -- COMMAND",
+    log = job_log(recording.ranks)
+    if log is None:
+        raise InputError(
+            f"{recording.path} is a recording without a trace: {reason}",
+            hint="record more steps, or start earlier: flatout profile --warmup 2 -- COMMAND",
+        )
+    job = attribute_job([])
+    note = Quality(
+        problem=f"the recording has no trace: {reason}",
+        effect="findings are of its step log alone: nothing is known about what happens within a regular step",
     )
+    diagnosis = with_recording(diagnose(job, quality=[note], log=log), recording, recorded_time_of(recording))
+    done = Diagnosed(diagnosis=_with_hosts(diagnosis, (), recording), job=job, sources={})
+    if then is not None:
+        then(done)
+    return done
 
 
 def _read_all(

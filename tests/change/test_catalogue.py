@@ -20,7 +20,10 @@ FINDINGS = {rule.NAME for rule in RULES}
 KNOB_NAMES = {knob.name for knob in KNOBS}
 EVERYTHING = {change.name: change for kind in (*EVERY_KIND, JobFacts()) for change in all_changes(kind)}
 # Their causes are in the script, the data or the machine: nothing that can be set from outside mends them.
-WITHOUT_A_CHANGE = {"pipeline-bubble", "unbalanced-data", "late-in-turn", "idle-devices"}
+WITHOUT_A_CHANGE = {
+    "pipeline-bubble", "unbalanced-data", "late-in-turn", "idle-devices",
+    "garbage-collection", "evaluation-stall", "periodic-stall", "drift",
+}  # fmt: skip
 
 
 def knob(name: str) -> Knob:

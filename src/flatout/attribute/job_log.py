@@ -11,6 +11,7 @@ It may change slowly in the course of a job; that is a drift and no stall.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,7 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
         duration_s=aligned.duration_s,
         spent_s=aligned.spent_s,
         num_loader_ends=aligned.num_loader_ends,
+        num_full_collections=aligned.num_full_collections,
         kind=aligned.kind,
         baseline_s=baseline,
         excess_s=charge.excess_s,
@@ -83,12 +85,28 @@ class _Aligned:
         self.spent_s = self._spent()
         known = sum(self.spent_s.values(), np.zeros(shape))
         self.without_known_s = self.duration_s - known.max(axis=0)
-        ends = [steps.num_loader_ends for steps in self._steps]
-        self.num_loader_ends = (
-            self._matrix([column for column in ends if column is not None])
-            if all(column is not None for column in ends)
-            else None
-        )
+        self.num_loader_ends = self._counts("num_loader_ends")
+        full_collections = self._counts("num_full_collections")
+        self.num_full_collections = None if full_collections is None else int(full_collections.sum())
+        self.num_alloc_retries = self._retries()
+
+    def _counts(self, name: str) -> Matrix | None:
+        """Return a column of numbers; None if a rank's recorder was too old to write it."""
+        if any(getattr(steps, name) is None for steps in self._steps):
+            return None
+        return self._matrix([getattr(steps, name) for steps in self._steps])
+
+    def _retries(self) -> Matrix:
+        """Return how often the allocator retried since the reading before, in all steps between two readings."""
+        columns = []
+        for steps in self._steps:
+            so_far = steps.num_alloc_retries
+            new = np.zeros(len(steps.number))
+            if so_far is not None:
+                for before, row in pairwise(np.flatnonzero(~np.isnan(so_far)).tolist()):
+                    new[before + 1 : row + 1] = so_far[row] - so_far[before]
+            columns.append(new)
+        return self._matrix(columns)
 
     def _matrix(self, columns: Sequence[NDArray[np.float64]], missing: float = 0.0) -> Matrix:
         matrix = np.full((len(self._steps), len(self.number)), missing)
@@ -258,11 +276,14 @@ class _Charge:
         )
 
     def _unknown(self, column: int, unknown: NDArray[np.float64]) -> Stall:
-        rows = np.flatnonzero(unknown)
+        """Return the stall without a measured cause; retries of the allocator nearby are a likely one."""
+        late = np.flatnonzero(unknown)
+        retrying = np.flatnonzero(self._aligned.num_alloc_retries[:, column])
+        rows = retrying if len(retrying) else late
         is_one = len(rows) == 1
         return Stall(
             step=int(self._aligned.number[column]),
-            cause=StallCause.UNKNOWN,
+            cause=StallCause.ALLOCATOR if len(retrying) else StallCause.UNKNOWN,
             rank=self._aligned.ranks[int(rows[0])] if is_one else None,
             excess_s=float(unknown.sum()) / self._num_ranks,
             is_regular_step=bool(self._aligned.is_ordinary[column]),

@@ -72,7 +72,7 @@ PERSISTENT = Knob(
     family=FAMILY,
     summary="keep the workers alive between epochs",
     safety="exact",
-    answers={"data-loading": 0.5},
+    answers={"epoch-boundary": 1.0, "data-loading": 0.5},
     requires=("dataloader-workers",),
     doc=(
         "Saves starting the workers at each epoch, which counts where epochs are short. It is exact only for a data set"

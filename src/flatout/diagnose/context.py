@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.diagnose.recorder import RecorderCost, Untraced, recorder_cost
+from flatout.inside.protocol import StepKind
 from flatout.records.change import JobFacts
 from flatout.records.diagnosis import PART_NAMES, Part
 from flatout.records.job import JobAttribution
+from flatout.records.job_log import JobLog, StallCause
 from flatout.records.timeline import NUM_PARTS, RankFacts, RankTimeline
 
 # A specific finding claims the lateness in these parts; `straggler` claims the lateness in any other part.
@@ -34,7 +36,13 @@ PARTS_WITH_FINDING = frozenset(
         Part.MEMORY_COPY,
     }
 )
+MIN_TRACED_SHARE = 0.9  # of the job that its traces stand for; below, their costs are scaled to the job
 HOST_PARTS = (Part.HOST_SYNC, Part.HOST_LAUNCH)
+_PART_OF_STALL = {
+    StallCause.LOADER_START: Part.DATA_LOADING,
+    StallCause.LOADER: Part.DATA_LOADING,
+    StallCause.CHECKPOINT: Part.CHECKPOINT,
+}
 
 
 def has_own_finding(part: str) -> bool:
@@ -50,9 +58,11 @@ class DiagnosisContext:
         untraced: Untraced | None = None,
         peaks: Mapping[str, float] | None = None,
         job_facts: JobFacts | None = None,
+        log: JobLog | None = None,
     ) -> None:
         self.job = job
         self.job_facts = job_facts or JobFacts()  # what a recording knows beyond the traces
+        self.log = log  # the step log of a recording; None: a plain trace
         self.measured_peaks = peaks  # FLOP/s by operand type of the job's GPU, where `flatout bench` measured it
         self.ranks: tuple[RankTimeline, ...] = job.timelines
         self.num_steps = max((len(t.steps) for t in self.ranks), default=0)
@@ -72,6 +82,31 @@ class DiagnosisContext:
         self.host_traced_s = sum(self._pools[part] for part in HOST_PARTS)
         self._kept_share = 1.0  # of the host-bound idle time, without the recorder
         self.recorder = self._discount_recorder()
+        self.stalled_s = self._discount_stalls()  # in the traced steps, reported from the step log
+        self.traced_share = self._traced_share()
+
+    @property
+    def mean_step_s(self) -> float:
+        """Return the step that shares refer to: the job's mean step if its traces stand for too little of it."""
+        return self.step_s if self.log is None or self._is_typical else self.log.step_s
+
+    def cost_in_job(self, cost_s: float) -> float:
+        """Return what a cost found in the traces is per step of the job.
+
+        In a job with many stalls, traced steps can hold a stall too, and then their costs are those of longer steps.
+        """
+        usual_s = self.step_s - self.stalled_s
+        if self.log is None or self._is_typical or usual_s <= 0:
+            return cost_s
+        return cost_s * min(self.traced_share * self.log.step_s / usual_s, 1.0)
+
+    @property
+    def _is_typical(self) -> bool:
+        return self.traced_share >= MIN_TRACED_SHARE
+
+    def share_of_job(self, cost_s: float) -> float:
+        """Return a cost found in the traces as a share of the step."""
+        return self.cost_in_job(cost_s) / self.mean_step_s
 
     @property
     def has_gpu(self) -> bool:
@@ -223,6 +258,35 @@ class DiagnosisContext:
         for (_, late), seconds in by_pair.items():
             pools[late] = max(pools.get(late, 0.0), seconds)
         return pools
+
+    def _traced_share(self) -> float:
+        """Return the share of the job that its traces stand for: its regular steps, without stalls."""
+        if self.log is None or self.log.step_s <= 0:
+            return 1.0
+        return min(float(np.nanmean(self.log.baseline_s)) / self.log.step_s, 1.0)
+
+    def _discount_stalls(self) -> float:
+        """Take the stalls in the traced steps out of all pools; return their seconds per traced step.
+
+        A loader's start is in the part of data loading, a checkpoint in its own part; other stalls can be in any part.
+        """
+        if self.log is None or not self.num_steps or self.step_s <= 0:
+            return 0.0
+        traced = {int(n) for n, kind in zip(self.log.number, self.log.kind, strict=True) if kind == StepKind.TRACED}
+        by_part: dict[Part | None, float] = defaultdict(float)
+        for stall in self.log.stalls:
+            if stall.step in traced:
+                by_part[_PART_OF_STALL.get(stall.cause)] += self.per_step(stall.excess_s)
+        before = sum(self._pools.values())
+        for part in (Part.DATA_LOADING, Part.CHECKPOINT):
+            self._pools[part] -= min(by_part[part], self._pools[part])
+        left = sum(self._pools.values())
+        kept = max(left - by_part[None], 0.0) / left if left > 0 else 1.0
+        for part in Part:
+            self._pools[part] *= kept
+        for rank in self._lateness:
+            self._lateness[rank] *= kept
+        return before - sum(self._pools.values())
 
     def _discount_recorder(self) -> RecorderCost:
         if self.host_traced_s <= 0 or not self.ranks:

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.diagnose.confidence import limited
-from flatout.diagnose.context import DiagnosisContext
+from flatout.diagnose.context import MIN_TRACED_SHARE, DiagnosisContext
 from flatout.diagnose.recorder import Untraced
-from flatout.diagnose.rules import RULES
+from flatout.diagnose.rules import LOG_RULES, TRACE_RULES
 from flatout.records.ceilings import Ceilings
 from flatout.records.change import JobFacts
 from flatout.records.diagnosis import (
@@ -26,6 +26,7 @@ from flatout.records.diagnosis import (
 )
 from flatout.records.events import Quality
 from flatout.records.job import JobAttribution
+from flatout.records.job_log import JobLog
 from flatout.records.timeline import RankTimeline, Segments
 from flatout.units import percent
 
@@ -43,36 +44,76 @@ def diagnose(
     quality: Iterable[Quality] = (),
     ceilings: Mapping[str, Ceilings] | None = None,
     facts: JobFacts | None = None,
+    log: JobLog | None = None,
 ) -> Diagnosis:
     """Return the findings of a job with its parts, blame and data quality.
 
-    `ceilings`: measured rates by host; `facts`: what a recording knows of the job beyond its traces.
+    `ceilings`: measured rates by host; `facts`: what a recording knows of the job beyond its traces; `log`: its step
+    log, with or without traces.
     """
-    context = DiagnosisContext(job, untraced, _measured_peaks(job, ceilings or {}), facts)
+    context = DiagnosisContext(job, untraced, _measured_peaks(job, ceilings or {}), facts, log)
     quality = tuple(quality)
     findings: list[Finding] = []
+    logged: list[Finding] = []  # from the step log: what is wrong with a trace does not concern them
+    for rule in LOG_RULES:
+        (findings if log is None else logged).extend(rule.find(context))
     if context.step_s > 0:
-        for rule in RULES:
+        for rule in TRACE_RULES:
             findings += rule.find(context)
-    findings = limited(findings, job, quality)
+    findings = [*limited(findings, job, quality), *logged]
     findings.sort(key=lambda f: (-f.cost_s_per_step, f.code))
     origin = min((t.window_start_ns for t in job.timelines), default=0)
     return Diagnosis(
         job=JobSummary(
-            num_ranks=len(job.timelines),
+            num_ranks=_num_ranks(job, log),
             world_size=job.world_size,
             missing_ranks=job.missing_ranks,
             device=_device(job),
             ranks_of_unknown_device=tuple(t.rank for t in job.timelines if not t.is_device_known),
-            num_steps=context.num_steps,
-            step_s=context.step_s if context.num_steps else None,
+            num_steps=context.num_steps if job.timelines or log is None else log.num_steps,
+            step_s=_step_s(context),
+            traced_share=_traced_share(context),
             untraced_step_s=untraced.step_s if untraced is not None else None,
         ),
         ranks=tuple(_rank(t, job, origin) for t in job.timelines),
         blame=job.blame,
         findings=tuple(findings),
-        data_quality=(*quality, *_gathered(job), *job.quality, *_missing(job), *_unexplained(context)),
+        data_quality=(*quality, *_quality(context)),
     )
+
+
+def _quality(context: DiagnosisContext) -> list[Quality]:
+    job = context.job
+    return [*_untypical(context), *_gathered(job), *job.quality, *_missing(job), *_unexplained(context)]
+
+
+def _num_ranks(job: JobAttribution, log: JobLog | None) -> int:
+    return len(job.timelines) if job.timelines or log is None else len(log.ranks)
+
+
+def _step_s(context: DiagnosisContext) -> float | None:
+    """Return the mean traced step; without traces, the mean step of the job."""
+    if context.num_steps:
+        return context.step_s
+    return context.log.step_s if context.log is not None and not context.ranks else None
+
+
+def _traced_share(context: DiagnosisContext) -> float | msgspec.UnsetType | None:
+    if context.log is None:
+        return msgspec.UNSET
+    return context.traced_share if context.num_steps else 0.0
+
+
+def _untypical(context: DiagnosisContext) -> list[Quality]:
+    """Say what share of the job the traces stand for, if it is not nearly all of it."""
+    if context.log is None or not context.num_steps or context.traced_share >= MIN_TRACED_SHARE:
+        return []
+    return [
+        Quality(
+            problem=f"the traces stand for {percent(context.traced_share)} of the job: its regular steps",
+            effect="the rest is stalls, found in the step log; costs from the traces are scaled to the job",
+        )
+    ]
 
 
 def _measured_peaks(job: JobAttribution, ceilings: Mapping[str, Ceilings]) -> Mapping[str, float] | None:

@@ -12,7 +12,7 @@ MIN_SHARE_OF_STEP = 0.02  # a cause below this share of the step does not become
 
 
 def is_reportable(context: DiagnosisContext, cost_s: float) -> bool:
-    return context.step_s > 0 and cost_s / context.step_s >= MIN_SHARE_OF_STEP
+    return context.step_s > 0 and context.share_of_job(cost_s) >= MIN_SHARE_OF_STEP
 
 
 def finding(
@@ -37,8 +37,8 @@ def finding(
             name=name,
             title=title,
             ranks=ranks,
-            cost_s_per_step=cost_s,
-            share_of_step=cost_s / context.step_s,
+            cost_s_per_step=context.cost_in_job(cost_s),
+            share_of_step=context.share_of_job(cost_s),
             evidence=evidence,
             changes=changes,
             safety=safety,
@@ -49,12 +49,12 @@ def finding(
 
 def cost_words(context: DiagnosisContext, cost_s: float) -> str:
     """Format a cost: `46.0 ms per step, 12 % of the step`; without steps `46.0 ms in total, 12 % of the recording`."""
-    return f"{seconds(cost_s)} {context.period}, {share_words(context, cost_s)}"
+    return f"{seconds(context.cost_in_job(cost_s))} {context.period}, {share_words(context, cost_s)}"
 
 
 def share_words(context: DiagnosisContext, cost_s: float) -> str:
     """Format a share: `12 % of the step`; without steps `12 % of the recording`."""
-    return f"{percent(cost_s / context.step_s)} of the {'step' if context.num_steps else 'recording'}"
+    return f"{percent(context.share_of_job(cost_s))} of the {'step' if context.num_steps else 'recording'}"
 
 
 def rank_words(ranks: tuple[int, ...], num_ranks: int) -> str:

@@ -95,6 +95,8 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     # For a recording only: null if missing, and `reasons` says why. A plain trace has none of these keys: all its
     # numbers are of the traced window. Without `regular_`, rates and MFU are totals of the recording.
     num_recorded_steps: int | msgspec.UnsetType = msgspec.UNSET
+    # The share of the job that its traces stand for: the regular steps, without the stalls that the step log shows.
+    traced_share: float | msgspec.UnsetType | None = msgspec.UNSET
     mean_step_s: float | msgspec.UnsetType | None = (
         msgspec.UNSET
     )  # over all recorded steps with their stalls, without warm-up and the recorder's work

@@ -50,6 +50,7 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     duration_s: Matrix
     spent_s: dict[StallCause, Matrix]  # the rank's own time, of causes that the recorder measures, beyond their usual
     num_loader_ends: Matrix | None  # how often a loader ran out of batches; None: not recorded
+    num_full_collections: int | None  # of Python's garbage collector, on all ranks; None: not recorded
     kind: tuple[str, ...]  # of each step, see `StepKind`; that of any rank that has one
     baseline_s: Matrix  # time of a step without a stall at that point of the job
     excess_s: Matrix  # time beyond the baseline, if it exceeds the noise or has a known cause

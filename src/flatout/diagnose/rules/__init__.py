@@ -13,14 +13,19 @@ from flatout.diagnose.rules import (
     allocator_churn,
     checkpoint_stall,
     data_loading,
+    drift,
+    epoch_boundary,
+    evaluation_stall,
     exposed_all_gather,
     exposed_communication,
+    garbage_collection,
     host_bound,
     host_sync,
     idle_devices,
     late_in_turn,
     memory_copy,
     no_tensor_cores,
+    periodic_stall,
     pipeline_bubble,
     redundant_gradient_sync,
     small_kernels,
@@ -28,8 +33,18 @@ from flatout.diagnose.rules import (
     unbalanced_data,
 )
 
-RULES: tuple[ModuleType, ...] = (
+# Rules that read the step log of a recording, which has all steps of the job. They need no trace; `checkpoint_stall`
+# reads a plain trace too.
+LOG_RULES: tuple[ModuleType, ...] = (
     checkpoint_stall,
+    epoch_boundary,
+    garbage_collection,
+    evaluation_stall,
+    periodic_stall,
+    drift,
+)
+
+TRACE_RULES: tuple[ModuleType, ...] = (
     data_loading,
     memory_copy,
     redundant_gradient_sync,
@@ -46,3 +61,5 @@ RULES: tuple[ModuleType, ...] = (
     late_in_turn,
     straggler,
 )
+
+RULES = (*LOG_RULES, *TRACE_RULES)

@@ -9,32 +9,63 @@ Why it costs
     the job waits, not only the one that writes.
 
 Evidence
-    The idle time of the writing rank (`checkpoint_s`), its copies to the host (`copies_s`), the ranks that wait for it,
-    and the steps in which it happened. In a plain trace a checkpoint is recognised by a series of pageable
-    device-to-host copies, more than 64 MiB in total, followed by a time in which the profiler sees no activity of the
-    host.
+    Of a recording: `torch.save` and its like, measured in every step of the job, the ranks that wait, and how many
+    steps lie between two checkpoints. Of a plain trace: the idle time of the writing rank (`checkpoint_s`), its copies
+    to the host (`copies_s`), the ranks that wait for it, and the steps in which it happened. There a checkpoint is
+    recognised by a series of pageable device-to-host copies, more than 64 MiB in total, followed by a time in which the
+    profiler sees no activity of the host.
 
 Change to try
     Write in the background (`torch.distributed.checkpoint.async_save`, or a thread after a copy to pinned memory),
     write sharded instead of on one rank, or write less often.
 
 When this is wrong
-    Large tensors that are copied to the host for another reason (evaluation results, a debug dump) look the same. The
-    cost is a mean over the recorded steps: if one of three recorded steps has a checkpoint but the job writes one every
-    thousand steps, the true cost is smaller by that ratio.
+    In a plain trace, large tensors that are copied to the host for another reason (evaluation results, a debug dump)
+    look the same, and the cost is a mean over the traced steps: if one of three has a checkpoint but the job writes one
+    every thousand steps, the true cost is smaller by that ratio. A recording has all steps.
 """
 
 from __future__ import annotations
 
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import cost_words, finding, rank_words
+from flatout.diagnose.stalls import Stalls, ranks_in_words, stall_finding, stalls_of
 from flatout.records.diagnosis import Finding, Part
+from flatout.records.job_log import StallCause
 
 CODE = "F04"
 NAME = "checkpoint-stall"
 
 
+CHANGES = (
+    "write in the background: torch.distributed.checkpoint.async_save",
+    "write sharded, each rank its own part",
+    "write less often",
+)
+
+
 def find(context: DiagnosisContext) -> list[Finding]:
+    stalls = stalls_of(context, StallCause.CHECKPOINT)
+    if stalls is not None:
+        context.claim(Part.CHECKPOINT, context.available(Part.CHECKPOINT))  # the same time, as the trace shows it
+        return _of_the_log(stalls)
+    return _of_the_trace(context)
+
+
+def _of_the_log(stalls: Stalls) -> list[Finding]:
+    verb = "writes a checkpoint" if len(stalls.ranks) == 1 else "write checkpoints"
+    log_s = stalls.log.spent_s[StallCause.CHECKPOINT]
+    return stall_finding(
+        stalls,
+        code=CODE,
+        name=NAME,
+        what=f"{ranks_in_words(stalls)} {verb} while the training waits",
+        changes=CHANGES,
+        evidence={"checkpoint_s": float(log_s.max(axis=0).sum()) / stalls.log.num_steps},
+    )
+
+
+def _of_the_trace(context: DiagnosisContext) -> list[Finding]:
     if context.available(Part.CHECKPOINT) <= 0:
         return []
     rank = context.busiest_rank(Part.CHECKPOINT)
@@ -70,10 +101,6 @@ def find(context: DiagnosisContext) -> list[Finding]:
             "steps": steps,
             "waiting_ranks": sorted({w for (w, late, _) in context.blamed if late == rank}),
         },
-        changes=(
-            "write in the background: torch.distributed.checkpoint.async_save",
-            "write sharded, each rank its own part",
-            "write less often",
-        ),
+        changes=CHANGES,
         safety="exact",
     )

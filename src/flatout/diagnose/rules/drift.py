@@ -1,0 +1,93 @@
+"""The regular step grows or shrinks in the course of the job.
+
+What it means
+    The steps without stalls take longer and longer, or become shorter, by more than their variation.
+
+Why it costs
+    Growing steps are often a leak: a list of losses that keep their graphs, a log that is rewritten, a memory that
+    fragments, a clock that is throttled as the machine warms up. The longer the job, the larger the loss.
+
+Evidence
+    The regular step in the first and in the last part of the recording (`first_s`, `last_s`), on the rank where it
+    changes most. The cost is the mean over all steps of the time beyond the shorter end.
+
+Change to try
+    For growing steps, look for what grows with the number of steps: tensors kept with their graphs, lists, logs.
+    Compare the clocks and temperatures of the GPUs at the start and the end.
+
+When this is wrong
+    A curriculum with longer sequences, or a model that grows, changes the work of a step on purpose. Steps that shrink
+    at the start are a long warm-up (caches, compilation), which a longer job hardly notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flatout.diagnose.context import DiagnosisContext
+from flatout.diagnose.finding import MIN_SHARE_OF_STEP
+from flatout.diagnose.host_evidence import busy_cores
+from flatout.records.diagnosis import Finding
+from flatout.records.job_log import JobLog
+from flatout.units import percent, seconds
+
+CODE = "F21"
+NAME = "drift"
+HOST_EVIDENCE = (busy_cores,)
+MIN_CHANGE = 0.2  # of the shorter end
+MIN_DEVIATIONS = 2.0  # of a single step; the ends are medians of many
+MIN_STEPS = 100
+NUM_PARTS = 8  # of the job; its ends are the first and the last part
+MIN_AGREEMENT = 0.7  # share of the changes between parts of the job that have the direction of the whole
+
+
+def find(context: DiagnosisContext) -> list[Finding]:
+    log = context.log
+    if log is None or int(log.is_ordinary.sum()) < MIN_STEPS:
+        return []
+    baseline = log.baseline_s.mean(axis=0)
+    parts = [float(part.mean()) for part in np.array_split(baseline, NUM_PARTS)]
+    first, last = parts[0], parts[-1]
+    lower = min(first, last)
+    change = abs(last - first)
+    cost = max(float(baseline.mean()) - lower, 0.0)
+    is_large = change >= MIN_CHANGE * lower and change >= MIN_DEVIATIONS * log.spread_s
+    if not is_large or cost < MIN_SHARE_OF_STEP * log.step_s or not _is_steady(parts, grows=last > first):
+        return []
+    verb = "grow" if last > first else "shrink"
+    return [
+        Finding(
+            code=CODE,
+            name=NAME,
+            title=(
+                f"steps {verb} from {seconds(first)} to {seconds(last)} over {log.num_steps:,} steps:"
+                f" {seconds(cost)} per step, {percent(cost / log.step_s)} of the job's mean step"
+            ),
+            ranks=_ranks(log),
+            cost_s_per_step=cost,
+            share_of_step=cost / log.step_s,
+            evidence={"first_s": first, "last_s": last, "num_steps": log.num_steps, "direction": verb},
+            changes=(
+                "look for what grows with the number of steps: tensors kept with their graphs, lists, logs",
+                "compare clocks and temperatures at the start and at the end",
+            ),
+            safety="exact",
+            confidence="medium",
+        )
+    ]
+
+
+def _is_steady(parts: Sequence[float], *, grows: bool) -> bool:
+    """Whether the regular step changes in one direction, rather than up and down."""
+    changes = np.diff(parts)
+    total = float(np.abs(changes).sum())
+    along = float(changes[changes > 0].sum() if grows else -changes[changes < 0].sum())
+    return total > 0 and along / total >= MIN_AGREEMENT
+
+
+def _ranks(log: JobLog) -> tuple[int, ...]:
+    """Return the ranks whose regular step changes at least half as much as that of the rank where it changes most."""
+    changes = np.abs(log.baseline_s[:, -1] - log.baseline_s[:, 0])
+    return tuple(rank for rank, change in zip(log.ranks, changes, strict=True) if change >= 0.5 * changes.max())

@@ -1,0 +1,166 @@
+"""Findings from the step log of a recording: their cause, cost, period and ranks; and both sides of each threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from tests.attribute.recorded_ranks import rank_of, steps_of
+
+from flatout.attribute.job import attribute_job
+from flatout.attribute.job_log import job_log
+from flatout.diagnose.find import diagnose
+from flatout.diagnose.stalls import period_of
+from flatout.records.diagnosis import Diagnosis, Finding
+from flatout.records.recording import Steps
+
+REGULAR_S = 0.010
+NUM_STEPS = 200
+
+
+def steps(stalls: Mapping[int, float], num: int = NUM_STEPS, **columns: Mapping[int, float]) -> Steps:
+    durations = [REGULAR_S * (1.01 if step % 2 else 0.99) + stalls.get(step, 0.0) for step in range(num)]
+    return steps_of(durations, **columns)
+
+
+def diagnosed(*ranks: Steps) -> Diagnosis:
+    log = job_log([rank_of(number, of_rank, len(ranks)) for number, of_rank in enumerate(ranks)])
+    return diagnose(attribute_job([]), log=log)
+
+
+def only(diagnosis: Diagnosis) -> Finding:
+    (finding,) = diagnosis.findings
+    return finding
+
+
+def every(period: int, seconds: float, first: int | None = None) -> dict[int, float]:
+    return dict.fromkeys(range(period if first is None else first, NUM_STEPS, period), seconds)
+
+
+@pytest.mark.parametrize(
+    ("column", "name", "cause"),
+    [
+        ("checkpoint_s", "checkpoint-stall", "checkpoint"),
+        ("evaluation_s", "evaluation-stall", "evaluation"),
+        ("collection_s", "garbage-collection", "garbage collection"),
+        ("compilation_s", "periodic-stall", "compilation"),
+        ("logging_s", "periodic-stall", "logging"),
+        ("loader_start_s", "periodic-stall", "loader start"),
+    ],
+)
+def test_one_rank_stalls_and_the_other_waits(column: str, name: str, cause: str) -> None:
+    stalls = every(20, 0.3)
+    finding = only(diagnosed(steps(stalls), steps(stalls, **{column: stalls})))
+    assert (finding.name, finding.evidence["cause"], finding.ranks) == (name, cause, (1,))
+    assert finding.evidence["waiting_ranks"] == [0]
+    assert finding.evidence["period_steps"] == 20
+    assert finding.evidence["num_stalled_steps"] == 9
+    assert finding.cost_s_per_step == pytest.approx(9 * 0.3 / NUM_STEPS, rel=0.02)
+    assert finding.share_of_step == pytest.approx(9 * 0.3 / (9 * 0.3 + NUM_STEPS * REGULAR_S), rel=0.02)
+    assert finding.confidence == "high"
+
+
+def test_a_stall_that_nothing_explains_is_of_all_ranks_and_unknown() -> None:
+    finding = only(diagnosed(steps(every(25, 0.2)), steps(every(25, 0.2))))
+    assert (finding.name, finding.evidence["cause"], finding.ranks) == ("periodic-stall", "unknown", (0, 1))
+    assert finding.evidence["period_steps"] == 25
+    assert finding.confidence == "medium"
+
+
+def test_the_start_of_an_epoch_is_found_by_the_end_of_the_loader() -> None:
+    stalls = every(40, 1.0, first=0)
+    ends = every(40, 1.0)
+    ranks = [steps(stalls, loader_start_s=stalls, num_loader_ends=ends) for _ in range(2)]
+    finding = only(diagnosed(*ranks))
+    assert (finding.name, finding.evidence["cause"], finding.ranks) == ("epoch-boundary", "loader start", (0, 1))
+    assert finding.cost_s_per_step == pytest.approx(5 * 1.0 / NUM_STEPS, rel=0.02)
+    assert "persistent_workers" in finding.changes[0]
+
+
+def test_each_second_belongs_to_one_finding() -> None:
+    starts, saves = every(40, 0.5), every(50, 0.4)
+    stalls = {step: starts.get(step, 0.0) + saves.get(step, 0.0) for step in starts | saves}
+    rank = steps(stalls, loader_start_s=starts, num_loader_ends=starts, checkpoint_s=saves)
+    found = {finding.name: finding.cost_s_per_step for finding in diagnosed(rank, rank).findings}
+    assert found["epoch-boundary"] == pytest.approx(sum(starts.values()) / NUM_STEPS, rel=0.02)
+    assert found["checkpoint-stall"] == pytest.approx(sum(saves.values()) / NUM_STEPS, rel=0.02)
+
+
+@pytest.mark.parametrize(("seconds", "is_found"), [(0.0038, False), (0.0043, True)])
+def test_stalls_below_two_percent_of_the_mean_step_are_none(seconds: float, is_found: bool) -> None:
+    """Ten stalls of 4.08 ms in 200 steps of 10 ms are 2 %."""
+    stalls = every(20, seconds, first=0)
+    assert bool(diagnosed(steps(stalls, checkpoint_s=stalls)).findings) == is_found
+
+
+@pytest.mark.parametrize(("num", "confidence"), [(2, "medium"), (3, "high")])
+def test_three_stalls_make_high_confidence(num: int, confidence: str) -> None:
+    stalls = dict.fromkeys((30, 70, 110)[:num], 0.5)
+    assert only(diagnosed(steps(stalls, checkpoint_s=stalls))).confidence == confidence
+
+
+@pytest.mark.parametrize(
+    ("stalled", "period"),
+    [
+        ([10, 20, 30, 40], 10),
+        ([10, 20], None),  # one gap
+        ([10, 20, 30], 10),
+        ([10, 11, 30, 31, 50, 51], 20),  # a stall can last into the next step
+        ([0, 10, 20, 30, 45], 10),  # three of four gaps agree
+        ([0, 10, 20, 35, 52], None),
+        ([0, 100, 200, 310, 420, 520], 100),  # 10 % of the period
+        ([0, 100, 200, 311, 422, 522], None),
+    ],
+)
+def test_a_period_needs_gaps_that_agree(stalled: list[int], period: int | None) -> None:
+    assert period_of(stalled) == period
+
+
+def drifting(first_s: float, last_s: float, num: int = 400, noise_s: float = 0.0) -> Steps:
+    line = np.linspace(first_s, last_s, num)
+    return steps_of(list(line + noise_s * (np.arange(num) % 3 - 1)))
+
+
+@pytest.mark.parametrize(("last_s", "is_found"), [(0.0122, False), (0.0130, True)])
+def test_steps_that_grow_drift(last_s: float, is_found: bool) -> None:
+    """The means of the first and the last of eight parts are 1/16 from the ends: 20 % is 12.4 ms."""
+    findings = diagnosed(drifting(0.010, last_s)).findings
+    assert [finding.name for finding in findings] == ["drift"] * is_found
+
+
+def test_a_drift_costs_what_exceeds_the_shorter_end() -> None:
+    finding = only(diagnosed(drifting(0.010, 0.030), drifting(0.010, 0.030)))
+    assert finding.evidence["direction"] == "grow"
+    assert finding.cost_s_per_step == pytest.approx(0.010 * 7 / 8, rel=0.05)
+    shrinking = only(diagnosed(drifting(0.030, 0.010)))
+    assert shrinking.evidence["direction"] == "shrink"
+    assert shrinking.cost_s_per_step == pytest.approx(0.010 * 7 / 8, rel=0.05)
+
+
+@pytest.mark.parametrize(("noise_s", "is_found"), [(0.0015, True), (0.0030, False)])
+def test_a_drift_is_larger_than_the_variation_of_steps(noise_s: float, is_found: bool) -> None:
+    """The change is 6.1 ms; the standard deviation is 1.4826 times the noise, so the limit is at 2.06 ms."""
+    findings = diagnosed(drifting(0.010, 0.017, noise_s=noise_s)).findings
+    assert any(finding.name == "drift" for finding in findings) == is_found
+
+
+@pytest.mark.parametrize(("num", "is_found"), [(99, False), (100, True)])
+def test_a_drift_needs_a_hundred_steps(num: int, is_found: bool) -> None:
+    assert bool(diagnosed(drifting(0.010, 0.040, num=num)).findings) == is_found
+
+
+def test_steps_that_go_up_and_down_do_not_drift() -> None:
+    wave = 0.020 + 0.010 * np.sin(np.linspace(0, 6 * np.pi, 400)) + np.linspace(0, 0.005, 400)
+    assert not [finding for finding in diagnosed(steps_of(list(wave))).findings if finding.name == "drift"]
+
+
+def test_a_regular_job_has_no_finding() -> None:
+    assert not diagnosed(steps({}), steps({})).findings
+
+
+def test_a_recording_without_traces_is_of_its_ranks_and_steps() -> None:
+    stalls = every(20, 0.3)
+    job = diagnosed(steps(stalls), steps(stalls)).job
+    assert (job.num_ranks, job.num_steps, job.traced_share) == (2, NUM_STEPS, 0.0)
+    assert job.step_s == pytest.approx(REGULAR_S + 9 * 0.3 / NUM_STEPS, rel=0.01)
