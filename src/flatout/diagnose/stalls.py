@@ -18,7 +18,7 @@ from flatout.records.diagnosis import Finding
 from flatout.records.job_log import JobLog, Stall, StallCause
 from flatout.units import percent, seconds
 
-MIN_GAPS = 2  # between stalls, to tell a period
+MIN_GAPS = 2  # between stalls; fewer show no period
 MIN_REGULAR_GAPS = 0.75  # share of the gaps that agree with the period
 MAX_GAP_DEVIATION = 0.1  # of the period; a gap may always differ by one step
 MIN_FOR_HIGH = 3  # stalled steps for high confidence
@@ -101,7 +101,7 @@ def stalls_of(
 
 
 def ends_an_epoch(log: JobLog) -> Callable[[Stall], bool]:
-    """Return a function that tells whether a stall is in a step in which a loader ran out, or in the first step."""
+    """Return a function that says whether a stall is in a step in which a loader ran out, or in the first step."""
     if log.num_loader_ends is None:
         return lambda stall: False
     steps = set(log.number[log.num_loader_ends.any(axis=0)].tolist())

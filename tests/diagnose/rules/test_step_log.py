@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from flatout.attribute.job import attribute_job
 from flatout.attribute.job_log import job_log
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.stalls import period_of
+from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.records.diagnosis import Diagnosis, Finding
 from flatout.records.recording import Steps
 
+DATA = Path(__file__).parents[2] / "data" / "cases"
 REGULAR_S = 0.010
 NUM_STEPS = 200
 
@@ -164,3 +167,17 @@ def test_a_recording_without_traces_is_of_its_ranks_and_steps() -> None:
     job = diagnosed(steps(stalls), steps(stalls)).job
     assert (job.num_ranks, job.num_steps, job.traced_share) == (2, NUM_STEPS, 0.0)
     assert job.step_s == pytest.approx(REGULAR_S + 9 * 0.3 / NUM_STEPS, rel=0.01)
+
+
+# --- collections in a plain trace. The labelled trace was made with pauses of 250 ms of each rank's host, in two of
+# eight steps, of which the GPU's queue hides 100 ms
+
+
+def test_pauses_of_the_host_at_different_steps_of_each_rank_are_collections() -> None:
+    found = diagnose_paths([DATA / "gcgpu.tar.xz"]).diagnosis.findings
+    first = found[0]
+    assert (first.name, first.ranks, first.confidence) == ("garbage-collection", (0, 1, 2, 3), "medium")
+    assert first.evidence["num_stalled_steps"] == 8
+    assert first.evidence["pause_s"]["0"] == pytest.approx(0.150, rel=0.01)
+    assert first.cost_s_per_step == pytest.approx(0.150, rel=0.01)  # each step has the pause of one rank
+    assert sum(finding.cost_s_per_step for finding in found) <= 0.400
