@@ -9,11 +9,11 @@ Why it costs
 
 Evidence
     The time from `eval()` to `train()` in each step, or from the first to the last batch without a backward pass; which
-    ranks evaluate and which wait; and how many steps lie between two evaluations.
+    ranks evaluate and which wait; and the number of steps from one evaluation to the next.
 
 Change to try
     Evaluate on all ranks, each on its part of the data, and reduce the result. Evaluate less often, on fewer batches,
-    or in a job of its own from a checkpoint.
+    or in a separate job from a checkpoint.
 
 When this is wrong
     Generating samples for training, as in reinforcement learning, is part of the training although no gradient is
@@ -45,7 +45,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         changes=(
             "evaluate on all ranks, each on its part of the data",
             "evaluate less often, or on fewer batches",
-            "evaluate in a job of its own, from a checkpoint",
+            "evaluate in a separate job, from a checkpoint",
         ),
         safety="semantic",
     )

@@ -5,7 +5,7 @@ What it means
     long-lived objects (a data set's lists, a compiled model, caches) a full collection takes a large part of a second.
 
 Why it costs
-    Each rank collects at times of its own, and all other ranks wait for it at the next collective. With many ranks,
+    Each rank collects at different times, and all other ranks wait for it at the next collective. With many ranks,
     one of them is collecting in almost every step.
 
 Evidence
@@ -70,7 +70,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 
 def _of_the_trace(context: DiagnosisContext) -> list[Finding]:
-    """Find pauses that hit a few steps of several ranks, each rank at steps of its own."""
+    """Find pauses that hit a few steps of several ranks, each rank in different steps."""
     pauses = {t.rank: found for t in context.ranks if (found := _pauses_s(context, t))}
     steps = [step for found in pauses.values() for step in found]
     if len(pauses) < MIN_RANKS or len(set(steps)) < len(steps):
@@ -91,7 +91,7 @@ def _of_the_trace(context: DiagnosisContext) -> list[Finding]:
         code=CODE,
         name=NAME,
         title=(
-            f"the host pauses on {rank_words(ranks, len(context.ranks))}, each at steps of its own, for up to"
+            f"the host pauses on {rank_words(ranks, len(context.ranks))}, each in different steps, for up to"
             f" {seconds(longest)}, as by Python's garbage collection: {cost_words(context, cost)}"
         ),
         ranks=ranks,

@@ -1,7 +1,7 @@
 """Some steps take much longer than the regular step.
 
 What it means
-    Most steps take about the same time, and a few of them much longer, often every so many steps: something happens
+    Most steps take about the same time, and a few of them much longer, often at regular intervals: something happens
     there that is not part of the training step itself. Its cause is given where the recorder measured it: the start of
     a loader in the middle of an epoch, late batches, compilation, logging, or retries of the GPU's allocator.
 
@@ -10,7 +10,7 @@ Why it costs
     job with collectives all ranks wait for the rank that stalls.
 
 Evidence
-    How many of the job's steps stalled (`num_stalled_steps`), how many steps lie between two stalls (`period_steps`,
+    How many of the job's steps stalled (`num_stalled_steps`), the steps from one stall to the next (`period_steps`,
     null if irregular), the share of the recorded time in these steps, the time beyond the regular step (`total_s`), and
     examples of their numbers. The rank is known where its own measurements explain the time.
 
@@ -48,7 +48,9 @@ _CHANGES = {
     StallCause.LOGGING: ("log less often", "log in the background"),
     StallCause.COMPILATION: ("fixed shapes, or torch.compile(dynamic=True)",),
     StallCause.ALLOCATOR: ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "a smaller batch"),
-    StallCause.UNKNOWN: ("look at what the script does every so many steps: logging, printing, saving, synchronising",),
+    StallCause.UNKNOWN: (
+        "look at what the script does at regular intervals: logging, printing, saving, synchronising",
+    ),
 }
 
 

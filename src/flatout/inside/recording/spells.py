@@ -81,7 +81,7 @@ class Spells:
             self._evaluates_since = 0
 
     def backward(self) -> None:
-        """Take a backward pass, which is no part of an evaluation."""
+        """Take a backward pass, which does not belong to an evaluation."""
         if self._evaluates_since:
             self._evaluated_since, self._evaluates_since = self._evaluates_since, 0
 
