@@ -9,11 +9,11 @@ Why it costs
     the job waits, not only the one that writes.
 
 Evidence
-    Of a recording: `torch.save` and its like, measured in every step of the job, the ranks that wait, and the
-    number of steps from one checkpoint to the next. Of a plain trace: the idle time of the writing rank (`checkpoint_s`), its copies
-    to the host (`copies_s`), the ranks that wait for it, and the steps in which it happened. There a checkpoint is
-    recognised by a series of pageable device-to-host copies, more than 64 MiB in total, followed by a time in which the
-    profiler sees no activity of the host.
+    Of a recording: `torch.save` and its like, measured in every step of the job, the ranks that wait, and the number of
+    steps from one checkpoint to the next. Of a plain trace: the idle time of the writing rank (`checkpoint_s`), its
+    copies to the host (`copies_s`), the ranks that wait for it, and the steps in which it happened. There a checkpoint
+    is recognised by a series of pageable device-to-host copies, more than 64 MiB in total, followed by a time in which
+    the profiler sees no activity of the host.
 
 Change to try
     Write in the background (`torch.distributed.checkpoint.async_save`, or a thread after a copy to pinned memory),
