@@ -70,8 +70,8 @@ def diagnose(
             missing_ranks=job.missing_ranks,
             device=_device(job),
             ranks_of_unknown_device=tuple(t.rank for t in job.timelines if not t.is_device_known),
-            num_steps=context.num_steps if job.timelines or log is None else log.num_steps,
-            step_s=_step_s(context),
+            num_steps=context.num_steps,
+            step_s=context.step_s if context.num_steps else None,
             traced_share=_traced_share(context),
             untraced_step_s=untraced.step_s if untraced is not None else None,
         ),
@@ -89,13 +89,6 @@ def _quality(context: DiagnosisContext) -> list[Quality]:
 
 def _num_ranks(job: JobAttribution, log: JobLog | None) -> int:
     return len(job.timelines) if job.timelines or log is None else len(log.ranks)
-
-
-def _step_s(context: DiagnosisContext) -> float | None:
-    """Return the mean traced step; without traces, the mean step of the job."""
-    if context.num_steps:
-        return context.step_s
-    return context.log.step_s if context.log is not None and not context.ranks else None
 
 
 def _traced_share(context: DiagnosisContext) -> float | msgspec.UnsetType | None:

@@ -161,7 +161,7 @@ STEP_COLUMNS = (
     "peak_memory_bytes",
     "num_alloc_retries",
     "checkpoint_ns",  # time in torch.save or torch.distributed.checkpoint, on the thread that trains
-    # The columns below are missing in older recordings. These times and checkpoint_ns are exclusive: what happens within
+    # The columns below are missing in older recordings. Their times and checkpoint_ns are exclusive: what is within
     # another one belongs to the outer one.
     "loader_start_ns",  # making a loader's iterator, waiting for its first batch, and its end
     "evaluation_ns",

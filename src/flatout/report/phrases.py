@@ -34,6 +34,8 @@ def job_summary(diagnosis: Diagnosis) -> list[str]:
 def _traced(diagnosis: Diagnosis) -> list[str]:
     """Return the facts of the traced window."""
     job = diagnosis.job
+    if not job.num_steps and job.traced_share == 0.0:
+        return ["no trace"]
     if not job.num_steps or job.step_s is None:
         window_s = max((rank.window_s for rank in diagnosis.ranks), default=0.0)
         return ["no steps marked", f"{units.seconds(window_s)} recorded"]
@@ -91,7 +93,8 @@ def cost(diagnosis: Diagnosis, cost_s: float) -> str:
 
 def cost_base(diagnosis: Diagnosis) -> str:
     """Return what a cost refers to: `per step`, or `in total` if no steps are marked."""
-    return "per step" if diagnosis.job.num_steps else "in total"
+    has_steps = bool(diagnosis.job.num_steps) or isinstance(diagnosis.job.num_recorded_steps, int)
+    return "per step" if has_steps else "in total"
 
 
 def ranks_of_job(ranks: Iterable[int], diagnosis: Diagnosis) -> str:

@@ -162,11 +162,10 @@ def test_a_regular_job_has_no_finding() -> None:
     assert not diagnosed(steps({}), steps({})).findings
 
 
-def test_a_recording_without_traces_is_of_its_ranks_and_steps() -> None:
+def test_a_recording_without_traces_has_its_ranks_and_no_traced_step() -> None:
     stalls = every(20, 0.3)
     job = diagnosed(steps(stalls), steps(stalls)).job
-    assert (job.num_ranks, job.num_steps, job.traced_share) == (2, NUM_STEPS, 0.0)
-    assert job.step_s == pytest.approx(REGULAR_S + 9 * 0.3 / NUM_STEPS, rel=0.01)
+    assert (job.num_ranks, job.num_steps, job.step_s, job.traced_share) == (2, 0, None, 0.0)
 
 
 # --- collections in a plain trace. The labelled trace was made with pauses of 250 ms of each rank's host, in two of
