@@ -21,6 +21,8 @@ from flatout.report.rows import mean_parts
 SCHEMA = "flatout/diff"
 VERSION = 2
 Value = TypeVar("Value", int, float)
+REGULAR = "regular steps"
+STALLS = "stalls"
 SAME_WORK = 0.01  # steps whose numbers of samples differ by more do different work
 
 
@@ -72,6 +74,9 @@ class DiagnosisDiff(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float | None  # by samples/s or tokens/s if both are known, else by time; None if B's time is 0
     has_same_work: bool | None  # whether the steps process as many samples or tokens; None: unknown
     ratio_range: tuple[float, float] | None  # B's shortest traced step / A's longest, and B's longest / A's shortest
+    # Of the mean recorded step: the regular steps and the stalls by cause; the changes sum to `change_s`. Empty unless
+    # the basis is `recording`, and in diagnoses of older versions.
+    recorded_parts: tuple[PartChange, ...]
     traced_change_s: float  # b - a, of the traced steps or windows
     parts: tuple[PartChange, ...]  # of the traced time, largest change first; the changes sum to `traced_change_s`
     findings: tuple[FindingChange, ...]  # largest change first
@@ -105,6 +110,7 @@ def diff(a: Diagnosis, b: Diagnosis) -> DiagnosisDiff:
         speedup=speedup,
         has_same_work=has_same_work,
         ratio_range=_ratio_range(a_side, b_side),
+        recorded_parts=_recorded_parts(a, b, a_side.time_s, b_side.time_s) if is_recording else (),
         traced_change_s=b_side.traced_s - a_side.traced_s,
         parts=tuple(sorted(parts, key=lambda part: (-abs(part.change_s), PART_NAMES.index(part.part)))),
         findings=_finding_changes(a, b, is_step),
@@ -144,6 +150,29 @@ def _mean(diagnosis: Diagnosis, is_step: bool) -> tuple[float, ...]:
     if not values:
         return (0.0,) * len(PART_NAMES)
     return tuple(sum(column) / len(values) for column in zip(*values, strict=True))
+
+
+def _recorded_parts(a: Diagnosis, b: Diagnosis, a_step_s: float, b_step_s: float) -> tuple[PartChange, ...]:
+    """Return how the stalls of each cause changed, per step, and what is left of the mean step: the regular steps."""
+    if isinstance(a.recorded, msgspec.UnsetType) or isinstance(b.recorded, msgspec.UnsetType):
+        return ()
+    a_stalls = {cause: seconds / a.recorded.num_steps for cause, seconds in a.recorded.stalls_s.items()}
+    b_stalls = {cause: seconds / b.recorded.num_steps for cause, seconds in b.recorded.stalls_s.items()}
+    pairs = {REGULAR: (a_step_s - sum(a_stalls.values()), b_step_s - sum(b_stalls.values()))}
+    for cause in dict.fromkeys((*a_stalls, *b_stalls)):
+        pairs[f"{STALLS}: {cause}"] = (a_stalls.get(cause, 0.0), b_stalls.get(cause, 0.0))
+    parts = [
+        PartChange(
+            part=name,
+            a_s=a_s,
+            b_s=b_s,
+            change_s=b_s - a_s,
+            a_share=_ratio(a_s, a_step_s) or 0.0,
+            b_share=_ratio(b_s, b_step_s) or 0.0,
+        )
+        for name, (a_s, b_s) in pairs.items()
+    ]
+    return tuple(sorted(parts, key=lambda part: (-abs(part.change_s), part.part)))
 
 
 def _side(diagnosis: Diagnosis, parts_s: tuple[float, ...], is_step: bool, is_recording: bool) -> DiffSide:

@@ -5,9 +5,11 @@ In: a `DiagnosisDiff` and the two diagnoses. Out: a string of at most 80 columns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flatout import units
 from flatout.records.diagnosis import Diagnosis
-from flatout.report.diff import DiagnosisDiff, DiffSide
+from flatout.report.diff import STALLS, DiagnosisDiff, DiffSide, PartChange
 from flatout.report.parts import part_label
 from flatout.report.phrases import counted, job_summary, ranks_text
 from flatout.report.terminal import TextStyle
@@ -26,7 +28,8 @@ def diff_text(
     head = []
     for name, diagnosis in (("A", a), ("B", b)):
         head += style.wrapped(separator.join(job_summary(diagnosis)), label=f"{name}  ")
-    sections = [head, _change_lines(result, style), _part_lines(result, style), _finding_lines(result, style)]
+    sections = [head, _change_lines(result, style), _recorded_lines(result, style), _part_lines(result, style)]
+    sections.append(_finding_lines(result, style))
     sections.append([line for note in _caveats(result) for line in style.wrapped(note, label="- ")])
     if next_command:
         sections.append([style.bold(line) for line in style.wrapped(next_command, label="next: ")])
@@ -91,21 +94,39 @@ def _signed(value_s: float) -> str:
     return f"{sign}{units.seconds(value_s)}"
 
 
+def _recorded_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
+    """Return the regular steps and the stalls of the recordings, per step."""
+    if not result.recorded_parts:
+        return []
+    times = (result.a.time_s, result.b.time_s, result.change_s)
+    return _table(result.recorded_parts, "steps and stalls", "recorded step", times, style)
+
+
 def _part_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
-    threshold_s = SMALLEST_CHANGE * max(result.a.traced_s, result.b.traced_s)
-    shown = [part for part in result.parts if abs(part.change_s) >= threshold_s and part.change_s]
+    name = {"recording": "traced step", "step": "step", "window": "window"}[result.basis]
+    times = (result.a.traced_s, result.b.traced_s, result.traced_change_s)
+    return _table(result.parts, "part", name, times, style)
+
+
+def _table(
+    parts: Sequence[PartChange], head: str, total_name: str, times: tuple[float, float, float], style: TextStyle
+) -> list[str]:
+    """Return a table of the parts by the size of their change; `times` are the sums of A, of B and of the changes."""
+    a_s, b_s, change_s = times
+    threshold_s = SMALLEST_CHANGE * max(a_s, b_s)
+    shown = [part for part in parts if abs(part.change_s) >= threshold_s and part.change_s]
     largest_s = max((abs(part.change_s) for part in shown), default=0.0)
-    lines = [f"{'part':<22}{'A':>10}{'share':>8}{'B':>10}{'share':>8}{'change':>11}"]
+    lines = [f"{head:<22}{'A':>10}{'share':>8}{'B':>10}{'share':>8}{'change':>11}"]
     for part in shown:
         bar = style.bar(abs(part.change_s) / largest_s, BAR_WIDTH).rstrip("░.")
-        line = f"{part_label(part.part):<22}{units.seconds(part.a_s):>10}{units.percent(part.a_share):>8}"
+        label = part_label(part.part.removeprefix(f"{STALLS}: "))
+        line = f"{label:<22}{units.seconds(part.a_s):>10}{units.percent(part.a_share):>8}"
         line += f"{units.seconds(part.b_s):>10}{units.percent(part.b_share):>8}{_signed(part.change_s):>11}"
         lines.append(f"{line}  {'-' if part.change_s < 0 else '+'}{bar}")
-    rest_s = sum(part.change_s for part in result.parts if part not in shown)
+    rest_s = sum(part.change_s for part in parts if part not in shown)
     lines.append(f"{'all other parts':<22}{'':>36}{_signed(rest_s):>11}")
-    name = {"recording": "traced step", "step": "step", "window": "window"}[result.basis]
-    total = f"{name:<22}{units.seconds(result.a.traced_s):>10}{'':>8}{units.seconds(result.b.traced_s):>10}{'':>8}"
-    lines.append(f"{total}{_signed(result.traced_change_s):>11}")
+    total = f"{total_name:<22}{units.seconds(a_s):>10}{'':>8}{units.seconds(b_s):>10}{'':>8}"
+    lines.append(f"{total}{_signed(change_s):>11}")
     return lines
 
 
