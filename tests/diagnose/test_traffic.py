@@ -205,3 +205,32 @@ def test_other_ranks_are_asked_for_only_where_some_are_missing() -> None:
     alone.collective("broadcast", 10, 6000, 4000)
     for diagnosis, is_missing in ((whole, False), (part, True), (free_of_recorder_cost(alone), False)):
         assert ("record the other ranks too" in advice_of(diagnosis)) == is_missing
+
+
+@pytest.mark.parametrize(("length", "has_advice"), [(240, False), (260, True)])
+def test_what_costs_a_quarter_of_the_largest_kind_has_advice_too(length: float, has_advice: bool) -> None:
+    """1000 us of gradients, and a broadcast."""
+    traces = [TraceBuilder(rank) for rank in (0, 1)]
+    for trace in traces:
+        for number, at in times(2):
+            trace.step(number, at, STEP).annotation("DistributedDataParallel.forward", at, 10)
+            trace.launch(GEMM, at + 10, 1, at + 11, 5000).collective("allreduce", at + 12, at + 5011, 1000)
+            trace.collective("broadcast", at + 14, at + 6011, length, root=0)
+    finding = found(free_of_recorder_cost(*traces), "exposed-communication")
+    assert any("dispatch_batches" in line for line in finding.changes) == has_advice
+
+
+@pytest.mark.parametrize(("between", "kind"), [(0.49, "updated weights"), (0.51, "weight shards")])
+def test_gathers_of_zero_that_span_half_of_the_compute_are_those_of_stage_3(between: float, kind: str) -> None:
+    traces = [TraceBuilder(rank) for rank in (0, 1)]
+    for trace in traces:
+        for number, at in times(2):
+            trace.step(number, at, STEP).annotation("DeepSpeedEngine.forward", at, 10)
+            trace.launch(GEMM, at + 10, 1, at + 11, 8000 * (1 - between))
+            first = at + 11 + 8000 * (1 - between)
+            trace.collective("_allgather_base", at + 12, first, 400)
+            trace.launch(GEMM, at + 14, 1, first + 400, 8000 * between)
+            trace.collective("_allgather_base", at + 16, first + 400 + 8000 * between, 400)
+    diagnosis = free_of_recorder_cost(*traces)
+    is_of_layers = any(finding.name == "exposed-all-gather" for finding in diagnosis.findings)
+    assert is_of_layers == (kind == "weight shards")

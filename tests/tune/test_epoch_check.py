@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 from tests.change.jobs import facts
@@ -10,7 +13,7 @@ from tests.tune.simulated import STEP_S, SimulatedRunner, tuned
 from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.trial import TrialResult
 from flatout.records.tuning import TuneResult
-from flatout.tune.epoch_check import LOADER_IS_UNCHECKED
+from flatout.tune.epoch_check import LOADER_IS_UNCHECKED, num_steps_over_boundary
 
 EPOCH = 40  # steps
 WORKERS = "dataloader-workers=15"
@@ -99,3 +102,30 @@ def test_pairs_that_have_the_boundary_need_no_further_trials() -> None:
     assert WORKERS in adopted(result)
     (tried,) = [tried for tried in result.tried if WORKERS in tried.changes and tried.outcome == "adopted"]
     assert "after an epoch boundary it is" in tried.reason
+
+
+def long_enough(*, budget_s: float, spent_s: float = 0.0, steps_per_epoch: int | None = EPOCH) -> int | None:
+    """Trials take 25 s for 20 steps of 0.25 s; two over the boundary take 2 x (25 + 80 x 0.25) = 90 s."""
+    state: Any = SimpleNamespace(
+        first=SimpleNamespace(facts=facts(loader_batches=steps_per_epoch)),
+        runner=SimpleNamespace(usual_s=25.0, spent_s=lambda: spent_s),
+        floor=SimpleNamespace(step_s=0.25),
+        options=SimpleNamespace(budget_s=budget_s),
+    )
+    return num_steps_over_boundary(state)
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "spent_s", "is_affordable"),
+    [(350, 0, False), (370, 0, True), (1000, 915, False), (1000, 905, True)],
+)
+def test_two_trials_over_the_boundary_take_at_most_a_quarter_of_the_budget_and_what_is_left(
+    budget_s: float, spent_s: float, is_affordable: bool
+) -> None:
+    assert (long_enough(budget_s=budget_s, spent_s=spent_s) is not None) == is_affordable
+
+
+def test_a_trial_reaches_well_into_the_second_epoch() -> None:
+    assert long_enough(budget_s=1e9) == 2 * EPOCH
+    assert long_enough(budget_s=1e9, steps_per_epoch=5000) == 5100
+    assert long_enough(budget_s=1e9, steps_per_epoch=None) is None

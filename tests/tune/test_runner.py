@@ -188,6 +188,47 @@ def test_the_gradients_of_all_ranks_are_in_a_trials_result(job: Job, tmp_path: P
     assert [repr(of) for one in found for of in (one.norms, one.unclipped)] == norms
 
 
+def begins(folder: Path, num_steps: int, weights: str) -> None:
+    """Let both ranks' next trial begin in this state."""
+    start = {"num_steps": num_steps, "has_state": num_steps > 0, "weights": weights}
+    optimizer = {"num_parameters": 1, "sharded": [], "steps": [[1.0]], "unclipped": [None], "start": start}
+    for number in range(2):
+        (folder / f"gradients-rank{number}.json").write_text(json.dumps({"rank": number, "optimizers": [optimizer]}))
+
+
+def test_a_trial_that_resumes_from_another_ones_checkpoint_is_void(job: Job, tmp_path: Path) -> None:
+    trials = runner(tmp_path)
+    begins(tmp_path, 0, "a")
+    assert trials.trial(NOTHING, 20).is_complete
+    assert trials.trial(change("a"), 20).is_complete
+    begins(tmp_path, 40, "b")
+    resumed = trials.trial(change("b"), 20)
+    assert (resumed.outcome, resumed.cause) == ("failed", "other_start")
+    assert "began at optimizer step 40, and the first trial at step 0" in resumed.problem
+    again = runner(tmp_path)  # after an interruption, from the journal
+    assert again.trial(NOTHING, 20).is_complete
+    assert again.trial(change("b"), 20).cause == "other_start"
+
+
+def test_other_weights_are_void_once_the_job_is_known_to_begin_with_the_same_ones(job: Job, tmp_path: Path) -> None:
+    trials = runner(tmp_path)
+    begins(tmp_path, 0, "a")
+    trials.trial(NOTHING, 20)
+    trials.trial(NOTHING, 20)
+    begins(tmp_path, 0, "b")
+    assert trials.trial(change("b"), 20).cause == "other_start"
+
+
+def test_a_trial_over_an_epoch_has_more_time_and_does_not_say_what_is_usual(job: Job, tmp_path: Path) -> None:
+    trials = runner(tmp_path)
+    trials.trial(NOTHING, 20)
+    usual_s = trials.usual_s
+    trials.usual_s = 20.0
+    trials.trial(NOTHING, 80, f"{module.EPOCH_PLACE} of something")
+    assert job.limits[-1] == pytest.approx(5 * 20.0 * 80 / 20 + module._STOP_GRACE_S, abs=1)
+    assert trials.usual_s == 20.0 != usual_s
+
+
 def test_how_a_trial_ended_is_in_its_result_and_in_the_journal(job: Job, tmp_path: Path) -> None:
     said: list[str] = []
     made = runner(tmp_path, said=said)

@@ -39,7 +39,7 @@ def check_epoch(state: TuningState, changes: ChangeSet, pairs: Sequence[Pair]) -
     judged = _judged(state, pairs)  # their losses have been checked
     if judged is not None:
         return judged
-    num_steps = _num_steps(state)
+    num_steps = num_steps_over_boundary(state)
     if num_steps is None:
         return EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)
     state.say(f"round {state.round}: checking {changes.name} over an epoch boundary, {num_steps} steps")
@@ -62,7 +62,7 @@ def check_epoch(state: TuningState, changes: ChangeSet, pairs: Sequence[Pair]) -
     return judged
 
 
-def _num_steps(state: TuningState) -> int | None:
+def num_steps_over_boundary(state: TuningState) -> int | None:
     """Return how many measured steps reach well into the second epoch; None if unknown, or if they take too long."""
     steps_per_epoch = state.first.facts.steps_per_epoch if state.first is not None else None
     if steps_per_epoch is None:

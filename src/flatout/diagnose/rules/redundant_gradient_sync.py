@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import cost_words, finding
+from flatout.diagnose.traffic import Wrapper, wrapper_of
 from flatout.records.diagnosis import Finding, Part
 from flatout.records.timeline import CommunicationCall, RankTimeline
 
@@ -69,12 +70,20 @@ def find(context: DiagnosisContext) -> list[Finding]:
             "reductions_per_step": num_reductions,
             "exposed_needless_s": needless_s,
         },
-        changes=(
-            "with model.no_sync(): around all accumulation passes but the last",
-            "FSDP2: model.set_requires_gradient_sync(False) until the last pass (needs memory)",
-        ),
+        changes=_changes(wrapper_of(context)),
         safety="exact",
     )
+
+
+def _changes(wrapper: Wrapper | None) -> tuple[str, ...]:
+    """Return the change for what distributes the model; both if that is unknown."""
+    if wrapper is Wrapper.DEEPSPEED:
+        return ("set gradient_accumulation_steps, and call engine.backward and engine.step in each pass",)
+    no_sync = "with model.no_sync(): around all accumulation passes but the last"
+    of_fsdp = "FSDP2: model.set_requires_gradient_sync(False) until the last pass (needs memory)"
+    if wrapper is Wrapper.DDP:
+        return (no_sync,)
+    return (of_fsdp,) if wrapper is Wrapper.FSDP else (no_sync, of_fsdp)
 
 
 def passes_per_step(timeline: RankTimeline) -> int:
