@@ -9,7 +9,6 @@ Nothing here names a setting of a wrapper that the job does not use.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import msgspec
@@ -19,7 +18,6 @@ from flatout.diagnose.traffic import Traffic, TrafficKind, Wrapper
 SLOW_BYTES_PER_S = 10e9  # of the bus; TCP sockets reach a few GB/s, a good network tens, NVLink hundreds
 MIN_OTHER_SHARE = 0.25  # of the exposed time of the most exposed kind; a kind below has no advice
 
-_INEXACT = re.compile(r"\((?:rounding|semantic)\b")
 _ON_GPU = (
     "check which transport is used: NCCL_DEBUG=INFO (TCP sockets instead of NVLink or InfiniBand?)",
     "the transport's own settings, e.g. NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD, NCCL_MIN_NCHANNELS",
@@ -33,15 +31,16 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     group: tuple[str, ...] = ()  # fewer, larger messages
     overlap: tuple[str, ...] = ()  # messages behind compute
     reduce: tuple[str, ...] = ()  # fewer bytes over the slow links
+    inexact: tuple[str, ...] = ()  # changes of what is computed: rounding or semantic
 
 
 _DDP_GRADIENTS = Advice(
     group=("larger gradient buckets: DistributedDataParallel(bucket_cap_mb=...)",),
-    reduce=("fewer bytes: a bf16 compression hook (rounding)",),
+    inexact=("fewer bytes: a bf16 compression hook (rounding)",),
 )
 _OWN_GRADIENTS = Advice(
     group=("reduce gradients in fewer, larger pieces, e.g. in buckets",),
-    reduce=("fewer bytes: reduce gradients in bf16 (rounding)",),
+    inexact=("fewer bytes: reduce gradients in bf16 (rounding)",),
 )
 _FSDP_WEIGHTS = Advice(
     group=("larger shards: wrap fewer, larger units, so that each gather moves more bytes",),
@@ -49,18 +48,14 @@ _FSDP_WEIGHTS = Advice(
         "prefetch: set_modules_to_forward_prefetch, set_modules_to_backward_prefetch",
         "fully_shard(..., reshard_after_forward=False) where memory allows",
     ),
-    reduce=(
-        "shard within a node only (HSDP)",
-        "fewer bytes: MixedPrecisionPolicy(param_dtype=torch.bfloat16) (rounding)",
-    ),
+    reduce=("shard within a node only (HSDP)",),
+    inexact=("fewer bytes: MixedPrecisionPolicy(param_dtype=torch.bfloat16) (rounding)",),
 )
 _FSDP_GRADIENTS = Advice(
     group=("larger shards: wrap fewer, larger units, so that each reduce-scatter moves more bytes",),
     overlap=("with accumulation, set_requires_gradient_sync(False) until the last pass (needs memory)",),
-    reduce=(
-        "shard within a node only (HSDP)",
-        "fewer bytes: MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) (rounding)",
-    ),
+    reduce=("shard within a node only (HSDP)",),
+    inexact=("fewer bytes: MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) (rounding)",),
 )
 _ZERO_WEIGHTS = Advice(
     group=(
@@ -71,10 +66,8 @@ _ZERO_WEIGHTS = Advice(
         "prefetch: overlap_comm=true, a larger stage3_prefetch_bucket_size and stage3_max_live_parameters",
         "ZeRO stage 2 instead of 3 where memory allows: weights are not gathered layer by layer",
     ),
-    reduce=(
-        "a second copy of the shards within each node: zero_hpz_partition_size",
-        "fewer bytes: zero_quantized_weights (rounding)",
-    ),
+    reduce=("a second copy of the shards within each node: zero_hpz_partition_size",),
+    inexact=("fewer bytes: zero_quantized_weights (rounding)",),
 )
 _ZERO_UPDATES = Advice(
     group=("a larger allgather_bucket_size",),
@@ -84,7 +77,7 @@ _ZERO_UPDATES = Advice(
 _ZERO_GRADIENTS = Advice(
     group=("a larger reduce_bucket_size",),
     overlap=("overlap_comm=true and contiguous_gradients=true",),
-    reduce=("fewer bytes: communication_data_type bf16 (rounding)",),
+    inexact=("fewer bytes: communication_data_type bf16 (rounding)",),
 )
 # All-gathers with reduce-scatters, and no name of a wrapper: FSDP or ZeRO-3, whose settings are named both.
 _SHARD_WEIGHTS = Advice(
@@ -105,15 +98,15 @@ _SHARD_GRADIENTS = Advice(
     reduce=("shard within a node only, and replicate between nodes (HSDP)",),
 )
 _ACTIVATIONS = Advice(
-    group=("larger micro-batches: each sum moves more bytes (semantic unless the global batch is kept)",),
+    inexact=("larger micro-batches: each sum moves more bytes (semantic unless the global batch is kept)",),
     overlap=("split each sum and hide it behind the matrix multiplications: async tensor parallelism",),
     reduce=("a smaller tensor-parallel group, within the GPUs that NVLink connects",),
 )
 _EXPERT_TOKENS = Advice(
-    group=("larger micro-batches: each all-to-all moves more bytes (semantic unless the global batch is kept)",),
     overlap=("hide dispatch and combine behind the shared expert or another micro-batch",),
-    reduce=(
-        "a smaller expert-parallel group, within the GPUs that NVLink connects",
+    reduce=("a smaller expert-parallel group, within the GPUs that NVLink connects",),
+    inexact=(
+        "larger micro-batches: each all-to-all moves more bytes (semantic unless the global batch is kept)",
         "fewer bytes: dispatch tokens in fp8 (rounding), or a lower capacity factor (semantic)",
     ),
 )
@@ -157,10 +150,12 @@ def advice(
     transport = _ON_GPU if has_gpu else _ON_CPU
     most = traffic[0].exposed_s if traffic else 0.0
     lines: list[str] = []
+    inexact: list[str] = []
     for each in traffic:
         if each.exposed_s < MIN_OTHER_SHARE * most:
             continue
         of_kind = advice_for(each.kind, wrapper)
+        inexact += of_kind.inexact
         if each.is_small:
             lines += [*of_kind.group, *of_kind.overlap, *of_kind.reduce]
         elif bandwidth is not None and bandwidth >= SLOW_BYTES_PER_S:
@@ -169,8 +164,7 @@ def advice(
             lines += [*transport, *of_kind.reduce, *of_kind.overlap, *of_kind.group]
     lines += transport
     # A finding's safety is that of its first change: changes of what is computed come last.
-    inexact = [line for line in lines if _INEXACT.search(line)]
-    return tuple(dict.fromkeys((*(line for line in lines if line not in inexact), *inexact)))
+    return tuple(dict.fromkeys((*lines, *inexact)))
 
 
 def advice_for(kind: TrafficKind, wrapper: Wrapper | None) -> Advice:

@@ -98,5 +98,5 @@ def _changes(wrapper: Wrapper | None, message_bytes: float | None) -> tuple[str,
     """Return the changes for this wrapper: larger shards first if the gathers are small, otherwise overlap first."""
     known = advice_for(TrafficKind.WEIGHT_SHARDS, wrapper)
     if message_bytes is not None and message_bytes < SMALL_MESSAGE_BYTES:
-        return (*known.group, *known.overlap, *known.reduce)
-    return (*known.overlap, *known.reduce, *known.group)
+        return (*known.group, *known.overlap, *known.reduce, *known.inexact)
+    return (*known.overlap, *known.reduce, *known.group, *known.inexact)
