@@ -401,9 +401,12 @@ def test_a_write_error_is_told_and_the_training_goes_on(
 def test_or_it_stops_if_that_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "write_file", refuse(28, "safetensors"))
     with running(tmp_path / "ckpt", on_error="raise") as run:
-        run.checkpointer.save(1, wait=True)
-        with pytest.raises(CheckpointError, match="No space left on device"):
+        assert run.checkpointer.save(1)
+        run.checkpointer.wait()
+        with pytest.raises(CheckpointError, match=r"step 1 was not saved .* No space left on device"):
             run.checkpointer.save(2)
+        with pytest.raises(CheckpointError, match=r"step 3 was not saved .* No space left on device"):
+            run.checkpointer.save(3, wait=True)
 
 
 def test_a_local_folder_that_fails_does_not_keep_the_shared_one_from_being_written(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flatout.checkpoint.notes import Event, SaveNotes
-from flatout.run.saves import Saves, read_saves, report_saves
+from flatout.run.saves import Saves, read_saves, report_file, report_saves
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -123,3 +123,17 @@ def test_a_job_that_ends_well_without_its_last_checkpoint_ends_with_code_1(tmp_p
         f"flatout: newest checkpoint in {tmp_path}/ckpt: step 2",
         "flatout: not saved: step 3 (No space left on device)",
     ]
+
+
+def test_the_file_that_a_script_saves_is_reported_with_its_age(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ckpt.pt"
+    report_file(path, 0.0)
+    path.write_bytes(b"x")
+    report_file(path, path.stat().st_mtime - 1)
+    report_file(path, path.stat().st_mtime + 1)
+    none, new, old = capsys.readouterr().err.splitlines()
+    assert none == f"flatout: newest checkpoint: none at {path}"
+    assert new.startswith(f"flatout: newest checkpoint: {path}, written ")
+    assert old == f"flatout: newest checkpoint: {path}, from before the last attempt"

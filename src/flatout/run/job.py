@@ -12,7 +12,7 @@ from flatout.launch import Ended, run_local
 from flatout.run.command import PreparedCommand
 from flatout.run.messages import say
 from flatout.run.request import RunRequest
-from flatout.run.saves import read_saves, report_saves
+from flatout.run.saves import read_saves, report_file, report_saves
 from flatout.trial.patches import unapplied
 
 _LAST_SAVE_MISSING = 1  # the exit code of a job that ends well without its last checkpoint
@@ -39,6 +39,8 @@ def run(request: RunRequest, prepared: PreparedCommand) -> Ended:
         for reason in unapplied(state, prepared.changes):
             say(f"not applied on this host: {reason}")
         is_last_missing = report_saves(read_saves(state))
+        if request.checkpoint is not None:
+            report_file(request.checkpoint, ended.start_unix_s)
     if is_last_missing and ended.shell_code == 0:
         return msgspec.structs.replace(ended, code=_LAST_SAVE_MISSING)
     return ended

@@ -6,6 +6,7 @@ A job that another node's processes lead has no notes here, and nothing is said 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -93,6 +94,19 @@ def _is_lost(saves: Saves, newest_shared: int) -> bool:
     if saves.missing is None:
         return False
     return not saves.is_local or saves.missing > newest_shared
+
+
+def report_file(path: Path, start_unix_s: float) -> None:
+    """Say whether the file that a script saves itself is there, and whether the last attempt wrote it."""
+    try:
+        written_unix_s = path.stat().st_mtime
+    except OSError:
+        say(f"newest checkpoint: none at {path}")
+        return
+    if written_unix_s < start_unix_s:
+        say(f"newest checkpoint: {path}, from before the last attempt")
+    else:
+        say(f"newest checkpoint: {path}, written {time.time() - written_unix_s:.0f} s before the end")
 
 
 def _failures(failures: dict[int, str]) -> str:
