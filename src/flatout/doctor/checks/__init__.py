@@ -16,6 +16,7 @@ from flatout.doctor.checks import (
     host_memory,
     host_pci,
     nccl_log,
+    nccl_log_errors,
     network_ib,
     network_interfaces,
     network_pci,
@@ -44,6 +45,7 @@ _MODULES: tuple[ModuleType, ...] = (
     network_pci,
     network_interfaces,
     nccl_log,
+    nccl_log_errors,
     storage,
 )
 CHECKS: tuple[Check, ...] = tuple(

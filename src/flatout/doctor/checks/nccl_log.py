@@ -1,66 +1,29 @@
-"""Checks of a log of NCCL_DEBUG=INFO: transports, GPUDirect, interfaces, and what failed."""
+"""Checks of a log of NCCL_DEBUG=INFO: transports, GPUDirect, interfaces, paths. What failed: `nccl_log_errors`."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
 
-from flatout.catalog.nccl_messages import NcclMessage, nccl_message
+from flatout.doctor.by_host import distinct, host_name, values_by_host
 from flatout.doctor.check import check, fail, info, named, need, ok, warn, with_missing
 from flatout.doctor.machine import NCCL_GRAPH, Machine
 from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.parse.cpu_list import cpu_list_text, parse_cpu_mask
-from flatout.doctor.parse.nccl_log import LoggedWarning, NcclLog, Pattern
+from flatout.doctor.parse.nccl_log import NcclLog, Pattern
 from flatout.doctor.peers import minority
 from flatout.doctor.unknown import NotHereError, NotReadError
 
 _READ = "NCCL log (NCCL_DEBUG=INFO): "
 _NCCL = "NCCL documentation, troubleshooting and environment variables"
-# ibv_wc_status of libibverbs.
-_STATUS = {
-    1: "local length error",
-    4: "local protection error: the memory is not registered, or no longer",
-    5: "flushed: a consequence of an earlier error",
-    9: "remote invalid request",
-    10: "remote access error",
-    11: "remote operation error",
-    12: "no answer after all retries: a link, a cable, flow control (PFC), or the other side exited",
-    13: "the receiver was not ready after all retries",
-}
-_FLUSHED = 5
 _SOCKETS = frozenset({"Socket", "FastSocket"})
 _PLUGIN = re.compile(r"NET/(?:OFI|Plugin|FasTrak|gIB|GPUDirectTCPX)")
 _CONTAINER_INTERFACE = re.compile(r"docker|virbr|br-|veth|cni|flannel|cali")
-_LONGEST = 160  # characters of a warning that a reason quotes
 _RING = 4  # NCCL's number for the ring pattern
 # Kinds of paths (NCCL source, graph/topo.h) that do not pass through a CPU, and those that do or leave the host.
 _NEAR_INSIDE = ("NVL", "NVB", "PIX", "LOC", "C2C")
 _NEAR_NETWORK = ("LOC", "NVL", "C2C", "PIX", "PXB", "PXN", "P2C")
 _FAR_INSIDE = ("SYS", "PHB", "NET")
-
-
-def _distinct(by_host: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return the distinct values of all hosts."""
-    return sorted(set().union(*by_host.values()))
-
-
-def _host_name(host: str | None) -> str:
-    return host or "?"
-
-
-def _by_host(by_host: Mapping[str, Iterable[str]]) -> str:
-    return named(f"{_host_name(host)}: {', '.join(values)}" for host, values in by_host.items())
-
-
-def _none(machine: Machine) -> CheckOutcome:
-    """Report that the log shows no problem: `ok` only if the log extends beyond NCCL's start."""
-    log = machine.nccl_log
-    if not log.num_started:
-        raise NotReadError(f"none in {log.num_lines} lines, but the log ends before NCCL's start is complete")
-    num_missing = max(0, (log.num_ranks or 0) - log.num_started)
-    none = ok(f"none in {log.num_lines:,} lines")
-    return with_missing(none, num_missing, f"of {log.num_ranks} ranks do not start in the log")
 
 
 @check(
@@ -80,8 +43,8 @@ def network(machine: Machine) -> CheckOutcome:
     networks = _networks(log)
     if not networks:
         return _network_by_devices(log)
-    over_sockets = [_host_name(host) for host, names in networks.items() if names & _SOCKETS]
-    others = [name for name in _distinct(networks) if name not in _SOCKETS]
+    over_sockets = [host_name(host) for host, names in networks.items() if names & _SOCKETS]
+    others = [name for name in distinct(networks) if name not in _SOCKETS]
     if not over_sockets:
         return ok(named(others))
     if others:
@@ -105,7 +68,7 @@ def _network_by_devices(log: NcclLog) -> CheckOutcome:
     if log.rdma_devices and not log.socket_interfaces:
         return info("devices of NET/IB are listed, but not which network is used")
     if log.socket_interfaces and not log.rdma_devices:
-        return warn(f"NCCL uses sockets over {named(_distinct(log.socket_interfaces))}")
+        return warn(f"NCCL uses sockets over {named(distinct(log.socket_interfaces))}")
     raise NotReadError("no line says which network is used")
 
 
@@ -113,7 +76,7 @@ def _only_sockets(log: NcclLog, hosts: list[str]) -> CheckOutcome:
     if log.needs_network is False:
         return info("the network is not used: all ranks are on one host")
     if log.rdma_devices:
-        return fail(f"NCCL uses sockets, although the log lists RDMA devices: {named(_distinct(log.rdma_devices))}")
+        return fail(f"NCCL uses sockets, although the log lists RDMA devices: {named(distinct(log.rdma_devices))}")
     for warning in log.warnings:
         if _PLUGIN.search(warning.text):
             return fail(f"NCCL uses sockets on {named(hosts)}, after the plugin failed: {warning.text[:140]}")
@@ -169,7 +132,7 @@ def _has_all_ranks(log: NcclLog) -> bool:
 def gpu_direct(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
     if log.gpu_direct_off:
-        return fail(f"GPUDirect RDMA is turned off for {_by_host(log.gpu_direct_off)}")
+        return fail(f"GPUDirect RDMA is turned off for {values_by_host(log.gpu_direct_off)}")
     is_direct = _gpu_direct_by_direction(log)
     if not is_direct:
         return _gpu_direct_without_channels(log)
@@ -191,7 +154,7 @@ def _gpu_direct_by_direction(log: NcclLog) -> dict[tuple[str, str], bool]:
     for channel in log.channels:
         if channel.transport != "NET" or re.search(r"NET/(?:Fast)?Socket", channel.via):
             continue
-        key = (_host_name(channel.host), channel.direction or "?")
+        key = (host_name(channel.host), channel.direction or "?")
         is_direct.setdefault(key, True)
         if not channel.is_gpu_direct:
             is_direct[key] = False
@@ -202,7 +165,7 @@ def _gpu_direct_without_channels(log: NcclLog) -> CheckOutcome:
     if log.ring_gpu_direct:
         return info("GDR 1 for rings" if all(log.ring_gpu_direct) else "GDR 0 for some rings")
     if log.gpu_direct_on:
-        return info(f"turned on for {named(_distinct(log.gpu_direct_on))}; the log shows no channel")
+        return info(f"turned on for {named(distinct(log.gpu_direct_on))}; the log shows no channel")
     raise NotHereError("no channel over RDMA is in the log")
 
 
@@ -220,7 +183,7 @@ def _gpu_direct_without_channels(log: NcclLog) -> CheckOutcome:
 )
 def interface(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
-    names = sorted({*log.bootstrap.values(), *_distinct(log.socket_interfaces)})
+    names = sorted({*log.bootstrap.values(), *distinct(log.socket_interfaces)})
     need(names, "no line names an interface")
     of_containers = [name for name in names if _CONTAINER_INTERFACE.match(name)]
     if of_containers:
@@ -230,98 +193,12 @@ def interface(machine: Machine) -> CheckOutcome:
     odd = minority(log.bootstrap)
     if odd is not None:
         usual, odd_hosts = odd
-        return info(f"most hosts start over {usual}, but not {named(map(_host_name, odd_hosts))}")
-    over_ib = [name for name in _distinct(log.socket_interfaces) if name.startswith("ib")]
+        return info(f"most hosts start over {usual}, but not {named(map(host_name, odd_hosts))}")
+    over_ib = [name for name in distinct(log.socket_interfaces) if name.startswith("ib")]
     if over_ib:
         instead = "on some ranks; others use RDMA" if log.rdma_devices else "instead of RDMA"
         return warn(f"TCP over InfiniBand (IPoIB) {instead}: {named(over_ib)}")
     return ok(named(names))
-
-
-@check(
-    "nccl-log-completion-error",
-    "network",
-    topic="RDMA completion errors",
-    read=_READ + "`Got completion ... with error` or `status=`: the first that is not a consequence (5)",
-    expected="none",
-    source="libibverbs, enum ibv_wc_status",
-    cost="the job ends",
-    fix="12: check links, cables, PFC and routes of both hosts (rdma-* checks); NCCL_IB_TIMEOUT is only a stopgap",
-    when_wrong="the other side crashed first: look for the earliest error of all ranks",
-)
-def completion_error(machine: Machine) -> CheckOutcome:
-    errors = machine.nccl_log.completion_errors
-    if not errors:
-        return _none(machine)
-    causes = [error for error in errors if error.status != _FLUSHED]
-    first = (causes or errors)[0]
-    circumstances = {"on": first.host, "at": first.device, "with": first.peer}
-    where = "".join(f", {preposition} {name}" for preposition, name in circumstances.items() if name)
-    meaning = _STATUS.get(first.status, "see ibv_wc_status")
-    return fail(f"RDMA completion error, status {first.status}: {meaning}{where} ({len(errors)} in total)")
-
-
-@check(
-    "nccl-log-warnings",
-    "software",
-    topic="NCCL warnings",
-    read=_READ + "lines of WARN; `Call to connect returned ..., retrying`",
-    expected="none",
-    source=_NCCL,
-    cost="most end the job; some announce a slow fallback",
-    fix="start with the first",
-    when_wrong="`No plugin found` and the like are normal",
-)
-def warnings(machine: Machine) -> CheckOutcome:
-    log = machine.nccl_log
-    if log.warnings:
-        return _warnings_with_known_cause(log) or _first_warning(log.warnings)
-    if log.retries and not log.num_started:
-        return warn(f"connections are tried again ({_by_host(log.retries)}), and no rank's start is complete")
-    return _none(machine)
-
-
-def _warnings_with_known_cause(log: NcclLog) -> CheckOutcome | None:
-    """Judge the warnings by the table of known ones; None if it has none of them."""
-    if log.no_connection:
-        return fail(_no_connection(log))
-    by_cause: dict[str, tuple[NcclMessage, LoggedWarning]] = {}
-    for warning in log.warnings:
-        message = nccl_message(f"{warning.source or ''} {warning.text}")
-        if message is not None:
-            by_cause.setdefault(message.cause, (message, warning))
-    if not by_cause:
-        return None
-    in_order = sorted(by_cause.values(), key=lambda known: (known[0].is_consequence, known[0].status != "fail"))
-    message, warning = in_order[0]
-    num_unknown = sum(nccl_message(f"{other.source or ''} {other.text}") is None for other in log.warnings)
-    if message.status != "fail" and num_unknown:
-        return None
-    return _known_cause(message, warning, [other.cause for other, _ in in_order[1:]])
-
-
-def _known_cause(message: NcclMessage, warning: LoggedWarning, other_causes: Sequence[str]) -> CheckOutcome:
-    host = f" on {warning.host}" if warning.host else ""
-    others = f"; also: {named(other_causes)}" if other_causes else ""
-    reason = f"{message.cause}{host}: {warning.text[:_LONGEST]}{others}"
-    outcome = fail if message.status == "fail" else warn
-    return outcome(reason, fix=message.fix, source=message.source)
-
-
-def _no_connection(log: NcclLog) -> str:
-    reason = f"ranks cannot reach others ({_by_host(log.no_connection)})"
-    interfaces = sorted({*log.bootstrap.values(), *_distinct(log.socket_interfaces)})
-    if not interfaces:
-        return reason
-    return f"{reason}, over {named(interfaces)}: set NCCL_SOCKET_IFNAME to an interface that reaches them"
-
-
-def _first_warning(warnings: Iterable[LoggedWarning]) -> CheckOutcome:
-    unknown = [warning for warning in warnings if nccl_message(f"{warning.source or ''} {warning.text}") is None]
-    first = unknown[0]
-    host = f" on {first.host}" if first.host else ""
-    source = f" ({first.source})" if first.source else ""
-    return warn(f"{len(unknown)} NCCL warnings, the first{host}: {first.text[:_LONGEST]}{source}")
 
 
 @check(

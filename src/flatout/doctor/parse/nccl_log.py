@@ -92,6 +92,11 @@ class LoggedWarning(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None  # where in NCCL's source: `transport/nvls.cc:254`
     text: str
 
+    @property
+    def whole_text(self) -> str:
+        """Return the text with its place in the source before it: some places tell what a general text is about."""
+        return f"{self.source} {self.text}" if self.source else self.text
+
 
 class CompletionError(msgspec.Struct, frozen=True, kw_only=True):
     status: int  # ibv_wc_status
