@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import operator
 import os
 import secrets
 import time
@@ -27,18 +26,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from flatout.checkpoint.arguments import check_numbers, checked_step, every_s_of_environment, training_of
 from flatout.checkpoint.background import Background, PendingCheckpoint
-from flatout.checkpoint.gradients import mark_used_gradients
-from flatout.checkpoint.loader_random import keep_worker_random
 from flatout.checkpoint.peers import Peers
 from flatout.checkpoint.preemption import PreemptionHandler, die
 from flatout.checkpoint.problems import CheckpointError
 from flatout.checkpoint.reader import Saved
 from flatout.checkpoint.share import Item, Sharing, items_of
-from flatout.checkpoint.state import Collected, Training, check, collect, destinations, model_tensors, restore
+from flatout.checkpoint.state import Collected, collect, destinations, model_tensors, restore
 from flatout.checkpoint.store import Store
 from flatout.checkpoint.timer import CheckpointTimer
-from flatout.inside.protocol import Variable
 
 LOG = logging.getLogger("flatout.checkpoint")
 _ENDING_S = 10.0  # limit of the wait for parts when an error ends the training
@@ -75,16 +72,9 @@ class Checkpointer:
         on_error: Literal["warn", "raise"] = "warn",
         timeout_s: float = 600.0,
     ) -> None:
-        for name, number in (
-            ("every", every),
-            ("shared_every", shared_every),
-            ("keep", keep),
-            ("keep_every", keep_every),
-        ):
-            if number is not None and number < 1:
-                raise CheckpointError(f"`{name}` must be at least 1, but is {number}")
-        self._training = _training(model, optimizer, scheduler, data, state)
-        self._every, self._every_s = every, _asked_every_s() if every_s is None else every_s
+        check_numbers(every=every, shared_every=shared_every, keep=keep, keep_every=keep_every)
+        self._training = training_of(model, optimizer, scheduler, data, state)
+        self._every, self._every_s = every, every_s_of_environment() if every_s is None else every_s
         self._shared_every = shared_every if local else 1
         self._when_busy, self._on_error = when_busy, on_error
         self._peers = Peers(timeout_s)
@@ -152,7 +142,7 @@ class Checkpointer:
         in; otherwise returns False, or raises CheckpointError if `on_error` is "raise". If one rank waits, all do.
         """
         began = time.perf_counter()
-        step = _step(step)
+        step = checked_step(step)
         self._begin()
         collected: Collected | None = None
         items: list[Item] = []
@@ -442,39 +432,3 @@ class Checkpointer:
     def _warn(self, text: str) -> None:
         where = f"rank {self._peers.rank}: " if self._peers.world_size > 1 else ""
         LOG.warning("flatout.checkpoint: %s%s", where, text)
-
-
-def _training(model: Any, optimizer: Any, scheduler: Any, data: Any, state: Mapping[str, Any] | None) -> Training:
-    """Return the checked objects of the training, so that unsupported ones are reported before the first step."""
-    optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer} if optimizer else {}
-    named = {"scheduler": scheduler, "data": data}
-    stateful = {name: value for name, value in named.items() if value is not None} | dict(state or {})
-    for name in [*optimizers, *(state or {})]:
-        if not name.isidentifier() or name in {"model", "random", *named} or (name in optimizers and name in stateful):
-            raise CheckpointError(
-                f"`{name}` cannot be the name of an optimizer or a state here", hint="use another name"
-            )
-    training = Training(model=model, optimizers=optimizers, stateful=stateful)
-    check(training)
-    if data is not None:
-        keep_worker_random(data)
-    items_of(collect(training))
-    mark_used_gradients(optimizers.values())
-    return training
-
-
-def _step(step: Any) -> int:
-    try:
-        number = operator.index(step)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise CheckpointError(f"a step is a non-negative integer, but got {step!r}")
-    return number
-
-
-def _asked_every_s() -> float | None:
-    with suppress(ValueError):
-        every_s = float(os.environ.get(Variable.CHECKPOINT_EVERY_S, ""))
-        return every_s if 0 < every_s < float("inf") else None
-    return None

@@ -47,6 +47,8 @@ def set_gradients(parameters: Iterable[tuple[str, Any]], gradients: Mapping[str,
 
 
 def _mark(optimizer: Any, *_: object) -> None:
+    if torch.compiler.is_compiling():  # a mark would break the graph of a compiled step
+        return
     for parameter in _sample(optimizer):
         if parameter.grad is not None:
             setattr(parameter.grad, _MARK, parameter.grad._version)
