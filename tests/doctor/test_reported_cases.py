@@ -95,6 +95,22 @@ def test_a_port_that_ibstat_shows_down_fails(tmp_path: Path) -> None:
         (["comm 0x1 rank 0 nranks 16 - Init START", "Channel 00/0 : 15[7] -> 0[0] [receive] via NET/IB/0"], True),
         (["comm 0x1 rank 0 nranks 16 - Init START", " 0 : NET/0 GPU/0 GPU/1 NET/0"], True),
         ([f"comm 0x1 rank {rank} nranks 2 - Init START" for rank in (0, 1)], False),
+        (
+            [
+                "comm 0x1 rank 0 nranks 8 - Init START",
+                "Pattern 4, crossNic 0, nChannels 1, bw 20.0/20.0, type NVL/PIX, sameChannels 1",
+                " 0 : GPU/0 GPU/1 GPU/2 GPU/3",
+            ],
+            False,
+        ),
+        (
+            [
+                "comm 0x1 rank 0 nranks 16 - Init START",
+                "Pattern 5, crossNic 0, nChannels 1, bw 20.0/20.0, type NVL/PIX, sameChannels 1",
+                " 0 : GPU/0 GPU/1 GPU/2 GPU/3",
+            ],
+            None,  # not of rings
+        ),
         # A group of two of the ranks, within a job of sixteen, of which one rank is here.
         (["comm 0x1 rank 0 nranks 2 - Init START", "comm 0x2 rank 0 nranks 16 - Init START"], None),
     ],

@@ -28,7 +28,11 @@ def training_of(model: Any, optimizer: Any, scheduler: Any, data: Any, state: Ma
     named = {"scheduler": scheduler, "data": data}
     stateful = {name: value for name, value in named.items() if value is not None} | dict(state or {})
     for name in [*optimizers, *(state or {})]:
-        if not name.isidentifier() or name in {"model", "random", "gradients", *named} or (name in optimizers and name in stateful):
+        if (
+            not name.isidentifier()
+            or name in {"model", "random", "gradients", *named}
+            or (name in optimizers and name in stateful)
+        ):
             raise CheckpointError(
                 f"`{name}` cannot be the name of an optimizer or a state here", hint="use another name"
             )

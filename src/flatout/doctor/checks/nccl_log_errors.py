@@ -13,6 +13,10 @@ from flatout.doctor.parse.nccl_log import LoggedWarning, NcclLog
 from flatout.doctor.unknown import NotReadError
 
 _READ = "NCCL log (NCCL_DEBUG=INFO): "
+_NO_CONNECTION_FIX = (
+    "set NCCL_SOCKET_IFNAME to an interface that reaches the other hosts; open the ephemeral ports between hosts in "
+    "their firewalls (net-port-range); check MASTER_ADDR, and whether a rank ended before it listened"
+)
 _LONGEST = 160  # characters of a warning that a reason quotes
 # ibv_wc_status of libibverbs.
 _STATUS = {
@@ -84,7 +88,7 @@ def warnings(machine: Machine) -> CheckOutcome:
 def _warnings_with_known_cause(log: NcclLog) -> CheckOutcome | None:
     """Judge the warnings by the table of known ones; None if it has none of them."""
     if log.no_connection:
-        return fail(_no_connection(log))
+        return fail(_no_connection(log), fix=_NO_CONNECTION_FIX)
     by_cause: dict[str, tuple[NcclMessage, LoggedWarning]] = {}
     for warning in log.warnings:
         message = nccl_message(warning.whole_text)

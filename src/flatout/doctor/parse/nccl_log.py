@@ -56,7 +56,8 @@ _FABRIC = re.compile(r"MNNVL busId (0x\w+) fabric UUID (\S+) cliqueId (0x\w+) st
 _AFFINITY = re.compile(r"Setting affinity for GPU (\d+) to ([0-9a-f,]+)")
 _RANK = re.compile(r"rank (\d+) nranks (\d+)", re.IGNORECASE)
 _NUM_NODES = re.compile(r"\bnNodes (\d+)(?!\d|\Z)")
-_RING_OVER_NETWORK = re.compile(r"^\s*\d+ : NET/\S+ GPU/")  # of a graph: the ring begins at a NIC
+_RING = 4  # NCCL's number for the ring pattern, whose rings begin at a NIC if ranks are on several hosts
+_RING_LINE = re.compile(r"^\s*\d+ : (NET|GPU)/\S+ ")
 _P2P_OFF = re.compile(r"P2P is disabled between connected GPUs (\d+) and (\d+)")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -182,7 +183,7 @@ class _LogReader:
         self.num_ranks: int | None = None
         self.num_nodes: int | None = None
         self.ranks: defaultdict[int, set[int]] = defaultdict(set)  # by the size of their communicator
-        self.has_network_ring = False
+        self.ring_starts: set[str] = set()  # of the ring pattern: `NET` or `GPU`
         self.hosts: _Ordered = {}
         self.versions: _Ordered = {}
         self.networks: defaultdict[str, _Ordered] = defaultdict(dict)  # by host, as those below
@@ -253,17 +254,23 @@ class _LogReader:
             self.ranks[int(match[2])].add(int(match[1]))
         if match := _NUM_NODES.search(text):
             self.num_nodes = max(self.num_nodes or 0, int(match[1]))
-        if _RING_OVER_NETWORK.match(text):
-            self.has_network_ring = True
+        if match := _RING_LINE.match(text):
+            is_of_ring = not self.patterns or self.patterns[-1].number == _RING
+            if is_of_ring:
+                self.ring_starts.add(match[1])
 
     @property
     def needs_network(self) -> bool | None:
         """Whether ranks communicate over the network: by the hosts of the job, or by its channels."""
         if self.num_nodes is not None and self.num_nodes > 1:
             return True
-        if len(self.hosts) > 1 or self.has_network_ring or any(channel.transport == "NET" for channel in self.channels):
+        if (
+            len(self.hosts) > 1
+            or "NET" in self.ring_starts
+            or any(channel.transport == "NET" for channel in self.channels)
+        ):
             return True
-        if self.num_nodes == 1:
+        if self.num_nodes == 1 or "GPU" in self.ring_starts:
             return False
         if self.num_ranks is None:
             return None
