@@ -635,6 +635,8 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         json,
         diff_json,
         explanation_json,
+        failure_explanation_json,
+        known_failures_table,
         tuning_json,
         plan_json,
         plan_evaluation_json,

@@ -182,9 +182,8 @@ def hosts_text(report: HostsReport, *, style: TextStyle) -> str:
         lines += ["", "No compared fact differs between the hosts."]
     for difference in report.differences:
         label = f"{difference.status:8s}"
-        title = style.wrapped(difference_title(difference), indent="  ", label=label)
-        title[0] = title[0].replace(label, style.bold(label), 1)
-        lines += ["", *title]
+        head, *rest = style.wrapped(difference_title(difference), indent="  ", label=label)
+        lines += ["", head.replace(label, style.bold(label), 1), *rest]
         lines += style.wrapped(difference.reason, indent=_INDENT)
         lines += style.wrapped(difference.usual, indent=_INDENT, label="usual     ")
         for host, text in difference.found.items():

@@ -95,7 +95,7 @@ class LoggedWarning(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def whole_text(self) -> str:
-        """Return the text with its place in the source before it: some places tell what a general text is about."""
+        """Return the text with its place in the source before it, which shows what a general text is about."""
         return f"{self.source} {self.text}" if self.source else self.text
 
 
