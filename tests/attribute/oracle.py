@@ -206,7 +206,9 @@ class Rank:
         annotations = [event.name for event in self.events if event.kind == Kind.USER_ANNOTATION]
         if any(name.startswith("nccl:") for name in annotations):
             return True
-        return backend == "nccl" and not any(name.startswith("gloo:") for name in annotations)
+        if any(name.startswith("gloo:") for name in annotations):
+            return False
+        return backend == "nccl" or any(event.kind == Kind.RUNTIME for event in self.events)
 
     def lost_kernel_can_run(self, time: int) -> bool:
         """Whether a kernel that was lost can run at an idle instant: launched before it, and after all that ran."""

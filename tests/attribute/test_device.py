@@ -37,6 +37,7 @@ SIGNS: dict[str, tuple[Callable[[TraceBuilder], object], dict[str, object]]] = {
     "backend": (lambda trace: None, {"backend": "nccl"}),
     "backend of a device": (lambda trace: None, {"backend": "cuda:nccl"}),
     "launch": (lambda trace: trace.runtime("cudaLaunchKernel", 5800, 50), {}),
+    "runtime": (lambda trace: trace.sync("cudaStreamSynchronize", 5800, 50), {}),
     "operator": (lambda trace: trace.op("aten::cudnn_convolution", 5800, 50), {}),
     "timeline": (lambda trace: trace.gpu_annotation("ProfilerStep#5", 5800, 50), {}),
     "devices": (lambda trace: None, {"num_devices": 8, "backend": None}),
@@ -66,6 +67,7 @@ def test_what_speaks_of_a_gpu_makes_the_device_unknown(sign: str) -> None:
         (lambda trace: None, {"backend": None}),
         (lambda trace: trace.annotation("gloo:all_reduce", 5800, 50), {"backend": "cpu:gloo,cuda:nccl"}),
         (lambda trace: trace.annotation("gloo:all_reduce", 5800, 50), {"backend": "gloo", "num_devices": 8}),
+        (lambda trace: trace.annotation("gloo:all_reduce", 5800, 50).sync("cudaDeviceSynchronize", 5900, 5), {}),
         (lambda trace: None, {"backend": "cpu:gloo,cuda:nccl"}),
     ],
 )

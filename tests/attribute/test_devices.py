@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.diagnose.jobs import attributed
 
+from flatout.attribute.rank import attribute_rank
 from flatout.records.diagnosis import PART_NAMES
 from flatout.records.job import JobAttribution
 from flatout.testing import TraceBuilder
@@ -88,6 +89,12 @@ def test_gpu_times_of_a_rank_are_the_mean_over_its_gpus() -> None:
     facts = attributed(trace).timelines[0].facts
     assert facts is not None
     assert facts.matmul_s == facts.plain_matmul_s == pytest.approx(900e-6)
+
+
+def test_streams_of_two_gpus_with_one_number_are_two_streams_for_a_replay() -> None:
+    timeline = attribute_rank(in_turn().to_table(), with_track=True)
+    assert timeline.track is not None
+    assert len(set(timeline.track.stream.tolist())) == 2
 
 
 def test_matrix_products_on_two_streams_of_a_gpu_count_once() -> None:

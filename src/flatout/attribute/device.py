@@ -37,6 +37,8 @@ def sign_of_unseen_gpu(table: EventTable, work: GpuWork, num_lost_launches: int)
         return "its collectives are those of a GPU's library"
     if _has(table, _HOST_COLLECTIVE, is_annotation):
         return None
+    if table.is_kind(Kind.RUNTIME).any():
+        return "the host called the GPU's runtime"
     if _has(table, _DEVICE_OPERATOR, table.kind == Kind.CPU_OP):
         return "it has operators that only a GPU runs"
     backends = set(re.split(r"[:,]", table.meta.backend or "")) - {"", "cuda", "xpu", "hpu"}

@@ -61,7 +61,7 @@ def rank_track(table: EventTable, work: GpuWork, is_comm: Flags, states: HostSta
     by = np.searchsorted(time[launch_rows], launched, side="right") - 1
     launched_by = np.where(launched >= low, launch_rows[np.maximum(by, 0)] if len(launch_rows) else -1, -1)
     phases = _phases(table, states)
-    stream = table.stream[work.event[order]]
+    stream = _streams(table, work.event[order])
     comm_row = np.full(len(work), -1, dtype=np.int64)
     comm_row[is_comm] = np.arange(int(is_comm.sum()))
     phase = np.full(len(order), Spent.HOST, dtype=np.uint8)
@@ -84,6 +84,16 @@ def rank_track(table: EventTable, work: GpuWork, is_comm: Flags, states: HostSta
         phase=phase,
         num_bytes=table.num_bytes[work.event[order]].clip(min=0),
     )
+
+
+def _streams(table: EventTable, events: Rows) -> Rows:
+    """Return a number for the stream of each event; streams of different devices have different numbers."""
+    device = table.device[events].astype(np.int64)
+    if len(np.unique(device)) < 2:
+        return table.stream[events]
+    pairs = np.stack((device, table.stream[events]), axis=1)
+    _, number = np.unique(pairs, axis=0, return_inverse=True)
+    return np.asarray(number.reshape(-1), dtype=np.int64)
 
 
 def cpu_track(segments: Segments, communication: CommunicationKernels, marks: HostSteps) -> RankTrack:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.diagnose.jobs import GEMM, STEP, costs_us, found, free_of_recorder_cost, names, times
 
+from flatout.attribute.job import attribute_job
+from flatout.attribute.rank import attribute_rank
+from flatout.diagnose.find import diagnose
 from flatout.records.diagnosis import Finding
 from flatout.report.rows import rank_rows
 from flatout.report.text import diagnosis_text
@@ -45,6 +49,17 @@ def test_the_gpus_that_wait_for_the_first_one_are_named() -> None:
 
 def test_one_idle_gpu_is_named_in_the_singular() -> None:
     assert "GPU 1 idles for 60 % of the step" in finding_of((1, STEP), (1, 4000)).title
+
+
+@pytest.mark.parametrize(
+    ("num_visible", "words"),
+    [(2, ""), (3, "; 1 more that it sees is not used"), (8, "; 6 more that it sees are not used")],
+)
+def test_gpus_that_the_process_sees_and_does_not_use_are_counted(num_visible: int, words: str) -> None:
+    table = driving((1, STEP), (1, 4000)).to_table()
+    table = msgspec.structs.replace(table, meta=msgspec.structs.replace(table.meta, num_devices=num_visible))
+    finding = found(diagnose(attribute_job([attribute_rank(table)])), "idle-devices")
+    assert finding.title.endswith(f"while another one works{words}")
 
 
 def test_only_the_time_in_which_another_gpu_works_counts() -> None:

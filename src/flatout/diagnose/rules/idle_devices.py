@@ -61,6 +61,9 @@ def find(context: DiagnosisContext) -> list[Finding]:
         f" {percent(float(np.mean(list(busy.values()))))} of the time on average: {named} {verb} for"
         f" {percent(idle_share)} of the {period} while another one works"
     )
+    num_unused = _num_unused(context, worst, len(busy))
+    if num_unused:
+        title += f"; {num_unused} more that it sees {'is' if num_unused == 1 else 'are'} not used"
     return finding(
         context,
         code=CODE,
@@ -71,6 +74,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         evidence={
             "rank": worst,
             "num_devices": len(busy),
+            "num_unused_devices": num_unused,
             "busy_share": {f"GPU {device}": share for device, share in busy.items()},
             "idle_share": {f"GPU {device}": share for device, share in idle.items()},
             "devices_work_in_turn": in_turn,
@@ -92,6 +96,13 @@ def _shares(context: DiagnosisContext, rank: int, parts: tuple[Part, ...]) -> di
         spent_ns = segments.between_ns(timeline.first_step_ns, timeline.window_end_ns)
         shares[device] = float(spent_ns[list(parts)].sum() / spent_ns.sum())
     return shares
+
+
+def _num_unused(context: DiagnosisContext, rank: int, num_used: int) -> int:
+    """Return the number of GPUs that the only process of a job sees and does not use; 0 for a job of several."""
+    if (context.job.world_size or 1) > 1 or len(context.ranks) > 1:
+        return 0
+    return max(context.ranks[context.row[rank]].meta.num_devices - num_used, 0)
 
 
 def _works_in_turn(context: DiagnosisContext, rank: int) -> bool:
