@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from flatout.keep.heartbeats import HeartbeatSample
 
 AT_LEAST_S = 10.0
+_LOOKS_S = 2.0  # between the first and the last look at a silent job
 _UNWITNESSED_S = 60.0  # if no other rank waits, or no stack is available: the rank may only pause
 _TIMES_MEDIAN, _TIMES_LONGEST = 10.0, 3.0
 _MOST_FROM_LONGEST_S = 60.0  # one long stall must not delay the detection of the next hang by an hour
@@ -38,6 +39,10 @@ class HangTimeout:
         """Whether the user has set the limit."""
         return self._fixed_s is not None
 
+    def is_just_before(self, silence_s: float) -> bool:
+        """Whether a limit that the user has set is not quite reached."""
+        return self._fixed_s is not None and silence_s < self._fixed_s
+
     def forgive(self, gap_s: float) -> None:
         """Do not count this time as silence: nobody could see what the ranks did."""
         self._changed = {
@@ -62,8 +67,8 @@ class HangTimeout:
 
     def look_after_s(self, ranks: Sequence[HeartbeatSample]) -> float:
         """Return the seconds of silence after which a rank is examined."""
-        if self._fixed_s is not None:
-            return self._fixed_s
+        if self._fixed_s is not None:  # the looks take two seconds, and end when the limit is reached
+            return max(self._fixed_s - _LOOKS_S, self._fixed_s / 2)
         medians = [median for pulse in ranks if (median := median_step_s(pulse)) is not None]
         if not medians or min(pulse.num_steps for pulse in ranks) < 3:
             return _FIRST_STEP_S
@@ -75,9 +80,9 @@ class HangTimeout:
 
         `is_witnessed`: the rank's stack was seen, and other ranks wait.
         """
-        look = self.look_after_s(ranks)
         if self._fixed_s is not None:
-            return look
+            return self._fixed_s
+        look = self.look_after_s(ranks)
         if phase == "compilation":
             return max(look, _COMPILING_S)
         if phase in LONG_PHASES:

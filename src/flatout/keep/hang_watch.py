@@ -80,7 +80,7 @@ class HangWatch:
             flight=self._flight,
         )
         hang = examination.hang()
-        if hang is None:  # look again when the silence is half as long again
+        if hang is None and not self._patience.is_just_before(longest):  # the silence must be half as long again
             self._next_s = now + max(longest / 2, _BETWEEN_LOOKS_S)
         return hang
 

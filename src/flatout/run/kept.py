@@ -200,7 +200,7 @@ class KeptRun:
         elsewhere = without_host(self._command, host.name, self._environment)
         if elsewhere is not None:
             self._command = elsewhere
-            reason = "its GPU failed" if host.is_sure else "it failed twice in a row"
+            reason = "it is at fault" if host.is_sure else "it failed twice in a row for an unknown cause"
             say(self._clean(f"{host.name} is excluded: {reason}"))
         elif host.is_sure:
             job = self._environment.get("SLURM_JOB_ID")
