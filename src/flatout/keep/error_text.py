@@ -28,7 +28,7 @@ _CHAINED = re.compile(r"^\s*(?:During handling of the above exception|The above 
 _EXCEPTION = re.compile(
     r"^\s*(?:[A-Za-z_]\w*\.)*"
     r"(_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Refused|Failure|Unavailable|Unsupported|Disconnected|NoSuchKey|NoSuchBucket)"
-    r"|Unsupported|ReadTimeout|Timeout|IncompleteRead|RayTaskError|gaierror|herror|BadZipFile|BrokenProcessPool|SSLError|Exception)"
+    r"|Unsupported|ReadTimeout|Timeout|(?<=\.)timeout|IncompleteRead|RayTaskError|gaierror|herror|BadZipFile|BrokenProcessPool|SSLError|Exception)"
     r"(?:\(\w+\))?(?::(?:\s+(.*))?|\s*)$"
 )
 # Lines of programs around the job, which do not belong to the message above them.
