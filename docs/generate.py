@@ -50,6 +50,7 @@ from flatout.records.doctor import (
     CheckResult,
     ComparedFact,
     DoctorReport,
+    Gain,
     HostDifference,
     HostsReport,
     PcieLink,
@@ -349,7 +350,7 @@ def _share(value: float | None) -> str:
 
 def doctor_json() -> str:
     """The contract `flatout/doctor`, from the records that are written."""
-    records = (DoctorReport, CheckResult, Topology, TopologyNode, PcieLink, TopologyPair)
+    records = (DoctorReport, CheckResult, Gain, Topology, TopologyNode, PcieLink, TopologyPair)
     return _contract("flatout/doctor", records, version=2)
 
 

@@ -269,6 +269,14 @@ def test_a_fault_in_a_whole_kernel_log_is_not_well(line: str, check_id: str, sta
         ("3,120,9000000,-;quux: it went wrong", "info"),
         ("<2>[    9.0] quux: it went very wrong", "warn"),
         ("daemon:err   : [    9.0] quux: it went wrong", "info"),
+        ("kern  :err   : [    9.0] mlx5_core 0000:1a:00.0: some new failure", "warn"),
+        # Drivers that announce themselves at error level, as on a healthy machine with H200s.
+        ("kern  :err   : [    9.0] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04", "ok"),
+        ("kern  :err   : [    9.0] nvidia-modeset: Loading NVIDIA Kernel Mode Setting Driver for UNIX platforms", "ok"),
+        ("kern  :err   : [    9.0] nvidia-nvlink: Nvlink Core is being initialized, major device number 235", "ok"),
+        ("kern  :err   : [    9.0] EDAC igen6: Expected 2 mcs, but only 1 detected.", "ok"),
+        ("kern  :err   : [    9.0] NVRM: kbifInitLtr_GB202: LTR is disabled in the hierarchy", "ok"),
+        ("kern  :err   : [    9.0] NVRM: GPU 0000:1b:00.0: some odd remark", "info"),
     ],
 )
 def test_the_levels_of_the_log_decide_where_it_has_them(line: str, status: str) -> None:
@@ -288,6 +296,12 @@ def test_unknown_error_lines_are_counted_and_the_gravest_comes_first() -> None:
 def test_lines_that_healthy_kernels_write_are_no_errors() -> None:
     healthy = [
         "ACPI BIOS Error (bug): Could not resolve symbol [\\_SB.PC00], AE_NOT_FOUND (20230628/psargs-330)",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder@)",
+        "nvidia-modeset: Loading NVIDIA Kernel Mode Setting Driver for UNIX platforms  580.159.04",
+        "nvidia-uvm: Loaded the UVM driver, major device number 511.",
+        "[drm] [nvidia-drm] [GPU ID 0x00001b00] Loading driver",
+        "systemd[1]: Failed to find module 'snd'",
+        "EDAC MC: Ver: 3.0.0",
         "ERST: Error Record Serialization Table (ERST) support is initialized.",
         "RAS: Correctable Errors collector initialized.",
         "EXT4-fs (sda1): mounted filesystem with ordered data mode. Opts: errors=remount-ro",

@@ -162,7 +162,8 @@ def other_errors(machine: Machine) -> CheckOutcome:
     num_lines = sum(error.num_lines for error in errors)
     examples = [f"{error.text[:120]} ({error.num_lines}x)" for error in errors[:3]]
     more = f"; {len(errors) - 3} more kinds" if len(errors) > 3 else ""
-    reason = f"{num_lines} lines at error level that no check knows: {'; '.join(examples)}{more}"
+    lines = "1 line" if num_lines == 1 else f"{num_lines} lines"
+    reason = f"{lines} at error level that no check knows: {'; '.join(examples)}{more}"
     return warn(reason) if errors[0].is_grave else info(reason)
 
 

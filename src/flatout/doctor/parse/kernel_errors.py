@@ -39,6 +39,12 @@ _HARMLESS = re.compile(
     r"Fallback|ignor",
     re.IGNORECASE,
 )
+# Words of a driver that starts.
+_ANNOUNCEMENT = re.compile(
+    r"\bload(?:ing|ed)\b|initiali[sz]|\bregistered\b|\benabled?\b|\bversion\b|\bdetected\b|\bsupport|\bbuild\b|copyright|"
+    r"license|\bstarted\b|\bmounted\b|\bis disabled\b|link (?:is )?up|\bready\b|\bnot (?:found|present|available)\b",
+    re.IGNORECASE,
+)
 # Drivers of what a training needs: GPUs, NICs, disks and file systems.
 _GRAVE = re.compile(
     r"NVRM|\bnvidia|nvlink|nvswitch|amdgpu|\bmlx\d|\bib\d*_|infiniband|\bbnxt|\bice\b|\bi40e|\birdma|\befa\b|\bena\b|"
@@ -67,28 +73,33 @@ class OtherErrors:
     def read(self, line: str) -> None:
         """Read a line that is of no known kind."""
         level = _level(line)
-        if level is not None:
+        text = _BEFORE.sub("", line, count=1).strip()
+        has_words = _WORDS.search(text) is not None
+        is_critical = level is not None and level <= _CRITICAL_LEVEL
+        if level is None:
+            is_error = has_words
+            errors = self._by_words
+        else:
             self._has_levels = True
             is_error = level <= _ERROR_LEVEL
             errors = self._with_level
-        else:
-            is_error = _WORDS.search(line) is not None
-            errors = self._by_words
-        if not is_error:
+        if not text or not is_error or (not is_critical and _is_harmless(text, has_words=has_words)):
             return
-        text = _BEFORE.sub("", line, count=1).strip()
-        is_critical = level is not None and level <= _CRITICAL_LEVEL
-        if not text or (_HARMLESS.search(text) and not is_critical):
-            return
+        is_grave = is_critical or (has_words and _GRAVE.search(text) is not None)
         shape = _NUMBERS.sub("#", text)
         num_before = errors[shape].num_lines if shape in errors else 0
-        is_grave = is_critical or _GRAVE.search(text) is not None
         errors[shape] = OtherError(text=text, num_lines=num_before + 1, is_grave=is_grave)
 
     def in_order(self) -> tuple[OtherError, ...]:
         """Return the errors, the gravest first; lines are judged by words only if the log gives no levels."""
         errors = (self._with_level if self._has_levels else self._by_words).values()
         return tuple(sorted(errors, key=lambda error: not error.is_grave))
+
+
+def _is_harmless(text: str, *, has_words: bool) -> bool:
+    """Whether a healthy kernel writes such a line: some drivers announce themselves at error level."""
+    is_announcement = not has_words and _ANNOUNCEMENT.search(text) is not None
+    return is_announcement or _HARMLESS.search(text) is not None
 
 
 def _level(line: str) -> int | None:
